@@ -1,0 +1,313 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+)
+
+// EnqueueOpts are one job's settings. Nil, like the zero value, means queue "default", priority 5, due now,
+// and the worker's own policies.
+type EnqueueOpts struct {
+	// ID is a ULID of the caller's, which makes the enqueue idempotent: repeating it returns the job there is,
+	// for as long as its row exists. Empty makes a fresh one.
+	ID string
+
+	// Queue defaults to "default".
+	Queue string
+
+	// Priority is 1 to 9, lower is sooner. Zero means 5.
+	Priority int
+
+	// ScheduledAt is when the job is due, by the server's clock. Zero means now. Excludes Delay.
+	ScheduledAt time.Time
+
+	// Delay puts the due time off, by the server's clock. Zero means now.
+	Delay time.Duration
+
+	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's.
+	MaxAttempts int
+
+	// MaxRetries says the same without the first run: MaxRetries 3 is MaxAttempts 4. Zero means unset.
+	MaxRetries int
+
+	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name, which the worker's
+	// process must have registered; one that has not uses its own strategy and says so. Nil means the worker's.
+	Retry RetryStrategy
+
+	// Timeout bounds each run of this job. Zero means the worker's, NoTimeout none.
+	Timeout time.Duration
+
+	// ExpiresAt is when the job is no longer worth a run: it is discarded as expired instead. Zero means never.
+	ExpiresAt time.Time
+
+	// RetryUntil is when to stop trying: a retry that would be due later discards the job, reason time_budget.
+	// Zero means never.
+	RetryUntil time.Time
+
+	// Tags are up to 32 words to find the job by, each up to 128 bytes.
+	Tags []string
+
+	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
+	// "drover:" are refused.
+	Metadata map[string]any
+}
+
+// Receipt tells where an enqueue went.
+type Receipt struct {
+	ID       string
+	Existing bool // the job was there before, under the ID the caller gave
+}
+
+// Enqueue stores one job in a transaction of its own and wakes a supervisor if all sleep. One round trip.
+//
+// After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID.
+// Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotMigrated, ErrReadOnly.
+func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
+	job, err := c.encode("", args, opts)
+	if err != nil {
+		return Receipt{}, err
+	}
+	existing, err := c.store.enqueue(ctx, job)
+	if err != nil {
+		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, err)
+	}
+	return c.enqueued(ctx, job, existing), nil
+}
+
+// EnqueueTx stores one job in the caller's transaction: it exists if and when that commits. A pgx.Tx is a Tx,
+// SQLTx adapts a *sql.Tx. Errors as Enqueue; after one the transaction can only be rolled back.
+func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
+	job, err := c.encode("", args, opts)
+	if err != nil {
+		return Receipt{}, err
+	}
+	existing, err := c.store.enqueueTx(ctx, tx, job)
+	if err != nil {
+		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, err)
+	}
+	return c.enqueued(ctx, job, existing), nil
+}
+
+// Batch is one job of an EnqueueMany.
+type Batch struct {
+	Args Args
+	Opts *EnqueueOpts
+}
+
+// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order.
+// Jobs that set no more than a queue and a priority go by COPY. Errors as Enqueue, every bad job named.
+func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, error) {
+	jobs, err := c.encodeAll(batch)
+	if err != nil || len(jobs) == 0 {
+		return nil, err
+	}
+	existing, err := c.store.enqueueMany(ctx, jobs)
+	if err != nil {
+		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), err)
+	}
+	return c.enqueuedAll(ctx, jobs, existing), nil
+}
+
+// EnqueueManyTx is EnqueueMany in the caller's transaction.
+func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, batch []Batch) ([]Receipt, error) {
+	jobs, err := c.encodeAll(batch)
+	if err != nil || len(jobs) == 0 {
+		return nil, err
+	}
+	existing, err := c.store.enqueueManyTx(ctx, tx, jobs)
+	if err != nil {
+		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), err)
+	}
+	return c.enqueuedAll(ctx, jobs, existing), nil
+}
+
+// newJob is a validated job on its way into the table. Its JSON is what drover_enqueue_many takes.
+type newJob struct {
+	ID          string          `json:"id"`
+	Kind        string          `json:"kind"`
+	Args        json.RawMessage `json:"args"`
+	Queue       string          `json:"queue"`
+	Priority    int             `json:"priority"`
+	ScheduledAt *time.Time      `json:"scheduled_at,omitempty"`
+	Delay       string          `json:"delay,omitempty"`
+	MaxAttempts *int            `json:"max_attempts,omitempty"`
+	Retry       json.RawMessage `json:"retry,omitempty"`
+	Timeout     string          `json:"timeout,omitempty"`
+	ExpiresAt   *time.Time      `json:"expires_at,omitempty"`
+	RetryUntil  *time.Time      `json:"retry_until,omitempty"`
+	Tags        []string        `json:"tags,omitempty"`
+	Metadata    json.RawMessage `json:"metadata,omitempty"`
+
+	plain bool // no more than an id of ours, queue, priority, kind and args
+}
+
+func (c *Client) encodeAll(batch []Batch) ([]*newJob, error) {
+	var bad problems
+	jobs := make([]*newJob, 0, len(batch))
+	for i, b := range batch {
+		job, err := c.encode(fmt.Sprintf("Batch[%d].", i), b.Args, b.Opts)
+		bad.join(err)
+		jobs = append(jobs, job)
+	}
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	return jobs, nil
+}
+
+// encode validates one job. Every field of its errors begins with prefix.
+func (c *Client) encode(prefix string, args Args, opts *EnqueueOpts) (*newJob, error) {
+	var bad problems
+	if opts == nil {
+		opts = &EnqueueOpts{}
+	}
+	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags}
+	c.encodeArgs(&bad, prefix, job, args)
+	job.encodeOptions(&bad, prefix, opts)
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	job.plain = opts.ID == "" && job.ScheduledAt == nil && job.Delay == "" && job.MaxAttempts == nil && job.Retry == nil &&
+		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.Metadata == nil
+	return job, nil
+}
+
+func (c *Client) encodeArgs(bad *problems, prefix string, job *newJob, args Args) {
+	kind, err := kindOf(args)
+	if err != nil {
+		bad.add(prefix+"args", "%v", err)
+		return
+	}
+	job.Kind = kind
+	bad.join(checkName(prefix+"kind", kind))
+	if len(c.kinds) > 0 && !c.kinds[kind] {
+		bad.add(prefix+"kind", "%q is not among Config.Kinds", kind)
+	}
+	job.Args, err = encodeJSON(prefix+"args", args, c.cfg.MaxArgsBytes)
+	bad.join(err)
+}
+
+func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts) {
+	if job.Queue == "" {
+		job.Queue = "default"
+	}
+	bad.join(checkName(prefix+"Queue", job.Queue))
+	switch {
+	case job.Priority == 0:
+		job.Priority = 5
+	case job.Priority < 1 || job.Priority > 9:
+		bad.add(prefix+"Priority", "%d is not 1 to 9", job.Priority)
+	}
+	if job.ID == "" {
+		job.ID = ulid.Make().String()
+	} else if parsed, err := ulid.ParseStrict(job.ID); err != nil {
+		bad.add(prefix+"ID", "%q is not a ULID: %v", job.ID, err)
+	} else {
+		job.ID = parsed.String() // in capitals, as it is compared
+	}
+	if !opts.ScheduledAt.IsZero() {
+		job.ScheduledAt = instant(bad, prefix+"ScheduledAt", opts.ScheduledAt)
+		if opts.Delay != 0 {
+			bad.add(prefix+"Delay", "contradicts ScheduledAt")
+		}
+	}
+	bad.nonNegative(prefix+"Delay", opts.Delay)
+	if opts.Delay > 0 {
+		job.Delay = interval(opts.Delay)
+	}
+	if n := bad.attempts(prefix, opts.MaxAttempts, opts.MaxRetries); n > 0 {
+		job.MaxAttempts = &n
+	}
+	if opts.Retry != nil {
+		if err := opts.Retry.validate(); err != nil {
+			bad.at(prefix+"Retry", err)
+		} else if job.Retry, err = encodeStrategy(opts.Retry); err != nil {
+			bad.at(prefix+"Retry", err)
+		}
+	}
+	bad.nonNegative(prefix+"Timeout", opts.Timeout)
+	if opts.Timeout > 0 {
+		job.Timeout = interval(max(min(opts.Timeout, maxTimeout), time.Millisecond))
+	}
+	if !opts.ExpiresAt.IsZero() {
+		job.ExpiresAt = instant(bad, prefix+"ExpiresAt", opts.ExpiresAt)
+	}
+	if !opts.RetryUntil.IsZero() {
+		job.RetryUntil = instant(bad, prefix+"RetryUntil", opts.RetryUntil)
+	}
+	if len(opts.Tags) > 32 {
+		bad.add(prefix+"Tags", "%d tags, at most 32", len(opts.Tags))
+	}
+	for _, tag := range opts.Tags {
+		bad.join(checkText(prefix+"Tags", tag, 128))
+	}
+	job.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
+}
+
+func (job *newJob) encodeMetadata(bad *problems, field string, metadata map[string]any) {
+	if metadata == nil {
+		return
+	}
+	for key := range metadata {
+		if len(key) >= 7 && key[:7] == "drover:" {
+			bad.add(field, "key %q: keys that begin with drover: are drover's own", key)
+		}
+	}
+	raw, err := encodeJSON(field, metadata, 64<<10)
+	bad.join(err)
+	job.Metadata = raw
+}
+
+// maxTimeout stands in the table for NoTimeout: a hundred years.
+const maxTimeout = 100 * 365 * 24 * time.Hour
+
+// instant refuses times that Postgres or JSON cannot hold.
+func instant(bad *problems, field string, t time.Time) *time.Time {
+	if y := t.Year(); y < 1 || y > 9999 {
+		bad.add(field, "year %d is not 1 to 9999", y)
+	}
+	t = t.UTC()
+	return &t
+}
+
+// interval is d as Postgres reads it, rounded up to its microsecond.
+func interval(d time.Duration) string {
+	us := d / time.Microsecond
+	if d%time.Microsecond > 0 && us < math.MaxInt64 {
+		us++
+	}
+	return fmt.Sprintf("%d microseconds", us)
+}
+
+// kindOf asks for the kind; a nil pointer and a panicking Kind method are errors.
+func kindOf(args Args) (kind string, err error) {
+	if args == nil {
+		return "", fmt.Errorf("is nil")
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("its Kind method panics: %v", r)
+		}
+	}()
+	return args.Kind(), nil
+}
+
+func (c *Client) enqueued(ctx context.Context, job *newJob, existing bool) Receipt {
+	if !existing {
+		c.emit(ctx, enqueuedEvent(job))
+	}
+	return Receipt{ID: job.ID, Existing: existing}
+}
+
+func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]bool) []Receipt {
+	receipts := make([]Receipt, len(jobs))
+	for i, job := range jobs {
+		receipts[i] = c.enqueued(ctx, job, existing[job.ID])
+	}
+	return receipts
+}

@@ -1,0 +1,62 @@
+package drover
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrInvalid is matched by every *InvalidError: a setting, option or argument was refused before
+	// anything was written.
+	ErrInvalid = errors.New("drover: invalid")
+
+	// ErrLeaseLost reports that the job belongs to someone else by now; the outcome was not recorded. It is
+	// also the cause of the handler's context when its supervisor lost the lease.
+	ErrLeaseLost = errors.New("drover: lease lost")
+
+	// ErrIDConflict reports an enqueue whose ID exists with another kind, queue or args.
+	ErrIDConflict = errors.New("drover: a different job has this id")
+
+	// ErrNotFound reports a job id that no row has.
+	ErrNotFound = errors.New("drover: no such job")
+
+	// ErrNotMigrated reports a database without drover's tables or with an older version of them.
+	ErrNotMigrated = errors.New("drover: the database is not migrated; run: " +
+		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up (or: drover migrate up)`)
+
+	// ErrServerTooOld reports a server older than PostgreSQL 15.
+	ErrServerTooOld = errors.New("drover: PostgreSQL 15 or newer is needed")
+
+	// ErrReadOnly reports a server that accepts no writes, such as a standby.
+	ErrReadOnly = errors.New("drover: the server is read-only")
+
+	// ErrNotCommitted is the failure of a run whose handler returned nil after CompleteTx or SettleTx without
+	// committing that transaction.
+	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")
+
+	// ErrCancelled is the cause of a handler's context when its job was cancelled.
+	ErrCancelled = errors.New("drover: job cancelled")
+
+	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.
+	ErrShutdown = errors.New("drover: supervisor is stopping")
+
+	// ErrState reports a verb that does not apply to the job's state, such as a redrive of a running job.
+	ErrState = errors.New("drover: not in a state for this")
+)
+
+// InvalidError says which setting or argument was refused, and why. Several are joined with errors.Join, so
+// that every mistake is told at once.
+type InvalidError struct {
+	Field  string // as the caller wrote it: "Queues[0].Concurrency", "args"
+	Reason string
+	Err    error // what lies beneath, such as the error of json.Marshal; may be nil
+}
+
+// Error implements error.
+func (e *InvalidError) Error() string { return fmt.Sprintf("drover: %s: %s", e.Field, e.Reason) }
+
+// Is makes every InvalidError match ErrInvalid.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// Unwrap returns what lies beneath.
+func (e *InvalidError) Unwrap() error { return e.Err }

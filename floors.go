@@ -1,0 +1,118 @@
+package drover
+
+import (
+	"sync"
+	"time"
+)
+
+// floors bound where a claim looks. Dead entries pile up at the left edge of jobs_claim_idx while any session
+// holds an old snapshot; per lane a supervisor looks only beyond its floor, the last key it has seen to the end.
+//
+// A floor leaves behind what commits late. Three near sweeps look again at the last 200 ms, 2 s and 20 s before
+// it: a claim with lowered floors. What is later still, the full sweep finds, and lowers the floor to it.
+type floors struct {
+	mu      sync.Mutex
+	lanes   map[laneKey]floor
+	windows [3]window
+}
+
+type laneKey struct {
+	queue string
+	lane  int16
+}
+
+// floor is a key of the index; the zero value stands before all.
+type floor struct {
+	at time.Time
+	id string
+}
+
+func (f floor) before(other floor) bool {
+	return f.at.Before(other.at) || f.at.Equal(other.at) && f.id < other.id
+}
+
+// window is one near sweep.
+type window struct {
+	width time.Duration
+	next  time.Time
+}
+
+func newFloors() *floors {
+	return &floors{lanes: map[laneKey]floor{}, windows: [3]window{
+		{width: 200 * time.Millisecond}, {width: 2 * time.Second}, {width: 20 * time.Second},
+	}}
+}
+
+// settleTime is how far behind the server's clock a floor stays where a lane was read to its end.
+const settleTime = time.Second
+
+// reset forgets all: kinds, queues or the supervisor's identity changed, or a claim's outcome is unknown.
+func (f *floors) reset() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.lanes)
+}
+
+// get is the lane's floor.
+func (f *floors) get(key laneKey) floor {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lanes[key]
+}
+
+// due is the widest near sweep whose time has come, 0 for none.
+func (f *floors) due(now time.Time) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := len(f.windows) - 1; i >= 0; i-- {
+		if !now.Before(f.windows[i].next) {
+			return f.windows[i].width
+		}
+	}
+	return 0
+}
+
+// swept notes that a sweep of the given width took a time: narrower ones are done with it. Each comes again after
+// nine times its cost, so that all take at most a tenth of the time, and not before a twentieth of its width.
+func (f *floors) swept(width, cost time.Duration, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.windows {
+		if w := &f.windows[i]; w.width <= width {
+			w.next = now.Add(max(9*cost, w.width/20))
+		}
+	}
+}
+
+// advance notes what a claim saw of a lane. last is the last key claimed in it, zero if none. A lane that was read
+// to its end has its floor at the last key or settleTime before the claim; one that was not, at the last key, also
+// where that is behind the floor: a near sweep that found more than it could take goes on from there.
+func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.lanes[key]
+	if at.Before(old.at) {
+		old = floor{} // the server's clock went back
+	}
+	next := old
+	switch {
+	case toEnd:
+		for _, candidate := range []floor{last, {at: at.Add(-settleTime)}} {
+			if next.before(candidate) {
+				next = candidate
+			}
+		}
+	case !last.at.IsZero():
+		next = last
+	}
+	f.lanes[key] = next
+}
+
+// lower puts a floor back before a key that a full sweep found.
+func (f *floors) lower(key laneKey, at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if found := (floor{at: at.Add(-time.Microsecond)}); found.before(f.lanes[key]) {
+		f.lanes[key] = found
+	}
+}

@@ -1,0 +1,22 @@
+//go:build !unix
+
+package pgdev
+
+import (
+	"context"
+	"errors"
+)
+
+var errNotUnix = errors.New("clusters are made on Unix only")
+
+// cluster has a body on Unix only.
+type cluster struct{}
+
+func newCluster(context.Context, Options, string, func(dir string) (string, error)) (*cluster, error) {
+	return nil, errNotUnix
+}
+
+func (*cluster) url() string                   { return "" }
+func (*cluster) close() error                  { return errNotUnix }
+func (*cluster) kill() error                   { return errNotUnix }
+func (*cluster) restart(context.Context) error { return errNotUnix }

@@ -1,0 +1,470 @@
+//go:build unix
+
+package pgdev
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// cluster is a data directory and the postmaster on it. Everything it has lies in dir, which its keeper
+// removes.
+type cluster struct {
+	dir      string
+	bin      string
+	password string
+	port     int
+	settings map[string]string
+	cred     *syscall.Credential // nil unless this process is root
+	keeper   *keeper
+
+	mu     sync.Mutex
+	server *process // nil before the first start
+	killed bool     // the last postmaster ended without cleaning up after itself
+}
+
+// newCluster makes a cluster and starts it. The binaries are in bin, or where unpack puts them when it is
+// given the cluster's directory.
+func newCluster(ctx context.Context, o Options, bin string, unpack func(dir string) (string, error)) (*cluster, error) {
+	cred, err := serverUser()
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{bin: bin, password: rand.Text(), settings: o.Settings, cred: cred}
+	if c.keeper, err = startKeeper(cred); err != nil {
+		return nil, err
+	}
+	c.dir = c.keeper.dir
+	if err := c.create(ctx, o, unpack); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+func (c *cluster) create(ctx context.Context, o Options, unpack func(dir string) (string, error)) error {
+	if unpack != nil {
+		bin, err := unpack(c.dir)
+		if err != nil {
+			return err
+		}
+		c.bin = bin
+	}
+	if err := c.initdb(ctx); err != nil {
+		return err
+	}
+	if err := c.startOnFreePort(ctx, o.port); err != nil {
+		return err
+	}
+	return c.createDatabase(ctx)
+}
+
+// initdb asks TCP clients for a password: with trust, every user of this machine could run commands as the
+// server's user through the superuser. The socket needs none, its directory is closed to others.
+func (c *cluster) initdb(ctx context.Context) error {
+	if err := os.WriteFile(c.path("password"), []byte(c.password), 0o600); err != nil {
+		return err
+	}
+	if c.cred != nil {
+		if err := os.Chown(c.path("password"), int(c.cred.Uid), int(c.cred.Gid)); err != nil {
+			return err
+		}
+	}
+	p, err := c.spawn("initdb", "--pgdata="+c.path("data"), "--username=drover", "--pwfile="+c.path("password"),
+		"--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync")
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		p.signal(syscall.SIGKILL)
+		<-p.done
+		return fmt.Errorf("initdb: %w", ctx.Err())
+	}
+	if p.err != nil {
+		return fmt.Errorf("initdb: %w\n%s", p.err, c.logTail())
+	}
+	return nil
+}
+
+// startOnFreePort chooses again when somebody else took the port between the choice and the bind.
+func (c *cluster) startOnFreePort(ctx context.Context, choose func() (int, error)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var err error
+	for range 10 {
+		if c.port, err = choose(); err != nil {
+			return err
+		}
+		if err = c.start(ctx); !errors.Is(err, errPortTaken) {
+			return err
+		}
+	}
+	return err
+}
+
+var (
+	errPortTaken = errors.New("the port is taken")
+	errStillUsed = errors.New("the killed server's processes are not gone yet")
+)
+
+// start returns once the server accepts connections. The caller holds mu.
+func (c *cluster) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := os.Truncate(c.path("log"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	args := append(flags(c.settings), "-D", c.path("data"), "-p", strconv.Itoa(c.port),
+		"-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="+c.socketDir())
+	p, err := c.spawn("postgres", args...)
+	if err != nil {
+		return err
+	}
+	c.server = p
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !c.ready(p) {
+		select {
+		case <-p.done:
+			return c.startFailure(p)
+		case <-ctx.Done():
+			err := fmt.Errorf("postgres did not become ready: %w\n%s", ctx.Err(), c.logTail())
+			c.stop(syscall.SIGQUIT)
+			return err
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// socketDir is empty, for no socket, where the path would be longer than what a socket's address holds.
+func (c *cluster) socketDir() string {
+	if len(c.dir) > 80 {
+		return ""
+	}
+	return c.dir
+}
+
+// ready reads what the postmaster says of itself: a connection might meet somebody else's server.
+func (c *cluster) ready(p *process) bool {
+	pidFile, err := os.ReadFile(c.path("data", "postmaster.pid"))
+	lines := strings.Split(string(pidFile), "\n")
+	return err == nil && len(lines) > 7 &&
+		lines[0] == strconv.Itoa(p.pid) && strings.TrimSpace(lines[7]) == "ready"
+}
+
+func (c *cluster) startFailure(p *process) error {
+	tail := c.logTail()
+	err := errors.Join(errors.New("postgres ended while starting"), p.err)
+	switch {
+	case strings.Contains(tail, "could not create any TCP/IP sockets"):
+		err = errPortTaken
+	case strings.Contains(tail, "still in use"):
+		err = errStillUsed
+	}
+	return fmt.Errorf("%w\n%s", err, tail)
+}
+
+func (c *cluster) createDatabase(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, c.urlOf("postgres"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is lost with this connection
+	_, err = conn.Exec(ctx, `create database drover`)
+	return err
+}
+
+// kill leaves the server as a crash does.
+func (c *cluster) kill() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stop(syscall.SIGKILL)
+	return nil
+}
+
+// restart waits for the processes of a killed server: they end when they notice that their postmaster is
+// gone, and until then a new one does not start.
+func (c *cluster) restart(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.keeper == nil {
+		return fmt.Errorf("drover: restart: %w", os.ErrClosed)
+	}
+	c.stop(syscall.SIGINT)
+	if err := c.startAgain(ctx); err != nil {
+		return fmt.Errorf("drover: restart: %w", err)
+	}
+	return nil
+}
+
+func (c *cluster) startAgain(ctx context.Context) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := c.start(ctx)
+		if !errors.Is(err, errStillUsed) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// close stops the server and has the keeper remove the directory. After a kill it first starts the server
+// once more, because only a new postmaster removes the shared memory of a killed one.
+func (c *cluster) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stop(syscall.SIGINT)
+	if c.killed {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		_ = c.startAgain(ctx) // at worst a few kilobytes stay until the next boot
+		c.stop(syscall.SIGINT)
+	}
+	err := c.keeper.close()
+	c.keeper = nil
+	return err
+}
+
+// stop ends the server with sig, then with what is stronger if it takes too long: SIGINT is a fast shutdown,
+// SIGQUIT an immediate one. The caller holds mu.
+func (c *cluster) stop(sig syscall.Signal) {
+	p := c.server
+	if p == nil {
+		return
+	}
+	signals := []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL}
+	for _, sig := range signals[slices.Index(signals, sig):] {
+		p.signal(sig)
+		select {
+		case <-p.done:
+		case <-time.After(10 * time.Second):
+		}
+	}
+	var exit *exec.ExitError
+	c.killed = !p.ended() || errors.As(p.err, &exit) && exit.ExitCode() == -1 // by a signal it cannot handle
+	c.server = nil
+}
+
+func (c *cluster) url() string { return c.urlOf("drover") }
+
+func (c *cluster) urlOf(database string) string {
+	u := url.URL{
+		Scheme: "postgres", User: url.UserPassword("drover", c.password),
+		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)), Path: database, RawQuery: "sslmode=disable",
+	}
+	return u.String()
+}
+
+func (c *cluster) path(elem ...string) string {
+	return filepath.Join(append([]string{c.dir}, elem...)...)
+}
+
+// logTail returns the last lines of what initdb and the server wrote.
+func (c *cluster) logTail() string {
+	text, err := os.ReadFile(c.path("log"))
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+// serverUser is whom a server runs as: Postgres refuses to run as root.
+func serverUser() (*syscall.Credential, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err := strconv.ParseUint(u.Uid, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		gid, err := strconv.ParseUint(u.Gid, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+	}
+	return nil, errors.New("this is root, as whom Postgres does not run, and there is no user postgres or nobody")
+}
+
+// process is a child that the keeper knows about.
+type process struct {
+	pid  int
+	done chan struct{} // closed once the process is gone
+	err  error         // how it ended; set before done is closed
+}
+
+// spawn starts one of the binaries in a session of its own, so that Ctrl-C reaches the program alone, which
+// may drain before its database goes. The shell tells the keeper its process id, lets go of the keeper's pipe
+// and becomes the program: the keeper never meets the end of the pipe while a child is unknown to it.
+func (c *cluster) spawn(program string, args ...string) (*process, error) {
+	const script = `echo $$ >&3; exec 3>&-; exec "$@"`
+	log, err := os.OpenFile(c.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh", filepath.Join(c.bin, program)}, args...)...)
+	cmd.Dir, cmd.Env = c.dir, serverEnv()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{c.keeper.pipe}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: c.cred}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting a shell in %s as %+v: %w", c.dir, c.cred, err)
+	}
+	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
+	keeper := c.keeper
+	go func() { // ends with the process, which close and start end
+		defer close(p.done)
+		p.err = cmd.Wait()
+		keeper.forget()
+	}()
+	return p, nil
+}
+
+// signal reaches the process alone: a postmaster passes on what its children are to know.
+func (p *process) signal(sig syscall.Signal) {
+	if !p.ended() {
+		_ = syscall.Kill(p.pid, sig) // it may have ended by now
+	}
+}
+
+func (p *process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// serverEnv leaves out what would change the server's behaviour or the language of its messages.
+func serverEnv() []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
+	})
+	return append(env, "LC_ALL=C")
+}
+
+// keeper is a shell that makes a directory and, when the program has closed the pipe or died in whatever way,
+// ends the process of the last id it was told and removes the directory.
+type keeper struct {
+	dir  string
+	pipe *os.File // held by this process alone; the other end is the shell's standard input
+	cmd  *exec.Cmd
+}
+
+// keeperScript ignores the signals that a terminal or a supervisor sends to all processes at once. SIGQUIT is
+// Postgres' immediate shutdown; a postmaster that got SIGKILL would leave shared memory behind, so it comes
+// ten seconds later, to the process group.
+const keeperScript = `
+trap '' HUP INT TERM
+umask 077
+mkdir "$1" || exit
+[ -z "$2" ] || chown "$2" "$1" || exit
+echo made
+exec >/dev/null 2>&1
+pid=
+while read -r line; do pid=$line; done
+if [ -n "$pid" ]; then
+	kill -QUIT "$pid"
+	n=0
+	while [ $n -lt 100 ] && kill -0 "$pid"; do sleep 0.1; n=$((n + 1)); done
+	kill -KILL "-$pid"
+fi
+n=0
+while [ $n -lt 50 ] && ! rm -rf "$1"; do sleep 0.1; n=$((n + 1)); done
+`
+
+func startKeeper(cred *syscall.Credential) (*keeper, error) {
+	dir := filepath.Join(tempDir(cred), "drover-pg-"+strings.ToLower(rand.Text()[:10]))
+	in, pipe, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	out, outOfShell, err := os.Pipe()
+	if err != nil {
+		pipe.Close()
+		return nil, err
+	}
+	defer out.Close()
+	owner := ""
+	if cred != nil {
+		owner = fmt.Sprintf("%d:%d", cred.Uid, cred.Gid)
+	}
+	cmd := exec.Command("/bin/sh", "-c", keeperScript, "drover-pg-keeper", dir, owner)
+	cmd.Dir = "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, outOfShell, outOfShell
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	outOfShell.Close()
+	if err != nil {
+		pipe.Close()
+		return nil, err
+	}
+	answer, err := io.ReadAll(out)
+	if text := strings.TrimSpace(string(answer)); err != nil || text != "made" {
+		pipe.Close()
+		return nil, errors.Join(fmt.Errorf("making %s: %s", dir, text), err, cmd.Wait())
+	}
+	return &keeper{dir: dir, pipe: pipe, cmd: cmd}, nil
+}
+
+// tempDir is os.TempDir unless that is private to root, whose server runs as somebody else.
+func tempDir(cred *syscall.Credential) string {
+	dir := os.TempDir()
+	for up := dir; cred != nil; up = filepath.Dir(up) {
+		info, err := os.Stat(up)
+		if err != nil || info.Mode().Perm()&0o001 == 0 {
+			return "/tmp"
+		}
+		if up == filepath.Dir(up) {
+			break
+		}
+	}
+	return dir
+}
+
+// forget tells that the process is gone, before its id becomes somebody else's.
+func (k *keeper) forget() { _, _ = k.pipe.WriteString("\n") }
+
+func (k *keeper) close() error {
+	k.pipe.Close()
+	if err := k.cmd.Wait(); err != nil {
+		return fmt.Errorf("drover: removing %s: %w", k.dir, err)
+	}
+	return nil
+}

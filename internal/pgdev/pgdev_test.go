@@ -1,0 +1,214 @@
+package pgdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TestMain is also the body of the programs that tests start and kill, and looks for goroutines left behind.
+func TestMain(m *testing.M) {
+	if story := os.Getenv("PGDEV_TEST_PROGRAM"); story != "" {
+		program(story)
+		return
+	}
+	code := m.Run()
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	for _, stack := range strings.Split(string(stacks), "\n\n") {
+		if strings.Contains(stack, "internal/pgdev.") && !strings.Contains(stack, "TestMain") {
+			fmt.Fprintf(os.Stderr, "a goroutine is left:\n%s\n", stack)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func TestDatabaseURLIsUsedAsItIs(t *testing.T) {
+	t.Parallel()
+	there := start(t, Options{Ways: []Way{Local}})
+	s := start(t, Options{getenv: env("DATABASE_URL", there.URL())})
+
+	if s.URL() != there.URL() || s.Owned() {
+		t.Errorf("URL = %s, Owned = %t; want %s, not owned", s.URL(), s.Owned(), there.URL())
+	}
+	if !strings.HasPrefix(s.Source(), "DATABASE_URL 1") || strings.Contains(s.Source(), there.cluster.password) {
+		t.Errorf("Source = %q, want DATABASE_URL and the version, without a password", s.Source())
+	}
+	if err := errors.Join(s.Kill(), s.Restart(t.Context())); !errors.Is(err, ErrNotCluster) {
+		t.Errorf("Kill and Restart = %v, want ErrNotCluster", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	query[int](t, there, `select 1`) // Close left it alone
+}
+
+// A program that was told to use one database must not write into another.
+func TestDatabaseURLThatDoesNotAnswerIsAnError(t *testing.T) {
+	t.Parallel()
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "postgres://u:secret@127.0.0.1:" + strconv.Itoa(port) + "/db"
+	s, err := Start(t.Context(), Options{getenv: env("DATABASE_URL", url)})
+	if err == nil {
+		t.Fatalf("Start = %s, want an error", errors.Join(errors.New(s.Source()), s.Close()))
+	}
+	if !strings.Contains(err.Error(), "drover: DATABASE_URL: is set, but") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("Start = %v, want DATABASE_URL named and no password", err)
+	}
+}
+
+func TestDatabaseURLThatHangsIsAnError(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, err = Start(t.Context(), Options{getenv: env("DATABASE_URL", "postgres://"+l.Addr().String()+"/db")})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Start = %v, want a deadline of its own", err)
+	}
+}
+
+func TestLogIsOneLineThatTellsWhatWasTakenAndWhatNot(t *testing.T) {
+	t.Parallel()
+	var lines []string
+	s := start(t, Options{
+		Ways:   []Way{FromEnv, Local},
+		getenv: env("", ""),
+		Log:    func(line string) { lines = append(lines, line) },
+	})
+	want := "postgres: " + s.Source() + "; passed over DATABASE_URL: not set"
+	if len(lines) != 1 || lines[0] != want {
+		t.Errorf("Log got %q, want only %q", lines, want)
+	}
+}
+
+func TestErrorTellsWhyEachOfTheFourWaysFailed(t *testing.T) {
+	t.Parallel()
+	repository := httptest.NewServer(http.NotFoundHandler())
+	defer repository.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := Start(ctx, Options{
+		getenv:   env("", ""),
+		BinDir:   t.TempDir(),
+		Image:    "127.0.0.1:1/nobody/serves:this",
+		BaseURL:  repository.URL,
+		CacheDir: t.TempDir(),
+	})
+	if err == nil {
+		t.Fatal("Start found a server, want an error")
+	}
+	for _, want := range []string{
+		"drover: found no Postgres and could not start one",
+		"- DATABASE_URL: not set",
+		"- local binaries: no postgres and initdb that run in ",
+		"- docker: ",
+		"- download: http://127.0.0.1:",
+		"404 Not Found",
+		"To get one: ", "set DATABASE_URL", "apt install postgresql", "brew install postgresql@17", "start Docker",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error lacks %q:\n%v", want, err)
+		}
+	}
+}
+
+func TestStartStopsTryingWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Start(ctx, Options{Ways: []Way{Local, Download}, BaseURL: "http://127.0.0.1:1", CacheDir: t.TempDir()})
+	if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "download") {
+		t.Errorf("Start = %v, want the end of the context before the next way", err)
+	}
+}
+
+func TestSettingsThatLoseCommitsOrMoveTheServerAreRefused(t *testing.T) {
+	t.Parallel()
+	_, err := Start(t.Context(), Options{Settings: map[string]string{
+		"fsync": "off", "Full_Page_Writes": "off", "synchronous_commit": "local", "port": "5432", "work_mem": "1MB",
+	}})
+	for _, name := range []string{"fsync", "full_page_writes", "synchronous_commit", "port"} {
+		if err == nil || !strings.Contains(err.Error(), strconv.Quote(name)) {
+			t.Errorf("Start = %v, want %s refused", err, name)
+		}
+	}
+	if strings.Contains(err.Error(), "work_mem") {
+		t.Errorf("Start = %v, refuses work_mem, too", err)
+	}
+}
+
+// start starts a server that is closed, and was removed entirely, when t ends.
+func start(t *testing.T, o Options) *Server {
+	t.Helper()
+	s, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.cluster != nil {
+		left := whatIsThere(t, s)
+		t.Cleanup(func() { left.mustBeGone(t) })
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func env(name, value string) func(string) string {
+	return func(asked string) string {
+		if asked == name {
+			return value
+		}
+		return ""
+	}
+}
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+func query[T any](t *testing.T, s *Server, sql string) T {
+	t.Helper()
+	rows, err := connect(t, s.URL()).Query(t.Context(), sql)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func run(t *testing.T, s *Server, sql string) {
+	t.Helper()
+	if _, err := connect(t, s.URL()).Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}

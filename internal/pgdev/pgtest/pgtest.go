@@ -1,0 +1,140 @@
+// Package pgtest gives tests a Postgres: one cluster for the test binary, one schema for the test.
+package pgtest
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev"
+)
+
+//nolint:gochecknoglobals // a test binary has one cluster, and tests share nothing but package variables
+var shared server
+
+// server starts on first use.
+type server struct {
+	once sync.Once
+	s    *pgdev.Server
+	err  error
+}
+
+// Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
+// nothing behind either, but does not wait for the cluster's end.
+func Main(m *testing.M) {
+	code := m.Run()
+	if err := shared.close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// URL returns the connection string of the test binary's Postgres: DATABASE_URL if it is set, else of a
+// cluster that is started on the first call. It fails t if there is none.
+func URL(t testing.TB) string {
+	t.Helper()
+	s, err := shared.start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.URL()
+}
+
+// NewPool returns a pool of at most 20 connections on an empty schema of t's own, which is their whole
+// search_path. Each edit may change the pool's settings before it opens. Pool and schema are gone when t ends;
+// a connection that t has not given back by then fails it.
+func NewPool(t testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := "t_" + strings.ToLower(rand.Text()[:12])
+	config.MaxConns = 20
+	config.ConnConfig.RuntimeParams["search_path"] = schema
+	for _, change := range edit {
+		change(config)
+	}
+	admin(t, `create schema `+schema)
+	t.Cleanup(func() { dropSchema(t, schema) })
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closePool(t, pool) })
+	return pool
+}
+
+// Schema returns the name of the schema that NewPool made for the pool.
+func Schema(pool *pgxpool.Pool) string {
+	return pool.Config().ConnConfig.RuntimeParams["search_path"]
+}
+
+func (s *server) start() (*pgdev.Server, error) {
+	s.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+		defer cancel()
+		// Tests run in parallel, each with a pool: more connections than the default.
+		settings := map[string]string{"max_connections": "500"}
+		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings})
+	})
+	return s.s, s.err
+}
+
+func (s *server) close() error {
+	s.once.Do(func() {})
+	if s.s == nil {
+		return nil
+	}
+	return s.s.Close()
+}
+
+// dropSchema first ends the sessions that a failed test left with locks in the schema, which would block it.
+func dropSchema(t testing.TB, schema string) {
+	t.Helper()
+	admin(t, `
+select pg_terminate_backend(pid)
+from (select distinct l.pid from pg_locks l join pg_class c on c.oid = l.relation
+    join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = '`+schema+`' and l.database = (select oid from pg_database where datname = current_database())) s`)
+	admin(t, `drop schema `+schema+` cascade`)
+}
+
+// closePool bounds the close, which waits for every connection to be given back.
+func closePool(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Errorf("%d connections of the pool were not given back", pool.Stat().AcquiredConns())
+	}
+}
+
+// admin runs one statement on a connection of its own: an idle pool between tests would look like a leak.
+func admin(t testing.TB, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		t.Errorf("%s: %v", sql, err)
+	}
+}

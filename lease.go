@@ -1,0 +1,367 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/oklog/ulid/v2"
+)
+
+// lease is a supervisor's claim to its jobs under one id: what handlers' contexts hang on.
+type lease struct {
+	id     string
+	epoch  atomic.Int64    // raised by the engine alone
+	ctx    context.Context //nolint:containedctx // the parent of handlers' contexts
+	cancel context.CancelCauseFunc
+	ended  atomic.Bool // lost, or not kept up
+}
+
+func newLease(base context.Context, id string, epoch int64) *lease {
+	l := &lease{id: id}
+	l.epoch.Store(epoch)
+	l.ctx, l.cancel = context.WithCancelCause(base)
+	return l
+}
+
+// lose cancels the handlers before others may take their jobs.
+func (l *lease) lose() {
+	if !l.ended.Swap(true) {
+		l.cancel(ErrLeaseLost)
+	}
+}
+
+// control keeps a supervisor's lease, and watches over those of others. One goroutine owns it.
+type control struct {
+	sup      *Supervisor
+	base     context.Context //nolint:containedctx // the values handlers see
+	link     link
+	beaten   time.Time // when the last successful beat was sent
+	beats    int       // successful ones
+	peers    map[string]observation
+	sweeps   int64     // the last sweep's turn
+	sweepAt  time.Time // not before
+	searched map[string]int
+}
+
+// observation is what a peer looked like when it last changed.
+type observation struct {
+	epoch int
+	beat  int64
+	since time.Time
+	beats int // of ours, then
+}
+
+func newControl(s *Supervisor, base context.Context) *control {
+	return &control{sup: s, base: base, link: link{store: s.client.store}, peers: map[string]observation{}, searched: map[string]int{}}
+}
+
+// register takes a fresh id.
+func (c *control) register(ctx context.Context) error {
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	id, sent := ulid.Make().String(), c.sup.now()
+	if err := c.sup.client.store.register(ctx, conn, c.sup.registration(id, c.sup.queueStates())); err != nil {
+		return err
+	}
+	c.beaten = sent
+	c.sup.lease.Store(newLease(c.base, id, 1))
+	c.sup.engine.floors.reset()
+	return nil
+}
+
+// run beats six times a lease, and more often while beats fail.
+func (c *control) run(ctx context.Context) {
+	defer c.link.close()
+	period := c.sup.cfg.Lease / 6
+	timer := time.NewTimer(period)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-c.sup.engine.lostLease:
+		}
+		next := period
+		if err := c.beat(ctx); err != nil && ctx.Err() == nil {
+			next = min(period, time.Second)
+			c.sup.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
+		}
+		timer.Reset(next)
+	}
+}
+
+// beat is one round: sign of life, look at the others, rescue, sweep.
+func (c *control) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/6)
+	defer cancel()
+	l := c.sup.lease.Load()
+	sent := c.sup.now()
+	conn, err := c.link.get(ctx)
+	var reply beatReply
+	if err == nil {
+		reply, err = c.sup.client.store.beat(ctx, conn, l.id, int(l.epoch.Load()), c.sup.inFlight.ids(l.id), c.sup.draining.Load())
+	}
+	if err != nil {
+		// Others may take the jobs a lease after the last beat that they saw; handlers are told before that.
+		if c.sup.now().Sub(c.beaten) > c.sup.cfg.Lease*4/5 && !l.ended.Load() {
+			c.sup.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
+			l.lose()
+		}
+		return err
+	}
+	if !reply.alive && c.raced(ctx, conn, l) {
+		return nil // the engine raised the epoch meanwhile: the next beat has it
+	}
+	if !reply.alive {
+		c.sup.log.ErrorContext(ctx, "lease lost, running jobs are cancelled", slog.String("supervisor", l.id))
+		l.lose()
+		return c.register(ctx)
+	}
+	c.beaten = sent
+	c.beats++
+	if l.ended.Load() {
+		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
+		c.sup.lease.Store(newLease(c.base, l.id, l.epoch.Load()))
+	}
+	c.observe(ctx, conn, l, reply)
+	return c.sweep(ctx, conn, l, reply)
+}
+
+// raced reports whether the lease is still ours under a newer epoch that the engine raised.
+func (c *control) raced(ctx context.Context, conn *pgx.Conn, l *lease) bool {
+	epoch, lost := 0, true
+	err := conn.QueryRow(ctx, sqlEpoch, l.id).Scan(&epoch, &lost)
+	return err == nil && !lost
+}
+
+// observe finds supervisors whose beat has not changed for a lease on our clock, while at least three beats of
+// our own got through: no clocks are compared, a stalled database makes nobody look dead, and a supervisor that
+// just started waits a lease before it judges.
+func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) {
+	now := c.sup.now()
+	seen := map[string]bool{}
+	first := l.id
+	for _, x := range reply.peers {
+		seen[x.id] = true
+		if !x.lost && x.id < first {
+			first = x.id
+		}
+		if x.id == l.id {
+			continue
+		}
+		o, known := c.peers[x.id]
+		if !known || o.epoch != x.epoch || o.beat != x.beat {
+			o = observation{epoch: x.epoch, beat: x.beat, since: now, beats: c.beats}
+			c.peers[x.id] = o
+		}
+		silent := now.Sub(o.since) >= time.Duration(x.leaseMS)*time.Millisecond && c.beats-o.beats >= 3
+		if silent && !x.lost {
+			if lost, err := c.sup.client.store.declareLost(ctx, conn, x); err != nil || !lost {
+				continue
+			}
+			x.lost = true
+			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.id))
+		}
+		if x.lost {
+			if err := c.rescue(ctx, conn, x); err != nil && ctx.Err() == nil {
+				c.sup.log.WarnContext(ctx, "rescue failed, will be tried again", slog.String("supervisor", x.id), slog.String("error", err.Error()))
+			}
+		}
+	}
+	for id := range c.peers {
+		if !seen[id] {
+			delete(c.peers, id)
+			delete(c.searched, id)
+		}
+	}
+	c.sup.pruner.Store(first == l.id)
+}
+
+// rescue frees a lost supervisor's jobs. Its row goes once a later look, through all of the index, found none.
+func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
+	queues := slices.Clone(x.queues)
+	for _, q := range c.sup.queueStates() {
+		if !slices.Contains(queues, q.Name) {
+			queues = append(queues, q.Name)
+		}
+	}
+	for {
+		all := c.searched[x.id] > 0
+		held, err := c.sup.client.store.heldBy(ctx, conn, x.id, queues, all)
+		if err != nil {
+			return err
+		}
+		if len(held) == 0 {
+			c.searched[x.id]++
+			if all {
+				return c.sup.client.store.forget(ctx, conn, x.id)
+			}
+			return nil
+		}
+		if freed, err := c.free(ctx, conn, x.id, held); err != nil || freed == 0 {
+			return err // someone holds the rest: the next beat tries again
+		}
+	}
+}
+
+// free ends the runs of a dead supervisor. It reports how many; fewer than given where their owner settled them in
+// the last moment, or someone holds their rows.
+func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held []heldJob) (int, error) {
+	started, freed := startedJobs(held), 0
+	for chunk := range slices.Chunk(held, maxSettle) {
+		outcomes := make([]*outcome, len(chunk))
+		for i := range chunk {
+			outcomes[i] = c.sup.rescued(&chunk[i], owner, started[chunk[i].id])
+		}
+		var p pipeline
+		settled := map[string]bool{}
+		p.begin()
+		p.exec(nil, sqlOnePlan)
+		if err := p.settle(settled, owner, outcomes); err != nil {
+			return freed, err
+		}
+		p.commit()
+		if err := p.send(ctx, conn); err != nil {
+			return freed, err
+		}
+		freed += len(settled)
+		for _, o := range outcomes {
+			if settled[o.run.job.ID] {
+				c.sup.reporter.tell(o.tell(o.event))
+			}
+		}
+	}
+	c.sup.engine.wake()
+	return freed, nil
+}
+
+// startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
+// is impossible: at the last beat every slot of the queue was taken by a job that is running still.
+func startedJobs(held []heldJob) map[string]bool {
+	busy := map[string]int{}
+	for _, j := range held {
+		if j.inFlight {
+			busy[j.queue]++
+		}
+	}
+	started := make(map[string]bool, len(held))
+	for _, j := range held {
+		started[j.id] = j.inFlight || j.slots == 0 || busy[j.queue] < j.slots
+	}
+	return started
+}
+
+// maxCrashes is how many process deaths one job may be in before it is taken for their cause.
+const maxCrashes = 10
+
+var errCrashed = errors.New("drover: the process died while the job ran")
+
+// rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
+// been. A crash counts as a run, but does not exhaust a job: only one with a single run, or with ten crashes, is
+// discarded.
+func (s *Supervisor) rescued(j *heldJob, owner string, started bool) *outcome {
+	r := &run{
+		sup: s, claimSeq: j.claimSeq, owner: owner,
+		job: &Job{
+			ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts,
+			LastDelay: j.lastDelay, Crashes: j.crashes,
+		},
+	}
+	if !started {
+		o := r.handedBack()
+		o.event = eventRescued
+		return o
+	}
+	o := &outcome{run: r, err: errCrashed, class: classCrash, crashed: true}
+	switch {
+	case j.maxAttempts == 1 || j.crashes+1 >= maxCrashes:
+		o.discard(ReasonCrashed)
+	default:
+		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts
+		if o.now = j.crashes == 0; !o.now {
+			o.delay, _ = s.wait(s.strategyOf(j.retry), Failure{
+				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
+			})
+		}
+	}
+	o.entry = r.errorEntry(o)
+	return o
+}
+
+// strategyOf reads a stored strategy; one this process cannot read is replaced by the default, and told of.
+func (s *Supervisor) strategyOf(stored *string) RetryStrategy {
+	if stored == nil {
+		return DefaultRetry()
+	}
+	strategy, err := decodeStrategy([]byte(*stored), s.strategies)
+	if err != nil {
+		s.log.Warn("stored retry strategy not known here, default used", slog.String("retry", *stored), slog.String("error", err.Error()))
+		return DefaultRetry()
+	}
+	return strategy
+}
+
+// sweepEvery is the turn of one supervisor to look behind everybody's floors.
+const sweepEvery = 15
+
+// sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
+// and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
+// jobs whose owner nobody speaks for.
+func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+	var alive []string
+	for _, p := range reply.peers {
+		if !p.lost {
+			alive = append(alive, p.id)
+		}
+	}
+	slices.Sort(alive)
+	turn := int64(reply.clock) / sweepEvery
+	started := c.sup.now()
+	if turn == c.sweeps || alive[turn%int64(len(alive))] != l.id || started.Before(c.sweepAt) {
+		return nil
+	}
+	c.sweeps = turn
+	req := c.sup.engine.allLanes()
+	behind, orphaned, err := c.sup.client.store.sweep(ctx, conn, req)
+	if err != nil {
+		return fmt.Errorf("full sweep: %w", err)
+	}
+	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))
+	for _, found := range behind {
+		c.sup.engine.floors.lower(found.lane, found.at)
+	}
+	if len(behind) > 0 {
+		c.sup.engine.wake()
+	}
+	for _, owner := range orphaned {
+		c.sup.log.WarnContext(ctx, "jobs of an unknown supervisor are rescued", slog.String("supervisor", owner))
+		if err := c.rescue(ctx, conn, peer{id: owner, queues: req.queues}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
+func (c *control) end() {
+	ctx, cancel := context.WithTimeout(c.base, 2*time.Second)
+	defer cancel()
+	link := link{store: c.sup.client.store}
+	defer link.close()
+	conn, err := link.get(ctx)
+	if err == nil {
+		err = c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id)
+	}
+	if err != nil {
+		c.sup.log.WarnContext(ctx, "supervisor could not sign off", slog.String("error", err.Error()))
+	}
+}

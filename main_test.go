@@ -1,0 +1,79 @@
+package drover
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// testDB is a migrated schema of one test's own.
+type testDB struct {
+	*pgxpool.Pool
+	client *Client
+}
+
+func newTestDB(t testing.TB) *testDB { return newTestDBWith(t, Config{}) }
+
+func newTestDBWith(t testing.TB, cfg Config) *testDB {
+	t.Helper()
+	pool := pgtest.NewPool(t)
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	client, err := New(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &testDB{pool, client}
+}
+
+func (db *testDB) exec(t testing.TB, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// value reads one value.
+func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// enqueue stores a job and returns its id.
+func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
+	t.Helper()
+	receipt, err := db.client.Enqueue(t.Context(), args, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receipt.ID
+}
+
+// run starts a supervisor and ends it with the test.
+func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
+	t.Helper()
+	sup, err := db.client.Supervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- sup.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return sup
+}

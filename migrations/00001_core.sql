@@ -1,0 +1,506 @@
+-- drover: the queue's tables, functions and views. Unqualified names: search_path picks the schema.
+--
+--   goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
+--
+-- Locks: creates new objects only; takes no lock on any table that exists.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$
+declare
+	foreign_name text;
+begin
+	if current_setting('server_version_num')::int < 150000 then
+		raise exception 'drover needs PostgreSQL 15 or newer, this server is %', current_setting('server_version');
+	end if;
+	if current_schema() is null then
+		raise exception 'drover: search_path % names no schema that exists', current_setting('search_path');
+	end if;
+	foreach foreign_name in array array['jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'discarded_jobs', 'discarded_summary'] loop
+		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
+			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
+				using hint = 'Give drover a schema of its own: create schema drover, and put search_path=drover into the database URL.';
+		end if;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+create function drover_schema_version() returns int language sql immutable as 'select 1';
+-- +goose StatementEnd
+comment on function drover_schema_version() is 'The version of drover''s schema: what a process asks before it works, whatever tool migrated.';
+
+-- +goose StatementBegin
+create function drover_ulid() returns text language sql volatile as $$
+	-- 48 bits of milliseconds, then 80 random bits (a v4 uuid has 122, of which the 6 fixed ones are left out).
+	with bits as (
+		select lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as ms,
+		       replace(gen_random_uuid()::text, '-', '') as r
+	), number as (
+		select ('x' || ms)::bit(48) || ('x' || left(r, 12))::bit(48) || ('x' || right(r, 8))::bit(32) as b from bits
+	)
+	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',
+		substring(b'00' || b from i * 5 + 1 for 5)::int + 1, 1), '' order by i)
+	from number, generate_series(0, 25) as i
+$$;
+-- +goose StatementEnd
+comment on function drover_ulid() is 'A fresh ULID, for jobs inserted by hand; clients make their own.';
+
+-- +goose StatementBegin
+create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
+	-- The first 5 and the last 15 are kept, and a trace only in the newest: appending without a bound is
+	-- quadratic in WAL.
+	select case when jsonb_array_length(errors) < 20 then errors else errors - 5 end #- '{-1,trace}' || jsonb_build_array(entry)
+$$;
+-- +goose StatementEnd
+comment on function drover_append_error(jsonb, jsonb) is 'The errors array with one more entry, bounded: the first 5 and the last 15 are kept.';
+
+-- +goose StatementBegin
+create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
+	select retry is null or coalesce(
+		jsonb_typeof(retry) = 'object'
+		and retry->>'type' in ('exponential', 'linear', 'constant', 'custom')
+		and pg_column_size(retry) <= 1024
+		and not exists (
+			select from jsonb_each(retry) as f(key, value)
+			where case key
+				when 'type' then false
+				when 'multiplier' then jsonb_typeof(value) <> 'number' or value::numeric < 1
+				when 'base' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
+				when 'step' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
+				when 'delay' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
+				when 'max' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
+				when 'jitter' then value #>> '{}' !~ '^[a-z]+(:[0-9a-zµ.]+)?$'
+				when 'name' then jsonb_typeof(value) <> 'string'
+				else true
+			end), false)
+$$;
+-- +goose StatementEnd
+comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strategy has the public form, e.g. {"type":"exponential","base":"15s","multiplier":2,"max":"1h","jitter":"up:0.25"}.';
+
+-- Fixed-width columns first, then what a claim changes side by side, so that the WAL of a claim holds little more
+-- than those. Fillfactor 30 leaves room on the page for three versions of a row (fresh, running, completed): HOT
+-- claims, and half a vacuum's work saved. Set 45 where completed jobs are deleted at once:
+--   alter table jobs set (fillfactor = 45);
+create table jobs (
+	scheduled_at  timestamptz not null default now(),
+	created_at    timestamptz not null default now(),
+	finalized_at  timestamptz,
+	attempted_at  timestamptz,
+	attempt       int         not null default 0,
+	claim_seq     int         not null default 0,
+	state         text        not null default 'available',
+	claimed_by    text collate "C",
+	max_attempts  int,
+	errors_total  int         not null default 0,
+	priority      smallint    not null default 5,
+	crashes       smallint    not null default 0,
+	redrives      smallint    not null default 0,
+	lane          smallint    not null generated always as
+	              (priority + case when crashes > 1 then 30 when crashes = 1 then 20 when errors_total > 0 then 10 else 0 end) stored,
+	id            text collate "C" primary key default drover_ulid(),
+	queue         text        not null default 'default',
+	kind          text        not null,
+	args          jsonb       not null default '{}',
+	errors        jsonb       not null default '[]',
+	retry         jsonb,
+	timeout_ms    bigint,
+	last_delay_ms bigint,
+	expires_at    timestamptz,
+	retry_until   timestamptz,
+	redriven_at   timestamptz,
+	snoozes       int,
+	uncounted     int,
+	discard_reason text,
+	tags          text[],
+	metadata      jsonb,
+
+	constraint jobs_state check (state in ('available', 'scheduled', 'retryable', 'running', 'parked', 'completed', 'discarded', 'cancelled')),
+	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
+	constraint jobs_final_is_finalized check ((state in ('completed', 'discarded', 'cancelled')) = (finalized_at is not null)),
+	constraint jobs_discard_has_reason check ((state = 'discarded') = (discard_reason is not null)),
+	constraint jobs_discard_reason check (discard_reason in ('attempts_exhausted', 'unrecoverable', 'panic', 'crashed', 'undecodable', 'expired', 'time_budget', 'retry_budget', 'operator')),
+	constraint jobs_scheduled_at check (scheduled_at > '-infinity'),
+	constraint jobs_parked_waits check (state <> 'parked' or scheduled_at = 'infinity'),
+	constraint jobs_priority check (priority between 1 and 9),
+	constraint jobs_counts check (attempt >= 0 and claim_seq >= 0 and errors_total >= 0 and crashes >= 0),
+	constraint jobs_max_attempts check (max_attempts > 0),
+	constraint jobs_timeout check (timeout_ms > 0),
+	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
+	constraint jobs_id check (octet_length(id) = 26),
+	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
+	constraint jobs_args_size check (pg_column_size(args) <= 4194304),
+	constraint jobs_retry check (retry is null or drover_strategy_ok(retry))
+) with (
+	fillfactor = 30,
+	-- A share of the table would let millions of dead claim-index entries pile up beside a day of kept rows.
+	autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
+	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
+	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
+);
+
+-- Serves claim, near sweep, full sweep, next due and rescue (store_pg.go). No column that a claim changes may be in
+-- here, predicate included, or claims are no longer HOT: that is why state is not.
+create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;
+
+-- Serves the lists, counts and views of discarded jobs; empty until something is discarded. A claim leaves its columns alone.
+create index jobs_discarded_idx on jobs (finalized_at, id) where discard_reason is not null;
+
+comment on table jobs is 'One row a job, from enqueue to its end. Discarded jobs stay here until an operator says otherwise.';
+comment on column jobs.id is 'ULID: sorts by the time of enqueueing. Made by the client, or by drover_ulid().';
+comment on column jobs.queue is 'The queue whose supervisors claim it.';
+comment on column jobs.kind is 'Names the worker. A kind that no running process knows waits.';
+comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a gate. running. Final: completed, discarded, cancelled.';
+comment on column jobs.priority is '1 to 9, lower is sooner.';
+comment on column jobs.lane is 'Where the claim looks: priority + 0 fresh, 10 after a failure, 20 after a crash, 30 after two.';
+comment on column jobs.scheduled_at is 'Due time. A retry is due here too: nothing promotes it.';
+comment on column jobs.created_at is 'When it was enqueued.';
+comment on column jobs.attempt is 'Runs that count, from 1; raised by the claim, so a crash is counted; given back by snooze, release and redrive.';
+comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
+comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id and claimed_by the fence of every write that ends a run.';
+comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
+comment on column jobs.attempted_at is 'When it was last claimed.';
+comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
+comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
+comment on column jobs.args is 'What the worker gets.';
+comment on column jobs.errors is 'One object per failed run, oldest first: attempt, claim_seq, at, class, error, type, duration_ms, delay_ms, supervisor, trace. The first 5 and last 15 are kept, whatever becomes of the job.';
+comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
+comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
+comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
+comment on column jobs.last_delay_ms is 'The last wait before a retry.';
+comment on column jobs.expires_at is 'Not run after this: discarded, reason expired.';
+comment on column jobs.retry_until is 'Not retried after this: discarded, reason time_budget.';
+comment on column jobs.crashes is 'Deaths of the process while it ran.';
+comment on column jobs.redrives is 'How often an operator made it due again.';
+comment on column jobs.redriven_at is 'When that was last.';
+comment on column jobs.snoozes is 'Runs that ended in a snooze; null is none.';
+comment on column jobs.uncounted is 'Failed runs that gave their attempt back (DontCount); null is none.';
+comment on column jobs.tags is 'Free words to find it by.';
+comment on column jobs.metadata is 'Free JSON beside the args; drover''s own keys begin with "drover:".';
+
+create table queues (
+	name         text primary key check (name <> '' and octet_length(name) <= 128),
+	max_attempts int check (max_attempts > 0),
+	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
+	updated_at   timestamptz not null default now()
+);
+comment on table queues is 'Queues a supervisor has served, with the policies that must not live in one process'' code alone.';
+
+create table kinds (
+	kind         text primary key check (kind <> '' and octet_length(kind) <= 128),
+	max_attempts int check (max_attempts > 0),
+	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
+	timeout_ms   bigint check (timeout_ms > 0),
+	build        text not null default '',
+	seen_at      timestamptz not null default now()
+);
+comment on table kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
+
+create table supervisors (
+	id         text collate "C" not null,
+	epoch      int         not null default 1,
+	beat       bigint      not null default 0,
+	beat_at    timestamptz not null default now(),
+	started_at timestamptz not null default now(),
+	lost_at    timestamptz,
+	lease_ms   bigint      not null check (lease_ms > 0),
+	draining   boolean     not null default false,
+	queues     text[]      not null,
+	slots      jsonb       not null default '{}',
+	in_flight  text[]      not null default '{}',
+	host       text        not null default '',
+	pid        int         not null default 0,
+	build      text        not null default '',
+	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
+	-- heartbeat does not.
+	primary key (id, epoch)
+) with (fillfactor = 50);
+comment on table supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
+comment on column supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
+comment on column supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
+comment on column supervisors.slots is 'Concurrency by queue.';
+comment on column supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
+
+create table sleepers (
+	queue        text not null,
+	supervisor   text collate "C" not null,
+	sleeps_until timestamptz,
+	primary key (queue, supervisor)
+) with (fillfactor = 30);
+comment on table sleepers is 'Who serves a queue, and until when it sleeps (null: awake). An enqueue notifies only if nobody awake serves the queue.';
+
+-- +goose StatementBegin
+create function drover_channel() returns text language sql stable as $$ select 'drover_' || current_schema() $$;
+-- +goose StatementEnd
+comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues.';
+
+-- +goose StatementBegin
+create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
+begin
+	if exists (select from sleepers s where s.queue = drover_wake.queue)
+	and not exists (select from sleepers s where s.queue = drover_wake.queue and (s.sleeps_until is null or s.sleeps_until <= coalesce(due, now()))) then
+		perform pg_notify(drover_channel(), 'wake ' || queue);
+		return true;
+	end if;
+	return false;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any and all sleep beyond the given time (null: now).';
+
+-- +goose StatementBegin
+create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns void language plpgsql as $$
+declare
+	clash text;
+begin
+	select g.id into clash
+	from unnest(ids, kinds, queues, args) as g(id, kind, queue, args)
+	join jobs j on j.id = g.id
+	where j.kind <> g.kind or j.queue <> g.queue or j.args <> g.args
+	order by 1 limit 1;
+	if found then
+		raise exception 'drover: a different job has the id %', clash using errcode = 'DR001';
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_refuse_clash(text[], text[], text[], jsonb[]) is 'Raises DR001 if a job of one of these ids has another kind, queue or args.';
+
+-- +goose StatementBegin
+create function drover_enqueue(
+	kind text, args jsonb default '{}', queue text default 'default', priority int default 5,
+	scheduled_at timestamptz default null, delay interval default null,
+	max_attempts int default null, retry jsonb default null, timeout interval default null,
+	expires_at timestamptz default null, retry_until timestamptz default null,
+	tags jsonb default null, metadata jsonb default null,
+	id text default null, wake boolean default true
+) returns table (job_id text, existing boolean) language plpgsql as $$
+#variable_conflict use_variable
+declare
+	due timestamptz := coalesce(scheduled_at, now() + delay, now());
+begin
+	if delay < interval '0' then
+		raise exception 'drover: delay % is negative', delay using errcode = '22023';
+	end if;
+	job_id := coalesce(id, drover_ulid());
+	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
+		case when due > now() then 'scheduled' else 'available' end, max_attempts, retry,
+		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
+		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
+	on conflict do nothing;
+	existing := not found;
+	if existing then
+		perform drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
+	elsif wake then
+		perform drover_wake(coalesce(queue, 'default'), due);
+	end if;
+	return next;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean) is
+	'Enqueues one job and tells its id; repeating an id gives the job there is. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+
+-- +goose StatementBegin
+create function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$
+declare
+	existing text[];
+begin
+	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's.
+	with given as materialized (
+		select g.id, g.kind, coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
+			coalesce(g.scheduled_at, now() + g.delay, now()) as due, g.max_attempts, g.retry,
+			(extract(epoch from g.timeout) * 1000)::bigint as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
+		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text, priority smallint, scheduled_at timestamptz, delay interval,
+			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb)
+	), fresh as (
+		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+		select id, kind, args, queue, priority, due, case when due > now() then 'scheduled' else 'available' end,
+			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
+		from given order by id
+		on conflict do nothing
+		returning id
+	)
+	select array_agg(g.id) into existing from given g where not exists (select from fresh f where f.id = g.id);
+	if existing is not null then
+		perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
+		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(existing);
+	end if;
+	if wake then
+		perform drover_wake(q.queue, q.due) from (
+			select coalesce(g.queue, 'default') as queue, min(coalesce(g.scheduled_at, now() + g.delay, now())) as due
+			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval) group by 1 order by 1) q;
+	end if;
+	return query select unnest(existing);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before.';
+
+-- +goose StatementBegin
+create function drover_cancel(job_id text, reason text default '') returns text language plpgsql as $$
+declare
+	was text;
+begin
+	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
+	select state into was from jobs where id = job_id for update;
+	if was is null then
+		return null;
+	end if;
+	if was not in ('completed', 'discarded', 'cancelled') then
+		update jobs set state = 'cancelled', finalized_at = clock_timestamp(), claimed_by = null,
+			errors = drover_append_error(errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', claim_seq,
+				'attempt', attempt, 'error', left('cancelled' || case when reason = '' then '' else ': ' || reason end, 1000)))
+		where id = job_id;
+		if was = 'running' then
+			perform pg_notify(drover_channel(), 'cancel ' || job_id);
+		end if;
+	end if;
+	return was;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_cancel(text, text) is 'Cancels a waiting or running job; tells the state it was in, null for no such job. A job in a final state stays as it is.';
+
+-- +goose StatementBegin
+create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
+declare
+	j jobs;
+begin
+	select * into j from jobs where id = job_id for update;
+	if not found then
+		return null;
+	end if;
+	if j.state not in ('discarded', 'cancelled') then
+		-- A second redrive of a job that waits changes nothing.
+		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
+			return j.state;
+		end if;
+		raise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';
+	end if;
+	if j.expires_at <= clock_timestamp() then
+		raise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';
+	end if;
+	update jobs set state = 'available', scheduled_at = clock_timestamp(), finalized_at = null, discard_reason = null,
+		attempt = 0, redrives = jobs.redrives + 1, redriven_at = clock_timestamp(),
+		crashes = case when j.discard_reason = 'crashed' then 1 else 0 end,
+		retry_until = clock_timestamp() + (j.retry_until - greatest(j.created_at, j.redriven_at)),
+		max_attempts = coalesce(drover_redrive.max_attempts, j.max_attempts),
+		args = case when args_patch is null then j.args else j.args || args_patch end,
+		errors = drover_append_error(j.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'error', 'redriven'))
+	where id = job_id;
+	perform drover_wake(j.queue);
+	return j.state;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Tells the state it was in, null for no such job.';
+
+-- +goose StatementBegin
+create function drover_prune(after text, completed_before timestamptz, cancelled_before timestamptz, batch int default 1000, out last text, out deleted bigint) language plpgsql as $$
+declare
+	walked text[];
+begin
+	-- Walks the primary key: an id is a ULID, so no row finalized before a time has an id made after it, and no
+	-- index on finalized_at has to be kept up by every completion. last is null at the end of the walk.
+	select array_agg(w.id order by w.id) into walked from (
+		select id from jobs where id > after
+		and id < drover_ulid_at(greatest(completed_before, cancelled_before)) order by id limit batch) w;
+	with old as materialized (
+		select id from jobs
+		where id = any(walked)
+		and (state = 'completed' and finalized_at < completed_before or state = 'cancelled' and finalized_at < cancelled_before)
+		order by id for update skip locked
+	)
+	delete from jobs where id = any(array(select id from old));
+	get diagnostics deleted = row_count;
+	last := walked[batch];
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_prune(text, timestamptz, timestamptz, int) is 'Deletes old completed and cancelled jobs among the next ids after the given one; tells where it got to. Never touches discarded jobs.';
+
+-- +goose StatementBegin
+create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
+	-- The smallest ULID of that instant: 48 bits of milliseconds in 10 digits, then zeros.
+	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',
+		(greatest(0, (extract(epoch from at) * 1000)::bigint) >> (5 * i) & 31)::int + 1, 1), '' order by i desc) || '0000000000000000'
+	from generate_series(0, 9) as i
+$$;
+-- +goose StatementEnd
+comment on function drover_ulid_at(timestamptz) is 'The smallest ULID of an instant: id >= drover_ulid_at(now() - interval ''1 hour'') finds the jobs of the last hour by primary key.';
+
+-- +goose StatementBegin
+create function drover_last_error(errors jsonb) returns jsonb language sql immutable as $$
+	select e from jsonb_array_elements(errors) with ordinality as x(e, n) where e->>'class' <> 'operator' order by n desc limit 1
+$$;
+-- +goose StatementEnd
+comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that tells of a run.';
+
+create view discarded_jobs as
+select j.id, j.queue, j.kind, j.discard_reason as reason,
+	j.attempt as attempts, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) as max_attempts,
+	e.entry->>'error' as last_error, e.entry->>'class' as class, e.entry->>'fingerprint' as fingerprint,
+	(j.errors->0->>'at')::timestamptz as first_failed_at, (e.entry->>'at')::timestamptz as last_failed_at,
+	j.finalized_at as discarded_at, j.args, j.errors_total, j.errors, j.redrives, j.tags, j.created_at
+from jobs j
+left join kinds k on k.kind = j.kind
+left join queues q on q.name = j.queue
+cross join lateral (select drover_last_error(j.errors) as entry) e
+where j.discard_reason is not null;
+comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
+
+create view discarded_summary as
+select queue, kind, reason, fingerprint, count(*) as jobs,
+	min(discarded_at) as first_discarded_at, max(discarded_at) as last_discarded_at,
+	(array_agg(last_error order by discarded_at desc))[1] as newest_error, (array_agg(id order by discarded_at desc))[1] as newest_id
+from discarded_jobs
+group by queue, kind, reason, fingerprint;
+comment on view discarded_summary is 'The dead letters counted by queue, kind, reason and what went wrong.';
+
+create view job_counts as
+select queue, state, count(*) as jobs, min(scheduled_at) filter (where finalized_at is null and scheduled_at <= now() and state <> 'running') as oldest_due
+from jobs group by queue, state;
+comment on view job_counts is 'Jobs by queue and state. Reads the whole table.';
+
+-- The functions find drover's tables whatever the caller's search_path, and nothing of the caller's: pg_temp last.
+-- The enqueue functions run as their owner, so that a producer needs no right but to execute them.
+-- +goose StatementBegin
+do $$
+declare
+	f regprocedure;
+begin
+	for f in select p.oid from pg_proc p where p.pronamespace = current_schema()::regnamespace and p.proname like 'drover\_%' loop
+		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
+		if f::text ~ 'drover_(enqueue|enqueue_many|wake)\(' then
+			execute format('alter function %s security definer', f);
+			execute format('revoke execute on function %s from public', f);
+		end if;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+drop view job_counts;
+drop view discarded_summary;
+drop view discarded_jobs;
+drop table sleepers;
+drop table supervisors;
+drop table kinds;
+drop table queues;
+drop table jobs;
+-- +goose StatementBegin
+do $$
+declare
+	f regprocedure;
+begin
+	for f in select p.oid from pg_proc p where p.pronamespace = current_schema()::regnamespace and p.proname like 'drover\_%' loop
+		execute format('drop function %s', f);
+	end loop;
+end
+$$;
+-- +goose StatementEnd

@@ -1,0 +1,397 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job.
+type verdict struct {
+	how   verdictKind
+	delay time.Duration
+	err   error
+}
+
+type verdictKind int
+
+const (
+	verdictDiscard verdictKind = iota
+	verdictRetry
+	verdictRetryAfter
+	verdictSnooze
+	verdictCancel
+	verdictDontCount
+)
+
+func (v *verdict) Error() string {
+	var what string
+	switch v.how {
+	case verdictDiscard:
+		what = "discard"
+	case verdictRetry:
+		what = "retry"
+	case verdictRetryAfter:
+		what = fmt.Sprintf("retry after %v", v.delay)
+	case verdictSnooze:
+		return fmt.Sprintf("snooze for %v", v.delay)
+	case verdictCancel:
+		what = "cancel"
+	case verdictDontCount:
+		what = "retry, not counted"
+	}
+	if v.err == nil {
+		return what
+	}
+	return v.err.Error()
+}
+
+func (v *verdict) Unwrap() error { return v.err }
+
+// Discard ends the job for good, whatever attempts are left: for errors that no retry can mend. It is kept as
+// discarded, reason unrecoverable.
+func Discard(err error) error { return &verdict{how: verdictDiscard, err: err} }
+
+// Retry says that err is worth a retry by the strategy even where the worker's RetryIf would say no.
+func Retry(err error) error { return &verdict{how: verdictRetry, err: err} }
+
+// RetryAfter fails the run and puts the next one d to 1.2 d off, over the strategy: for a server that said when
+// to come back. The attempt counts. A negative d is 0. See ParseRetryAfter.
+func RetryAfter(d time.Duration, err error) error {
+	return &verdict{how: verdictRetryAfter, delay: max(d, 0), err: err}
+}
+
+// Snooze makes the job due again in d without a failure: the attempt is given back and Job.Snoozes counts it. A
+// negative d is 0.
+func Snooze(d time.Duration) error { return &verdict{how: verdictSnooze, delay: max(d, 0)} }
+
+// Cancel ends the job as cancelled: nobody wants it any more. err says why and may be nil.
+func Cancel(err error) error { return &verdict{how: verdictCancel, err: err} }
+
+// DontCount fails the run without spending an attempt: for trouble that is not the job's. After 100 such runs
+// of one job they count like others.
+func DontCount(err error) error { return &verdict{how: verdictDontCount, err: err} }
+
+// maxUncounted is how many runs of a job DontCount gives back.
+const maxUncounted = 100
+
+// The classes of failed runs, as in an errors entry.
+const (
+	classError     = "error"
+	classThrottled = "throttled"
+	classPanic     = "panic"
+	classTimeout   = "timeout"
+	classDecode    = "decode"
+	classCrash     = "crash"
+)
+
+// panicError is a handler's panic, or its runtime.Goexit.
+type panicError struct {
+	value any
+	trace string
+	exit  bool
+}
+
+func (p *panicError) Error() string {
+	if p.exit {
+		return "handler called runtime.Goexit"
+	}
+	return "panic: " + recoveredText(p.value)
+}
+
+func (p *panicError) Unwrap() error {
+	err, _ := p.value.(error)
+	return err
+}
+
+// decodeError says that a job's args do not fit its worker's type.
+type decodeError struct{ err error }
+
+func (d *decodeError) Error() string { return "args do not decode: " + d.err.Error() }
+func (d *decodeError) Unwrap() error { return d.err }
+
+// outcome is how one run ended and what its row becomes.
+type outcome struct {
+	run       *run
+	state     State
+	reason    string        // of a discard
+	class     string        // of a failed run
+	err       error         // nil unless the run failed or was cancelled
+	text      string        // err's text: made valid, redacted, bounded
+	delay     time.Duration // until the next run
+	now       bool          // due again at once
+	giveBack  bool          // the attempt does not count
+	snoozed   bool
+	uncounted bool
+	crashed   bool
+	entry     json.RawMessage // for errors; nil adds none
+	stub      bool            // entry was replaced, for the database refused it
+	event     eventKind
+	duration  time.Duration
+}
+
+// completes reports whether the plain complete statement says all there is to say.
+func (o *outcome) completes() bool { return o.state == Completed }
+
+// decide turns what a handler returned into an outcome: section "How a run can end" of docs/guarantees.md.
+func (r *run) decide(err error) *outcome {
+	o := &outcome{run: r, duration: r.ran()}
+	var v *verdict
+	hasVerdict := errors.As(err, &v)
+	switch {
+	case err == nil:
+		o.state, o.event = Completed, eventCompleted
+		return o
+	case errors.Is(context.Cause(r.ctx), ErrCancelled):
+		o.cancel(err)
+		return o
+	case hasVerdict && v.how == verdictSnooze:
+		o.state, o.delay, o.giveBack, o.snoozed, o.event = Scheduled, v.delay, true, true, eventSnoozed
+		return o
+	case hasVerdict && v.how == verdictCancel:
+		o.cancel(err)
+		return o
+	case r.interrupted():
+		// The process stops, or lost its lease: not the job's fault.
+		o.state, o.now, o.giveBack, o.event = Available, true, true, eventReleased
+		return o
+	}
+	o.fail(err, v)
+	o.entry = r.errorEntry(o)
+	return o
+}
+
+func (o *outcome) cancel(err error) {
+	o.state, o.event, o.err, o.class = Cancelled, eventCancelled, err, classError
+	o.entry = o.run.errorEntry(o)
+}
+
+// fail decides between a retry and the end of a job whose run failed.
+func (o *outcome) fail(err error, v *verdict) {
+	r := o.run
+	o.err, o.class = err, r.classOf(err, v)
+	w := r.worker
+	switch {
+	case o.class == classDecode:
+		o.discard(ReasonUndecodable)
+	case o.class == classPanic && w.opts.DiscardOnPanic:
+		o.discard(ReasonPanic)
+	case v != nil && v.how == verdictDiscard:
+		o.discard(ReasonUnrecoverable)
+	case v == nil && w.opts.RetryIf != nil && !r.retryIf(err):
+		o.discard(ReasonUnrecoverable)
+	default:
+		o.retry(v)
+	}
+}
+
+func (o *outcome) discard(reason string) {
+	o.state, o.reason, o.event = Discarded, reason, eventDiscarded
+}
+
+// retry puts the job off, or discards it where attempts, time or the strategy have run out.
+func (o *outcome) retry(v *verdict) {
+	r := o.run
+	o.uncounted = v != nil && v.how == verdictDontCount && r.uncounted < maxUncounted
+	o.giveBack = o.uncounted
+	if !o.uncounted && r.job.Attempt >= r.job.MaxAttempts {
+		o.discard(ReasonAttemptsExhausted)
+		return
+	}
+	goOn := true
+	if v != nil && v.how == verdictRetryAfter {
+		o.delay = throttledDelay(r.job.ID, r.job.Attempt, v.delay)
+	} else {
+		o.delay, goOn = r.backoff(o.err)
+	}
+	switch {
+	case !goOn:
+		o.discard(ReasonUnrecoverable)
+	case r.outOfTime(o.delay):
+		o.discard(ReasonTimeBudget)
+	default:
+		o.state, o.event = Retryable, eventFailed
+	}
+}
+
+// throttledDelay spreads jobs that one server sent away over a fifth of the wait it asked for.
+func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
+	return JitterUp(0.2).apply(d, id, attempt)
+}
+
+func (r *run) classOf(err error, v *verdict) string {
+	var p *panicError
+	var d *decodeError
+	switch {
+	case errors.As(err, &p):
+		return classPanic
+	case errors.As(err, &d):
+		return classDecode
+	case v != nil && v.how == verdictRetryAfter:
+		return classThrottled
+	case errors.Is(context.Cause(r.ctx), errTimeout) || errors.Is(err, errTimeout):
+		return classTimeout
+	}
+	return classError
+}
+
+// retryIf asks the worker's RetryIf; one that panics is taken to say yes.
+func (r *run) retryIf(err error) (yes bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.sup.log.Error("RetryIf panicked", "job", r.job, "panic", recoveredText(p))
+			yes = true
+		}
+	}()
+	return r.worker.opts.RetryIf(err)
+}
+
+// backoff asks the job's strategy, which contains a Custom's panic itself.
+func (r *run) backoff(err error) (time.Duration, bool) {
+	return r.sup.wait(r.strategy, Failure{
+		Attempt: r.job.Attempt, RetryIndex: r.job.Attempt - 1, Err: err, Job: r.job, LastDelay: r.job.LastDelay,
+	})
+}
+
+// entry is one element of the errors array.
+type entry struct {
+	Attempt     int    `json:"attempt"`
+	ClaimSeq    int    `json:"claim_seq"`
+	At          string `json:"at,omitempty"` // set by the database
+	Class       string `json:"class"`
+	Error       string `json:"error"`
+	Type        string `json:"type,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty"`
+	DurationMS  int64  `json:"duration_ms"`
+	DelayMS     int64  `json:"delay_ms,omitempty"`
+	Supervisor  string `json:"supervisor"`
+	Trace       string `json:"trace,omitempty"`
+}
+
+const (
+	maxErrorText  = 640      // leaves room in an entry of 1 KiB
+	maxErrorTrace = 8 << 10  // only the newest entry has one
+	traceBuffer   = 16 << 10 // of which sanitizing keeps half at most
+)
+
+// errorEntry is what the failed run leaves in the row. The text goes through the redaction hook first.
+func (r *run) errorEntry(o *outcome) json.RawMessage {
+	text, trace, kind := "", "", ""
+	var p *panicError
+	if o.err != nil {
+		text, kind = errorText(o.err), errorType(o.err)
+		if errors.As(o.err, &p) {
+			trace = p.trace
+		}
+	}
+	o.text = r.sup.clean(text, maxErrorText)
+	e := entry{
+		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Error: o.text, Type: kind,
+		Fingerprint: fingerprint(r.job.Kind, kind, o.text, trace), DurationMS: o.duration.Milliseconds(),
+		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Trace: r.sup.clean(trace, maxErrorTrace),
+	}
+	raw, err := json.Marshal(e)
+	if err != nil { // strings and ints only: cannot happen
+		raw = json.RawMessage(`{"class":"error","error":"outcome could not be encoded"}`)
+	}
+	return raw
+}
+
+// clean makes a text fit to be stored: redacted, valid, bounded.
+func (s *Supervisor) clean(text string, bound int) string {
+	if text == "" {
+		return ""
+	}
+	// Redacting comes before cutting, or half a secret could stay; bounded first, for texts of many megabytes.
+	text, _ = sanitizeText(text, 64<<10)
+	if s.client.cfg.Redact != nil {
+		text = redact(s.client.cfg.Redact, text)
+	}
+	text, _ = sanitizeText(text, bound)
+	return text
+}
+
+// stack is the trace of the panicking goroutine.
+func stack() string {
+	buf := make([]byte, traceBuffer)
+	return string(buf[:runtime.Stack(buf, false)])
+}
+
+// finding is what a look at the row says about a run whose settle matched nothing.
+type finding int
+
+const (
+	foundSettled      finding = iota // by an earlier try of ours, whose reply was lost
+	foundInTx                        // in the handler's transaction
+	foundNotCommitted                // the handler's transaction did not commit
+	foundHeld                        // still ours, but someone holds the row
+	foundCancelled                   // by an operator
+	foundStale                       // someone else's
+)
+
+// found compares the row with the run. Nobody but its owner changes a running row, except a rescuer, which takes
+// the lease first, and an operator's cancel.
+func (o *outcome) found(row seenJob, exists bool) finding {
+	r := o.run
+	inTx := r.txOutcome.Load() != nil
+	ours := exists && row.claimSeq == r.claimSeq
+	switch {
+	case ours && row.state == Running && row.owner == r.owner && inTx:
+		return foundNotCommitted
+	case ours && row.state == Running && row.owner == r.owner:
+		return foundHeld
+	case ours && row.state == Cancelled && o.state != Cancelled && !inTx:
+		return foundCancelled
+	case inTx && (!exists || ours && row.state == r.txOutcome.Load().state || !r.lease.ended.Load()):
+		return foundInTx
+	case inTx:
+		return foundStale
+	case r.tries > 1 && (!exists || ours && row.state == o.state || !r.lease.ended.Load()):
+		return foundSettled
+	case !exists && r.deleteCompleted:
+		return foundSettled
+	}
+	return foundStale
+}
+
+// inTx is what the handler's transaction recorded.
+func (o *outcome) inTx() *outcome {
+	recorded := *o.run.txOutcome.Load()
+	recorded.duration = o.duration
+	return &recorded
+}
+
+// notCommitted turns to what the handler returned: an error counts as usual, nil without a commit is one.
+func (o *outcome) notCommitted() *outcome {
+	r := o.run
+	r.txOutcome.Store(nil)
+	if o.state != Completed {
+		return o
+	}
+	failed := &outcome{run: r, duration: o.duration}
+	failed.fail(ErrNotCommitted, nil)
+	failed.entry = r.errorEntry(failed)
+	return failed
+}
+
+// cancelled is the outcome of a run whose job an operator cancelled meanwhile.
+func (o *outcome) cancelled() *outcome {
+	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}
+}
+
+// stubEntry replaces what the database refused.
+func (o *outcome) stubEntry() {
+	o.stub = true
+	o.text = "outcome could not be encoded"
+	raw, err := json.Marshal(entry{
+		Attempt: o.run.job.Attempt, ClaimSeq: o.run.claimSeq, Class: o.class, Error: o.text,
+		DurationMS: o.duration.Milliseconds(), Supervisor: o.run.owner,
+	})
+	if err == nil && o.entry != nil {
+		o.entry = raw
+	}
+	o.delay = min(o.delay, maxBackoff)
+}

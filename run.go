@@ -1,0 +1,308 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// errTimeout is the cause of a context whose run took too long.
+var errTimeout = errors.New("drover: run timed out")
+
+// run is one claimed job on its way through a worker.
+type run struct {
+	job             *Job
+	sup             *Supervisor
+	worker          *Worker
+	queue           *queueState
+	lease           *lease
+	owner           string // the supervisor id of the claim
+	claimSeq        int
+	strategy        RetryStrategy
+	timeout         time.Duration
+	uncounted       int
+	expired         bool
+	timeBound       bool          // RetryUntil is set
+	timeLeft        time.Duration // until then, at the claim
+	deleteCompleted bool
+	tries           int // settles sent; the engine's
+
+	late      time.Duration // how long it was due at the claim, by the server's clock
+	claimedAt time.Time
+	startedAt time.Time
+	ctx       context.Context //nolint:containedctx // a run is one call of a handler
+	cancel    context.CancelCauseFunc
+	phase     atomic.Int32
+	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
+}
+
+const (
+	phaseBuffered int32 = iota
+	phaseStarted
+	phaseEnded
+)
+
+// runJob is the life of a run: start, call, decide, settle. It returns false where its goroutine has been replaced:
+// the handler was abandoned, or called runtime.Goexit.
+func (s *Supervisor) runJob(r *run) (goOn bool) {
+	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
+		return true // handed back meanwhile
+	}
+	if r.expired {
+		r.finish()
+		s.engine.settle(r.expiredOutcome())
+		return true
+	}
+	r.startedAt = s.now()
+	ctx, cancel := context.WithCancelCause(r.lease.ctx)
+	r.ctx, r.cancel = ctx, cancel
+	release := context.CancelFunc(func() {})
+	if r.timeout < maxTimeout {
+		r.ctx, release = context.WithTimeoutCause(ctx, r.timeout, errTimeout)
+	}
+	s.inFlight.add(r)
+	s.tellStarted(r)
+
+	var err error
+	returned := false
+	defer func() {
+		if !returned {
+			err = &panicError{exit: true, trace: stack()}
+		}
+		if goOn = r.end(); goOn {
+			s.engine.settle(r.outcomeOf(err))
+			if !returned {
+				s.startWorker(r.queue)
+			}
+		}
+		release()
+		cancel(nil)
+	}()
+	err = r.call()
+	returned = true
+	return goOn
+}
+
+var errExpired = errors.New("drover: expired before a run")
+
+func (s *Supervisor) tellStarted(r *run) {
+	if !s.client.listens(r.ctx, eventStarted) {
+		return
+	}
+	s.client.emit(r.ctx, told{eventStarted, Event{
+		JobID: r.job.ID, Queue: r.job.Queue, Kind: r.job.Kind, Supervisor: r.owner, Attempt: r.job.Attempt,
+		MaxAttempts: r.job.MaxAttempts, Wait: r.late + r.startedAt.Sub(r.claimedAt),
+	}})
+}
+
+// call runs the handler; a panic becomes an error.
+func (r *run) call() (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{value: p, trace: stack()}
+		}
+	}()
+	return r.worker.handle(r.ctx, r.job)
+}
+
+// end takes the run out of the running ones; only one of worker, watcher and drain can.
+func (r *run) end() bool {
+	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
+		return false
+	}
+	r.sup.inFlight.remove(r)
+	r.queue.ended(r.ran())
+	return true
+}
+
+// finish ends a run that needed no handler.
+func (r *run) finish() {
+	r.phase.Store(phaseEnded)
+	r.queue.pending.Add(-1)
+}
+
+func (r *run) ran() time.Duration {
+	if r.startedAt.IsZero() {
+		return 0
+	}
+	return r.sup.now().Sub(r.startedAt)
+}
+
+// interrupted reports whether the run was cut short for reasons that are not the job's.
+func (r *run) interrupted() bool {
+	cause := context.Cause(r.ctx)
+	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost)
+}
+
+// outOfTime reports whether a retry in d would come after the job's RetryUntil.
+func (r *run) outOfTime(d time.Duration) bool {
+	return r.timeBound && r.sup.now().Sub(r.claimedAt)+d > r.timeLeft
+}
+
+// deafGrace is how long after its timeout a handler may take to notice, if its timeout is not shorter.
+const deafGrace = 5 * time.Second
+
+// deaf reports whether the handler has ignored the end of its context.
+func (r *run) deaf(now time.Time) bool {
+	if r.timeout >= maxTimeout {
+		return false
+	}
+	grace := max(min(r.timeout, deafGrace), watchInterval)
+	return now.Sub(r.startedAt) > r.timeout+grace
+}
+
+// outcomeOf decides what becomes of the run; errors whose own methods panic do not get away with it.
+func (r *run) outcomeOf(err error) (o *outcome) {
+	defer func() {
+		if p := recover(); p != nil {
+			o = &outcome{run: r, duration: r.ran()}
+			o.fail(errors.New("outcome could not be decided: panic: "+recoveredText(p)), nil)
+			o.entry = r.errorEntry(o)
+		}
+	}()
+	return r.decide(err)
+}
+
+// expiredOutcome ends a job that came too late to be run.
+func (r *run) expiredOutcome() *outcome {
+	o := &outcome{run: r, err: errExpired, text: errExpired.Error(), giveBack: true}
+	o.discard(ReasonExpired)
+	return o
+}
+
+// handedBack is the outcome of a run that did not take place, or was given up by a stop.
+func (r *run) handedBack() *outcome {
+	return &outcome{run: r, state: Available, now: true, giveBack: true, event: eventReleased, duration: r.ran()}
+}
+
+// abandonedOutcome is that of a handler that ignores its timeout. It counts as a crash: such a job may never end.
+func (r *run) abandonedOutcome() *outcome {
+	o := &outcome{run: r, duration: r.ran(), crashed: true}
+	o.fail(errTimeout, nil)
+	o.crashed = true
+	o.entry = r.errorEntry(o)
+	return o
+}
+
+// inFlight are the runs whose handlers are at work.
+type inFlight struct {
+	mu   sync.Mutex
+	runs map[string]*run
+}
+
+func (f *inFlight) add(r *run) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.runs == nil {
+		f.runs = map[string]*run{}
+	}
+	f.runs[r.job.ID] = r
+}
+
+// remove leaves a later run of the same job in place.
+func (f *inFlight) remove(r *run) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.runs[r.job.ID] == r {
+		delete(f.runs, r.job.ID)
+	}
+}
+
+func (f *inFlight) cancel(id string) {
+	f.mu.Lock()
+	r := f.runs[id]
+	f.mu.Unlock()
+	if r != nil {
+		r.cancel(ErrCancelled)
+	}
+}
+
+func (f *inFlight) all() []*run {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	runs := make([]*run, 0, len(f.runs))
+	for _, r := range f.runs {
+		runs = append(runs, r)
+	}
+	return runs
+}
+
+// ids are those claimed under the given supervisor id.
+func (f *inFlight) ids(owner string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ids := make([]string, 0, len(f.runs))
+	for id, r := range f.runs {
+		if r.owner == owner {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (f *inFlight) len() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.runs)
+}
+
+// newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.
+func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time.Time) *run {
+	w := s.workers[j.kind]
+	r := &run{
+		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, claimedAt: now, late: at.Sub(j.scheduledAt),
+		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: s.cfg.CompletedRetention == DeleteOnCompletion,
+		job: &Job{
+			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),
+			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.scheduledAt,
+		},
+	}
+	r.job.run = r
+	if r.strategy == nil {
+		r.strategy = q.Retry
+	}
+	if j.more != nil {
+		r.override(j.more)
+	}
+	if r.strategy == nil {
+		r.strategy = DefaultRetry()
+	}
+	return r
+}
+
+// defaultMaxAttempts is how many runs a job has where nobody says otherwise.
+const defaultMaxAttempts = 20
+
+// override applies what this one job says.
+func (r *run) override(more *moreOfJob) {
+	job := r.job
+	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
+	job.LastError, job.LastDelay = more.LastError, time.Duration(more.LastDelayMS)*time.Millisecond
+	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
+	job.Tags, job.Metadata = more.Tags, more.Metadata
+	r.uncounted, r.expired = more.Uncounted, more.Expired
+	if more.TimeoutMS > 0 {
+		r.timeout = time.Duration(min(more.TimeoutMS, int64(maxTimeout/time.Millisecond))) * time.Millisecond
+	}
+	if more.RetryLeftMS != nil {
+		left := max(min(*more.RetryLeftMS, float64(maxTimeout/time.Millisecond)), -float64(maxTimeout/time.Millisecond))
+		r.timeBound, r.timeLeft = true, time.Duration(left)*time.Millisecond
+	}
+	if string(more.Retry) != "" && string(more.Retry) != "null" {
+		strategy, err := decodeStrategy(more.Retry, r.sup.strategies)
+		if err != nil {
+			r.sup.log.Warn("job's own retry strategy not known here, its worker's used", slog.Any("job", job), slog.String("error", err.Error()))
+			return
+		}
+		r.strategy = strategy
+	}
+}
+
+// unstarted is a run this supervisor holds without having known of it.
+func (s *Supervisor) unstarted(j *heldJob, l *lease) *run {
+	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt}}
+}

@@ -1,0 +1,157 @@
+package drover
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// The way of an error into a row: errorText and errorType read it, redact takes the secrets out of the text,
+// sanitizeText makes it fit for a column. In this order, so that no cut leaves half a secret which the
+// redactor does not know any more.
+
+const (
+	maxErrorType  = 200 // bytes
+	maxErrorSteps = 100 // of a chain or tree of errors; a cycle ends here
+)
+
+// errorText returns err.Error(), "" for nil. A panic in that method is contained and told in the text's place.
+// Of a *pgconn.PgError it holds severity, message and SQLSTATE; the DETAIL, which quotes rows, stays out.
+// The text may be of any size and hold any bytes.
+func errorText(err error) (text string) {
+	if err == nil {
+		return ""
+	}
+	text = "error text unavailable: panic in Error method" // stands if the next line does not return
+	defer func() {
+		if p := recover(); p != nil {
+			text += ": " + recoveredText(p)
+		}
+	}()
+	return err.Error()
+}
+
+// errorType names the Go type to group err by: that of the innermost error which is more than a text, of
+// joined errors the first such. Errors that are texts all the way down are "*errors.errorString", nil is "".
+// It is valid UTF-8 of at most 200 bytes.
+func errorType(err error) (name string) {
+	if err == nil {
+		return ""
+	}
+	name = fmt.Sprintf("%T", err)
+	defer func() {
+		_ = recover() // an Unwrap method panicked: the outermost type has to do
+		name, _ = sanitizeText(name, maxErrorType)
+	}()
+	steps := maxErrorSteps
+	if name = rootType(err, &steps); name == "" {
+		name = "*errors.errorString"
+	}
+	return name
+}
+
+// rootType returns "" where neither err nor what it wraps is more than a text.
+func rootType(err error, steps *int) string {
+	if err == nil || *steps == 0 {
+		return ""
+	}
+	*steps--
+	switch e := any(err).(type) {
+	case interface{ Unwrap() error }:
+		if name := rootType(e.Unwrap(), steps); name != "" {
+			return name
+		}
+	case interface{ Unwrap() []error }:
+		for _, branch := range e.Unwrap() {
+			if name := rootType(branch, steps); name != "" {
+				return name
+			}
+		}
+	}
+	switch name := fmt.Sprintf("%T", err); name {
+	case "*errors.errorString", "*errors.joinError", "*fmt.wrapError", "*fmt.wrapErrors":
+		return ""
+	default:
+		return name
+	}
+}
+
+// recoveredText describes a recovered value. Only what the runtime would print of an uncaught panic is formatted:
+// fmt on any other value may never end (a map that holds itself) and may print secrets, so its type must do.
+func recoveredText(p any) (text string) {
+	text = fmt.Sprintf("value of type %T", p)
+	defer func() { _ = recover() }() // an Error or String method panicked: the type has to do
+	switch v := p.(type) {
+	case error:
+		return v.Error()
+	case fmt.Stringer:
+		return v.String()
+	}
+	switch reflect.ValueOf(p).Kind() {
+	case reflect.Invalid, reflect.Bool, reflect.String, reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128,
+		reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		return fmt.Sprint(p)
+	}
+	return text
+}
+
+// redact returns fn(s), s itself for a nil fn. When fn panics the text is withheld, not leaked.
+func redact(fn func(string) string, s string) (out string) {
+	if fn == nil {
+		return s
+	}
+	out = "[redaction failed]" // stands if the next lines do not return
+	defer func() { _ = recover() }()
+	return fn(s)
+}
+
+// sanitizeText makes s what Postgres takes as text and as a jsonb string: each NUL and each run of invalid
+// UTF-8 becomes U+FFFD, and the result has at most maxBytes bytes. What is longer ends, on a rune boundary, in
+// a mark that counts the bytes of s left out ("… [+12345 bytes]"), or without one where not even the mark
+// fits; truncated reports it. It looks at no more than twice maxBytes of s, however long s is.
+func sanitizeText(s string, maxBytes int) (out string, truncated bool) {
+	maxBytes = max(maxBytes, 0)
+	if len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
+		return s, false
+	}
+	text := make([]byte, 0, min(len(s)+utf8.UTFMax, maxBytes))
+	room := maxBytes - len(dropMark(len(s)))
+	kept, keptOf := 0, 0 // the longest prefix of text with room for the mark, and how much of s it stands for
+	for pos := 0; pos < len(s); {
+		r, size := utf8.DecodeRuneInString(s[pos:])
+		if r == utf8.RuneError && size == 1 {
+			size = invalidRun(s[pos:], maxBytes)
+		}
+		if r == 0 {
+			r = utf8.RuneError
+		}
+		if pos >= maxBytes || len(text)+utf8.RuneLen(r) > maxBytes {
+			if room < 0 {
+				return string(text), true
+			}
+			return string(text[:kept]) + dropMark(len(s)-keptOf), true
+		}
+		text = utf8.AppendRune(text, r)
+		pos += size
+		if len(text) <= room {
+			kept, keptOf = len(text), pos
+		}
+	}
+	return string(text), false
+}
+
+// invalidRun counts the bytes at the start of s that are not UTF-8; it stops at most.
+func invalidRun(s string, most int) (n int) {
+	for n < min(len(s), most) {
+		if r, size := utf8.DecodeRuneInString(s[n:]); r != utf8.RuneError || size != 1 {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+func dropMark(bytes int) string { return "… [+" + strconv.Itoa(bytes) + " bytes]" }

@@ -1,0 +1,532 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// All SQL of the queue is in store_pg*.go, in a job's life order: enqueue (store_pg_enqueue.go), claim and settle
+// (here), liveness and rescue (store_pg_supervisors.go), what operators do (store_pg_operate.go).
+//
+// Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with
+// sqlBegin, pipelined, for where the application's default is repeatable read or serializable a quarter to nine
+// tenths of the claims would fail.
+
+const (
+	sqlBegin  = `begin isolation level read committed read write`
+	sqlCommit = `commit`
+
+	// sqlOnePlan leaves the planner one sane plan whatever the statistics say. jobs goes from empty to a million
+	// rows and back; a plan that a connection cached while the table filled one page scans all of it later, a
+	// thousand times in one settle. Transaction-local, so it needs no session state.
+	sqlOnePlan = `select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+)
+
+// store is drover's way to the database. It is safe for concurrent use.
+type store struct{ pool *pgxpool.Pool }
+
+func newStore(pool *pgxpool.Pool) *store { return &store{pool: pool} }
+
+// dial opens a connection of the supervisor's own beside the pool, as the pool would: handlers that take every
+// pooled connection must not starve heartbeat and settle.
+func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
+	cfg := s.pool.Config()
+	if cfg.BeforeConnect != nil {
+		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.AfterConnect != nil {
+		if err := cfg.AfterConnect(ctx, conn); err != nil {
+			closeConn(conn)
+			return nil, err
+		}
+	}
+	return conn, nil
+}
+
+// link is a connection of one goroutine's that comes back after it broke.
+type link struct {
+	store *store
+	conn  *pgx.Conn
+}
+
+func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
+	if l.conn != nil && !l.conn.IsClosed() {
+		return l.conn, nil
+	}
+	var err error
+	l.conn, err = l.store.dial(ctx)
+	return l.conn, err
+}
+
+func (l *link) close() {
+	if l.conn != nil {
+		closeConn(l.conn)
+	}
+}
+
+func closeConn(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx) // it is going away either way
+}
+
+// batcher is a connection, a pool or a transaction.
+type batcher interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// pipeline is a row of statements in one round trip, each with what to do with its result.
+type pipeline struct {
+	batch pgx.Batch
+	reads []func(pgx.BatchResults) error
+}
+
+// exec queues a statement and stores how many rows it touched; n may be nil.
+func (p *pipeline) exec(n *int64, sql string, args ...any) {
+	p.batch.Queue(sql, args...)
+	p.reads = append(p.reads, func(results pgx.BatchResults) error {
+		tag, err := results.Exec()
+		if n != nil && err == nil {
+			*n = tag.RowsAffected()
+		}
+		return err
+	})
+}
+
+// query queues a statement and reads its rows.
+func (p *pipeline) query(read func(pgx.Rows) error, sql string, args ...any) {
+	p.batch.Queue(sql, args...)
+	p.reads = append(p.reads, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := read(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// call runs fn where its statements' results have been read: what came before is committed.
+func (p *pipeline) call(fn func()) {
+	p.reads = append(p.reads, func(pgx.BatchResults) error { fn(); return nil })
+}
+
+func (p *pipeline) begin()  { p.exec(nil, sqlBegin) }
+func (p *pipeline) commit() { p.exec(nil, sqlCommit) }
+
+// send runs the pipeline. After an error the connection is out of any transaction, or closed.
+func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
+	results := conn.SendBatch(ctx, &p.batch)
+	var err error
+	for _, read := range p.reads {
+		if err = read(results); err != nil {
+			break
+		}
+	}
+	err = errors.Join(err, ignoreRepeat(err, results.Close()))
+	if err == nil {
+		return nil
+	}
+	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		if _, rollback := conn.Exec(ctx, "rollback"); rollback != nil {
+			closeConn(conn)
+		}
+	}
+	return classify(err)
+}
+
+// ignoreRepeat drops the error that closing a failed batch tells again.
+func ignoreRepeat(first, again error) error {
+	if first != nil {
+		return nil
+	}
+	return again
+}
+
+// classify gives database errors the names that callers test for.
+func classify(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err
+	}
+	switch pg.Code {
+	case "42883", "42P01": // undefined function, undefined table
+		return fmt.Errorf("%w (%s)", ErrNotMigrated, pg.Message)
+	case "25006": // read-only transaction
+		return fmt.Errorf("%w (%s)", ErrReadOnly, pg.Message)
+	case "DR001":
+		return fmt.Errorf("%w (%s)", ErrIDConflict, pg.Message)
+	case "DR002":
+		return fmt.Errorf("%w: %s", ErrState, pg.Message)
+	}
+	return err
+}
+
+// badData reports an error that the data of a statement caused, so that the same will fail again.
+func badData(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && len(pg.Code) == 5 && (pg.Code[:2] == "22" || pg.Code[:2] == "23" || pg.Code[:2] == "54")
+}
+
+// notApplied reports whether the statement behind err certainly changed nothing: the server said so, or never got it.
+func notApplied(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code[:2] != "57" || pgconn.SafeToRetry(err)
+}
+
+const schemaVersion = 1
+
+// sqlCheck asks nothing of drover's own, so that it works on an empty database.
+const sqlCheck = `select current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null`
+
+const sqlSchemaVersion = `select drover_schema_version()`
+
+func (s *store) check(ctx context.Context) error {
+	var server, schema int
+	var standby, migrated bool
+	if err := s.pool.QueryRow(ctx, sqlCheck).Scan(&server, &standby, &migrated); err != nil {
+		return fmt.Errorf("ask the server what it is: %w", classify(err))
+	}
+	switch {
+	case server < 150000:
+		return fmt.Errorf("%w, this is %d.%d", ErrServerTooOld, server/10000, server%10000)
+	case standby:
+		return ErrReadOnly
+	case !migrated:
+		return ErrNotMigrated
+	}
+	if err := s.pool.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
+		return fmt.Errorf("ask for the schema's version: %w", classify(err))
+	}
+	if schema < schemaVersion {
+		return fmt.Errorf("%w (version %d, this library needs %d)", ErrNotMigrated, schema, schemaVersion)
+	}
+	return nil
+}
+
+// sqlClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
+//
+// me: the key share lock makes a raised epoch wait for this claim and refuse later ones, and lets heartbeats pass.
+// due: for every queue its groups of lanes, for every group its lanes, in the order given, each lane read from
+// jobs_claim_idx beyond its floor in index order, so that LIMIT ends the scan and there is no sort; the limits of
+// group and queue stop before lanes there is no room for. SKIP LOCKED lets claimers pass each other. Eligibility stands inside the LIMIT, or ineligible rows would
+// fill it for ever. All of it materialized: a subquery may be executed again and claim too many.
+// claimed: no indexed column changes, so the update is HOT. A join with due instead of the array becomes a scan of
+// the whole table under a generic plan.
+// The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.
+// When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
+const sqlClaim = `
+with me as materialized (
+	select now() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share
+), due as materialized (
+	select j.id from me, unnest($4::text[], $5::int[]) with ordinality as q(name, room, n)
+	cross join lateral (
+		select j.id from unnest($6::int[], $7::int[]) with ordinality as g(q, room, n)
+		cross join lateral (
+			select j.id from unnest($8::int[], $9::smallint[], $10::timestamptz[], $11::text[]) as l(g, lane, floor_at, floor_id)
+			cross join lateral (
+				select id from jobs
+				where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane
+					and scheduled_at <= now() and (scheduled_at, id) > (l.floor_at, l.floor_id) and kind = any($3)
+				order by scheduled_at, id limit g.room for update skip locked
+			) j
+			where l.g = g.n limit g.room
+		) j
+		where g.q = q.n limit q.room
+	) j
+), claimed as (
+	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = now()
+	where id = any(array(select id from due))
+	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
+		case when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata) > 0
+			or errors_total > 0 or crashes > 0 or redrives > 0
+		then jsonb_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= now(),
+			'retry_left_ms', floor(extract(epoch from retry_until - now()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
+			'metadata', metadata, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives, 'last_delay_ms', last_delay_ms,
+			'last_error', case when errors_total > 0 then drover_last_error(errors)->>'error' end) end as more
+)
+select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more,
+	case when c.id is null then (
+		select extract(epoch from min(j.scheduled_at) - now())::float8
+		from unnest($8::int[], $9::smallint[]) as l(g, lane)
+		cross join lateral (
+			select scheduled_at from jobs
+			where finalized_at is null and state <> 'running' and queue = ($4::text[])[($6::int[])[l.g]] and lane = l.lane
+				and scheduled_at > now() and scheduled_at < 'infinity'
+			order by scheduled_at, id limit 1
+		) j
+	) end
+from me left join claimed c on true`
+
+// claimedJob is one row of a claim.
+type claimedJob struct {
+	id, kind, queue string
+	lane            int16
+	args            json.RawMessage
+	attempt         int
+	claimSeq        int
+	scheduledAt     time.Time
+	more            *moreOfJob
+}
+
+// moreOfJob is what few jobs have.
+type moreOfJob struct {
+	MaxAttempts int             `json:"max_attempts"`
+	Retry       json.RawMessage `json:"retry"`
+	TimeoutMS   int64           `json:"timeout_ms"`
+	Expired     bool            `json:"expired"`
+	RetryLeftMS *float64        `json:"retry_left_ms"`
+	Snoozes     int             `json:"snoozes"`
+	Uncounted   int             `json:"uncounted"`
+	Tags        []string        `json:"tags"`
+	Metadata    json.RawMessage `json:"metadata"`
+	Failures    int             `json:"failures"`
+	Crashes     int             `json:"crashes"`
+	Redrives    int             `json:"redrives"`
+	LastDelayMS int64           `json:"last_delay_ms"`
+	LastError   string          `json:"last_error"`
+}
+
+// claimRequest asks for jobs of several queues.
+type claimRequest struct {
+	supervisor string
+	epoch      int
+	kinds      []string
+	queues     []string
+	rooms      []int32
+	groupQueue []int32 // index into queues, from 1
+	groupRoom  []int32
+	laneGroup  []int32 // index into the groups, from 1
+	lanes      []int16
+	floorAt    []time.Time
+	floorID    []string
+}
+
+// claimReply is what came back; committed once the pipeline has read the commit.
+type claimReply struct {
+	committed bool
+	fenced    bool // the epoch is over: nothing was claimed, nothing can be
+	at        time.Time
+	nextDue   time.Duration // 0: none known
+	jobs      []claimedJob
+}
+
+func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	reply.fenced = true
+	p.query(func(rows pgx.Rows) error {
+		reply.fenced = false
+		var j claimedJob
+		var id, kind, queue *string
+		var lane *int16
+		var attempt, seq *int
+		var at *time.Time
+		var more []byte
+		var next *float64
+		if err := rows.Scan(&reply.at, &id, &kind, &queue, &lane, &j.args, &attempt, &seq, &at, &more, &next); err != nil {
+			return err
+		}
+		if id == nil {
+			if next != nil {
+				reply.nextDue = max(time.Duration(*next*float64(time.Second)), time.Microsecond)
+			}
+			return nil
+		}
+		j.id, j.kind, j.queue, j.lane, j.attempt, j.claimSeq, j.scheduledAt = *id, *kind, *queue, *lane, *attempt, *seq, *at
+		if more != nil {
+			j.more = &moreOfJob{}
+			if err := json.Unmarshal(more, j.more); err != nil {
+				return err
+			}
+		}
+		reply.jobs = append(reply.jobs, j)
+		return nil
+	}, sqlClaim, req.supervisor, req.epoch, req.kinds, req.queues, req.rooms, req.groupQueue, req.groupRoom,
+		req.laneGroup, req.lanes, req.floorAt, req.floorID)
+	p.commit()
+	p.call(func() { reply.committed = true })
+}
+
+// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1).
+// By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a handler that
+// holds its row in an open transaction must not hold up the rest; what was locked is tried again.
+const sqlComplete = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+	order by id for update skip locked
+)
+update jobs set state = 'completed', finalized_at = now(), claimed_by = null
+where id = any(array(select id from held))`
+
+// sqlCompleteDelete is sqlComplete where completed jobs are not kept.
+const sqlCompleteDelete = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+	order by id for update skip locked
+)
+delete from jobs where id = any(array(select id from held))`
+
+func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del bool) {
+	if del {
+		p.exec(n, sqlCompleteDelete, ids, seq, owner)
+	} else {
+		p.exec(n, sqlComplete, ids, seq, owner)
+	}
+}
+
+// settleColumns is what the object $2 holds for a row's id, put into its columns. A job that is due "at once" gets
+// the time of this statement, not of the transaction's start: in front of the floors.
+const settleColumns = `
+	state = $2::jsonb->id->>'state',
+	finalized_at = case when $2::jsonb->id->>'state' in ('discarded', 'cancelled') then now() end,
+	discard_reason = $2::jsonb->id->>'reason',
+	claimed_by = null,
+	scheduled_at = case
+		when $2::jsonb->id ? 'now' then clock_timestamp()
+		when $2::jsonb->id ? 'delay_us' then now() + ($2::jsonb->id->>'delay_us')::bigint * interval '1 microsecond'
+		else scheduled_at end,
+	last_delay_ms = coalesce(($2::jsonb->id->>'delay_ms')::bigint, last_delay_ms),
+	attempt = attempt - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,
+	snoozes = case when $2::jsonb->id ? 'snoozed' then coalesce(snoozes, 0) + 1 else snoozes end,
+	uncounted = case when $2::jsonb->id ? 'uncounted' then coalesce(uncounted, 0) + 1 else uncounted end,
+	crashes = crashes + case when $2::jsonb->id ? 'crashed' then 1 else 0 end,
+	errors_total = errors_total + case when $2::jsonb->id ? 'failed' then 1 else 0 end,
+	errors = case when $2::jsonb->id ? 'entry'
+		then drover_append_error(errors, $2::jsonb->id->'entry' || jsonb_build_object('at', now())) else errors end`
+
+// sqlSettle ends runs of supervisor $3 in any other way: ids $1, and for each id in the object $2 what becomes of
+// it. No join, so that no statistics can turn it into one; the object is searched by bisection.
+const sqlSettle = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
+	order by id for update skip locked
+)
+update jobs set` + settleColumns + `
+where id = any(array(select id from held))
+returning id`
+
+// sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
+const sqlSettleTx = `
+update jobs set` + settleColumns + `
+where id = $1 and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
+returning id`
+
+const sqlCompleteTx = `
+update jobs set state = 'completed', finalized_at = now(), claimed_by = null
+where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running'
+returning id`
+
+const sqlCompleteDeleteTx = `
+delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' returning id`
+
+// sqlHoldTx keeps a run's claim until the caller's transaction ends.
+const sqlHoldTx = `
+select id from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' for no key update`
+
+// fencedTx runs one of these in a caller's transaction. A row that changed under a repeatable read or serializable
+// transaction shows as a serialization failure; only another owner changes it, so that is a lost lease too.
+func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) error {
+	var id string
+	err := tx.QueryRow(ctx, sql, args...).Scan(&id)
+	var state interface{ SQLState() string }
+	if errors.Is(err, pgx.ErrNoRows) || errors.As(err, &state) && state.SQLState() == "40001" {
+		return ErrLeaseLost
+	}
+	return classify(err)
+}
+
+// change is what sqlSettle does to one row. Absent keys change nothing.
+type change struct {
+	Seq       int             `json:"seq"`
+	State     State           `json:"state"`
+	Reason    string          `json:"reason,omitempty"`
+	Now       bool            `json:"now,omitempty"`
+	DelayUS   *int64          `json:"delay_us,omitempty"`
+	DelayMS   *int64          `json:"delay_ms,omitempty"`
+	GiveBack  bool            `json:"give_back,omitempty"`
+	Snoozed   bool            `json:"snoozed,omitempty"`
+	Uncounted bool            `json:"uncounted,omitempty"`
+	Crashed   bool            `json:"crashed,omitempty"`
+	Failed    bool            `json:"failed,omitempty"`
+	Entry     json.RawMessage `json:"entry,omitempty"`
+}
+
+func (o *outcome) change() change {
+	c := change{
+		Seq: o.run.claimSeq, State: o.state, Reason: o.reason, Now: o.now, GiveBack: o.giveBack,
+		Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Entry: o.entry,
+		Failed: o.class != "" && o.state != Cancelled,
+	}
+	if (o.state == Retryable || o.state == Scheduled) && !o.now {
+		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
+		c.DelayUS = &us
+		if o.state == Retryable {
+			c.DelayMS = &ms
+		}
+	}
+	return c
+}
+
+// settle queues sqlSettle and notes the ids it ended.
+func (p *pipeline) settle(settled map[string]bool, owner string, outcomes []*outcome) error {
+	ids := make([]string, len(outcomes))
+	changes := make(map[string]change, len(outcomes))
+	for i, o := range outcomes {
+		ids[i] = o.run.job.ID
+		changes[o.run.job.ID] = o.change()
+	}
+	doc, err := json.Marshal(changes)
+	if err != nil {
+		return fmt.Errorf("encode outcomes: %w", err)
+	}
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		settled[id] = true
+		return err
+	}, sqlSettle, ids, string(doc), owner)
+	return nil
+}
+
+// sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
+const sqlLook = `select id, state, claim_seq, coalesce(claimed_by, '') from jobs where id = any($1)`
+
+type seenJob struct {
+	state    State
+	claimSeq int
+	owner    string
+}
+
+func (p *pipeline) look(ids []string, seen map[string]seenJob) {
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		var j seenJob
+		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.owner); err != nil {
+			return err
+		}
+		seen[id] = j
+		return nil
+	}, sqlLook, ids)
+}

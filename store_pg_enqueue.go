@@ -1,0 +1,178 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// sqlEnqueue stores one job, or finds it by its id; the function validates and is all a producer's role needs.
+// Only scalars and JSON text, so that any driver works.
+const sqlEnqueue = `
+select existing from drover_enqueue(kind => $1, args => $2::jsonb, queue => $3, priority => $4, scheduled_at => $5,
+	delay => $6::interval, max_attempts => $7, retry => $8::jsonb, timeout => $9::interval, expires_at => $10, retry_until => $11,
+	tags => $12::jsonb, metadata => $13::jsonb, id => $14, wake => $15)`
+
+func (j *newJob) params(wake bool) []any {
+	var tags *string
+	if j.Tags != nil {
+		raw, _ := json.Marshal(j.Tags) // strings only: cannot fail
+		text := string(raw)
+		tags = &text
+	}
+	return []any{
+		j.Kind, string(j.Args), j.Queue, j.Priority, j.ScheduledAt, orNull(j.Delay), j.MaxAttempts, orNull(string(j.Retry)),
+		orNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, orNull(string(j.Metadata)), j.ID, wake,
+	}
+}
+
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// sqlWake runs in a transaction behind the one that stored the jobs: inside it the check is made before the jobs
+// can be seen, and a fifth of the wake-ups around a supervisor's falling asleep are lost.
+const sqlWake = `select drover_wake($1, now() + $2::interval)`
+
+// enqueue stores one job and wakes whoever sleeps: two transactions, one round trip.
+func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Release()
+	var p pipeline
+	stored := false
+	p.begin()
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&existing) }, sqlEnqueue, job.params(false)...)
+	p.commit()
+	p.call(func() { stored = true })
+	p.wake(job)
+	if err := p.send(ctx, conn.Conn()); err != nil && !stored {
+		return false, err
+	}
+	return existing, nil // a wake-up that failed costs one poll interval at most
+}
+
+func (p *pipeline) wake(job *newJob) {
+	p.begin()
+	if job.ScheduledAt != nil {
+		p.exec(nil, `select drover_wake($1, $2::timestamptz)`, job.Queue, *job.ScheduledAt)
+	} else {
+		delay := job.Delay
+		if delay == "" {
+			delay = "0"
+		}
+		p.exec(nil, sqlWake, job.Queue, delay)
+	}
+	p.commit()
+}
+
+func (s *store) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
+	err = tx.QueryRow(ctx, sqlEnqueue, job.params(true)...).Scan(&existing)
+	return existing, classify(err)
+}
+
+// sqlEnqueueMany stores a JSON array of jobs and tells how many there were before, and which.
+const sqlEnqueueMany = `
+select coalesce(jsonb_agg(e), '[]')::text from drover_enqueue_many($1::jsonb, $2) as e`
+
+// enqueueManyTx stores the jobs in chunks, for one JSON document has a size.
+func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]bool, error) {
+	existing := map[string]bool{}
+	for len(jobs) > 0 {
+		chunk := jobs[:min(len(jobs), 1000)]
+		jobs = jobs[len(chunk):]
+		doc, err := json.Marshal(chunk)
+		if err != nil {
+			return nil, fmt.Errorf("encode jobs: %w", err)
+		}
+		var found string
+		if err := tx.QueryRow(ctx, sqlEnqueueMany, string(doc), true).Scan(&found); err != nil {
+			return nil, classify(err)
+		}
+		var ids []string
+		if err := json.Unmarshal([]byte(found), &ids); err != nil {
+			return nil, fmt.Errorf("read existing ids: %w", err)
+		}
+		for _, id := range ids {
+			existing[id] = true
+		}
+	}
+	return existing, nil
+}
+
+// enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
+// through the function.
+func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (existing map[string]bool, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		var plain, others []*newJob
+		for _, job := range jobs {
+			if job.plain {
+				plain = append(plain, job)
+			} else {
+				others = append(others, job)
+			}
+		}
+		if len(plain) > 0 {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"jobs"}, []string{"id", "kind", "args", "queue", "priority"},
+				pgx.CopyFromSlice(len(plain), func(i int) ([]any, error) {
+					j := plain[i]
+					return []any{j.ID, j.Kind, j.Args, j.Queue, int16(j.Priority)}, nil //nolint:gosec // 1 to 9
+				}))
+			if err != nil {
+				return classify(err)
+			}
+		}
+		existing, err = s.enqueueManyTx(ctx, tx, others)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.wakeQueues(ctx, jobs)
+	return existing, nil
+}
+
+// wakeQueues checks once a queue, behind the commit. Its failure costs one poll interval at most.
+func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return
+	}
+	defer conn.Release()
+	var p pipeline
+	seen := map[string]bool{}
+	for _, job := range jobs {
+		if job.plain && !seen[job.Queue] {
+			seen[job.Queue] = true
+			p.wake(job)
+		}
+	}
+	if len(seen) > 0 {
+		_ = p.send(ctx, conn.Conn())
+	}
+}
+
+// inTx runs fn in a read committed transaction on the pool.
+func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	if err != nil {
+		return classify(err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = tx.Rollback(ctx) // after a commit there is nothing to roll back
+	}()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return classify(tx.Commit(ctx))
+}

@@ -1,0 +1,570 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Retention words for SupervisorConfig.
+const (
+	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way.
+	DeleteOnCompletion time.Duration = 1
+
+	// KeepCompleted keeps completed jobs for ever.
+	KeepCompleted time.Duration = math.MaxInt64
+)
+
+// SupervisorConfig says what a supervisor runs, and how. Queues and Workers are needed, the rest has defaults.
+type SupervisorConfig struct {
+	// Queues are those it claims from.
+	Queues []Queue
+
+	// Workers handle the kinds it knows, one worker a kind. Jobs of other kinds are left for other processes.
+	Workers []Worker
+
+	// Strategies are Customs that single jobs may refer to by name, besides those of Workers and Queues.
+	Strategies []Custom
+
+	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none.
+	Timeout time.Duration
+
+	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero
+	// means 30 s; under 1 s is an error. Long survives database outages, short frees a dead process' jobs. It
+	// beats six times a lease.
+	Lease time.Duration
+
+	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or 250 ms with
+	// DisableNotify; under 1 ms is an error.
+	PollInterval time.Duration
+
+	// DisableNotify does without LISTEN: for poolers that cannot, at the price of more polls. By itself a
+	// supervisor whose LISTEN fails goes on polling every PollInterval and tries again.
+	DisableNotify bool
+
+	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s. Another 5 s
+	// later those that still run are handed back, so that Run returns within the 30 s that many platforms give.
+	DrainTimeout time.Duration
+
+	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
+	// see DeleteOnCompletion and KeepCompleted. Discarded jobs are never pruned.
+	CompletedRetention time.Duration
+	CancelledRetention time.Duration
+
+	// Build names the running version, for kinds and supervisors. Zero means the main module's, from the binary.
+	Build string
+}
+
+// Queue is one queue's settings in this supervisor.
+type Queue struct {
+	// Name as in EnqueueOpts.Queue. Zero means "default".
+	Name string
+
+	// Concurrency is how many of its jobs run at once here. Zero means 10; at most 10,000.
+	Concurrency int
+
+	// MaxAttempts is for jobs and workers that set none. Zero means 20.
+	MaxAttempts int
+
+	// Retry is for jobs and workers that set none. Nil means Exponential{}.
+	Retry RetryStrategy
+}
+
+// Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
+// with the pool's settings, so that handlers that take every pooled one starve neither heartbeat nor settle.
+type Supervisor struct {
+	client     *Client
+	cfg        SupervisorConfig
+	log        *slog.Logger
+	workers    map[string]*Worker
+	kinds      []string
+	strategies map[string]Custom
+	now        func() time.Time // the process' clock: local waits only
+
+	queuesMu sync.Mutex
+	queues   []*queueState // replaced, never changed in place
+
+	lease    atomic.Pointer[lease]
+	inFlight inFlight
+	engine   *engine
+	reporter reporter
+	pruner   atomic.Bool // this supervisor's turn to prune
+	draining atomic.Bool
+	stopNow  chan struct{}
+	stopOnce sync.Once
+	ran      atomic.Bool
+
+	abandoned atomic.Int64
+}
+
+// Supervisor checks the configuration and returns a supervisor that runs nothing yet. Every mistake is told at
+// once, as *InvalidError values joined.
+func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
+	var bad problems
+	s := &Supervisor{
+		client: c, log: c.log, now: time.Now, workers: map[string]*Worker{}, strategies: map[string]Custom{},
+		stopNow: make(chan struct{}),
+	}
+	cfg.fillIn(&bad)
+	s.cfg = cfg
+	if len(cfg.Queues) == 0 {
+		bad.add("Queues", "is empty: nothing to claim from")
+	}
+	if len(cfg.Workers) == 0 {
+		bad.add("Workers", "is empty: nothing could run")
+	}
+	for i, strategy := range cfg.Strategies {
+		bad.at(fmt.Sprintf("Strategies[%d]", i), strategy.validate())
+		s.name(&bad, fmt.Sprintf("Strategies[%d]", i), strategy)
+	}
+	seen := map[string]bool{}
+	for i, q := range cfg.Queues {
+		field := fmt.Sprintf("Queues[%d]", i)
+		q.fillIn(&bad, field)
+		if seen[q.Name] {
+			bad.add(field+".Name", "%q is there twice", q.Name)
+		}
+		seen[q.Name] = true
+		s.name(&bad, field+".Retry", q.Retry)
+		s.queues = append(s.queues, newQueueState(q))
+	}
+	for i := range cfg.Workers {
+		w := cfg.Workers[i]
+		field := fmt.Sprintf("Workers[%d]", i)
+		w.validate(&bad, field, cfg.Timeout)
+		if s.workers[w.kind] != nil && w.kind != "" {
+			bad.add(field, "kind %q has a worker already", w.kind)
+		}
+		s.name(&bad, field+".Retry", w.opts.Retry)
+		s.workers[w.kind] = &w
+		s.kinds = append(s.kinds, w.kind)
+	}
+	slices.Sort(s.kinds)
+	slices.SortFunc(s.queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	s.engine = newEngine(s)
+	return s, nil
+}
+
+func (cfg *SupervisorConfig) fillIn(bad *problems) {
+	defaults := func(field string, d *time.Duration, def, least time.Duration) {
+		switch {
+		case *d == 0:
+			*d = def
+		case *d < least:
+			bad.add(field, "%v is under %v", *d, least)
+		}
+	}
+	poll := 5 * time.Second
+	if cfg.DisableNotify {
+		poll = 250 * time.Millisecond
+	}
+	defaults("Timeout", &cfg.Timeout, 5*time.Minute, time.Millisecond)
+	defaults("Lease", &cfg.Lease, 30*time.Second, time.Second)
+	defaults("PollInterval", &cfg.PollInterval, poll, time.Millisecond)
+	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
+	defaults("CompletedRetention", &cfg.CompletedRetention, 24*time.Hour, DeleteOnCompletion)
+	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, DeleteOnCompletion)
+	if cfg.Build == "" {
+		if info, ok := debug.ReadBuildInfo(); ok {
+			cfg.Build = info.Main.Version
+		}
+	}
+	cfg.Build, _ = sanitizeText(cfg.Build, 128)
+}
+
+func (q *Queue) fillIn(bad *problems, field string) {
+	if q.Name == "" {
+		q.Name = "default"
+	}
+	bad.join(checkName(field+".Name", q.Name))
+	switch {
+	case q.Concurrency == 0:
+		q.Concurrency = 10
+	case q.Concurrency < 0 || q.Concurrency > 10_000:
+		bad.add(field+".Concurrency", "%d is not 1 to 10,000", q.Concurrency)
+	}
+	bad.attempts(field+".", q.MaxAttempts, 0)
+	if q.Retry != nil {
+		bad.at(field+".Retry", q.Retry.validate())
+	}
+}
+
+// name makes a Custom known by its name to jobs that refer to it.
+func (s *Supervisor) name(bad *problems, field string, strategy RetryStrategy) {
+	custom, ok := strategy.(Custom)
+	if !ok || custom.Name == "" {
+		return
+	}
+	if _, taken := s.strategies[custom.Name]; taken {
+		bad.add(field+".Name", "strategy %q is there twice", custom.Name)
+	}
+	s.strategies[custom.Name] = custom
+}
+
+// Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
+// waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back. It
+// returns nil after a stop, and an error only if it could not start: ErrNotMigrated, ErrReadOnly,
+// ErrServerTooOld, or the connection's. A database that fails later is waited for. A Supervisor runs once.
+//
+// It returns only after every goroutine it started has, but for handlers that ignored their context:
+//
+//	engine  ×1  settles and claims; stops when all is drained and settled
+//	work    ×n  a queue's Concurrency; stops when its queue is closed and its job has ended
+//	control ×1  heartbeat, rescue, sweeps; stops after the engine
+//	listen  ×1  LISTEN; stops with claiming
+//	watch   ×1  finds handlers deaf to their timeout; stops after the engine
+//	prune   ×1  deletes old completed jobs; stops with claiming
+//	report  ×1  calls hooks; stops when all events are told
+func (s *Supervisor) Run(ctx context.Context) error {
+	if s.ran.Swap(true) {
+		return errors.New("drover: a Supervisor runs once; make another")
+	}
+	base := context.WithoutCancel(ctx)
+	control, err := s.start(ctx, base)
+	if err != nil {
+		return err
+	}
+	s.client.running.add(s)
+	defer s.client.running.remove(s)
+	claiming, stopClaiming := context.WithCancel(ctx)
+	defer stopClaiming()
+	working, stopWorking := context.WithCancel(base)
+	defer stopWorking()
+
+	var reporting, helping, steady, settling sync.WaitGroup
+	reporting.Go(func() { s.reporter.run(base, s.client) })
+	if !s.cfg.DisableNotify {
+		helping.Go(func() { s.listen(claiming) })
+	}
+	helping.Go(func() { s.prune(claiming) })
+	steady.Go(func() { control.run(working) })
+	steady.Go(func() { s.watch(working) })
+	for _, q := range s.queueStates() {
+		s.startQueue(q)
+	}
+	settling.Go(func() { s.engine.run(claiming) })
+	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id), slog.Int("queues", len(s.queues)), slog.Int("workers", len(s.workers)))
+
+	<-ctx.Done()
+	s.draining.Store(true)
+	s.engine.wake()
+	helping.Wait()
+	s.drain(base)
+	settling.Wait()
+	stopWorking()
+	steady.Wait()
+	control.end()
+	s.reporter.close()
+	reporting.Wait()
+	s.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", s.lease.Load().id))
+	return nil
+}
+
+// StopNow makes a Run that is stopping cancel its running jobs at once instead of draining: for a second signal.
+func (s *Supervisor) StopNow() { s.stopOnce.Do(func() { close(s.stopNow) }) }
+
+// handBack is how long cancelled handlers have before their jobs are handed back over their heads.
+const handBack = 5 * time.Second
+
+// drain waits for the running jobs, then cancels them, then gives up on them.
+func (s *Supervisor) drain(ctx context.Context) {
+	idle := s.engine.drained()
+	timer := time.NewTimer(s.cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return
+	case <-timer.C:
+	case <-s.stopNow:
+	}
+	s.lease.Load().cancel(ErrShutdown)
+	timer.Reset(handBack)
+	select {
+	case <-idle:
+		return
+	case <-timer.C:
+	}
+	for _, r := range s.inFlight.all() {
+		if r.end() {
+			s.abandoned.Add(1)
+			s.log.WarnContext(ctx, "handler ignores its cancelled context, job handed back", slog.Any("job", r.job))
+			s.engine.settle(r.handedBack())
+		}
+	}
+	<-idle
+}
+
+// start checks the server and registers.
+func (s *Supervisor) start(ctx, base context.Context) (*control, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := s.client.Check(ctx); err != nil {
+		return nil, err
+	}
+	c := newControl(s, base)
+	if err := c.register(ctx); err != nil {
+		c.link.close()
+		return nil, fmt.Errorf("register supervisor: %w", err)
+	}
+	return c, nil
+}
+
+// startQueue starts a queue's workers.
+func (s *Supervisor) startQueue(q *queueState) {
+	for range q.Concurrency {
+		s.startWorker(q)
+	}
+}
+
+// startWorker starts one, also in the place of one that an abandoned handler or runtime.Goexit took.
+func (s *Supervisor) startWorker(q *queueState) {
+	go s.workOn(q)
+}
+
+// workOn runs jobs of one queue until it is closed.
+func (s *Supervisor) workOn(q *queueState) {
+	for {
+		r, ok := q.buffer.take()
+		if !ok || !s.runJob(r) {
+			return
+		}
+	}
+}
+
+// watchInterval is how exactly deaf handlers are noticed.
+const watchInterval = 100 * time.Millisecond
+
+// watch frees the slots of handlers that ignore the end of their context after their timeout.
+func (s *Supervisor) watch(ctx context.Context) {
+	ticker := time.NewTicker(watchInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, r := range s.inFlight.all() {
+			if r.deaf(s.now()) && r.end() {
+				s.abandoned.Add(1)
+				s.log.WarnContext(ctx, "handler ignores its timeout, slot freed", slog.Any("job", r.job), slog.Duration("timeout", r.timeout))
+				s.engine.settle(r.abandonedOutcome())
+				s.startWorker(r.queue)
+			}
+		}
+	}
+}
+
+// AddQueue starts claiming from another queue. A mistake in q is an *InvalidError.
+func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
+	var bad problems
+	q.fillIn(&bad, "Queue")
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	for _, other := range s.queues {
+		if other.Name == q.Name {
+			bad.add("Queue.Name", "%q is served already", q.Name)
+		}
+	}
+	if err := bad.err(); err != nil {
+		return err
+	}
+	state := newQueueState(q)
+	queues := append(slices.Clone(s.queues), state)
+	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
+	if l := s.lease.Load(); l != nil {
+		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
+			return fmt.Errorf("add queue %s: %w", q.Name, err)
+		}
+		s.startQueue(state)
+	}
+	s.queues = queues
+	s.engine.wake()
+	return nil
+}
+
+// RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
+// that is not served is an *InvalidError.
+func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	i := slices.IndexFunc(s.queues, func(q *queueState) bool { return q.Name == name })
+	if i < 0 {
+		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
+	}
+	gone := s.queues[i]
+	queues := slices.Delete(slices.Clone(s.queues), i, i+1)
+	s.queues = queues
+	for _, r := range gone.buffer.close() {
+		s.engine.settle(r.handedBack())
+	}
+	if l := s.lease.Load(); l != nil {
+		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
+			return fmt.Errorf("remove queue %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Supervisor) queueStates() []*queueState {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	return s.queues
+}
+
+// Stats are a supervisor's figures of the moment.
+type Stats struct {
+	Running   int   // handlers at work
+	Buffered  int   // claimed, not started
+	Abandoned int64 // handlers that ignored the end of their context, since Run
+}
+
+// Stats may be called at any time.
+func (s *Supervisor) Stats() Stats {
+	stats := Stats{Running: s.inFlight.len(), Abandoned: s.abandoned.Load()}
+	for _, q := range s.queueStates() {
+		stats.Buffered += q.buffer.len()
+	}
+	return stats
+}
+
+// registration is what the tables should say of this supervisor.
+func (s *Supervisor) registration(id string, queues []*queueState) *registration {
+	host, _ := os.Hostname() // for people; empty will do
+	reg := &registration{
+		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
+	}
+	for _, q := range queues {
+		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry)})
+	}
+	for _, kind := range s.kinds {
+		w := s.workers[kind]
+		var ms *int64
+		if w.opts.Timeout < maxTimeout {
+			n := max(w.opts.Timeout.Milliseconds(), 1)
+			ms = &n
+		}
+		reg.kinds = append(reg.kinds, kindPolicy{kind, positive(w.opts.MaxAttempts), stored(w.opts.Retry), ms})
+	}
+	return reg
+}
+
+func positive(n int) *int {
+	if n > 0 {
+		return &n
+	}
+	return nil
+}
+
+// stored is a strategy's public form. A Custom without a name has none: a rescuer uses the default for it.
+func stored(strategy RetryStrategy) *string {
+	if custom, ok := strategy.(Custom); strategy == nil || ok && custom.Name == "" {
+		return nil
+	}
+	raw, err := encodeStrategy(strategy)
+	if err != nil { // it was validated
+		return nil
+	}
+	text := string(raw)
+	return &text
+}
+
+// wait asks a strategy for the delay; a Custom that panics is replaced by the default, and told of.
+func (s *Supervisor) wait(strategy RetryStrategy, f Failure) (time.Duration, bool) {
+	d, ok, err := strategy.delay(f)
+	if err != nil {
+		s.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", errorText(err)))
+	}
+	return d, ok
+}
+
+// registry is what supervisors of a client run.
+type registry struct {
+	mu   sync.Mutex
+	sups map[*Supervisor]bool
+}
+
+func newRegistry() *registry { return &registry{sups: map[*Supervisor]bool{}} }
+
+func (r *registry) add(s *Supervisor) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sups[s] = true
+}
+
+func (r *registry) remove(s *Supervisor) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.sups, s)
+}
+
+// cancel ends a running job's context in this process.
+func (r *registry) cancel(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		s.inFlight.cancel(id)
+	}
+}
+
+// reporter hands events to the hooks in order, in a goroutine of its own: a hook that blocks must not block jobs.
+type reporter struct {
+	mu     sync.Mutex
+	events []told
+	closed bool
+	ready  chan struct{}
+	once   sync.Once
+}
+
+func (r *reporter) signal() chan struct{} {
+	r.once.Do(func() { r.ready = make(chan struct{}, 1) })
+	return r.ready
+}
+
+func (r *reporter) tell(events ...told) {
+	r.mu.Lock()
+	r.events = append(r.events, events...)
+	r.mu.Unlock()
+	r.poke()
+}
+
+func (r *reporter) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	r.poke()
+}
+
+func (r *reporter) poke() {
+	select {
+	case r.signal() <- struct{}{}:
+	default:
+	}
+}
+
+func (r *reporter) run(ctx context.Context, c *Client) {
+	for range r.signal() {
+		r.mu.Lock()
+		events, closed := r.events, r.closed
+		r.events = nil
+		r.mu.Unlock()
+		for _, t := range events {
+			c.emit(ctx, t)
+		}
+		if closed {
+			return
+		}
+	}
+}

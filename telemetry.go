@@ -1,0 +1,187 @@
+package drover
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// Event is what Hooks are told. Fields that an event has no use for are zero.
+type Event struct {
+	JobID       string
+	Queue       string
+	Kind        string
+	Supervisor  string        // whose run it is
+	Attempt     int           // which run, from 1
+	MaxAttempts int           // effective
+	Duration    time.Duration // how long the handler ran
+	Wait        time.Duration // how late the run started after it was due, by the server's clock up to the claim
+	Class       string        // of a failed run: error, throttled, panic, timeout, decode, crash
+	Error       string        // text of the failure, as stored
+	Reason      string        // of a discard
+	Backoff     time.Duration // until the next run: failed, snoozed
+	Next        time.Time     // when that is, by this process' clock
+	Count       int           // claimed: jobs taken in one claim
+}
+
+// Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
+//
+// They run outside all locks. Enqueued, Started and Redriven run in the goroutine that caused them; the others
+// one after another in a goroutine of the supervisor's, after the row has changed, and never when it has not: a
+// hook that blocks delays later hooks and Run's return, not jobs. A panic is contained and logged.
+//
+// Every run that Started ends in exactly one of Completed, Failed, Discarded, Snoozed, Cancelled, Released and
+// StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded) tells of it. Jobs that
+// are discarded without a run (expired) have the end event alone.
+//
+//	Enqueued     a job was stored             JobID Queue Kind
+//	Claimed      jobs were claimed            Supervisor Queue Count
+//	Started      a handler is called          … Wait
+//	Completed    the run went well            … Duration
+//	Failed       it failed, will be retried   … Duration Class Error Backoff Next
+//	Discarded    the job ended for good       … Duration Class Error Reason
+//	Snoozed      it waits, attempt given back … Duration Backoff Next
+//	Cancelled    nobody wants it any more     … Duration Error
+//	Released     handed back by a stop        … Duration
+//	StaleSettle  the outcome was refused: the job was someone else's by then
+//	Rescued      freed from a dead supervisor … Class Error Backoff (Supervisor is the dead one)
+//	Redriven     an operator made it due      JobID
+type Hooks struct {
+	Enqueued, Claimed, Started, Completed, Failed, Discarded, Snoozed, Cancelled,
+	Released, StaleSettle, Rescued, Redriven func(context.Context, Event)
+}
+
+type eventKind int
+
+const (
+	eventEnqueued eventKind = iota
+	eventClaimed
+	eventStarted
+	eventCompleted
+	eventFailed
+	eventDiscarded
+	eventSnoozed
+	eventCancelled
+	eventReleased
+	eventStaleSettle
+	eventRescued
+	eventRedriven
+)
+
+// of picks the event's function and says how it is logged.
+func (h *Hooks) of(kind eventKind) (hook func(context.Context, Event), level slog.Level, message string) {
+	switch kind {
+	case eventEnqueued:
+		return h.Enqueued, slog.LevelDebug, "job enqueued"
+	case eventClaimed:
+		return h.Claimed, slog.LevelDebug, "jobs claimed"
+	case eventStarted:
+		return h.Started, slog.LevelDebug, "job started"
+	case eventCompleted:
+		return h.Completed, slog.LevelDebug, "job completed"
+	case eventFailed:
+		return h.Failed, slog.LevelDebug, "job failed, will be retried"
+	case eventDiscarded:
+		return h.Discarded, slog.LevelWarn, "job discarded"
+	case eventSnoozed:
+		return h.Snoozed, slog.LevelDebug, "job snoozed"
+	case eventCancelled:
+		return h.Cancelled, slog.LevelInfo, "job cancelled"
+	case eventReleased:
+		return h.Released, slog.LevelDebug, "job handed back"
+	case eventStaleSettle:
+		return h.StaleSettle, slog.LevelWarn, "stale outcome refused"
+	case eventRescued:
+		return h.Rescued, slog.LevelWarn, "job rescued"
+	case eventRedriven:
+		return h.Redriven, slog.LevelInfo, "job redriven"
+	}
+	return nil, slog.LevelDebug, ""
+}
+
+// told is an event on its way to the hooks.
+type told struct {
+	kind  eventKind
+	event Event
+}
+
+// listens reports whether anyone would notice the event.
+func (c *Client) listens(ctx context.Context, kind eventKind) bool {
+	var none Hooks
+	if _, level, _ := none.of(kind); c.log.Enabled(ctx, level) {
+		return true
+	}
+	for i := range c.cfg.Hooks {
+		if hook, _, _ := c.cfg.Hooks[i].of(kind); hook != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// emit logs the event and calls its hooks.
+func (c *Client) emit(ctx context.Context, t told) {
+	var none Hooks
+	_, level, message := none.of(t.kind)
+	if c.log.Enabled(ctx, level) {
+		c.log.LogAttrs(ctx, level, message, t.event.attrs()...)
+	}
+	for i := range c.cfg.Hooks {
+		if hook, _, _ := c.cfg.Hooks[i].of(t.kind); hook != nil {
+			c.callHook(ctx, hook, t.event)
+		}
+	}
+}
+
+func (c *Client) callHook(ctx context.Context, hook func(context.Context, Event), e Event) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.ErrorContext(ctx, "hook panicked", slog.String("panic", recoveredText(p)))
+		}
+	}()
+	hook(ctx, e)
+}
+
+func (e *Event) attrs() []slog.Attr {
+	attrs := make([]slog.Attr, 0, 12)
+	for _, a := range []struct{ key, value string }{
+		{"id", e.JobID}, {"queue", e.Queue}, {"kind", e.Kind}, {"supervisor", e.Supervisor},
+		{"class", e.Class}, {"error", e.Error}, {"reason", e.Reason},
+	} {
+		if a.value != "" {
+			attrs = append(attrs, slog.String(a.key, a.value))
+		}
+	}
+	for _, a := range []struct {
+		key   string
+		value int
+	}{{"attempt", e.Attempt}, {"max_attempts", e.MaxAttempts}, {"count", e.Count}} {
+		if a.value != 0 {
+			attrs = append(attrs, slog.Int(a.key, a.value))
+		}
+	}
+	if e.Duration != 0 {
+		attrs = append(attrs, slog.Float64("duration_ms", float64(e.Duration.Microseconds())/1000))
+	}
+	if e.Backoff != 0 {
+		attrs = append(attrs, slog.Float64("backoff_ms", float64(e.Backoff.Microseconds())/1000))
+	}
+	return attrs
+}
+
+func enqueuedEvent(job *newJob) told {
+	return told{eventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
+}
+
+// event tells how a run ended.
+func (o *outcome) tell(kind eventKind) told {
+	r := o.run
+	e := Event{
+		JobID: r.job.ID, Queue: r.job.Queue, Kind: r.job.Kind, Supervisor: r.owner, Attempt: r.job.Attempt,
+		MaxAttempts: r.job.MaxAttempts, Duration: o.duration, Class: o.class, Error: o.text, Reason: o.reason,
+	}
+	if kind == eventFailed || kind == eventSnoozed || kind == eventRescued {
+		e.Backoff, e.Next = o.delay, r.sup.now().Add(o.delay)
+	}
+	return told{kind, e}
+}

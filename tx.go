@@ -1,0 +1,83 @@
+package drover
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Tx is what drover needs of a caller's transaction. pgx.Tx, *pgx.Conn and *pgxpool.Pool satisfy it.
+type Tx interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// SQLTx makes a database/sql transaction a Tx, so that users of database/sql, GORM, ent, bun or sqlx settle and
+// enqueue in theirs. Any Postgres driver will do: only scalars and JSON text travel.
+func SQLTx(tx *sql.Tx) Tx { return sqlTx{tx} }
+
+type sqlTx struct{ tx *sql.Tx }
+
+func (t sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	return sqlRow{t.tx.QueryRowContext(ctx, query, args...)}
+}
+
+type sqlRow struct{ row *sql.Row }
+
+// Scan speaks of a missing row as pgx does.
+func (r sqlRow) Scan(dest ...any) error {
+	err := r.row.Scan(dest...)
+	if err == sql.ErrNoRows { //nolint:errorlint // database/sql returns it bare
+		return pgx.ErrNoRows
+	}
+	return err
+}
+
+// CompleteTx completes the job in the handler's transaction: its rows and the completion commit together, or
+// neither. Return nil after committing; a handler that returns nil without it fails the run with
+// ErrNotCommitted. If the job is someone else's by now the error is ErrLeaseLost: roll back.
+func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
+
+// SettleTx records in the handler's transaction how the run ended: err is read as if the handler returned it, so
+// that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. It is fenced like
+// CompleteTx; what the handler returns after committing does not matter any more.
+func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
+	if j.run == nil {
+		return ErrLeaseLost
+	}
+	o := j.run.decide(err)
+	failed := j.run.settleTx(ctx, tx, o)
+	if failed == nil {
+		j.run.txOutcome.Store(o)
+	}
+	return failed
+}
+
+func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) error {
+	switch {
+	case o.completes() && r.deleteCompleted:
+		return fencedTx(ctx, tx, sqlCompleteDeleteTx, r.job.ID, r.claimSeq, r.owner)
+	case o.completes():
+		return fencedTx(ctx, tx, sqlCompleteTx, r.job.ID, r.claimSeq, r.owner)
+	}
+	doc, err := json.Marshal(map[string]change{r.job.ID: o.change()})
+	if err != nil {
+		return fmt.Errorf("encode outcome: %w", err)
+	}
+	return fencedTx(ctx, tx, sqlSettleTx, r.job.ID, string(doc), r.owner)
+}
+
+// EnqueueTx stores another job in the handler's transaction if this job is still the handler's: for work that
+// must be enqueued by one run only. It holds the job's row until the transaction ends. Errors as
+// Client.EnqueueTx, and ErrLeaseLost.
+func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
+	if j.run == nil {
+		return Receipt{}, ErrLeaseLost
+	}
+	if err := fencedTx(ctx, tx, sqlHoldTx, j.run.job.ID, j.run.claimSeq, j.run.owner); err != nil {
+		return Receipt{}, err
+	}
+	return j.run.sup.client.EnqueueTx(ctx, tx, args, opts)
+}

@@ -1,0 +1,68 @@
+package drover
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// problems gathers every mistake, so that they are told at once.
+type problems struct{ errs []error }
+
+func (p *problems) add(field, format string, args ...any) {
+	p.errs = append(p.errs, &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)})
+}
+
+func (p *problems) join(err error) {
+	if err != nil {
+		p.errs = append(p.errs, err)
+	}
+}
+
+// at joins err with its fields put below field: "Base" becomes "Workers[0].Retry.Base".
+func (p *problems) at(field string, err error) {
+	var invalid *InvalidError
+	switch joined, ok := err.(interface{ Unwrap() []error }); {
+	case err == nil:
+	case ok:
+		for _, e := range joined.Unwrap() {
+			p.at(field, e)
+		}
+	case errors.As(err, &invalid):
+		p.errs = append(p.errs, &InvalidError{Field: field + "." + invalid.Field, Reason: invalid.Reason, Err: invalid.Err})
+	default:
+		p.errs = append(p.errs, &InvalidError{Field: field, Reason: err.Error(), Err: err})
+	}
+}
+
+func (p *problems) err() error {
+	if len(p.errs) == 1 {
+		return p.errs[0]
+	}
+	return errors.Join(p.errs...)
+}
+
+// nonNegative reports a negative duration, or one too long for the database's milliseconds.
+func (p *problems) nonNegative(field string, d time.Duration) {
+	if d < 0 {
+		p.add(field, "%v is negative", d)
+	}
+}
+
+// attempts checks the pair and returns the total number of runs, 0 if neither is set.
+func (p *problems) attempts(field string, maxAttempts, maxRetries int) int {
+	switch {
+	case maxAttempts < 0:
+		p.add(field+"MaxAttempts", "%d is negative; 1 means never retry", maxAttempts)
+	case maxRetries < 0:
+		p.add(field+"MaxRetries", "%d is negative; MaxAttempts: 1 means never retry", maxRetries)
+	case maxAttempts > 0 && maxRetries > 0 && maxAttempts != maxRetries+1:
+		p.add(field+"MaxRetries", "%d contradicts MaxAttempts %d, which counts the first run too", maxRetries, maxAttempts)
+	case maxAttempts > math.MaxInt32 || maxRetries >= math.MaxInt32:
+		p.add(field+"MaxAttempts", "at most %d", math.MaxInt32)
+	case maxRetries > 0:
+		return maxRetries + 1
+	}
+	return maxAttempts
+}
