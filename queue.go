@@ -11,6 +11,7 @@ type queueState struct {
 	Queue
 	buffer  buffer
 	pending atomic.Int64 // claimed, and not ended
+	watched atomic.Int64 // see watchRoom
 
 	// The handlers' time since the last look, for the bound on the buffer.
 	ranFor atomic.Int64 // nanoseconds
@@ -24,11 +25,11 @@ type queueState struct {
 
 func newQueueState(q Queue) *queueState { return &queueState{Queue: q} }
 
-// ended gives the slot back.
-func (q *queueState) ended(ran time.Duration) {
+// ended gives the slot back, and reports whether that makes the room the claimer waits for.
+func (q *queueState) ended(ran time.Duration) bool {
 	q.ranFor.Add(int64(ran))
 	q.ranN.Add(1)
-	q.pending.Add(-1)
+	return q.pending.Add(-1) == q.watched.Load()
 }
 
 const (
@@ -42,8 +43,8 @@ const (
 	bufferPatience = time.Second
 )
 
-// room is how many jobs may be claimed now: free slots, and what the slots will get through in prefetchTime.
-func (q *queueState) room() int {
+// capacity is how many jobs may be claimed and not ended: the slots, and what they get through in prefetchTime.
+func (q *queueState) capacity() int {
 	if n := q.ranN.Swap(0); n > 0 {
 		mean := time.Duration(q.ranFor.Swap(0) / n)
 		if q.typical == 0 {
@@ -51,11 +52,20 @@ func (q *queueState) room() int {
 		}
 		q.typical = max((3*q.typical+mean)/4, time.Microsecond)
 	}
-	prefetch := 0
-	if q.typical > 0 && q.typical < prefetchTime {
-		prefetch = int(min(int64(q.Concurrency)*int64(prefetchTime)/int64(q.typical), maxPrefetch))
+	if q.typical == 0 || q.typical >= prefetchTime {
+		return q.Concurrency
 	}
-	return max(0, q.Concurrency+prefetch-int(q.pending.Load()))
+	return q.Concurrency + int(min(int64(q.Concurrency)*int64(prefetchTime)/int64(q.typical), maxPrefetch))
+}
+
+// room is how many jobs may be claimed now.
+func (q *queueState) room() int { return max(0, q.capacity()-int(q.pending.Load())) }
+
+// watchRoom is the number of pending jobs from which down a claim is worth its round trip: a slot is free, or a
+// quarter of the buffer. The run that ends there signals the claimer.
+func (q *queueState) watchRoom() int64 {
+	q.watched.Store(int64(max(q.Concurrency-1, q.capacity()*3/4)))
+	return q.watched.Load()
 }
 
 // buffer holds claimed jobs until a worker takes them. It is safe for concurrent use; the zero value is empty.

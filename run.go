@@ -54,7 +54,7 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	}
 	if r.expired {
 		r.finish()
-		s.engine.settle(r.expiredOutcome())
+		s.settler.settle(r.expiredOutcome())
 		return true
 	}
 	r.startedAt = s.now()
@@ -74,7 +74,7 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 			err = &panicError{exit: true, trace: stack()}
 		}
 		if goOn = r.end(); goOn {
-			s.engine.settle(r.outcomeOf(err))
+			s.settler.settle(r.outcomeOf(err))
 			if !returned {
 				s.startWorker(r.queue)
 			}
@@ -115,7 +115,9 @@ func (r *run) end() bool {
 		return false
 	}
 	r.sup.inFlight.remove(r)
-	r.queue.ended(r.ran())
+	if r.queue.ended(r.ran()) {
+		r.sup.claimer.poke()
+	}
 	return true
 }
 

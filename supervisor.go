@@ -95,7 +95,9 @@ type Supervisor struct {
 
 	lease    atomic.Pointer[lease]
 	inFlight inFlight
-	engine   *engine
+	claimer  *claimer
+	settler  *settler
+	control  *control
 	reporter reporter
 	pruner   atomic.Bool // this supervisor's turn to prune
 	draining atomic.Bool
@@ -104,6 +106,7 @@ type Supervisor struct {
 	ran      atomic.Bool
 
 	abandoned atomic.Int64
+	slots     sync.WaitGroup // one for each worker; abandoned ones leave theirs to others
 }
 
 // Supervisor checks the configuration and returns a supervisor that runs nothing yet. Every mistake is told at
@@ -153,7 +156,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	s.engine = newEngine(s)
+	s.claimer, s.settler, s.control = newClaimer(s), newSettler(s), newControl(s)
 	return s, nil
 }
 
@@ -220,20 +223,19 @@ func (s *Supervisor) name(bad *problems, field string, strategy RetryStrategy) {
 //
 // It returns only after every goroutine it started has, but for handlers that ignored their context:
 //
-//	engine  ×1  settles and claims; stops when all is drained and settled
+//	claim   ×1  takes jobs; stops with ctx
 //	work    ×n  a queue's Concurrency; stops when its queue is closed and its job has ended
-//	control ×1  heartbeat, rescue, sweeps; stops after the engine
-//	listen  ×1  LISTEN; stops with claiming
-//	watch   ×1  finds handlers deaf to their timeout; stops after the engine
-//	prune   ×1  deletes old completed jobs; stops with claiming
+//	settle  ×1  records outcomes; stops when claiming has and all is settled
+//	control ×1  heartbeat, notifications, rescue, sweeps; stops after settle
+//	watch   ×1  finds handlers deaf to their timeout; stops after settle
+//	prune   ×1  deletes old completed jobs; stops with ctx
 //	report  ×1  calls hooks; stops when all events are told
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")
 	}
 	base := context.WithoutCancel(ctx)
-	control, err := s.start(ctx, base)
-	if err != nil {
+	if err := s.start(ctx, base); err != nil {
 		return err
 	}
 	s.client.running.add(s)
@@ -243,29 +245,28 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	working, stopWorking := context.WithCancel(base)
 	defer stopWorking()
 
-	var reporting, helping, steady, settling sync.WaitGroup
+	var reporting, claimingToo, whileWorking, settling sync.WaitGroup
 	reporting.Go(func() { s.reporter.run(base, s.client) })
-	if !s.cfg.DisableNotify {
-		helping.Go(func() { s.listen(claiming) })
-	}
-	helping.Go(func() { s.prune(claiming) })
-	steady.Go(func() { control.run(working) })
-	steady.Go(func() { s.watch(working) })
+	claimingToo.Go(func() { s.prune(claiming) })
+	claimingToo.Go(func() { s.claimer.run(claiming) })
+	whileWorking.Go(func() { s.control.run(working) })
+	whileWorking.Go(func() { s.watch(working) })
 	for _, q := range s.queueStates() {
 		s.startQueue(q)
 	}
-	settling.Go(func() { s.engine.run(claiming) })
-	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id), slog.Int("queues", len(s.queues)), slog.Int("workers", len(s.workers)))
+	settling.Go(func() { s.settler.run(base, s.claimer.ended) })
+	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id),
+		slog.Int("queues", len(s.queueStates())), slog.Int("workers", len(s.workers)))
 
 	<-ctx.Done()
 	s.draining.Store(true)
-	s.engine.wake()
-	helping.Wait()
 	s.drain(base)
+	claimingToo.Wait()
 	settling.Wait()
+	s.slots.Wait()
 	stopWorking()
-	steady.Wait()
-	control.end()
+	whileWorking.Wait()
+	s.control.end()
 	s.reporter.close()
 	reporting.Wait()
 	s.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", s.lease.Load().id))
@@ -280,7 +281,7 @@ const handBack = 5 * time.Second
 
 // drain waits for the running jobs, then cancels them, then gives up on them.
 func (s *Supervisor) drain(ctx context.Context) {
-	idle := s.engine.drained()
+	idle := s.settler.idle
 	timer := time.NewTimer(s.cfg.DrainTimeout)
 	defer timer.Stop()
 	select {
@@ -300,35 +301,37 @@ func (s *Supervisor) drain(ctx context.Context) {
 		if r.end() {
 			s.abandoned.Add(1)
 			s.log.WarnContext(ctx, "handler ignores its cancelled context, job handed back", slog.Any("job", r.job))
-			s.engine.settle(r.handedBack())
+			s.settler.settle(r.handedBack())
+			s.slots.Done()
 		}
 	}
 	<-idle
 }
 
 // start checks the server and registers.
-func (s *Supervisor) start(ctx, base context.Context) (*control, error) {
+func (s *Supervisor) start(ctx, base context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := s.client.Check(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	c := newControl(s, base)
-	if err := c.register(ctx); err != nil {
-		c.link.close()
-		return nil, fmt.Errorf("register supervisor: %w", err)
+	s.control.base = base
+	if err := s.control.register(ctx); err != nil {
+		s.control.link.close()
+		return fmt.Errorf("register supervisor: %w", err)
 	}
-	return c, nil
+	return nil
 }
 
 // startQueue starts a queue's workers.
 func (s *Supervisor) startQueue(q *queueState) {
+	s.slots.Add(q.Concurrency)
 	for range q.Concurrency {
 		s.startWorker(q)
 	}
 }
 
-// startWorker starts one, also in the place of one that an abandoned handler or runtime.Goexit took.
+// startWorker starts one in a free slot, also in that of one that an abandoned handler or runtime.Goexit took.
 func (s *Supervisor) startWorker(q *queueState) {
 	go s.workOn(q)
 }
@@ -337,7 +340,11 @@ func (s *Supervisor) startWorker(q *queueState) {
 func (s *Supervisor) workOn(q *queueState) {
 	for {
 		r, ok := q.buffer.take()
-		if !ok || !s.runJob(r) {
+		if !ok {
+			s.slots.Done()
+			return
+		}
+		if !s.runJob(r) {
 			return
 		}
 	}
@@ -360,7 +367,7 @@ func (s *Supervisor) watch(ctx context.Context) {
 			if r.deaf(s.now()) && r.end() {
 				s.abandoned.Add(1)
 				s.log.WarnContext(ctx, "handler ignores its timeout, slot freed", slog.Any("job", r.job), slog.Duration("timeout", r.timeout))
-				s.engine.settle(r.abandonedOutcome())
+				s.settler.settle(r.abandonedOutcome())
 				s.startWorker(r.queue)
 			}
 		}
@@ -391,7 +398,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 		s.startQueue(state)
 	}
 	s.queues = queues
-	s.engine.wake()
+	s.claimer.wake()
 	return nil
 }
 
@@ -407,9 +414,7 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	gone := s.queues[i]
 	queues := slices.Delete(slices.Clone(s.queues), i, i+1)
 	s.queues = queues
-	for _, r := range gone.buffer.close() {
-		s.engine.settle(r.handedBack())
-	}
+	s.handBack(gone.buffer.close())
 	if l := s.lease.Load(); l != nil {
 		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
 			return fmt.Errorf("remove queue %s: %w", name, err)
@@ -422,6 +427,20 @@ func (s *Supervisor) queueStates() []*queueState {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	return s.queues
+}
+
+func (s *Supervisor) queueNames() (names []string) {
+	for _, q := range s.queueStates() {
+		names = append(names, q.Name)
+	}
+	return names
+}
+
+// handBack returns jobs that have not started.
+func (s *Supervisor) handBack(runs []*run) {
+	for _, r := range runs {
+		s.settler.settle(r.handedBack())
+	}
 }
 
 // Stats are a supervisor's figures of the moment.

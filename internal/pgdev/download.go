@@ -17,7 +17,7 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/ulikunitz/xz"
+	"github.com/xi2/xz"
 )
 
 // The archives are those of github.com/zonkyio/embedded-postgres-binaries: a .jar, which is a zip, with one
@@ -168,7 +168,7 @@ func unpackArchive(archive, dir string) error {
 
 // unpackTxz writes through an os.Root, so that neither a name nor a link in the archive leads out of dir.
 func unpackTxz(r io.Reader, dir string) error {
-	plain, err := xz.NewReader(r)
+	plain, err := xz.NewReader(r, xz.DefaultDictMax)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,17 +38,22 @@ func (l *lease) lose() {
 	}
 }
 
-// control keeps a supervisor's lease, and watches over those of others. One goroutine owns it.
+// control keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
 type control struct {
-	sup      *Supervisor
-	base     context.Context //nolint:containedctx // the values handlers see
-	link     link
-	beaten   time.Time // when the last successful beat was sent
-	beats    int       // successful ones
-	peers    map[string]observation
-	sweeps   int64     // the last sweep's turn
-	sweepAt  time.Time // not before
-	searched map[string]int
+	sup       *Supervisor
+	base      context.Context //nolint:containedctx // the values handlers see
+	link      link
+	listening *pgx.Conn // the connection that has sent LISTEN
+	beaten    time.Time // when the last successful beat was sent
+	beats     int       // successful ones
+	peers     map[string]observation
+	searched  map[string]int // looks at a lost peer that found nothing
+	sweeps    int64          // the last sweep's turn
+	sweepAt   time.Time      // not before
+
+	mu   sync.Mutex
+	stop context.CancelFunc // ends the wait for a notification
+	now  bool               // beat at once
 }
 
 // observation is what a peer looked like when it last changed.
@@ -57,8 +64,8 @@ type observation struct {
 	beats int // of ours, then
 }
 
-func newControl(s *Supervisor, base context.Context) *control {
-	return &control{sup: s, base: base, link: link{store: s.client.store}, peers: map[string]observation{}, searched: map[string]int{}}
+func newControl(s *Supervisor) *control {
+	return &control{sup: s, link: link{store: s.client.store}, peers: map[string]observation{}, searched: map[string]int{}}
 }
 
 // register takes a fresh id.
@@ -73,29 +80,109 @@ func (c *control) register(ctx context.Context) error {
 	}
 	c.beaten = sent
 	c.sup.lease.Store(newLease(c.base, id, 1))
-	c.sup.engine.floors.reset()
+	c.sup.claimer.floors.reset()
 	return nil
 }
 
-// run beats six times a lease, and more often while beats fail.
+// run beats six times a lease, and more often while beats fail. In between it waits for notifications.
 func (c *control) run(ctx context.Context) {
-	defer c.link.close()
+	defer func() { c.link.close() }()
 	period := c.sup.cfg.Lease / 6
-	timer := time.NewTimer(period)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-c.sup.engine.lostLease:
+	next := c.sup.now().Add(period)
+	for ctx.Err() == nil {
+		c.wait(ctx, next)
+		if ctx.Err() != nil || c.sup.now().Before(next) && !c.interrupted() {
+			continue
 		}
-		next := period
+		next = c.sup.now().Add(period)
 		if err := c.beat(ctx); err != nil && ctx.Err() == nil {
-			next = min(period, time.Second)
+			next = c.sup.now().Add(min(period, time.Second))
 			c.sup.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
 		}
-		timer.Reset(next)
+	}
+}
+
+// interrupt makes the next beat come at once.
+func (c *control) interrupt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = true
+	if c.stop != nil {
+		c.stop()
+	}
+}
+
+func (c *control) interrupted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now
+	c.now = false
+	return now
+}
+
+// wait hears notifications until the given time, an interrupt, or the end.
+func (c *control) wait(ctx context.Context, until time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.sup.now()))
+	defer cancel()
+	c.mu.Lock()
+	c.stop = cancel
+	if c.now {
+		cancel()
+	}
+	c.mu.Unlock()
+	for ctx.Err() == nil {
+		if !c.listens(ctx) {
+			<-ctx.Done()
+			return
+		}
+		note, err := c.listening.WaitForNotification(ctx)
+		if err == nil {
+			c.sup.heard(note.Payload)
+		} else if ctx.Err() == nil {
+			c.sup.log.WarnContext(ctx, "connection lost, polling goes on", slog.String("error", err.Error()))
+			c.interrupt() // the beat makes a new one
+			return
+		}
+	}
+}
+
+// listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
+// running one was cancelled. Without them the polls find the same.
+func (c *control) listens(ctx context.Context) bool {
+	conn := c.link.conn
+	if c.sup.cfg.DisableNotify || conn == nil || conn.IsClosed() {
+		return false
+	}
+	if c.listening == conn {
+		return true
+	}
+	// Not ctx: an interrupt in the middle of a statement would cost the connection.
+	ctx, cancel := context.WithTimeout(c.base, 5*time.Second)
+	defer cancel()
+	var channel string
+	err := conn.QueryRow(ctx, sqlListen).Scan(&channel)
+	if err == nil {
+		_, err = conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
+	}
+	if err != nil {
+		c.sup.log.WarnContext(ctx, "listening failed, polling goes on", slog.String("error", err.Error()))
+		return false
+	}
+	c.listening = conn
+	c.sup.claimer.wake() // what came before
+	return true
+}
+
+// heard acts on a notification's text.
+func (s *Supervisor) heard(payload string) {
+	verb, what, _ := strings.Cut(payload, " ")
+	switch verb {
+	case "wake":
+		if slices.Contains(s.queueNames(), what) {
+			s.claimer.wake()
+		}
+	case "cancel":
+		s.inFlight.cancel(what)
 	}
 }
 
@@ -240,7 +327,7 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 			}
 		}
 	}
-	c.sup.engine.wake()
+	c.sup.claimer.wake()
 	return freed, nil
 }
 
@@ -330,17 +417,17 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		return nil
 	}
 	c.sweeps = turn
-	req := c.sup.engine.allLanes()
+	req := c.sup.claimer.allLanes()
 	behind, orphaned, err := c.sup.client.store.sweep(ctx, conn, req)
 	if err != nil {
 		return fmt.Errorf("full sweep: %w", err)
 	}
 	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))
 	for _, found := range behind {
-		c.sup.engine.floors.lower(found.lane, found.at)
+		c.sup.claimer.floors.lower(found.lane, found.at)
 	}
 	if len(behind) > 0 {
-		c.sup.engine.wake()
+		c.sup.claimer.wake()
 	}
 	for _, owner := range orphaned {
 		c.sup.log.WarnContext(ctx, "jobs of an unknown supervisor are rescued", slog.String("supervisor", owner))

@@ -1,0 +1,497 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	maxClaim = 2000 // jobs in one claim
+
+	sleepAfter = 250 * time.Millisecond // without a job, before sleepers is written
+	firstPoll  = time.Millisecond       // doubled up to the poll interval
+	minDueGap  = 20 * time.Millisecond  // between looks for due jobs that turn out to be other processes'
+)
+
+// claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
+type claimer struct {
+	sup    *Supervisor
+	floors *floors
+	signal chan struct{} // something to do
+	ended  chan struct{} // closed once claiming has ended
+
+	mu    sync.Mutex
+	poked bool      // claim now, whatever the poll timer says
+	due   time.Time // when the next job is known to be due; zero: none known
+
+	// The rest is the claimer goroutine's own.
+	link    link
+	unknown bool // a claim's outcome is unknown: find out before the next
+	trouble trouble
+	next    time.Time     // look not before
+	step    time.Duration // the last wait
+	idleAt  time.Time     // since when nothing was found; zero while there is work
+	asleep  bool          // sleepers says so
+
+	wantsRoom bool // it is time to look, but no slot is free: a slot will signal
+}
+
+func newClaimer(s *Supervisor) *claimer {
+	return &claimer{
+		sup: s, floors: newFloors(), signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
+	}
+}
+
+// wake makes the claimer look for jobs at once.
+func (c *claimer) wake() {
+	c.mu.Lock()
+	c.poked = true
+	c.mu.Unlock()
+	c.poke()
+}
+
+func (c *claimer) poke() {
+	select {
+	case c.signal <- struct{}{}:
+	default:
+	}
+}
+
+// run claims until ctx is done, then closes the buffers: what has not started goes back, workers end once their job
+// has.
+func (c *claimer) run(ctx context.Context) {
+	defer c.link.close()
+	defer close(c.ended)
+	base := context.WithoutCancel(ctx)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		now := c.sup.now()
+		c.handBackStale(now)
+		rest := c.trouble.until.Sub(now)
+		if rest <= 0 {
+			if c.unknown {
+				c.findOut(base)
+				continue
+			}
+			if plan := c.request(now); plan != nil {
+				c.trip(base, plan)
+				continue
+			}
+			rest = c.rest(now)
+		}
+		timer.Reset(rest)
+		select {
+		case <-timer.C:
+		case <-c.signal:
+		case <-ctx.Done():
+		}
+	}
+	for _, q := range c.sup.queueStates() {
+		c.sup.handBack(q.buffer.close())
+	}
+	for c.unknown && c.trouble.failures < 5 { // what a lost reply may have claimed goes back too, or is rescued
+		time.Sleep(max(c.trouble.until.Sub(c.sup.now()), 0))
+		c.findOut(base)
+	}
+}
+
+// handBackStale gives up what a slow job keeps from starting: another process may have a free slot.
+func (c *claimer) handBackStale(now time.Time) {
+	for _, q := range c.sup.queueStates() {
+		c.sup.handBack(q.buffer.drain(now.Add(-bufferPatience)))
+	}
+}
+
+// rest is how long there is nothing to do.
+func (c *claimer) rest(now time.Time) time.Duration {
+	rest := time.Hour
+	if !c.wantsRoom {
+		rest = c.lookAt().Sub(now)
+	}
+	for _, q := range c.sup.queueStates() {
+		if q.buffer.len() > 0 {
+			rest = min(rest, bufferPatience/4)
+		}
+	}
+	return max(rest, 0)
+}
+
+// lookAt is when to look for jobs next: by the polls, or earlier for a job known to be due.
+func (c *claimer) lookAt() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.due.IsZero() && c.due.Before(c.next) {
+		return c.due
+	}
+	return c.next
+}
+
+// The classes of lanes, as in the column lane: each has its own limit, in this order, and shares the queue's.
+const (
+	tierFresh   int16 = 0
+	tierRetry   int16 = 10
+	tierSuspect int16 = 20
+	tierStrong  int16 = 30
+)
+
+// claimGroup is one tier of one queue in a claim.
+type claimGroup struct {
+	queue *queueState
+	tier  int16
+	room  int
+}
+
+// groups divides what a queue has room for. While fresh jobs wait, retries get a fifth; suspects come a few at a
+// time always, for they may take the process with them.
+func (q *queueState) groups(room int) []claimGroup {
+	retries := room
+	if q.full {
+		q.retries = min(q.retries+float64(room)/5, float64(room))
+		retries = int(q.retries)
+	}
+	return []claimGroup{
+		{q, tierRetry, retries},
+		{q, tierSuspect, int(math.Ceil(math.Sqrt(float64(room))))},
+		{q, tierStrong, min(room, 1)},
+		{q, tierFresh, room},
+	}
+}
+
+// lanes lists the lanes of the groups with their floors, lowered by a near sweep's width.
+func (c *claimer) lanes(groups []claimGroup, lowered time.Duration) *claimRequest {
+	l := c.sup.lease.Load()
+	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds}
+	for i, g := range groups {
+		if n := len(req.queues); n == 0 || req.queues[n-1] != g.queue.Name {
+			req.queues = append(req.queues, g.queue.Name)
+		}
+		req.groupQueue = append(req.groupQueue, int32(len(req.queues))) //nolint:gosec // few
+		req.groupRoom = append(req.groupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
+		for priority := int16(1); priority <= 9; priority++ {
+			f := c.floors.get(laneKey{g.queue.Name, g.tier + priority})
+			if lowered > 0 && !f.at.IsZero() {
+				f = floor{at: f.at.Add(-lowered)}
+			}
+			req.laneGroup = append(req.laneGroup, int32(i+1)) //nolint:gosec // few
+			req.lanes = append(req.lanes, g.tier+priority)
+			req.floorAt = append(req.floorAt, f.at)
+			req.floorID = append(req.floorID, f.id)
+		}
+	}
+	return req
+}
+
+// allLanes is what a full sweep looks through.
+func (c *claimer) allLanes() *claimRequest {
+	var groups []claimGroup
+	for _, q := range c.sup.queueStates() {
+		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
+			groups = append(groups, claimGroup{queue: q, tier: tier})
+		}
+	}
+	return c.lanes(groups, 0)
+}
+
+// plan is a claim about to be made.
+type plan struct {
+	req     *claimRequest
+	groups  []claimGroup
+	lowered time.Duration
+	reply   claimReply
+}
+
+// request asks for jobs if it is time and there is room.
+func (c *claimer) request(now time.Time) *plan {
+	c.mu.Lock()
+	if c.poked {
+		c.poked, c.next, c.step = false, now, 0
+	}
+	c.mu.Unlock()
+	if c.sup.lease.Load().ended.Load() || now.Before(c.lookAt()) {
+		return nil
+	}
+	queues := c.sup.queueStates()
+	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
+		return nil
+	}
+	p := &plan{lowered: c.floors.due(now)}
+	var rooms []int32
+	left := maxClaim
+	for _, q := range queues {
+		room := min(q.room(), left)
+		left -= room
+		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
+		p.groups = append(p.groups, q.groups(room)...)
+	}
+	p.req = c.lanes(p.groups, p.lowered)
+	p.req.rooms = rooms
+	return p
+}
+
+// hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
+func (c *claimer) hasRoom(queues []*queueState) bool {
+	room := false
+	for _, q := range queues {
+		if q.pending.Load() <= q.watchRoom() {
+			room = true
+		}
+	}
+	return room
+}
+
+// trip is one claim.
+func (c *claimer) trip(base context.Context, claim *plan) {
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		c.trouble.failed(base, c.sup, "claiming", err)
+		return
+	}
+	var p pipeline
+	c.fallAsleep(&p)
+	p.claim(claim.req, &claim.reply)
+	started := c.sup.now()
+	err = p.send(ctx, conn)
+	c.afterClaim(base, claim, err, c.sup.now().Sub(started))
+	if err != nil {
+		c.trouble.failed(base, c.sup, "claiming", err)
+		return
+	}
+	c.trouble.failures = 0
+}
+
+// afterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
+// committed: its settle could overtake the claim and match nothing.
+func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.Duration) {
+	now := c.sup.now()
+	reply := &p.reply
+	switch {
+	case !reply.committed:
+		c.unknown = !notApplied(err)
+		return
+	case reply.fenced:
+		c.sup.lease.Load().lose()
+		c.sup.control.interrupt()
+		return
+	}
+	if p.lowered > 0 {
+		c.floors.swept(p.lowered, took, now)
+	}
+	c.sort(p)
+	c.advance(p)
+	c.dispatch(ctx, p, now)
+	c.setPace(len(reply.jobs), reply.nextDue, now)
+}
+
+// sort puts the jobs in the order of the index: an update returns them in any.
+func (c *claimer) sort(p *plan) {
+	slices.SortFunc(p.reply.jobs, func(a, b claimedJob) int {
+		if c := cmp.Compare(a.lane, b.lane); c != 0 {
+			return c
+		}
+		if c := a.scheduledAt.Compare(b.scheduledAt); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.id, b.id)
+	})
+}
+
+// advance moves the floors of the lanes that the claim read: those of a group that was not filled to their end,
+// of a filled one up to the lane that filled it.
+func (c *claimer) advance(p *plan) {
+	last := map[laneKey]floor{}
+	counts := map[laneKey]int{}
+	for i := range p.reply.jobs {
+		j := &p.reply.jobs[i]
+		key := laneKey{j.queue, j.lane}
+		last[key] = floor{j.scheduledAt, j.id}
+		counts[key]++
+	}
+	left := 0
+	for i, g := range p.groups {
+		if i == 0 || g.queue != p.groups[i-1].queue {
+			left = int(p.req.rooms[p.req.groupQueue[i]-1])
+		}
+		limit, n, final := min(g.room, left), 0, int16(0)
+		for priority := int16(1); priority <= 9; priority++ {
+			if count := counts[laneKey{g.queue.Name, g.tier + priority}]; count > 0 {
+				n, final = n+count, priority
+			}
+		}
+		if g.tier == tierRetry {
+			g.queue.retries = max(0, g.queue.retries-float64(n))
+		}
+		left -= n
+		g.queue.full = left == 0
+		if limit == 0 {
+			continue // not looked at
+		}
+		if n < limit {
+			final = 10 // all nine were read to their end
+		}
+		for priority := int16(1); priority <= min(final, 9); priority++ {
+			key := laneKey{g.queue.Name, g.tier + priority}
+			c.floors.advance(key, last[key], priority < final, p.reply.at)
+		}
+	}
+}
+
+// dispatch hands claimed jobs to their queues' workers.
+func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
+	lease := c.sup.lease.Load()
+	runs := map[*queueState][]*run{}
+	for i, g := range p.groups {
+		if i == 0 || g.queue != p.groups[i-1].queue {
+			runs[g.queue] = nil
+		}
+	}
+	byName := map[string]*queueState{}
+	for q := range runs {
+		byName[q.Name] = q
+	}
+	for i := range p.reply.jobs {
+		j := &p.reply.jobs[i]
+		q := byName[j.queue]
+		runs[q] = append(runs[q], c.sup.newRun(j, q, lease, p.reply.at, now))
+	}
+	for q, runs := range runs {
+		if len(runs) == 0 {
+			continue
+		}
+		c.sup.settler.book.add(runs)
+		q.pending.Add(int64(len(runs)))
+		if !q.buffer.put(runs) { // the queue was removed meanwhile
+			for _, r := range runs {
+				r.finish()
+			}
+			c.sup.handBack(runs)
+		}
+		if c.sup.client.listens(ctx, eventClaimed) {
+			c.sup.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: lease.id, Count: len(runs)}})
+		}
+	}
+}
+
+// setPace decides when to look again: at once while there is more, then after 1, 2, 4, … ms up to the poll
+// interval, so that a job whose transaction was silent for d is found at most d after its commit.
+func (c *claimer) setPace(found int, nextDue time.Duration, now time.Time) {
+	if found > 0 {
+		c.next, c.step, c.idleAt = now, 0, time.Time{}
+		return
+	}
+	if c.idleAt.IsZero() {
+		c.idleAt = now
+	}
+	c.step = max(firstPoll, min(2*c.step, c.sup.cfg.PollInterval))
+	c.next = now.Add(c.step)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	missed := !c.due.IsZero() && !now.Before(c.due)
+	c.due = time.Time{}
+	if nextDue > 0 {
+		c.due = now.Add(nextDue)
+		if missed && nextDue < minDueGap {
+			c.due = now.Add(minDueGap)
+		}
+	}
+}
+
+// noteDue remembers that a job of ours will be due then.
+func (c *claimer) noteDue(at time.Time) {
+	c.mu.Lock()
+	sooner := c.due.IsZero() || at.Before(c.due)
+	if sooner {
+		c.due = at
+	}
+	c.mu.Unlock()
+	if sooner {
+		c.poke()
+	}
+}
+
+// fallAsleep says in sleepers that this supervisor does not look by itself any more, once it has found nothing for
+// a while, and that it does again, once it has found something. The claim behind it in the same round trip is the
+// look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
+func (c *claimer) fallAsleep(p *pipeline) {
+	now, id := c.sup.now(), c.sup.lease.Load().id
+	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
+	if c.sup.cfg.DisableNotify || idle == c.asleep {
+		return
+	}
+	p.begin()
+	if idle {
+		var until *string
+		c.mu.Lock()
+		if !c.due.IsZero() {
+			text := interval(max(c.due.Sub(now), 0))
+			until = &text
+		}
+		c.mu.Unlock()
+		p.exec(nil, sqlFallAsleep, id, until)
+	} else {
+		p.exec(nil, sqlWakeUp, id)
+	}
+	p.commit()
+	p.call(func() { c.asleep = idle })
+}
+
+// findOut ends the doubt about a claim whose reply was lost.
+func (c *claimer) findOut(base context.Context) {
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err == nil {
+		err = c.recoverClaim(ctx, conn)
+	}
+	if err != nil {
+		c.trouble.failed(base, c.sup, "finding out about a lost claim", err)
+		return
+	}
+	c.trouble.failures = 0
+}
+
+// recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
+// alone could come before its commit. Only then it looks at what is held in this supervisor's name and not known to
+// it, and hands that back.
+func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
+	l := c.sup.lease.Load()
+	store := c.sup.client.store
+	epoch, err := 0, error(ErrLeaseLost)
+	if !l.ended.Load() {
+		epoch, err = store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
+	}
+	if errors.Is(err, ErrLeaseLost) {
+		l.lose() // all of it is for others to rescue
+		c.unknown = false
+		c.sup.control.interrupt()
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	l.epoch.Store(int64(epoch))
+	c.floors.reset()
+	held, err := store.heldBy(ctx, conn, l.id, c.sup.queueNames(), false)
+	if err != nil {
+		return err
+	}
+	var unknown []*run
+	for i := range held {
+		if !c.sup.settler.book.has(held[i].id) {
+			unknown = append(unknown, c.sup.unstarted(&held[i], l))
+		}
+	}
+	c.sup.settler.book.add(unknown)
+	c.sup.handBack(unknown)
+	c.unknown = len(held) >= maxHeld && len(unknown) > 0 // there may be more
+	return nil
+}

@@ -1,0 +1,76 @@
+// Package drover is a job queue inside the Postgres that an application already runs: jobs are enqueued in the
+// application's own transactions, and a job that fails is retried, kept and brought back in ways one can rely on.
+//
+// # Guarantees
+//
+//   - At least once: an enqueue that was acknowledged is not lost, and a job runs again when its process died. So
+//     a handler may run twice, and what it does outside the database must bear that; Job.ID is the same each time.
+//   - One owner at a time: whatever ends a run compares a fence (id, claim_seq, claimed_by). The write of an owner
+//     that has lost its lease changes nothing and says so: ErrLeaseLost.
+//   - Exactly-once effects inside the database: Job.CompleteTx commits the handler's rows and the completion
+//     together, or neither.
+//   - Nothing disappears: discarded jobs are never deleted by drover. Every failed run is counted, and the first 5
+//     and the last 15 stay in the job's errors, whatever becomes of it.
+//   - Postgres' clock decides whatever two processes must agree on. Processes send durations, not instants.
+//   - Polling is the truth, NOTIFY a hint: all works where LISTEN does not.
+//
+// Not promised: an order among jobs that run side by side, that a handler is never called twice, and that a handler
+// which ignores its context stops. Commits are as durable as the server makes them.
+//
+// # A job's life
+//
+//	enqueue ────────► available ─┐                   ┌─► completed  kept for a day, or deleted at once
+//	enqueue, later ─► scheduled ─┼─► running ─settle─┼─► retryable  due again after its backoff
+//	redrive ────────► available ─┘      │            ├─► scheduled  a snooze: the attempt is given back
+//	                                    │            ├─► discarded  with its reason and its errors
+//	                                    │            └─► cancelled
+//	                                    └─ its process died: a rescue makes it retryable or discarded
+//
+// Available, scheduled and retryable jobs are claimed as soon as they are due: nothing promotes them, so the delay
+// that a strategy asked for is the delay that happens. The state parked is for jobs that wait for something other
+// than time; nothing puts a job there yet.
+//
+// # How it is used
+//
+// A [Client] enqueues and operates; it starts nothing. [Client.Supervisor] makes the process-wide runner, and
+// [Supervisor.Run] claims, runs and settles jobs until its context is done. [Handle] makes a worker of a function;
+// the error that the function returns decides what becomes of the job: nil, a plain error, [Discard], [RetryAfter],
+// [Snooze], [Cancel], [DontCount]. A [RetryStrategy] decides how long a failed job waits.
+//
+// The schema comes from the package migrations, or from its files by the goose command.
+//
+// # The files
+//
+// In the order of a job's life:
+//
+//	doc.go                   this tour
+//	jobs.go                  Args, Job, Config, Client, the states and the reasons of a discard
+//	errors.go                what callers branch on
+//	enqueue.go               EnqueueOpts; Enqueue, EnqueueMany and their twins in a caller's transaction
+//	validate.go              gathers mistakes, so that all are told at once
+//	validate_args.go         what is refused of args and names before it meets SQL
+//	worker.go                Handle, WorkerOpts: a kind's handler and its settings
+//	supervisor.go            SupervisorConfig, Run, drain; every go statement
+//	queue.go                 a queue inside a supervisor: its slots, its buffer, how much to claim ahead
+//	engine.go                settles and claims, both in one round trip
+//	floors.go                where a claim begins to look, so that dead rows cost nothing
+//	listen.go                notifications: wake-ups and cancels
+//	run.go                   one claimed job, from its start to its outcome
+//	outcome.go               what a handler returned, and what that makes of the job
+//	tx.go                    CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
+//	retry_strategy.go        attempt to delay; pure
+//	retry_after.go           the HTTP header
+//	sanitize.go              makes error texts fit to be stored
+//	fingerprint.go           tells which failures are the same
+//	lease.go                 heartbeat, watching the others, rescue, the full sweep
+//	prune.go                 deletes old completed and cancelled jobs
+//	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
+//	telemetry.go             Hooks and log attributes
+//	store_pg.go              SQL: connections, claim and settle
+//	store_pg_enqueue.go      SQL: enqueue
+//	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
+//	store_pg_operate.go      SQL: what operators do
+//
+// Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
+// docs/sql.md what to ask from psql.
+package drover

@@ -1,0 +1,143 @@
+package drover_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+)
+
+// withDiscarded has one discarded job.
+func withDiscarded() (client *drover.Client, id string, end func()) {
+	pool, end := migratedPool()
+	return clientOf(pool), discardOne(pool), end
+}
+
+func clientOf(pool *pgxpool.Pool) *drover.Client {
+	client, err := drover.New(pool, drover.Config{})
+	must(err)
+	return client
+}
+
+func discardOne(pool *pgxpool.Pool) (id string) {
+	fail := func(context.Context, *drover.Job, Parcel) error { return errors.New("parcel has no address") }
+	return runOnce(pool, drover.Handle(fail, drover.WorkerOpts{MaxAttempts: 1}), Parcel{Number: 7}).ID
+}
+
+// The whole story of a job.
+func ExampleClient_Get() {
+	client, id, end := withDiscarded()
+	defer end()
+
+	job, err := client.Get(context.Background(), id)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(job.State, job.DiscardReason)
+	for _, e := range job.Errors {
+		fmt.Printf("run %d: %s: %s\n", e.Attempt, e.Class, e.Error)
+	}
+	// Output:
+	// discarded attempts_exhausted
+	// run 1: error: parcel has no address
+}
+
+func ExampleClient_List() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	for n := range 5 {
+		_, err := client.Enqueue(ctx, Parcel{Number: n}, nil)
+		must(err)
+	}
+
+	for after := ""; ; {
+		page, err := client.List(ctx, drover.Filter{Kind: "parcel", State: drover.Available}, after, 2)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(len(page.Jobs))
+		if after = page.Next; after == "" {
+			break
+		}
+	}
+	// Output:
+	// 2
+	// 2
+	// 1
+}
+
+func ExampleClient_Counts() {
+	client, _, end := withDiscarded()
+	defer end()
+
+	counts, err := client.Counts(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for _, c := range counts {
+		fmt.Println(c.Queue, c.State, c.Jobs)
+	}
+	// Output: default discarded 1
+}
+
+// The parcel has an address now.
+func ExampleClient_RedriveJob() {
+	ctx := context.Background()
+	client, id, end := withDiscarded()
+	defer end()
+
+	err := client.RedriveJob(ctx, id, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"Address": "Lake Road 1"}`)})
+	if err != nil {
+		panic(err)
+	}
+
+	job, err := client.Get(ctx, id)
+	must(err)
+	fmt.Println(job.State, string(job.Args))
+	fmt.Println("attempts:", job.Attempt, "redrives:", job.Redrives, "last error:", job.LastError())
+	// Output:
+	// available {"Number": 7, "Address": "Lake Road 1"}
+	// attempts: 0 redrives: 1 last error: parcel has no address
+}
+
+func ExampleClient_Cancel() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+
+	was, err := client.Cancel(ctx, receipt.ID, "the order was withdrawn")
+	fmt.Println(was, err)
+	was, err = client.Cancel(ctx, receipt.ID, "")
+	fmt.Println(was, err)
+	// Output:
+	// available <nil>
+	// cancelled <nil>
+}
+
+// Completed jobs go, discarded ones stay.
+func ExampleClient_DeleteCompleted() {
+	pool, end := migratedPool()
+	defer end()
+	client := clientOf(pool)
+	discardOne(pool)
+	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
+	runOnce(pool, drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 8})
+
+	cutoff := time.Now().Add(time.Minute) // an hour ago would be more usual
+	fmt.Println(client.DeleteCompleted(context.Background(), cutoff))
+
+	counts, err := client.Counts(context.Background())
+	must(err)
+	fmt.Println(len(counts), counts[0].State)
+	// Output:
+	// 1 <nil>
+	// 1 discarded
+}

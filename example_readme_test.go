@@ -1,0 +1,95 @@
+package drover_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+)
+
+// README.md shows this code; readme_test.go compares the two.
+
+type Charge struct{ OrderID int64 }
+
+func (Charge) Kind() string { return "charge" }
+
+// The order and its job are there together, or neither is.
+func placeOrder(ctx context.Context, pool *pgxpool.Pool, client *drover.Client, orderID int64) error {
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback(ctx)
+	if _, err := tx.Exec(ctx, `insert into orders (id) values ($1)`, orderID); err != nil {
+		return err
+	}
+	if _, err := client.EnqueueTx(ctx, tx, Charge{orderID}, &drover.EnqueueOpts{Queue: "payments"}); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
+func runJobs(ctx context.Context, pool *pgxpool.Pool, client *drover.Client) error {
+	charge := func(ctx context.Context, job *drover.Job, c Charge) error {
+		if err := pay(ctx, job.ID, c.OrderID); err != nil {
+			return err // retried in 2 s, 4 s, 8 s, …
+		}
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx)
+		if _, err := tx.Exec(ctx, `update orders set paid = true where id = $1`, c.OrderID); err != nil {
+			return err
+		}
+		if err := job.CompleteTx(ctx, tx); err != nil {
+			return err // the job is someone else's by now: so is the order
+		}
+		return tx.Commit(ctx)
+	}
+	retry := drover.Exponential{Base: 2 * time.Second}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "payments", Concurrency: 50}},
+		Workers: []drover.Worker{drover.Handle(charge, drover.WorkerOpts{MaxAttempts: 10, Retry: retry})},
+	})
+	if err != nil {
+		return err
+	}
+	return sup.Run(ctx) // until ctx is done: then it drains
+}
+
+// README.md ends here.
+
+// pay stands for the application's own code.
+func pay(context.Context, string, int64) error { return nil }
+
+func Example() {
+	pool, end := migratedPool()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	if _, err := pool.Exec(ctx, `create table orders (id bigint primary key, paid boolean not null default false)`); err != nil {
+		panic(err)
+	}
+	client, err := drover.New(pool, drover.Config{
+		Hooks: []drover.Hooks{{Completed: func(context.Context, drover.Event) { stop() }}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	if err := placeOrder(ctx, pool, client, 42); err != nil {
+		panic(err)
+	}
+	if err := runJobs(ctx, pool, client); err != nil {
+		panic(err)
+	}
+	var paid bool
+	if err := pool.QueryRow(context.Background(), `select paid from orders where id = 42`).Scan(&paid); err != nil {
+		panic(err)
+	}
+	fmt.Println("paid:", paid)
+	// Output: paid: true
+}

@@ -1,0 +1,203 @@
+package drover_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// A supervisor's configuration is checked as a whole.
+func ExampleClient_Supervisor() {
+	client, end := newClient()
+	defer end()
+
+	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
+	_, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "deliveries", Concurrency: 20_000}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{MaxAttempts: -1})},
+		Lease:   time.Millisecond,
+	})
+	fmt.Println(err)
+	// Output:
+	// drover: Lease: 1ms is under 1s
+	// drover: Queues[0].Concurrency: 20000 is not 1 to 10,000
+	// drover: Workers[0].MaxAttempts: -1 is negative; 1 means never retry
+}
+
+// The first signal drains, a second one cancels what still runs.
+func ExampleSupervisor_Run() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	deliver := func(_ context.Context, _ *drover.Job, p Parcel) error {
+		fmt.Println("delivered", p.Number)
+		stop() // for the example; a program waits for its signal
+		return nil
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "deliveries", Concurrency: 20}, {Name: "invoices"}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	if err != nil {
+		panic(err)
+	}
+
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, &drover.EnqueueOpts{Queue: "deliveries"})
+	must(err)
+	fmt.Println(sup.Run(ctx))
+	// Output:
+	// delivered 7
+	// <nil>
+}
+
+// Cancelled handlers learn why by their context's cause.
+func ExampleSupervisor_StopNow() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	var sup *drover.Supervisor
+	deliver := func(ctx context.Context, _ *drover.Job, _ Parcel) error {
+		stop()        // the first signal
+		sup.StopNow() // the second
+		<-ctx.Done()
+		fmt.Println(context.Cause(ctx))
+		return ctx.Err()
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+	must(sup.Run(ctx))
+
+	job, err := client.Get(context.Background(), receipt.ID)
+	must(err)
+	fmt.Println(job.State, "attempts:", job.Attempt)
+	// Output:
+	// drover: supervisor is stopping
+	// available attempts: 0
+}
+
+// Queues come and go while a supervisor runs.
+func ExampleSupervisor_AddQueue() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	var sup *drover.Supervisor
+	deliver := func(ctx context.Context, job *drover.Job, p Parcel) error {
+		fmt.Println(job.Queue, p.Number)
+		if job.Queue == "express" {
+			stop()
+			return nil
+		}
+		return sup.AddQueue(ctx, drover.Queue{Name: "express", Concurrency: 5})
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "deliveries"}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	for n, queue := range []string{"express", "deliveries"} {
+		_, err := client.Enqueue(ctx, Parcel{Number: n}, &drover.EnqueueOpts{Queue: queue})
+		must(err)
+	}
+	must(sup.Run(ctx))
+	// Output:
+	// deliveries 1
+	// express 0
+}
+
+func ExampleSupervisor_RemoveQueue() {
+	client, end := newClient()
+	defer end()
+
+	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "deliveries"}, {Name: "express"}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+
+	ctx := context.Background()
+	fmt.Println(sup.RemoveQueue(ctx, "express"))
+	fmt.Println(sup.RemoveQueue(ctx, "express"))
+	// Output:
+	// <nil>
+	// drover: name: "express" is not served here
+}
+
+func ExampleSupervisor_Stats() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	var sup *drover.Supervisor
+	deliver := func(context.Context, *drover.Job, Parcel) error {
+		fmt.Println("running:", sup.Stats().Running)
+		stop()
+		return nil
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+	must(sup.Run(ctx))
+	fmt.Println("running:", sup.Stats().Running)
+	// Output:
+	// running: 1
+	// running: 0
+}
+
+func ExampleHooks() {
+	pool, end := migratedPool()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	hooks := drover.Hooks{
+		Failed: func(_ context.Context, e drover.Event) {
+			fmt.Printf("%s: run %d failed (%s: %s), next in %v\n", e.Kind, e.Attempt, e.Class, e.Error, e.Backoff)
+		},
+		Completed: func(_ context.Context, e drover.Event) {
+			fmt.Printf("%s: run %d completed\n", e.Kind, e.Attempt)
+			stop()
+		},
+	}
+	client, err := drover.New(pool, drover.Config{Hooks: []drover.Hooks{hooks}})
+	must(err)
+
+	deliver := func(_ context.Context, job *drover.Job, _ Parcel) error {
+		if job.Attempt == 1 {
+			return fmt.Errorf("nobody at home")
+		}
+		return nil
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{Retry: drover.Every(10 * time.Millisecond)})},
+	})
+	must(err)
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+	must(sup.Run(ctx))
+	// Output:
+	// parcel: run 1 failed (error: nobody at home), next in 10ms
+	// parcel: run 2 completed
+}

@@ -1,0 +1,174 @@
+package demo
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// The headers of a delivery.
+const (
+	headerKey       = "Idempotency-Key"
+	headerJob       = "X-Drover-Job"
+	headerAttempt   = "X-Drover-Attempt"
+	headerSignature = "X-Signature"
+)
+
+// receiverSettings is what the parent tells the receiver.
+type receiverSettings struct {
+	Secret string `json:"secret"`
+	Quota  int    `json:"quota"`
+}
+
+// receiverReady is what the receiver answers. The log is in a directory that goes with the receiver.
+type receiverReady struct {
+	URL string `json:"url"`
+	Log string `json:"log"`
+}
+
+// Receive is the program of the receiver: it plays every customer's endpoint on loopback until in ends.
+func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
+	var s receiverSettings
+	ctx, stop, err := childContext(ctx, in, &s)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	dir, err := os.MkdirTemp("", "drover-demo-")
+	if err != nil {
+		return fmt.Errorf("drover: receiver: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	log, err := os.OpenFile(filepath.Join(dir, "requests.jsonl"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("drover: receiver: %w", err)
+	}
+	defer log.Close() //nolint:errcheck // every line was written whole or answered with an error
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("drover: receiver: %w", err)
+	}
+	server := &http.Server{
+		Handler:           &receiver{secret: s.Secret, log: log, world: world{quota: s.Quota}, now: time.Now},
+		ReadHeaderTimeout: 10 * time.Second,
+	}
+	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // nobody is left to be answered
+	defer stopServing()
+	if err := ready(out, receiverReady{URL: "http://" + listener.Addr().String(), Log: log.Name()}); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("drover: receiver: %w", err)
+	}
+	return nil
+}
+
+// receiver answers as the world does and writes down every request before it answers, in one write each: an effect
+// that is not in the log did not happen.
+type receiver struct {
+	secret string
+	now    func() time.Time
+
+	mu    sync.Mutex
+	world world
+	log   io.Writer
+}
+
+// ServeHTTP implements http.Handler.
+func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
+	if err != nil {
+		http.Error(w, "body: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	attempt, _ := strconv.Atoi(r.Header.Get(headerAttempt)) // 0 says it was no number
+	customer, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	req := request{
+		At: rc.now().UTC(), Key: r.Header.Get(headerKey), Customer: customer, Job: r.Header.Get(headerJob), Attempt: attempt,
+		Signed: hmac.Equal([]byte(r.Header.Get(headerSignature)), []byte(signature(rc.secret, body))),
+	}
+	a := rc.answer(req)
+	if !wait(r.Context(), a.after) {
+		a.status = 0 // the sender gave up: whatever it had been answered, it does not know
+	}
+	req.Status = a.status
+	if err := rc.record(req); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	a.write(w)
+}
+
+func (rc *receiver) answer(req request) answer {
+	if !req.Signed {
+		return answer{status: http.StatusUnauthorized, body: "the signature does not fit the body"}
+	}
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	return rc.world.answer(req.Customer, req.Key, req.At)
+}
+
+func (rc *receiver) record(req request) error {
+	line, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	_, err = rc.log.Write(append(line, '\n'))
+	return err
+}
+
+func (a answer) write(w http.ResponseWriter) {
+	if a.status == 0 {
+		breakOff(w)
+		return
+	}
+	if a.retryAfter != "" {
+		w.Header().Set("Retry-After", a.retryAfter)
+	}
+	w.WriteHeader(a.status)
+	_, _ = io.WriteString(w, a.body) // a sender that went away meanwhile tries again
+}
+
+// breakOff closes the connection in the middle of the status line.
+func breakOff(w http.ResponseWriter) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(http.ErrAbortHandler) // closes it too, without the half line
+	}
+	_, _ = io.WriteString(conn, "HTTP/1.1 20")
+	_ = conn.Close()
+}
+
+// wait reports whether d passed before ctx ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// signature is the value of the header that proves where a body comes from.
+func signature(secret string, body []byte) string {
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write(body) //nolint:errcheck // never fails
+	return "sha256=" + hex.EncodeToString(mac.Sum(nil))
+}

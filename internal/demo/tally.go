@@ -1,0 +1,78 @@
+package demo
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// request is one line of the receiver's log.
+type request struct {
+	At       time.Time `json:"at"`
+	Key      string    `json:"key"`
+	Customer string    `json:"customer"`
+	Job      string    `json:"job"`
+	Attempt  int       `json:"attempt"`
+	Status   int       `json:"status"` // 0: no answer
+	Signed   bool      `json:"signed"` // the signature fits the body
+}
+
+// Tally is what the receiver saw.
+type Tally struct {
+	Requests int
+	Accepted int      // events answered 2xx
+	Twice    int      // events answered 2xx more than once
+	Refused  int      // events refused for good, with 410
+	Lost     []string // keys of expected events that were neither
+	Unknown  int      // requests for events that nobody enqueued
+	Unsigned int      // requests whose signature did not fit the body
+	Statuses map[int]int
+}
+
+// tally counts the receiver's log against the events it should have seen. An event counts as accepted once its
+// receiver answered 2xx to a request with a good signature, and as refused once it answered 410. A line that does
+// not parse is an error: a log that cannot be read proves nothing.
+func tally(log io.Reader, expected []event) (Tally, error) {
+	accepted, refused := map[string]int{}, map[string]bool{}
+	known := make(map[string]bool, len(expected))
+	for _, e := range expected {
+		known[e.key] = true
+	}
+	t := Tally{Statuses: map[int]int{}}
+	lines := bufio.NewScanner(log)
+	for lines.Scan() {
+		t.Requests++
+		var r request
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return t, fmt.Errorf("drover: receiver's log, line %d: %w", t.Requests, err)
+		}
+		t.Statuses[r.Status]++
+		switch {
+		case !known[r.Key]:
+			t.Unknown++
+		case !r.Signed:
+			t.Unsigned++
+		case r.Status/100 == 2:
+			accepted[r.Key]++
+		case r.Status == http.StatusGone:
+			refused[r.Key] = true
+		}
+	}
+	for _, e := range expected {
+		switch {
+		case accepted[e.key] > 0:
+			t.Accepted++
+			if accepted[e.key] > 1 {
+				t.Twice++
+			}
+		case refused[e.key]:
+			t.Refused++
+		default:
+			t.Lost = append(t.Lost, e.key)
+		}
+	}
+	return t, lines.Err()
+}

@@ -1,0 +1,140 @@
+package demo
+
+import (
+	"hash/fnv"
+	"net/http"
+	"time"
+)
+
+// behaviour is how a customer's endpoint answers.
+type behaviour string
+
+const (
+	well      behaviour = "well"      // 200, soon
+	slow      behaviour = "slow"      // 200 after 250 to 700 ms; one in eight is not answered the first time
+	down      behaviour = "down"      // 500 for a while after the first request, then well
+	throttled behaviour = "throttled" // so many a second, else 429 with Retry-After
+	gone      behaviour = "gone"      // 410, for good
+	garbled   behaviour = "garbled"   // broken off or garbage the first times, then well
+)
+
+const (
+	outage   = 5 * time.Second  // how long a down endpoint stays so
+	hanging  = 20 * time.Second // longer than any worker waits
+	quotaFor = time.Second      // what a throttled endpoint's quota is for
+)
+
+// behaviourOf is fixed for the customers of the built-in file. Others get one that delivers in the end, by name.
+func behaviourOf(customer string) behaviour {
+	switch customer {
+	case "customer-aurora", "customer-birch", "customer-harbor":
+		return well
+	case "customer-cobalt":
+		return slow
+	case "customer-dune":
+		return down
+	case "customer-ember":
+		return throttled
+	case "customer-fjord":
+		return gone
+	case "customer-grove":
+		return garbled
+	}
+	others := [...]behaviour{well, slow, down, throttled, garbled}
+	return others[hash(customer)%uint32(len(others))]
+}
+
+func hash(s string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(s)) //nolint:errcheck // never fails
+	return h.Sum32()
+}
+
+// world is the state of all endpoints. It reads no clock and is not safe for concurrent use.
+type world struct {
+	quota     int // deliveries a second that a throttled endpoint takes
+	customers map[string]*endpoint
+}
+
+type endpoint struct {
+	since  time.Time      // the first request
+	window time.Time      // when the quota began anew
+	used   int            // of the quota
+	seen   map[string]int // requests by key
+}
+
+// answer is what an endpoint does with a request. Status 0 is a connection closed in the middle of the answer.
+type answer struct {
+	after      time.Duration
+	status     int
+	retryAfter string
+	body       string
+}
+
+func (w *world) answer(customer, key string, now time.Time) answer {
+	e := w.endpoint(customer, now)
+	e.seen[key]++
+	soon := time.Duration(3+hash(key)%20) * time.Millisecond
+	fine := answer{after: soon, status: http.StatusOK, body: `{"received":true}`}
+	switch behaviourOf(customer) {
+	case slow:
+		fine.after = time.Duration(250+hash(key)%450) * time.Millisecond
+		if hash(key)%8 == 0 && e.seen[key] == 1 {
+			fine.after = hanging
+		}
+	case down:
+		if now.Sub(e.since) < outage {
+			return answer{after: soon, status: http.StatusInternalServerError, body: "the database is being restored, come back later"}
+		}
+	case throttled:
+		if !e.allows(w.quota, now) {
+			return answer{after: soon, status: http.StatusTooManyRequests, retryAfter: "1", body: "too many requests"}
+		}
+	case gone:
+		return answer{after: soon, status: http.StatusGone, body: "this endpoint was removed"}
+	case garbled:
+		switch {
+		case hash(key)%3 == 0 && e.seen[key] == 1:
+			return answer{after: soon}
+		case hash(key)%3 == 1 && e.seen[key] <= 2:
+			return answer{after: soon, status: http.StatusBadGateway, body: "\x00\xff\xfe<html>\x1b[31m\xc3(502"}
+		}
+	case well:
+	}
+	return fine
+}
+
+func (w *world) endpoint(customer string, now time.Time) *endpoint {
+	if w.customers == nil {
+		w.customers = map[string]*endpoint{}
+	}
+	e := w.customers[customer]
+	if e == nil {
+		e = &endpoint{since: now, window: now, seen: map[string]int{}}
+		w.customers[customer] = e
+	}
+	return e
+}
+
+func (e *endpoint) allows(quota int, now time.Time) bool {
+	if now.Sub(e.window) >= quotaFor {
+		e.window, e.used = now, 0
+	}
+	if e.used >= quota {
+		return false
+	}
+	e.used++
+	return true
+}
+
+// quotaOf lets a throttled customer's events through in about five seconds, however many there are.
+func quotaOf(list []event) int {
+	most, counts := 0, map[string]int{}
+	for _, e := range list {
+		if behaviourOf(e.Customer) == throttled {
+			counts[e.Customer]++
+			most = max(most, counts[e.Customer])
+		}
+	}
+	return max(1, (most+4)/5)
+}

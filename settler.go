@@ -1,0 +1,373 @@
+package drover
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	maxComplete = 2000             // completed runs in one round trip
+	maxSettle   = 500              // other outcomes in one round trip: theirs carry JSON
+	tripTimeout = 15 * time.Second // of one round trip: half a default lease
+
+	lockedPause   = 100 * time.Millisecond // before a row that someone holds is tried again
+	retryPause    = 50 * time.Millisecond  // after a failed round trip, doubled
+	maxRetryPause = 5 * time.Second
+)
+
+// settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
+// batches grow under load. It goes on until everything claimed is settled, whatever fails meanwhile.
+type settler struct {
+	sup    *Supervisor
+	signal chan struct{} // something to do
+	idle   chan struct{} // closed once claiming has ended and all is settled
+	book   book
+
+	mu       sync.Mutex
+	outcomes []*outcome
+
+	// The rest is the settler goroutine's own.
+	link     link
+	locked   []*outcome // their rows were held by someone
+	lockedAt time.Time  // when to try them again
+	trouble  trouble
+}
+
+// book lists the runs that are claimed and not yet settled, by job id.
+type book struct {
+	mu   sync.Mutex
+	runs map[string]*run
+}
+
+func (b *book) add(runs []*run) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.runs == nil {
+		b.runs = map[string]*run{}
+	}
+	for _, r := range runs {
+		b.runs[r.job.ID] = r
+	}
+}
+
+// remove leaves a later run of the same job in place.
+func (b *book) remove(r *run) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.runs[r.job.ID] == r {
+		delete(b.runs, r.job.ID)
+	}
+}
+
+func (b *book) has(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.runs[id] != nil
+}
+
+func (b *book) len() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.runs)
+}
+
+// trouble spaces round trips after failed ones.
+type trouble struct {
+	failures int
+	until    time.Time // no round trip before
+}
+
+// failed waits before the next round trip, longer each time.
+func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
+	pause := min(retryPause<<min(t.failures, 10), maxRetryPause)
+	t.failures++
+	t.until = s.now().Add(pause)
+	s.log.WarnContext(ctx, what+" failed, will be tried again", slog.String("error", err.Error()), slog.Duration("in", pause))
+}
+
+func newSettler(s *Supervisor) *settler {
+	return &settler{
+		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: link{store: s.client.store},
+	}
+}
+
+// settle hands over how a run ended. It does not block.
+func (e *settler) settle(o *outcome) {
+	e.mu.Lock()
+	e.outcomes = append(e.outcomes, o)
+	e.mu.Unlock()
+	e.poke()
+}
+
+func (e *settler) poke() {
+	select {
+	case e.signal <- struct{}{}:
+	default:
+	}
+}
+
+// run settles until claiming has ended and all that was claimed is settled.
+func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
+	defer e.link.close()
+	defer close(e.idle)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ended := false; ; {
+		now := e.sup.now()
+		out := e.take(now)
+		rest := time.Hour
+		switch {
+		case now.Before(e.trouble.until):
+			e.putBack(out)
+			rest = e.trouble.until.Sub(now)
+		case len(out) > 0:
+			e.trip(ctx, out)
+			continue
+		case ended && e.book.len() == 0:
+			return
+		case len(e.locked) > 0:
+			rest = e.lockedAt.Sub(now)
+		}
+		timer.Reset(max(rest, 0))
+		select {
+		case <-timer.C:
+		case <-e.signal:
+		case <-claimed:
+			ended, claimed = true, nil
+		}
+	}
+}
+
+// take returns outcomes for one round trip.
+func (e *settler) take(now time.Time) (out []*outcome) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.locked) > 0 && !now.Before(e.lockedAt) {
+		e.outcomes = append(e.outcomes, e.locked...)
+		e.locked = nil
+	}
+	complete, other := 0, 0
+	for i, o := range e.outcomes {
+		if o.completes() {
+			complete++
+		} else {
+			other++
+		}
+		if complete == maxComplete || other == maxSettle {
+			out, e.outcomes = e.outcomes[:i+1:i+1], e.outcomes[i+1:]
+			return out
+		}
+	}
+	out, e.outcomes = e.outcomes, nil
+	return out
+}
+
+func (e *settler) putBack(out []*outcome) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.outcomes = append(out, e.outcomes...)
+}
+
+// trip is one round trip of settles.
+func (e *settler) trip(base context.Context, out []*outcome) {
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
+	defer cancel()
+	conn, err := e.link.get(ctx)
+	if err != nil {
+		e.putBack(out)
+		e.trouble.failed(base, e.sup, "settling", err)
+		return
+	}
+	var p pipeline
+	s, err := e.settleAll(&p, out)
+	if err == nil && len(p.reads) > 0 {
+		err = p.send(ctx, conn)
+	}
+	e.afterSettle(ctx, conn, out, s, err)
+	if err != nil && !badData(err) {
+		e.trouble.failed(base, e.sup, "settling", err)
+		return
+	}
+	e.trouble.failures = 0
+}
+
+// settling is what came of a round trip's settles.
+type settling struct {
+	committed bool
+	counts    []completion
+	others    map[string]bool // ids that sqlSettle ended
+}
+
+// completion is one complete statement: all runs of one owner and fence.
+type completion struct {
+	outcomes []*outcome
+	n        int64
+}
+
+type fenceGroup struct {
+	owner string
+	seq   int
+	del   bool
+}
+
+// settleAll queues the settles in one transaction: a statement for each fence among the completed runs (nearly
+// always one), and one for each owner among the others.
+func (e *settler) settleAll(p *pipeline, out []*outcome) (*settling, error) {
+	s := &settling{others: map[string]bool{}}
+	complete := map[fenceGroup][]*outcome{}
+	others := map[string][]*outcome{}
+	for _, o := range out {
+		o.run.tries++
+		switch r := o.run; {
+		case r.txOutcome.Load() != nil:
+			// The handler's transaction settled it, or did not: afterSettle looks.
+		case o.completes():
+			key := fenceGroup{r.owner, r.claimSeq, r.deleteCompleted}
+			complete[key] = append(complete[key], o)
+		default:
+			others[r.owner] = append(others[r.owner], o)
+		}
+	}
+	if len(complete)+len(others) == 0 {
+		s.committed = true
+		return s, nil
+	}
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	s.counts = make([]completion, 0, len(complete))
+	for key, group := range complete {
+		ids := make([]string, len(group))
+		for i, o := range group {
+			ids[i] = o.run.job.ID
+		}
+		slices.Sort(ids)
+		s.counts = append(s.counts, completion{outcomes: group})
+		p.complete(&s.counts[len(s.counts)-1].n, ids, key.seq, key.owner, key.del)
+	}
+	for owner, group := range others {
+		if err := p.settle(s.others, owner, group); err != nil {
+			return s, err
+		}
+	}
+	p.commit()
+	p.call(func() { s.committed = true })
+	return s, nil
+}
+
+// afterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
+func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcome, s *settling, err error) {
+	switch {
+	case len(out) == 0:
+		return
+	case !s.committed && badData(err):
+		e.bisect(ctx, conn, out)
+		return
+	case !s.committed:
+		e.putBack(out)
+		return
+	}
+	var unsure []*outcome
+	for _, c := range s.counts {
+		if int(c.n) == len(c.outcomes) {
+			e.done(c.outcomes...)
+		} else {
+			unsure = append(unsure, c.outcomes...)
+		}
+	}
+	for _, o := range out {
+		switch {
+		case o.run.txOutcome.Load() != nil:
+			unsure = append(unsure, o)
+		case o.completes():
+		case s.others[o.run.job.ID]:
+			e.done(o)
+		default:
+			unsure = append(unsure, o)
+		}
+	}
+	if len(unsure) > 0 {
+		e.look(ctx, conn, unsure)
+	}
+}
+
+// bisect settles the halves of a batch that the database refused for its data, down to the one that is to blame;
+// that one is settled with a stub in the place of its error entry.
+func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
+	parts := [][]*outcome{out[:len(out)/2], out[len(out)/2:]}
+	if len(out) == 1 {
+		if out[0].stub {
+			e.sup.log.ErrorContext(ctx, "outcome refused by the database", slog.Any("job", out[0].run.job))
+			e.book.remove(out[0].run)
+			return
+		}
+		out[0].stubEntry()
+		parts = [][]*outcome{out}
+	}
+	for _, part := range parts {
+		if len(part) == 0 {
+			continue
+		}
+		var p pipeline
+		s, err := e.settleAll(&p, part)
+		if err == nil {
+			err = p.send(ctx, conn)
+		}
+		e.afterSettle(ctx, conn, part, s, err)
+	}
+}
+
+// look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
+// transaction, cancelled, held by someone, or not ours any more.
+func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
+	ids := make([]string, len(unsure))
+	for i, o := range unsure {
+		ids[i] = o.run.job.ID
+	}
+	var p pipeline
+	seen := map[string]seenJob{}
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.look(ids, seen)
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		e.putBack(unsure)
+		return
+	}
+	for _, o := range unsure {
+		row, exists := seen[o.run.job.ID]
+		switch o.found(row, exists) {
+		case foundSettled:
+			e.done(o)
+		case foundInTx:
+			e.done(o.inTx())
+		case foundNotCommitted:
+			e.putBack([]*outcome{o.notCommitted()})
+		case foundHeld:
+			e.locked = append(e.locked, o)
+			e.lockedAt = e.sup.now().Add(lockedPause)
+		case foundCancelled:
+			e.done(o.cancelled())
+		case foundStale:
+			e.book.remove(o.run)
+			e.sup.reporter.tell(o.tell(eventStaleSettle))
+		}
+	}
+}
+
+// done tells of settled runs.
+func (e *settler) done(outcomes ...*outcome) {
+	for _, o := range outcomes {
+		e.book.remove(o.run)
+		if o.state == Retryable || o.state == Scheduled {
+			e.sup.claimer.noteDue(e.sup.now().Add(o.delay))
+		}
+		if e.sup.client.listens(o.run.lease.ctx, o.event) {
+			e.sup.reporter.tell(o.tell(o.event))
+		}
+	}
+}
