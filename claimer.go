@@ -17,6 +17,7 @@ const (
 
 	sleepAfter = 250 * time.Millisecond // without a job, before sleepers is written
 	firstPoll  = time.Millisecond       // doubled up to the poll interval
+	awakePoll  = 8 * time.Millisecond   // the longest before sleepers is written: nobody notifies until then
 	minDueGap  = 20 * time.Millisecond  // between looks for due jobs that turn out to be other processes'
 )
 
@@ -65,11 +66,10 @@ func (c *claimer) poke() {
 }
 
 // run claims until ctx is done, then closes the buffers: what has not started goes back, workers end once their job
-// has.
-func (c *claimer) run(ctx context.Context) {
+// has. What is under way ends with base.
+func (c *claimer) run(ctx, base context.Context) {
 	defer c.link.close()
 	defer close(c.ended)
-	base := context.WithoutCancel(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -94,12 +94,14 @@ func (c *claimer) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	for _, q := range c.sup.queueStates() {
-		c.sup.handBack(q.buffer.close())
-	}
-	for c.unknown && c.trouble.failures < 5 { // what a lost reply may have claimed goes back too, or is rescued
-		time.Sleep(max(c.trouble.until.Sub(c.sup.now()), 0))
-		c.findOut(base)
+	c.sup.closeQueues()
+	for c.unknown && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
+		timer.Reset(max(c.trouble.until.Sub(c.sup.now()), 0))
+		select {
+		case <-timer.C:
+			c.findOut(base)
+		case <-base.Done():
+		}
 	}
 }
 
@@ -113,6 +115,9 @@ func (c *claimer) handBackStale(now time.Time) {
 // rest is how long there is nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
+	if c.sup.lease.Load().ended.Load() {
+		return retryPause // until control has a lease again
+	}
 	if !c.wantsRoom {
 		rest = c.lookAt().Sub(now)
 	}
@@ -240,7 +245,8 @@ func (c *claimer) request(now time.Time) *plan {
 func (c *claimer) hasRoom(queues []*queueState) bool {
 	room := false
 	for _, q := range queues {
-		if q.pending.Load() <= q.watchRoom() {
+		// The watch goes first: a run that ends in between is either seen here, or sees the watch.
+		if watched := q.watchRoom(); q.pending.Load() <= watched {
 			room = true
 		}
 	}
@@ -381,8 +387,8 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	}
 }
 
-// setPace decides when to look again: at once while there is more, then after 1, 2, 4, … ms up to the poll
-// interval, so that a job whose transaction was silent for d is found at most d after its commit.
+// setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
+// doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
 func (c *claimer) setPace(found int, nextDue time.Duration, now time.Time) {
 	if found > 0 {
 		c.next, c.step, c.idleAt = now, 0, time.Time{}
@@ -391,7 +397,11 @@ func (c *claimer) setPace(found int, nextDue time.Duration, now time.Time) {
 	if c.idleAt.IsZero() {
 		c.idleAt = now
 	}
-	c.step = max(firstPoll, min(2*c.step, c.sup.cfg.PollInterval))
+	longest := c.sup.cfg.PollInterval
+	if !c.asleep && !c.sup.cfg.DisableNotify {
+		longest = min(longest, awakePoll)
+	}
+	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -81,6 +81,7 @@ func (c *control) register(ctx context.Context) error {
 	c.beaten = sent
 	c.sup.lease.Store(newLease(c.base, id, 1))
 	c.sup.claimer.floors.reset()
+	c.sup.claimer.wake()
 	return nil
 }
 
@@ -218,6 +219,7 @@ func (c *control) beat(ctx context.Context) error {
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
 		c.sup.lease.Store(newLease(c.base, l.id, l.epoch.Load()))
+		c.sup.claimer.wake()
 	}
 	c.observe(ctx, conn, l, reply)
 	return c.sweep(ctx, conn, l, reply)

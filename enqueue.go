@@ -76,6 +76,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 	if err != nil {
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, err)
 	}
+	c.running.wake(job)
 	return c.enqueued(ctx, job, existing), nil
 }
 
@@ -110,6 +111,7 @@ func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, err
 	if err != nil {
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), err)
 	}
+	c.running.wake(jobs...)
 	return c.enqueuedAll(ctx, jobs, existing), nil
 }
 
@@ -145,6 +147,8 @@ type newJob struct {
 
 	plain bool // no more than an id of ours, queue, priority, kind and args
 }
+
+func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
 
 func (c *Client) encodeAll(batch []Batch) ([]*newJob, error) {
 	var bad problems
@@ -223,11 +227,9 @@ func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts
 	if n := bad.attempts(prefix, opts.MaxAttempts, opts.MaxRetries); n > 0 {
 		job.MaxAttempts = &n
 	}
-	if opts.Retry != nil {
-		if err := opts.Retry.validate(); err != nil {
-			bad.at(prefix+"Retry", err)
-		} else if job.Retry, err = encodeStrategy(opts.Retry); err != nil {
-			bad.at(prefix+"Retry", err)
+	if mistakes := len(bad.errs); opts.Retry != nil {
+		if bad.strategy(prefix+"Retry", opts.Retry); len(bad.errs) == mistakes {
+			job.Retry = encodeOwn(bad, prefix+"Retry", opts.Retry)
 		}
 	}
 	bad.nonNegative(prefix+"Timeout", opts.Timeout)
@@ -247,6 +249,13 @@ func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts
 		bad.join(checkText(prefix+"Tags", tag, 128))
 	}
 	job.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
+}
+
+// encodeOwn is the stored form of a job's own strategy: a Custom needs a name, functions cannot be stored.
+func encodeOwn(bad *problems, field string, strategy RetryStrategy) json.RawMessage {
+	raw, err := encodeStrategy(strategy)
+	bad.at(field, err)
+	return raw
 }
 
 func (job *newJob) encodeMetadata(bad *problems, field string, metadata map[string]any) {

@@ -343,7 +343,7 @@ func (o *outcome) found(row seenJob, exists bool) finding {
 		return foundNotCommitted
 	case ours && row.state == Running && row.owner == r.owner:
 		return foundHeld
-	case ours && row.state == Cancelled && o.state != Cancelled && !inTx:
+	case ours && row.state == Cancelled && !inTx:
 		return foundCancelled
 	case inTx && (!exists || ours && row.state == r.txOutcome.Load().state || !r.lease.ended.Load()):
 		return foundInTx

@@ -25,12 +25,14 @@ type queueState struct {
 
 func newQueueState(q Queue) *queueState { return &queueState{Queue: q} }
 
-// ended gives the slot back, and reports whether that makes the room the claimer waits for.
-func (q *queueState) ended(ran time.Duration) bool {
-	q.ranFor.Add(int64(ran))
+// ran notes how long a handler took.
+func (q *queueState) ran(d time.Duration) {
+	q.ranFor.Add(int64(d))
 	q.ranN.Add(1)
-	return q.pending.Add(-1) == q.watched.Load()
 }
+
+// leave gives a claimed job's place back, and reports whether that makes the room the claimer waits for.
+func (q *queueState) leave() bool { return q.pending.Add(-1) == q.watched.Load() }
 
 const (
 	// prefetchTime bounds the buffer: what waits in it is blamed if the process dies, and sits out a slow job.

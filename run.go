@@ -115,16 +115,22 @@ func (r *run) end() bool {
 		return false
 	}
 	r.sup.inFlight.remove(r)
-	if r.queue.ended(r.ran()) {
-		r.sup.claimer.poke()
-	}
+	r.queue.ran(r.ran())
+	r.leave()
 	return true
 }
 
 // finish ends a run that needed no handler.
 func (r *run) finish() {
 	r.phase.Store(phaseEnded)
-	r.queue.pending.Add(-1)
+	r.leave()
+}
+
+// leave makes room for the next claim.
+func (r *run) leave() {
+	if r.queue.leave() {
+		r.sup.claimer.poke()
+	}
 }
 
 func (r *run) ran() time.Duration {

@@ -111,13 +111,13 @@ func (e *settler) poke() {
 	}
 }
 
-// run settles until claiming has ended and all that was claimed is settled.
+// run settles until claiming has ended and all that was claimed is settled, or ctx is done.
 func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer e.link.close()
 	defer close(e.idle)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for ended := false; ; {
+	for ended := false; ctx.Err() == nil; {
 		now := e.sup.now()
 		out := e.take(now)
 		rest := time.Hour
@@ -139,6 +139,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 		case <-e.signal:
 		case <-claimed:
 			ended, claimed = true, nil
+		case <-ctx.Done():
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -189,7 +190,7 @@ func badData(err error) bool {
 // notApplied reports whether the statement behind err certainly changed nothing: the server said so, or never got it.
 func notApplied(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code[:2] != "57" || pgconn.SafeToRetry(err)
+	return errors.As(err, &pg) && !strings.HasPrefix(pg.Code, "57") || pgconn.SafeToRetry(err)
 }
 
 const schemaVersion = 1

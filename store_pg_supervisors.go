@@ -179,11 +179,16 @@ func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch
 const sqlDeclareLost = `
 update supervisors set epoch = epoch + 1, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
+// sqlLostSleeps lets enqueues notify others: a lost supervisor is not awake.
+const sqlLostSleeps = `
+delete from sleepers where supervisor = $1 and exists (select from supervisors where id = $1 and lost_at is not null)`
+
 func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, error) {
 	var p pipeline
 	var n int64
 	p.begin()
 	p.exec(&n, sqlDeclareLost, x.id, x.epoch, x.beat)
+	p.exec(nil, sqlLostSleeps, x.id)
 	p.commit()
 	return n == 1, p.send(ctx, conn)
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -92,6 +93,7 @@ type Supervisor struct {
 
 	queuesMu sync.Mutex
 	queues   []*queueState // replaced, never changed in place
+	closed   bool          // their buffers are closed: no queue may be added
 
 	lease    atomic.Pointer[lease]
 	inFlight inFlight
@@ -126,7 +128,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		bad.add("Workers", "is empty: nothing could run")
 	}
 	for i, strategy := range cfg.Strategies {
-		bad.at(fmt.Sprintf("Strategies[%d]", i), strategy.validate())
+		bad.strategy(fmt.Sprintf("Strategies[%d]", i), strategy)
 		s.name(&bad, fmt.Sprintf("Strategies[%d]", i), strategy)
 	}
 	seen := map[string]bool{}
@@ -150,6 +152,12 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		s.name(&bad, field+".Retry", w.opts.Retry)
 		s.workers[w.kind] = &w
 		s.kinds = append(s.kinds, w.kind)
+	}
+	for i, q := range s.queues {
+		q.Retry = s.named(&bad, fmt.Sprintf("Queues[%d].Retry", i), q.Retry)
+	}
+	for kind, w := range s.workers {
+		w.opts.Retry = s.named(&bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
 	}
 	slices.Sort(s.kinds)
 	slices.SortFunc(s.queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
@@ -199,21 +207,33 @@ func (q *Queue) fillIn(bad *problems, field string) {
 		bad.add(field+".Concurrency", "%d is not 1 to 10,000", q.Concurrency)
 	}
 	bad.attempts(field+".", q.MaxAttempts, 0)
-	if q.Retry != nil {
-		bad.at(field+".Retry", q.Retry.validate())
-	}
+	bad.strategy(field+".Retry", q.Retry)
 }
 
-// name makes a Custom known by its name to jobs that refer to it.
+// name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
 func (s *Supervisor) name(bad *problems, field string, strategy RetryStrategy) {
 	custom, ok := strategy.(Custom)
-	if !ok || custom.Name == "" {
+	if !ok || custom.Name == "" || custom.Func == nil {
 		return
 	}
-	if _, taken := s.strategies[custom.Name]; taken {
-		bad.add(field+".Name", "strategy %q is there twice", custom.Name)
+	other, taken := s.strategies[custom.Name]
+	if taken && reflect.ValueOf(other.Func).Pointer() != reflect.ValueOf(custom.Func).Pointer() {
+		bad.add(field+".Name", "another strategy is named %q", custom.Name)
 	}
 	s.strategies[custom.Name] = custom
+}
+
+// named replaces a Custom that stands for another by its name.
+func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
+	custom, ok := strategy.(Custom)
+	if !ok || custom.Func != nil || custom.Name == "" {
+		return strategy
+	}
+	found, ok := s.strategies[custom.Name]
+	if !ok {
+		bad.add(field+".Name", "no strategy is named %q", custom.Name)
+	}
+	return found
 }
 
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
@@ -244,23 +264,25 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	defer stopClaiming()
 	working, stopWorking := context.WithCancel(base)
 	defer stopWorking()
+	finishing, giveUp := context.WithCancel(base)
+	defer giveUp()
 
 	var reporting, claimingToo, whileWorking, settling sync.WaitGroup
 	reporting.Go(func() { s.reporter.run(base, s.client) })
 	claimingToo.Go(func() { s.prune(claiming) })
-	claimingToo.Go(func() { s.claimer.run(claiming) })
+	claimingToo.Go(func() { s.claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { s.control.run(working) })
 	whileWorking.Go(func() { s.watch(working) })
 	for _, q := range s.queueStates() {
 		s.startQueue(q)
 	}
-	settling.Go(func() { s.settler.run(base, s.claimer.ended) })
+	settling.Go(func() { s.settler.run(finishing, s.claimer.ended) })
 	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id),
 		slog.Int("queues", len(s.queueStates())), slog.Int("workers", len(s.workers)))
 
 	<-ctx.Done()
 	s.draining.Store(true)
-	s.drain(base)
+	s.drain(base, giveUp)
 	claimingToo.Wait()
 	settling.Wait()
 	s.slots.Wait()
@@ -279,8 +301,11 @@ func (s *Supervisor) StopNow() { s.stopOnce.Do(func() { close(s.stopNow) }) }
 // handBack is how long cancelled handlers have before their jobs are handed back over their heads.
 const handBack = 5 * time.Second
 
+// lastSettle is how long the last outcomes have to be recorded: a database that is away must not keep the process.
+const lastSettle = 2 * time.Second
+
 // drain waits for the running jobs, then cancels them, then gives up on them.
-func (s *Supervisor) drain(ctx context.Context) {
+func (s *Supervisor) drain(ctx context.Context, giveUp func()) {
 	idle := s.settler.idle
 	timer := time.NewTimer(s.cfg.DrainTimeout)
 	defer timer.Stop()
@@ -305,7 +330,13 @@ func (s *Supervisor) drain(ctx context.Context) {
 			s.slots.Done()
 		}
 	}
-	<-idle
+	timer.Reset(lastSettle)
+	select {
+	case <-idle:
+	case <-timer.C:
+		giveUp()
+		s.log.ErrorContext(ctx, "outcomes could not be recorded, others will rescue the jobs", slog.Int("count", s.settler.book.len()))
+	}
 }
 
 // start checks the server and registers.
@@ -374,12 +405,15 @@ func (s *Supervisor) watch(ctx context.Context) {
 	}
 }
 
-// AddQueue starts claiming from another queue. A mistake in q is an *InvalidError.
+// AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
 func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	var bad problems
 	q.fillIn(&bad, "Queue")
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
+	if s.closed {
+		return ErrShutdown
+	}
 	for _, other := range s.queues {
 		if other.Name == q.Name {
 			bad.add("Queue.Name", "%q is served already", q.Name)
@@ -427,6 +461,16 @@ func (s *Supervisor) queueStates() []*queueState {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	return s.queues
+}
+
+// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
+func (s *Supervisor) closeQueues() {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	s.closed = true
+	for _, q := range s.queues {
+		s.handBack(q.buffer.close())
+	}
 }
 
 func (s *Supervisor) queueNames() (names []string) {
@@ -535,6 +579,18 @@ func (r *registry) cancel(id string) {
 	defer r.mu.Unlock()
 	for s := range r.sups {
 		s.inFlight.cancel(id)
+	}
+}
+
+// wake tells this process' own supervisors of jobs that are due: quicker than the database can.
+func (r *registry) wake(jobs ...*newJob) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		names := s.queueNames()
+		if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && slices.Contains(names, j.Queue) }) {
+			s.claimer.wake()
+		}
 	}
 }
 

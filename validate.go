@@ -43,6 +43,17 @@ func (p *problems) err() error {
 	return errors.Join(p.errs...)
 }
 
+// strategy checks a retry strategy; nil is the default.
+func (p *problems) strategy(field string, s RetryStrategy) {
+	switch s.(type) {
+	case nil:
+	case Exponential, Linear, Constant, Custom:
+		p.at(field, s.validate())
+	default:
+		p.add(field, "%T is a pointer; strategies are values", s)
+	}
+}
+
 // nonNegative reports a negative duration, or one too long for the database's milliseconds.
 func (p *problems) nonNegative(field string, d time.Duration) {
 	if d < 0 {

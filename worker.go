@@ -92,9 +92,7 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 	}
 	bad.join(checkName(field+".kind", w.kind))
 	w.opts.MaxAttempts = bad.attempts(field+".", w.opts.MaxAttempts, w.opts.MaxRetries)
-	if w.opts.Retry != nil {
-		bad.at(field+".Retry", w.opts.Retry.validate())
-	}
+	bad.strategy(field+".Retry", w.opts.Retry)
 	bad.nonNegative(field+".Timeout", w.opts.Timeout)
 	if w.opts.Timeout == 0 {
 		w.opts.Timeout = defaultTimeout
