@@ -54,7 +54,7 @@ func newCluster(ctx context.Context, o Options, bin string, unpack func(dir stri
 	}
 	c.dir = c.keeper.dir
 	if err := c.create(ctx, o, unpack); err != nil {
-		return nil, errors.Join(err, c.close())
+		return nil, errors.Join(err, c.close()) //nolint:contextcheck // files go also when the context has ended
 	}
 	return c, nil
 }
@@ -67,6 +67,8 @@ func (c *cluster) create(ctx context.Context, o Options, unpack func(dir string)
 		}
 		c.bin = bin
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
 	if err := c.initdb(ctx); err != nil {
 		return err
 	}
@@ -128,8 +130,6 @@ var (
 
 // start returns once the server accepts connections. The caller holds mu.
 func (c *cluster) start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	if err := os.Truncate(c.path("log"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -185,8 +185,6 @@ func (c *cluster) startFailure(p *process) error {
 }
 
 func (c *cluster) createDatabase(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	conn, err := pgx.Connect(ctx, c.urlOf("postgres"))
 	if err != nil {
 		return err
@@ -335,7 +333,7 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
+	defer log.Close() //nolint:errcheck // nothing is written here: the child has its own
 	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh", filepath.Join(c.bin, program)}, args...)...)
 	cmd.Dir, cmd.Env = c.dir, serverEnv()
 	cmd.Stdout, cmd.Stderr = log, log
@@ -390,10 +388,11 @@ type keeper struct {
 // Postgres' immediate shutdown; a postmaster that got SIGKILL would leave shared memory behind, so it comes
 // ten seconds later, to the process group.
 const keeperScript = `
+exec 2>&1
 trap '' HUP INT TERM
 umask 077
 mkdir "$1" || exit
-[ -z "$2" ] || chown "$2" "$1" || exit
+[ -z "$2" ] || chown "$2" "$1" || { rmdir "$1"; exit 1; }
 echo made
 exec >/dev/null 2>&1
 pid=
@@ -406,46 +405,39 @@ if [ -n "$pid" ]; then
 fi
 n=0
 while [ $n -lt 50 ] && ! rm -rf "$1"; do sleep 0.1; n=$((n + 1)); done
+[ ! -e "$1" ]
 `
 
 func startKeeper(cred *syscall.Credential) (*keeper, error) {
-	dir := filepath.Join(tempDir(cred), "drover-pg-"+strings.ToLower(rand.Text()[:10]))
-	in, pipe, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
-	out, outOfShell, err := os.Pipe()
-	if err != nil {
-		pipe.Close()
-		return nil, err
-	}
-	defer out.Close()
+	dir := filepath.Join(tempDir(os.TempDir(), cred), "drover-pg-"+strings.ToLower(rand.Text()[:10]))
 	owner := ""
 	if cred != nil {
 		owner = fmt.Sprintf("%d:%d", cred.Uid, cred.Gid)
 	}
-	cmd := exec.Command("/bin/sh", "-c", keeperScript, "drover-pg-keeper", dir, owner)
-	cmd.Dir = "/"
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, outOfShell, outOfShell
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	outOfShell.Close()
+	stdin, pipe, err := os.Pipe()
 	if err != nil {
-		pipe.Close()
 		return nil, err
+	}
+	defer stdin.Close() //nolint:errcheck // the shell has its own
+	k := &keeper{dir: dir, pipe: pipe, cmd: exec.Command("/bin/sh", "-c", keeperScript, "drover-pg-keeper", dir, owner)}
+	k.cmd.Dir, k.cmd.Stdin = "/", stdin
+	k.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := k.cmd.StdoutPipe()
+	if err == nil {
+		err = k.cmd.Start()
+	}
+	if err != nil {
+		return nil, errors.Join(err, pipe.Close())
 	}
 	answer, err := io.ReadAll(out)
 	if text := strings.TrimSpace(string(answer)); err != nil || text != "made" {
-		pipe.Close()
-		return nil, errors.Join(fmt.Errorf("making %s: %s", dir, text), err, cmd.Wait())
+		return nil, errors.Join(fmt.Errorf("making %s: %s", dir, text), err, k.close())
 	}
-	return &keeper{dir: dir, pipe: pipe, cmd: cmd}, nil
+	return k, nil
 }
 
-// tempDir is os.TempDir unless that is private to root, whose server runs as somebody else.
-func tempDir(cred *syscall.Credential) string {
-	dir := os.TempDir()
+// tempDir is dir unless that is private to root, whose server runs as somebody else.
+func tempDir(dir string, cred *syscall.Credential) string {
 	for up := dir; cred != nil; up = filepath.Dir(up) {
 		info, err := os.Stat(up)
 		if err != nil || info.Mode().Perm()&0o001 == 0 {
@@ -462,8 +454,7 @@ func tempDir(cred *syscall.Credential) string {
 func (k *keeper) forget() { _, _ = k.pipe.WriteString("\n") }
 
 func (k *keeper) close() error {
-	k.pipe.Close()
-	if err := k.cmd.Wait(); err != nil {
+	if err := errors.Join(k.pipe.Close(), k.cmd.Wait()); err != nil {
 		return fmt.Errorf("drover: removing %s: %w", k.dir, err)
 	}
 	return nil

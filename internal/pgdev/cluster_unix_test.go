@@ -5,6 +5,7 @@ package pgdev
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -19,56 +20,59 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-func TestClusterKeepsEveryCommitAndItsSettings(t *testing.T) {
+func TestClusterIsWhatItSays(t *testing.T) {
 	t.Parallel()
-	s := start(t, Options{Ways: []Way{Local}, Settings: map[string]string{
+	b := localBinaries(t)
+	s := start(t, Options{Ways: []Way{Local}, BinDir: b.dir, Settings: map[string]string{
 		"max_connections": "17", "work_mem": "3MB", "application_name": "it's set",
 	}})
-	for name, want := range map[string]string{
-		"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on",
-		"listen_addresses": "127.0.0.1", "server_encoding": "UTF8", "timezone": "UTC",
-		"shared_buffers": "256MB", "max_connections": "17", "work_mem": "3MB", "application_name": "it's set",
-		"unix_socket_directories": s.cluster.dir,
-	} {
-		if got := query[string](t, s, `select current_setting('`+name+`')`); got != want {
-			t.Errorf("%s = %q, want %q", name, got, want)
+	if want := "local binaries " + b.version + " (" + b.dir + ")"; s.Source() != want || !s.Owned() {
+		t.Errorf("Source = %q, Owned = %t; want %q, owned", s.Source(), s.Owned(), want)
+	}
+	t.Run("settings", func(t *testing.T) {
+		t.Parallel()
+		for name, want := range map[string]string{
+			"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on",
+			"listen_addresses": "127.0.0.1", "server_encoding": "UTF8", "timezone": "UTC",
+			"shared_buffers": "256MB", "max_connections": "17", "work_mem": "3MB", "application_name": "it's set",
+			"unix_socket_directories": s.cluster.dir,
+		} {
+			if got := query[string](t, s, `select current_setting('`+name+`')`); got != want {
+				t.Errorf("%s = %q, want %q", name, got, want)
+			}
 		}
-	}
-	const sqlDatabase = `select datname || ' ' || datcollate from pg_database where datname = current_database()`
-	if got := query[string](t, s, sqlDatabase); got != "drover C" {
-		t.Errorf("the database and its collation are %q, want drover C", got)
-	}
-}
-
-// Whoever connects as the superuser runs commands as the server's user.
-func TestClusterWantsThePassword(t *testing.T) {
-	t.Parallel()
-	s := start(t, Options{Ways: []Way{Local}})
-	config, err := pgx.ParseConfig(s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.Password = "drover"
-	if _, err := pgx.ConnectConfig(t.Context(), config); err == nil {
-		t.Error("connected with a wrong password")
-	}
-	info, err := os.Stat(s.cluster.dir)
-	if err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("the directory with the socket has mode %v (%v), want 0700", info.Mode(), err)
-	}
-}
-
-func TestClusterOfRootRunsAsAnotherUser(t *testing.T) {
-	t.Parallel()
-	s := start(t, Options{Ways: []Way{Local}})
-	info, err := os.Stat(s.cluster.path("data", "PG_VERSION"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	owner := int(info.Sys().(*syscall.Stat_t).Uid)
-	if root := os.Geteuid() == 0; root && owner == 0 || !root && owner != os.Geteuid() {
-		t.Errorf("run by user %d, the server's files belong to user %d", os.Geteuid(), owner)
-	}
+		const sqlDatabase = `select datname || ' ' || datcollate from pg_database where datname = current_database()`
+		if got := query[string](t, s, sqlDatabase); got != "drover C" {
+			t.Errorf("the database and its collation are %q, want drover C", got)
+		}
+	})
+	// Whoever connects as the superuser runs commands as the server's user.
+	t.Run("others keep out", func(t *testing.T) {
+		t.Parallel()
+		config, err := pgx.ParseConfig(s.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.Password = "drover"
+		if _, err := pgx.ConnectConfig(t.Context(), config); err == nil {
+			t.Error("connected with a wrong password")
+		}
+		info, err := os.Stat(s.cluster.dir)
+		if err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("the directory with the socket has mode %v (%v), want 0700", info.Mode(), err)
+		}
+	})
+	t.Run("root's server is another user's", func(t *testing.T) {
+		t.Parallel()
+		info, err := os.Stat(s.cluster.path("data", "PG_VERSION"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner := int(info.Sys().(*syscall.Stat_t).Uid)
+		if root := os.Geteuid() == 0; root && owner == 0 || !root && owner != os.Geteuid() {
+			t.Errorf("run by user %d, the server's files belong to user %d", os.Geteuid(), owner)
+		}
+	})
 }
 
 func TestCloseDisconnectsAndMayBeCalledTwice(t *testing.T) {
@@ -95,7 +99,7 @@ func TestPortTakenBetweenChoiceAndBind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // a listener of this test
 	taken := l.Addr().(*net.TCPAddr).Port
 	chosen := 0
 	s := start(t, Options{Ways: []Way{Local}, port: func() (int, error) {
@@ -141,8 +145,7 @@ func TestKilledServerComesBackWithWhatWasCommitted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if conn, err := pgx.Connect(t.Context(), url); err == nil {
-			conn.Close(t.Context())
-			t.Fatal("connected to a killed server")
+			t.Fatalf("connected to a killed server: %v", conn.Close(t.Context()))
 		}
 		if err := s.Restart(t.Context()); err != nil {
 			t.Fatal(err)
@@ -187,22 +190,39 @@ func TestLongPathsMakeAServerWithoutASocket(t *testing.T) {
 }
 
 func TestTempDirThatTheServersUserCannotEnter(t *testing.T) {
-	private, open := t.TempDir(), openDir(t)
+	t.Parallel()
+	private, open, other := t.TempDir(), openDir(t), &syscall.Credential{Uid: 1, Gid: 1}
 	for _, test := range []struct {
-		temp string
+		dir  string
 		cred *syscall.Credential
 		want string
 	}{
 		{open, nil, open},
-		{open, &syscall.Credential{}, open},
+		{open, other, open},
 		{private, nil, private}, // not root: it is this user's own
-		{private, &syscall.Credential{}, "/tmp"},
-		{filepath.Join(open, "missing"), &syscall.Credential{}, "/tmp"},
+		{private, other, "/tmp"},
+		{filepath.Join(open, "missing"), other, "/tmp"},
 	} {
-		t.Setenv("TMPDIR", test.temp)
-		if got := tempDir(test.cred); got != test.want {
-			t.Errorf("tempDir with TMPDIR %s = %s, want %s", test.temp, got, test.want)
+		if got := tempDir(test.dir, test.cred); got != test.want {
+			t.Errorf("tempDir(%s, %+v) = %s, want %s", test.dir, test.cred, got, test.want)
 		}
+	}
+}
+
+func TestDirectoryThatCannotBeMade(t *testing.T) {
+	t.Parallel()
+	p := startProgramIn(t, "waits", filepath.Join(t.TempDir(), "missing"))
+	if os.Geteuid() == 0 {
+		left := p.left(t) // in /tmp
+		p.signal(t, syscall.SIGKILL)
+		_ = p.cmd.Wait()
+		left.mustBeGone(t)
+		return
+	}
+	said, err := io.ReadAll(p.out)
+	if err != nil || !strings.Contains(string(said), "making "+p.temp) ||
+		!strings.Contains(string(said), "No such file or directory") {
+		t.Errorf("the program said %q (%v), want what mkdir said", said, err)
 	}
 }
 
@@ -281,12 +301,7 @@ func whatIsThere(t *testing.T, s *Server) traces {
 
 func tracesOf(t *testing.T, url, dir string) traces {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	rows, err := conn.Query(t.Context(), `select pid from pg_stat_activity`)
+	rows, err := connect(t, url).Query(t.Context(), `select pid from pg_stat_activity`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,9 @@ var silence = sync.OnceFunc(func() { log.SetDefault(log.NewNoopLogger()) })
 
 // docker runs a container. Testcontainers' reaper removes it when this process dies without a Close.
 func (o Options) docker(ctx context.Context) (*Server, error) {
+	// Where there is an engine but no registry, testcontainers would try to pull for a quarter of an hour.
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
 	loopback, err := engine(ctx)
 	if err != nil {
 		return nil, err
@@ -92,12 +95,12 @@ func engine(ctx context.Context) (loopback bool, err error) {
 	if err != nil {
 		return false, noEngineError(err)
 	}
-	defer client.Close()
+	defer client.Close() //nolint:errcheck // it has been asked
 	provider, err := testcontainers.NewDockerProvider()
 	if err != nil {
 		return false, noEngineError(err)
 	}
-	defer provider.Close()
+	defer provider.Close() //nolint:errcheck // it has been asked
 	host, err := provider.DaemonHost(ctx)
 	if err != nil {
 		return false, noEngineError(err)

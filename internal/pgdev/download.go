@@ -131,7 +131,7 @@ func fetch(ctx context.Context, url string, to io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close()
+	defer resp.Body.Close() //nolint:errcheck // only read
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("%s: %s", url, resp.Status)
 	}
@@ -152,14 +152,14 @@ func unpackArchive(archive, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer jar.Close()
+	defer jar.Close() //nolint:errcheck // only read
 	for _, f := range jar.File {
 		if strings.HasSuffix(f.Name, ".txz") {
 			r, err := f.Open()
 			if err != nil {
 				return err
 			}
-			defer r.Close()
+			defer r.Close() //nolint:errcheck // only read
 			return unpackTxz(r, dir)
 		}
 	}
@@ -179,7 +179,7 @@ func unpackTxz(r io.Reader, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer root.Close() //nolint:errcheck // each file has been closed
 	limited := &io.LimitedReader{R: plain, N: maxUnpacked}
 	files := tar.NewReader(limited)
 	for {

@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgdev
 
 import (
@@ -94,11 +96,11 @@ func TestDownloadThatBreaksOff(t *testing.T) {
 	r := serve(t, archive)
 	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if strings.HasSuffix(req.URL.Path, ".sha256") {
-			w.Write([]byte(sum(archive)))
+			_, _ = w.Write([]byte(sum(archive)))
 			return
 		}
 		w.Header().Set("Content-Length", "1000000")
-		w.Write(half(archive))
+		_, _ = w.Write(half(archive))
 	})
 	cache := t.TempDir()
 	_, err := Start(t.Context(), Options{Ways: []Way{Download}, BaseURL: r.URL, CacheDir: cache})
@@ -152,9 +154,9 @@ func serve(t *testing.T, archive []byte) *repository {
 		r.asked.Add(1)
 		switch {
 		case req.URL.Path == at:
-			w.Write(archive)
+			_, _ = w.Write(archive)
 		case req.URL.Path == at+".sha256" && r.sum != "404":
-			w.Write([]byte(r.sum))
+			_, _ = w.Write([]byte(r.sum))
 		default:
 			http.NotFound(w, req)
 		}

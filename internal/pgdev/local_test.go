@@ -1,9 +1,10 @@
+//go:build unix
+
 package pgdev
 
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -88,16 +89,4 @@ func localBinaries(t *testing.T) binaries {
 		t.Fatalf("these tests need an installed server: %v", err)
 	}
 	return b
-}
-
-func TestLocalNamesVersionAndPlace(t *testing.T) {
-	t.Parallel()
-	b := localBinaries(t)
-	s := start(t, Options{Ways: []Way{Local}, BinDir: b.dir})
-	if want := "local binaries " + b.version + " (" + b.dir + ")"; s.Source() != want || !s.Owned() {
-		t.Errorf("Source = %q, Owned = %t; want %q, owned", s.Source(), s.Owned(), want)
-	}
-	if got := query[string](t, s, `show server_version`); !strings.HasPrefix(got, b.version) {
-		t.Errorf("the server is %s, want %s", got, b.version)
-	}
 }

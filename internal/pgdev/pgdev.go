@@ -118,8 +118,8 @@ func (s *Server) Owned() bool { return s.stop != nil }
 // whoever is connected. Calls after the first return what the first returned.
 func (s *Server) Close() error { return s.close() }
 
-// Kill ends the postmaster with SIGKILL, as a crash or the kernel would, and returns once it is gone. Only
-// for clusters of server binaries, else ErrNotCluster.
+// Kill ends the postmaster with SIGKILL, as a crash or the kernel would, and returns once it is gone. Its
+// sessions end as soon as they notice. Only for clusters of server binaries, else ErrNotCluster.
 func (s *Server) Kill() error {
 	if s.cluster == nil {
 		return ErrNotCluster

@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgdev
 
 import (
@@ -37,7 +39,15 @@ func TestMain(m *testing.M) {
 
 func TestDatabaseURLIsUsedAsItIs(t *testing.T) {
 	t.Parallel()
-	there := start(t, Options{Ways: []Way{Local}})
+	var lines []string
+	there := start(t, Options{
+		Ways:   []Way{FromEnv, Local},
+		getenv: env("", ""),
+		Log:    func(line string) { lines = append(lines, line) },
+	})
+	if want := "postgres: " + there.Source() + "; passed over DATABASE_URL: not set"; len(lines) != 1 || lines[0] != want {
+		t.Errorf("Log got %q, want only %q", lines, want)
+	}
 	s := start(t, Options{getenv: env("DATABASE_URL", there.URL())})
 
 	if s.URL() != there.URL() || s.Owned() {
@@ -78,24 +88,10 @@ func TestDatabaseURLThatHangsIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // a listener of this test
 	_, err = Start(t.Context(), Options{getenv: env("DATABASE_URL", "postgres://"+l.Addr().String()+"/db")})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("Start = %v, want a deadline of its own", err)
-	}
-}
-
-func TestLogIsOneLineThatTellsWhatWasTakenAndWhatNot(t *testing.T) {
-	t.Parallel()
-	var lines []string
-	s := start(t, Options{
-		Ways:   []Way{FromEnv, Local},
-		getenv: env("", ""),
-		Log:    func(line string) { lines = append(lines, line) },
-	})
-	want := "postgres: " + s.Source() + "; passed over DATABASE_URL: not set"
-	if len(lines) != 1 || lines[0] != want {
-		t.Errorf("Log got %q, want only %q", lines, want)
 	}
 }
 
@@ -108,7 +104,7 @@ func TestErrorTellsWhyEachOfTheFourWaysFailed(t *testing.T) {
 	_, err := Start(ctx, Options{
 		getenv:   env("", ""),
 		BinDir:   t.TempDir(),
-		Image:    "127.0.0.1:1/nobody/serves:this",
+		Image:    "not:an:image",
 		BaseURL:  repository.URL,
 		CacheDir: t.TempDir(),
 	})
@@ -189,7 +185,7 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
+	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // its server may be gone
 	return conn
 }
 

@@ -74,7 +74,12 @@ type testProgram struct {
 // startProgram starts this test binary as a program, in a process group of its own like a shell would.
 func startProgram(t *testing.T, story string) *testProgram {
 	t.Helper()
-	p := &testProgram{cmd: exec.Command(os.Args[0]), temp: openDir(t)}
+	return startProgramIn(t, story, openDir(t))
+}
+
+func startProgramIn(t *testing.T, story, temp string) *testProgram {
+	t.Helper()
+	p := &testProgram{cmd: exec.Command(os.Args[0]), temp: temp}
 	p.cmd.Env = append(os.Environ(), "PGDEV_TEST_PROGRAM="+story, "TMPDIR="+p.temp)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	in, err := p.cmd.StdinPipe()
@@ -106,7 +111,11 @@ func openDir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	return dir
 }
 

@@ -39,24 +39,24 @@ func Main(m *testing.M) {
 }
 
 // URL returns the connection string of the test binary's Postgres: DATABASE_URL if it is set, else of a
-// cluster that is started on the first call. It fails t if there is none.
-func URL(t testing.TB) string {
-	t.Helper()
+// cluster that is started on the first call. It fails tb if there is none.
+func URL(tb testing.TB) string {
+	tb.Helper()
 	s, err := shared.start()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s.URL()
 }
 
-// NewPool returns a pool of at most 20 connections on an empty schema of t's own, which is their whole
-// search_path. Each edit may change the pool's settings before it opens. Pool and schema are gone when t ends;
-// a connection that t has not given back by then fails it.
-func NewPool(t testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(URL(t))
+// NewPool returns a pool of at most 20 connections on an empty schema of tb's own, which is their whole
+// search_path. Each edit may change the pool's settings before it opens. Pool and schema are gone when tb ends;
+// a connection that tb has not given back by then fails it.
+func NewPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
+	tb.Helper()
+	config, err := pgxpool.ParseConfig(URL(tb))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	schema := "t_" + strings.ToLower(rand.Text()[:12])
 	config.MaxConns = 20
@@ -64,13 +64,13 @@ func NewPool(t testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	for _, change := range edit {
 		change(config)
 	}
-	admin(t, `create schema `+schema)
-	t.Cleanup(func() { dropSchema(t, schema) })
+	admin(tb, `create schema `+schema)
+	tb.Cleanup(func() { dropSchema(tb, schema) })
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { closePool(t, pool) })
+	tb.Cleanup(func() { closePool(tb, pool) })
 	return pool
 }
 
@@ -85,9 +85,15 @@ func (s *server) start() (*pgdev.Server, error) {
 		defer cancel()
 		// Tests run in parallel, each with a pool: more connections than the default.
 		settings := map[string]string{"max_connections": "500"}
-		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings})
+		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Log: logVerbose})
 	})
 	return s.s, s.err
+}
+
+func logVerbose(line string) {
+	if testing.Verbose() {
+		fmt.Fprintln(os.Stderr, line)
+	}
 }
 
 func (s *server) close() error {
@@ -99,19 +105,20 @@ func (s *server) close() error {
 }
 
 // dropSchema first ends the sessions that a failed test left with locks in the schema, which would block it.
-func dropSchema(t testing.TB, schema string) {
-	t.Helper()
-	admin(t, `
-select pg_terminate_backend(pid)
-from (select distinct l.pid from pg_locks l join pg_class c on c.oid = l.relation
-    join pg_namespace n on n.oid = c.relnamespace
-    where n.nspname = '`+schema+`' and l.database = (select oid from pg_database where datname = current_database())) s`)
-	admin(t, `drop schema `+schema+` cascade`)
+func dropSchema(tb testing.TB, schema string) {
+	tb.Helper()
+	admin(tb, `
+select pg_terminate_backend(pid) from pg_stat_activity
+where backend_type = 'client backend' and usename = current_user and pid in (
+    select l.pid from pg_locks l left join pg_class c on c.oid = l.relation
+    where l.database = (select oid from pg_database where datname = current_database())
+        and '`+schema+`'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`)
+	admin(tb, `drop schema `+schema+` cascade`)
 }
 
 // closePool bounds the close, which waits for every connection to be given back.
-func closePool(t testing.TB, pool *pgxpool.Pool) {
-	t.Helper()
+func closePool(tb testing.TB, pool *pgxpool.Pool) {
+	tb.Helper()
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -120,21 +127,21 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	select {
 	case <-closed:
 	case <-time.After(10 * time.Second):
-		t.Errorf("%d connections of the pool were not given back", pool.Stat().AcquiredConns())
+		tb.Errorf("%d connections of the pool were not given back", pool.Stat().AcquiredConns())
 	}
 }
 
 // admin runs one statement on a connection of its own: an idle pool between tests would look like a leak.
-func admin(t testing.TB, sql string) {
-	t.Helper()
+func admin(tb testing.TB, sql string) {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, URL(t))
+	conn, err := pgx.Connect(ctx, URL(tb))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
 	if _, err := conn.Exec(ctx, sql); err != nil {
-		t.Errorf("%s: %v", sql, err)
+		tb.Errorf("%s: %v", sql, err)
 	}
 }
