@@ -7,4 +7,4 @@ import _ "embed" // go:embed needs it
 // Webhooks is webhooks.jsonl: one delivery a line, as drover demo --file reads them.
 //
 //go:embed webhooks.jsonl
-var Webhooks []byte //nolint:gochecknoglobals // what go:embed needs
+var Webhooks []byte

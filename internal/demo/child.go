@@ -19,9 +19,12 @@ type Program string
 
 // The programs, besides Run itself.
 const (
-	ReceiverProgram Program = "demo-receiver" // calls Receive
-	WorkerProgram   Program = "demo-worker"   // calls Work
+	ReceiverProgram Program = "receiver" // calls Receive
+	WorkerProgram   Program = "worker"   // calls Work
 )
+
+// Main is what a program calls: it reads from standard input and writes to standard output.
+type Main func(ctx context.Context, in io.Reader, out io.Writer) error
 
 // child is a process of the run. It gets its settings in the first line of its standard input, where no list of
 // processes shows them, and stops when that input ends: that comes too when this process is killed.

@@ -144,8 +144,8 @@ func (s *sender) webhook(ctx context.Context, job *drover.Job, args Webhook) err
 // label panics on the first two runs of an event whose labels are null, as a handler does in which nobody thought of
 // that: the panic must end neither the process nor the other deliveries.
 func label(payload json.RawMessage, attempt int) (json.RawMessage, error) {
-	var doc map[string]any
-	if err := json.Unmarshal(payload, &doc); err != nil {
+	doc, err := object(payload)
+	if err != nil {
 		return nil, err
 	}
 	labels, _ := doc["labels"].(map[string]any)
@@ -168,8 +168,8 @@ func (s *sender) refund(ctx context.Context, job *drover.Job, args Refund) error
 // normalAmount makes a refund's amount a number. The first build cannot read "1.249,50": that is the bug whose fix
 // is deployed at the end. The fixed one sends on as it is what it cannot read.
 func normalAmount(payload json.RawMessage, fixed bool) (json.RawMessage, error) {
-	var doc map[string]any
-	if err := json.Unmarshal(payload, &doc); err != nil {
+	doc, err := object(payload)
+	if err != nil {
 		return nil, drover.Discard(err)
 	}
 	refund, _ := doc["refund"].(map[string]any)
@@ -190,6 +190,14 @@ func normalAmount(payload json.RawMessage, fixed bool) (json.RawMessage, error) 
 	}
 	refund["amount"] = number
 	return json.Marshal(doc)
+}
+
+// object keeps the digits of numbers.
+func object(payload json.RawMessage) (doc map[string]any, err error) {
+	in := json.NewDecoder(bytes.NewReader(payload))
+	in.UseNumber()
+	err = in.Decode(&doc)
+	return doc, err
 }
 
 // envelope is the body of a delivery.

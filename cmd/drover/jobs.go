@@ -1,0 +1,397 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newJobsCommand(a *app) *cobra.Command {
+	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, redrive and cancel jobs"})
+	cmd.AddCommand(newJobsListCommand(a), newJobsShowCommand(a), newJobsRedriveCommand(a), newJobsCancelCommand(a))
+	return cmd
+}
+
+func newJobsListCommand(a *app) *cobra.Command {
+	var filter drover.Filter
+	var state, after string
+	var limit int
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List jobs, newest first",
+		Long:  "List jobs, newest first. All filters must fit; one that fits few jobs reads far.",
+		Example: `  drover jobs list --state discarded --reason attempts_exhausted
+  drover jobs list --queue payments --error timeout --limit 200
+  drover jobs list --state discarded --json | jq -r '.jobs[].id' | xargs drover jobs redrive`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if limit < 1 {
+				return usagef("--limit %d is not 1 to 1000", limit)
+			}
+			filter.State = drover.State(state)
+			return a.listJobs(cmd.Context(), filter, strings.ToUpper(after), limit)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&filter.Queue, "queue", "", "jobs of this queue")
+	f.StringVar(&filter.Kind, "kind", "", "jobs of this kind")
+	f.StringVar(&state, "state", "", "jobs in this state")
+	f.StringVar(&filter.Reason, "reason", "", "jobs discarded for this reason")
+	f.StringVar(&filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
+	f.StringVar(&filter.Tag, "tag", "", "jobs with this tag")
+	f.IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
+	f.StringVar(&after, "after", "", "go on below this id, the last of the page before")
+	complete(cmd, "state", string(drover.Available), string(drover.Scheduled), string(drover.Retryable), string(drover.Running),
+		string(drover.Parked), string(drover.Completed), string(drover.Discarded), string(drover.Cancelled))
+	complete(cmd, "reason", drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
+		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget)
+	return cmd
+}
+
+// complete offers the words a flag takes to the shell.
+func complete(cmd *cobra.Command, flag string, words ...string) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // a flag that the command does not have
+	}
+}
+
+func (a *app) listJobs(ctx context.Context, filter drover.Filter, after string, limit int) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	page, err := s.client.List(ctx, filter, after, limit)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		if page.Jobs == nil {
+			page.Jobs = []drover.JobInfo{}
+		}
+		return a.printJSON(page)
+	}
+	if len(page.Jobs) == 0 {
+		fmt.Fprintln(a.stdout, "no jobs")
+		return nil
+	}
+	rows := [][]string{{"ID", "QUEUE", "KIND", "STATE", "ATTEMPT", "DUE", "LAST ERROR"}}
+	for _, j := range page.Jobs {
+		rows = append(rows, []string{
+			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(&j), fmt.Sprintf("%d/%d", j.Attempt, j.MaxAttempts),
+			due(&j, s.now), shorten(j.LastError(), 60),
+		})
+	}
+	if err := table(a.stdout, rows); err != nil {
+		return err
+	}
+	if page.Next != "" {
+		fmt.Fprintln(a.stdout, "more: --after "+page.Next)
+	}
+	return nil
+}
+
+// stateOf is the state, and of a discarded job why.
+func stateOf(j *drover.JobInfo) string {
+	if j.DiscardReason != "" {
+		return fmt.Sprintf("%s (%s)", j.State, j.DiscardReason)
+	}
+	return string(j.State)
+}
+
+// due says when a job that waits will run, and of others when they ended or began.
+func due(j *drover.JobInfo, now time.Time) string {
+	switch {
+	case j.FinalizedAt != nil:
+		return "ended " + relative(*j.FinalizedAt, now)
+	case j.State == drover.Running && j.AttemptedAt != nil:
+		return "began " + relative(*j.AttemptedAt, now)
+	case j.State == drover.Parked:
+		return "-"
+	}
+	return relative(j.ScheduledAt, now)
+}
+
+func newJobsShowCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show ID",
+		Short: "Show one job with its whole history of errors",
+		Args:  args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.showJob(cmd.Context(), strings.ToUpper(args[0]))
+		},
+	}
+}
+
+func (a *app) showJob(ctx context.Context, id string) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	job, err := s.client.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(job)
+	}
+	if err := table(a.stdout, describe(job, s.now)); err != nil {
+		return err
+	}
+	a.printErrors(job)
+	if job.State == drover.Discarded {
+		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  drover jobs redrive%s %s\n", s.psql(job.ID), a.schemaFlag(), job.ID)
+	}
+	return nil
+}
+
+// describe is a job line by line, without what it does not have.
+func describe(j *drover.JobInfo, now time.Time) [][]string {
+	rows := [][]string{
+		{"id", j.ID},
+		{"kind", j.Kind},
+		{"queue", j.Queue},
+		{"state", stateOf(j)},
+		{"priority", fmt.Sprint(j.Priority)},
+		{"attempt", fmt.Sprintf("%d of %d", j.Attempt, j.MaxAttempts)},
+		{"enqueued", when(j.CreatedAt, now)},
+	}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	at := func(name string, t *time.Time) {
+		if t != nil {
+			add(name, when(*t, now))
+		}
+	}
+	count := func(name string, n int) {
+		if n > 0 {
+			add(name, fmt.Sprint(n))
+		}
+	}
+	if !j.State.Final() && j.State != drover.Parked {
+		at("due", &j.ScheduledAt)
+	}
+	at("last claimed", j.AttemptedAt)
+	at("ended", j.FinalizedAt)
+	add("claimed by", j.ClaimedBy)
+	count("failed runs", j.ErrorsTotal)
+	count("crashes", j.Crashes)
+	count("redrives", j.Redrives)
+	count("snoozes", j.Snoozes)
+	add("retry", compact(j.Retry))
+	add("tags", strings.Join(j.Tags, ", "))
+	add("metadata", compact(j.Metadata))
+	add("args", compact(j.Args))
+	return rows
+}
+
+// compact is JSON on one line.
+func compact(raw json.RawMessage) string {
+	var b bytes.Buffer
+	if len(raw) > 0 && json.Compact(&b, raw) != nil {
+		return string(raw)
+	}
+	return b.String()
+}
+
+func (a *app) printErrors(j *drover.JobInfo) {
+	if len(j.Errors) == 0 {
+		return
+	}
+	fmt.Fprint(a.stdout, "\nhistory, oldest first")
+	if left := j.ErrorsTotal - countRuns(j.Errors); left > 0 {
+		fmt.Fprintf(a.stdout, " (%s from the middle not kept)", plural(int64(left), "run"))
+	}
+	fmt.Fprintln(a.stdout)
+	for _, e := range j.Errors {
+		fmt.Fprintln(a.stdout, "  "+printable(heading(&e)))
+		indent(a, e.Error)
+		indent(a, strings.TrimRight(e.Trace, "\n"))
+	}
+}
+
+func countRuns(entries []drover.RunError) (n int) {
+	for _, e := range entries {
+		if e.Class != "operator" {
+			n++
+		}
+	}
+	return n
+}
+
+// heading says of one entry when, what, how long, and what followed.
+func heading(e *drover.RunError) string {
+	parts := []string{e.At.UTC().Format(time.RFC3339), e.Class}
+	if e.Class != "operator" {
+		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt), "after "+span(time.Duration(e.DurationMS)*time.Millisecond))
+	}
+	if e.DelayMS > 0 {
+		parts = append(parts, "next in "+span(time.Duration(e.DelayMS)*time.Millisecond))
+	}
+	if e.Type != "" {
+		parts = append(parts, e.Type)
+	}
+	if e.Supervisor != "" {
+		parts = append(parts, "on "+e.Supervisor)
+	}
+	return strings.Join(parts, "  ")
+}
+
+func indent(a *app, text string) {
+	if text == "" {
+		return
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		body := strings.TrimLeft(line, "\t")
+		fmt.Fprintln(a.stdout, "      "+strings.Repeat("  ", len(line)-len(body))+printable(body))
+	}
+}
+
+// psql is a command line that shows a discarded job. It is built from what was connected to, since psql takes no
+// search_path in a URL, and holds no password.
+func (s *session) psql(id string) string {
+	c := s.pool.Config().ConnConfig
+	target := fmt.Sprintf("host=%s port=%d dbname=%s user=%s", conninfo(c.Host), c.Port, conninfo(c.Database), conninfo(c.User))
+	query := fmt.Sprintf("select * from %s where id = '%s'", pgx.Identifier{s.schema, "discarded_jobs"}.Sanitize(), id)
+	return fmt.Sprintf("psql -x %s -c %s", shellQuote(target), shellQuote(query))
+}
+
+// conninfo quotes a value of a libpq connection string.
+func conninfo(s string) string {
+	if s != "" && !strings.ContainsAny(s, ` '\`) {
+		return s
+	}
+	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+}
+
+func newJobsRedriveCommand(a *app) *cobra.Command {
+	var opts drover.RedriveOpts
+	var patch string
+	cmd := &cobra.Command{
+		Use:   "redrive ID...",
+		Short: "Make discarded or cancelled jobs due again",
+		Long: `Make discarded or cancelled jobs due again, now: same id, attempts fresh, errors kept.
+A job that was redriven and waits stays as it is. The jobs are redriven one by one, in the order given.`,
+		Args: args(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, ids []string) error {
+			if cmd.Flags().Changed("max-attempts") && opts.MaxAttempts < 1 {
+				return usagef("--max-attempts %d: at least 1", opts.MaxAttempts)
+			}
+			if cmd.Flags().Changed("args-patch") {
+				opts.ArgsPatch = json.RawMessage(strings.TrimSpace(patch))
+			}
+			return a.redriveJobs(cmd.Context(), ids, &opts)
+		},
+	}
+	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs (default: as it was)")
+	cmd.Flags().StringVar(&patch, "args-patch", "", "JSON object whose keys replace those of the args")
+	return cmd
+}
+
+func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts) error {
+	moved := false // told by the hook: the call itself also succeeds on a job that waits already
+	s, err := a.open(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return a.each("redriven", ids, func(id string) (string, error) {
+		moved = false
+		err := s.client.RedriveJob(ctx, id, opts)
+		if moved {
+			return "redriven", err
+		}
+		return "was redriven before and waits", err
+	})
+}
+
+func newJobsCancelCommand(a *app) *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use:   "cancel ID...",
+		Short: "End jobs that nobody wants any more",
+		Long: `End jobs that nobody wants any more. A running one is final at once: its handler's context is cancelled and
+whatever it returns is refused. A job that has ended stays as it is.`,
+		Args: args(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, ids []string) error { return a.cancelJobs(cmd.Context(), ids, reason) },
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why, kept in the job's history")
+	return cmd
+}
+
+func (a *app) cancelJobs(ctx context.Context, ids []string, reason string) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return a.each("cancelled", ids, func(id string) (string, error) {
+		was, err := s.client.Cancel(ctx, id, reason)
+		if was.Final() {
+			return fmt.Sprintf("had ended: %s", was), err
+		}
+		return fmt.Sprintf("cancelled, was %s", was), err
+	})
+}
+
+// done is what became of one id.
+type done struct {
+	ID     string `json:"id"`
+	Result string `json:"result,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+// each does one thing to each job and tells id by id what happened. An id that is unknown or refused does not keep
+// it from the next; it is an error in the end.
+func (a *app) each(verb string, ids []string, do func(id string) (string, error)) error {
+	all := struct {
+		Jobs   []done `json:"jobs"`
+		Failed int    `json:"failed"`
+	}{Jobs: []done{}}
+	var stopped error
+	for _, id := range ids {
+		id = strings.ToUpper(id)
+		result, err := do(id)
+		if errors.Is(err, drover.ErrInvalid) {
+			return err // wrong for each of them
+		}
+		d := done{ID: id, Result: result}
+		if err != nil {
+			d.Result, d.Error = "", message(err)
+			all.Failed++
+		}
+		all.Jobs = append(all.Jobs, d)
+		if !a.json {
+			fmt.Fprintln(a.stdout, printable(d.ID+"  "+d.Result+d.Error))
+		}
+		if stops(err) {
+			stopped = err
+			break
+		}
+	}
+	if a.json {
+		if err := a.printJSON(all); err != nil {
+			return err
+		}
+	}
+	if stopped != nil {
+		return fmt.Errorf("gave up after %d of %s: %w", len(all.Jobs), plural(int64(len(ids)), "job"), stopped)
+	}
+	if all.Failed > 0 {
+		return fmt.Errorf("%d of %s not %s", all.Failed, plural(int64(len(ids)), "job"), verb)
+	}
+	return nil
+}

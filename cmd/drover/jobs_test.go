@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+type charge struct {
+	Order int
+	Note  string `json:",omitempty"`
+}
+
+func (charge) Kind() string { return "charge" }
+
+type doneList struct {
+	Jobs   []done `json:"jobs"`
+	Failed int    `json:"failed"`
+}
+
+func enqueue(t *testing.T, client *drover.Client, args drover.Args, opts *drover.EnqueueOpts) string {
+	t.Helper()
+	receipt, err := client.Enqueue(t.Context(), args, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receipt.ID
+}
+
+// discard runs what is due in the default queue until one job has been discarded.
+func discard(t *testing.T, sh *shell) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	client, err := drover.New(sh.pool, drover.Config{Hooks: []drover.Hooks{
+		{Discarded: func(context.Context, drover.Event) { cancel() }},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fail := func(_ context.Context, job *drover.Job, _ charge) error {
+		if job.Attempt == 1 {
+			return errors.New("gateway \x1b[31mtimeout")
+		}
+		return drover.Discard(errors.New("card\nrefused"))
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(fail, drover.WorkerOpts{Retry: drover.Constant{Delay: 1}})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sup.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// D-2, D-8: list with filters and pages.
+func TestJobsList(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	sh.run(t, "jobs", "list").ok(t).says(t, "no jobs")
+	dead := enqueue(t, client, charge{Order: 1}, &drover.EnqueueOpts{Tags: []string{"vip"}})
+	discard(t, sh)
+	later := enqueue(t, client, charge{Order: 2}, &drover.EnqueueOpts{Queue: "slow", Delay: 1 << 40})
+	fresh := enqueue(t, client, charge{Order: 3}, nil)
+
+	all := sh.run(t, "jobs", "list").ok(t)
+	all.says(t, "ID", dead, "discarded (unrecoverable)", "2/20", "card refused", later, "scheduled", "in 18m", fresh, "available")
+	if strings.Index(all.stdout, fresh) > strings.Index(all.stdout, dead) {
+		t.Errorf("not newest first:\n%s", all.stdout)
+	}
+	for _, c := range []struct {
+		flags []string
+		want  []string
+	}{
+		{nil, []string{fresh, later, dead}},
+		{[]string{"--state", "discarded"}, []string{dead}},
+		{[]string{"--reason", "unrecoverable"}, []string{dead}},
+		{[]string{"--error", "CARD"}, []string{dead}},
+		{[]string{"--tag", "vip"}, []string{dead}},
+		{[]string{"--queue", "slow"}, []string{later}},
+		{[]string{"--kind", "charge", "--state", "available"}, []string{fresh}},
+		{[]string{"--kind", "refund"}, nil},
+		{[]string{"--after", strings.ToLower(later)}, []string{dead}},
+		{[]string{"--limit", "2"}, []string{fresh, later}},
+	} {
+		o := sh.run(t, append([]string{"jobs", "list", "--json"}, c.flags...)...).ok(t)
+		page := decode[drover.Page](t, o)
+		var got []string
+		for _, j := range page.Jobs {
+			got = append(got, j.ID)
+		}
+		if strings.Join(got, " ") != strings.Join(c.want, " ") || page.Jobs == nil {
+			t.Errorf("drover %s: %q, want %q", o.line, got, c.want)
+		}
+	}
+	sh.run(t, "jobs", "list", "--limit", "2").ok(t).says(t, "more: --after "+later)
+}
+
+// D-2: the whole history of one job, readable.
+func TestJobsShow(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	id := enqueue(t, client, charge{Order: 7, Note: "é<b>"}, &drover.EnqueueOpts{
+		Tags: []string{"vip", "eu"}, Metadata: map[string]any{"by": "test"}, Retry: drover.Constant{Delay: 1}, MaxAttempts: 5,
+	})
+	open := sh.run(t, "jobs", "show", strings.ToLower(id)).ok(t).says(t, id, "available", `{"Note":"é<b>","Order":7}`, "vip, eu", `{"by":"test"}`, "constant", "0 of 5")
+	if strings.Contains(open.stdout, "redrive") {
+		t.Errorf("a waiting job cannot be redriven:\n%s", open.stdout)
+	}
+	discard(t, sh)
+	o := sh.run(t, "jobs", "show", id).ok(t).says(t, "discarded (unrecoverable)", "2 of 5", "history, oldest first",
+		`      gateway \u001b[31mtimeout`, "attempt 1", "attempt 2", "      card\n      refused",
+		"psql -x ", pgtest.Schema(sh.pool), "discarded_jobs", "redrive:  drover jobs redrive --schema "+pgtest.Schema(sh.pool)+" "+id)
+	if password := sh.pool.Config().ConnConfig.Password; password != "" && strings.Contains(o.stdout, password) {
+		t.Errorf("tells the password:\n%s", o.stdout)
+	}
+	job := decode[drover.JobInfo](t, sh.run(t, "jobs", "show", id, "--json").ok(t))
+	if job.ID != id || len(job.Errors) != 2 || job.DiscardReason != "unrecoverable" {
+		t.Errorf("%+v", job)
+	}
+}
+
+// The middle of a long history is not kept; the gap is told.
+func TestJobsShowGap(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	id := enqueue(t, client, charge{}, nil)
+	sh.exec(t, `update jobs set errors_total = 31, errors = jsonb_build_array(
+		jsonb_build_object('attempt', 1, 'claim_seq', 1, 'at', now(), 'class', 'panic', 'error', 'boom', 'duration_ms', 3, 'trace', E'main.f\n\tf.go:3'),
+		jsonb_build_object('at', now(), 'class', 'operator', 'error', 'redriven'))`)
+	sh.run(t, "jobs", "show", id).ok(t).says(t, "(30 runs from the middle not kept)", "panic", "      main.f\n        f.go:3", "operator", "redriven")
+}
+
+// D-3, D-8: redrive one by one, each id's fate told.
+func TestJobsRedrive(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	dead := enqueue(t, client, charge{Order: 1}, nil)
+	discard(t, sh)
+	fresh := enqueue(t, client, charge{Order: 2}, nil)
+	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+	o := sh.run(t, "jobs", "redrive", unknown, strings.ToLower(dead), fresh, "--max-attempts", "3", "--args-patch", `{"Note":"again"}`)
+	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "no such job", dead+"  redriven", fresh+"  ", "only discarded and cancelled")
+	job, err := client.Get(t.Context(), dead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var args charge
+	if err := json.Unmarshal(job.Args, &args); err != nil {
+		t.Fatal(err)
+	}
+	if job.State != drover.Available || job.Attempt != 0 || job.MaxAttempts != 3 || args != (charge{1, "again"}) || len(job.Errors) != 3 {
+		t.Errorf("after the redrive: %+v", job)
+	}
+	again := decode[doneList](t, sh.run(t, "jobs", "redrive", dead, "--json").ok(t))
+	if len(again.Jobs) != 1 || again.Failed != 0 || again.Jobs[0].Result != "was redriven before and waits" {
+		t.Errorf("a second redrive: %+v", again)
+	}
+	failed := decode[doneList](t, sh.run(t, "jobs", "redrive", unknown, "--json").ends(t, 1))
+	if failed.Failed != 1 || failed.Jobs[0].ID != unknown || !strings.Contains(failed.Jobs[0].Error, "no such job") {
+		t.Errorf("an unknown id: %+v", failed)
+	}
+}
+
+func TestJobsCancel(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	one, two := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
+	sh.run(t, "jobs", "cancel", one, "--reason", "sold out").ok(t).says(t, one+"  cancelled, was available")
+	sh.run(t, "jobs", "show", one).ok(t).says(t, "cancelled: sold out")
+	o := sh.run(t, "jobs", "cancel", one, "nonsense", two, "--json").ends(t, 1, "1 of 3 jobs not cancelled")
+	got := decode[doneList](t, o)
+	if len(got.Jobs) != 3 || got.Jobs[0].Result != "had ended: cancelled" || got.Jobs[1].Error == "" || got.Jobs[2].Result != "cancelled, was available" {
+		t.Errorf("%+v", got)
+	}
+	sh.run(t, "jobs", "redrive", one).ok(t).says(t, one+"  redriven")
+}

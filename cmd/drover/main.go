@@ -1,0 +1,73 @@
+// Command drover operates drover's queues: it migrates, shows, redrives and cancels jobs, and measures.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/drover-queue/drover"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
+	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
+	code := a.run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// app is what the commands share: the process around them and the flags that all of them take.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+
+	url    string // --url; see databaseURL
+	schema string // --schema
+	json   bool   // --json
+}
+
+// run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use.
+func (a *app) run(ctx context.Context, args []string) int {
+	root := newRootCommand(a) //nolint:contextcheck // a command gets its context when it runs
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errInterrupted
+	}
+	fmt.Fprintln(a.stderr, "drover: "+message(err))
+	var usage *usageError
+	if errors.As(err, &usage) || errors.Is(err, drover.ErrInvalid) {
+		return 2
+	}
+	return 1
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// usageError is a command line that cannot be carried out.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// message is the error without the prefixes that its layers put before theirs, fit for a terminal.
+func message(err error) string {
+	lines := strings.Split(strings.ReplaceAll(err.Error(), "drover: ", ""), "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}

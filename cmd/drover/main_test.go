@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// shell runs command lines in this process against one schema.
+type shell struct {
+	pool  *pgxpool.Pool
+	flags []string // --url and --schema
+	env   map[string]string
+	input string // what a person would type
+}
+
+// newShell returns a shell on an empty schema.
+func newShell(t *testing.T) *shell {
+	t.Helper()
+	pool := pgtest.NewPool(t)
+	return &shell{pool: pool, flags: []string{"--url", pgtest.URL(t), "--schema", pgtest.Schema(pool)}}
+}
+
+// newMigratedShell returns a shell on a schema with drover's tables, and a client.
+func newMigratedShell(t *testing.T) (*shell, *drover.Client) {
+	t.Helper()
+	sh := newShell(t)
+	sh.run(t, "migrate", "up").ok(t)
+	client, err := drover.New(sh.pool, drover.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sh, client
+}
+
+// output is what one command line did.
+type output struct {
+	line           string
+	stdout, stderr string
+	code           int
+}
+
+func (sh *shell) run(t *testing.T, args ...string) *output {
+	t.Helper()
+	return sh.runIn(t.Context(), args...)
+}
+
+func (sh *shell) runIn(ctx context.Context, args ...string) *output {
+	var stdout, stderr bytes.Buffer
+	a := &app{stdin: strings.NewReader(sh.input), stdout: &stdout, stderr: &stderr, getenv: func(name string) string { return sh.env[name] }}
+	code := a.run(ctx, append(append([]string{}, args...), sh.flags...))
+	return &output{line: strings.Join(args, " "), stdout: stdout.String(), stderr: stderr.String(), code: code}
+}
+
+func (o *output) ok(t *testing.T) *output {
+	t.Helper()
+	return o.ends(t, 0)
+}
+
+// ends asserts the exit code, and on stderr each of the texts.
+func (o *output) ends(t *testing.T, code int, texts ...string) *output {
+	t.Helper()
+	if o.code != code {
+		t.Fatalf("drover %s: exit code %d, want %d\n%s%s", o.line, o.code, code, o.stdout, o.stderr)
+	}
+	if n := strings.Count(o.stderr, "drover: "); code != 0 && n != 1 {
+		t.Errorf("drover %s: %d times \"drover: \" in %q, want once", o.line, n, o.stderr)
+	}
+	for _, text := range texts {
+		if !strings.Contains(o.stderr, text) {
+			t.Errorf("drover %s: no %q in stderr:\n%s", o.line, text, o.stderr)
+		}
+	}
+	return o
+}
+
+// says asserts that stdout has each of the texts in it.
+func (o *output) says(t *testing.T, texts ...string) *output {
+	t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(o.stdout, text) {
+			t.Errorf("drover %s: no %q in:\n%s", o.line, text, o.stdout)
+		}
+	}
+	return o
+}
+
+// decode reads the JSON of the last line, which must have no other keys than v.
+func decode[T any](t *testing.T, o *output) (v T) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSpace(o.stdout), "\n")
+	dec := json.NewDecoder(strings.NewReader(lines[len(lines)-1]))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&v); err != nil {
+		t.Fatalf("drover %s: %v in:\n%s", o.line, err, o.stdout)
+	}
+	return v
+}
+
+// C-1: a wrong use is told from a failure, and each says what to do.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	there := newShell(t)
+	migrated, _ := newMigratedShell(t)
+	nowhere := &shell{}
+	closed := &shell{flags: []string{"--url", "postgres://drover:secret@127.0.0.1:1/app"}}
+	const id = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	for _, c := range []struct {
+		sh    *shell
+		args  []string
+		code  int
+		texts []string
+	}{
+		{nowhere, []string{"jobs", "list"}, 2, []string{"--url", "DATABASE_URL"}},
+		{&shell{flags: []string{"--url", "postgres://u:secret@h:port/db"}}, []string{"stats"}, 2, []string{"cannot be read"}},
+		{nowhere, []string{"job"}, 2, []string{`unknown command "job"`, "did you mean", "jobs"}},
+		{nowhere, []string{"jobs", "shwo"}, 2, []string{`unknown command "shwo" for "drover jobs"`, "show"}},
+		{nowhere, []string{"jobs", "list", "--colour"}, 2, []string{"unknown flag: --colour"}},
+		{nowhere, []string{"jobs", "list", "--limit", "many"}, 2, []string{"many"}},
+		{nowhere, []string{"jobs", "show"}, 2, []string{"usage: drover jobs show ID"}},
+		{nowhere, []string{"jobs", "redrive"}, 2, []string{"usage: drover jobs redrive ID..."}},
+		{nowhere, []string{"jobs", "redrive", id, "--max-attempts", "0"}, 2, []string{"at least 1"}},
+		{nowhere, []string{"migrate", "up", "--create-schema"}, 2, []string{"needs --schema"}},
+		{nowhere, []string{"bench", "--retention", "some"}, 2, []string{`"some"`}},
+		{closed, []string{"stats"}, 1, []string{"the database cannot be reached", "127.0.0.1:1"}},
+		{there, []string{"stats"}, 1, []string{"not migrated", "goose -dir migrations", "drover migrate up"}},
+		{&shell{flags: append(there.flags[:2:2], "--schema", "Nowhere Land")}, []string{"stats"}, 1, []string{`schema "Nowhere Land" does not exist`, "--create-schema"}},
+		{migrated, []string{"jobs", "list", "--state", "dead"}, 2, []string{"Filter.State", `"dead"`}},
+		{migrated, []string{"jobs", "list", "--limit", "1001"}, 2, []string{"1001"}},
+		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"ArgsPatch", "not a JSON object"}},
+		{migrated, []string{"jobs", "redrive", id, "--args-patch", ""}, 2, []string{"ArgsPatch"}},
+		{migrated, []string{"jobs", "show", id}, 1, []string{"no such job", id}},
+	} {
+		o := c.sh.run(t, c.args...).ends(t, c.code, c.texts...)
+		if o.stdout != "" {
+			t.Errorf("drover %s: %q on stdout", o.line, o.stdout)
+		}
+		if strings.Contains(o.stderr, "secret") {
+			t.Errorf("drover %s tells the password: %s", o.line, o.stderr)
+		}
+	}
+}
+
+// The flag wins over the environment, and a search_path in the URL picks the schema.
+func TestDatabaseURL(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.ConnConfig
+	at := fmt.Sprintf("host=%s port=%d dbname=%s user=%s password=%s search_path=%s", conninfo(c.Host), c.Port,
+		conninfo(c.Database), conninfo(c.User), conninfo(c.Password), pgtest.Schema(sh.pool))
+	const wrong = "postgres://127.0.0.1:1/app"
+
+	env := &shell{env: map[string]string{"DATABASE_URL": at}}
+	env.run(t, "stats").ok(t).says(t, "no jobs")
+	flag := &shell{env: map[string]string{"DATABASE_URL": wrong}, flags: []string{"--url", at}}
+	flag.run(t, "stats").ok(t).says(t, "no jobs")
+	(&shell{env: map[string]string{"DATABASE_URL": at}, flags: []string{"--url", wrong}}).run(t, "stats").ends(t, 1, "cannot be reached")
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	sh := &shell{}
+	sh.run(t).ok(t).says(t, "jobs", "migrate", "stats", "bench", "demo")
+	sh.run(t, "jobs").ok(t).says(t, "list", "show", "redrive", "cancel")
+	sh.run(t, "completion", "bash").ok(t).says(t, "drover")
+	sh.run(t, "__complete", "jobs", "list", "--state", "d").ok(t).says(t, "discarded")
+}
+
+// Ctrl-C while a question waits for its answer.
+func TestInterrupt(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	silent, keepOpen := io.Pipe()
+	defer keepOpen.Close() //nolint:errcheck // a pipe's end has nothing to fail with
+	asked := &cancelAt{text: "Type yes", cancel: cancel}
+	a := &app{stdin: silent, stdout: io.Discard, stderr: asked, getenv: func(string) string { return "" }}
+	if code := a.run(ctx, append([]string{"migrate", "down"}, sh.flags...)); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	if got := asked.String(); !strings.HasSuffix(got, "drover: interrupted\n") {
+		t.Errorf("stderr %q", got)
+	}
+	sh.run(t, "stats").ok(t)
+}
+
+// cancelAt cancels once a text was written to it.
+type cancelAt struct {
+	bytes.Buffer
+	text   string
+	cancel func()
+}
+
+func (c *cancelAt) Write(p []byte) (int, error) {
+	n, err := c.Buffer.Write(p)
+	if strings.Contains(c.String(), c.text) {
+		c.cancel()
+	}
+	return n, err
+}
+
+func TestOutput(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ got, want string }{
+		{printable("a\x1b[31mb\tc\nd\u202e€"), `a\u001b[31mb c d\u202e€`},
+		{shorten("héllo", 5), "héllo"},
+		{shorten("héllo!", 5), "héll…"},
+		{span(450 * time.Millisecond), "450ms"},
+		{span(119 * time.Second), "119s"},
+		{span(3 * time.Minute), "3m"},
+		{span(47 * time.Hour), "47h"},
+		{span(480 * time.Hour), "20d"},
+		{relative(time.Unix(100, 0), time.Unix(40, 0)), "in 60s"},
+		{relative(time.Unix(40, 0), time.Unix(100, 0)), "60s ago"},
+		{plural(1, "job"), "1 job"},
+		{plural(0, "job"), "0 jobs"},
+		{shellQuote("it's"), `'it'\''s'`},
+		{shellQuote("host=/tmp"), "host=/tmp"},
+		{shellQuote(""), "''"},
+		{conninfo(`a'b\`), `'a\'b\\'`},
+		{conninfo(""), "''"},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %q, want %q", c.got, c.want)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover/migrations"
+)
+
+func newMigrateCommand(a *app) *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "migrate",
+		Short: "Create, show or drop drover's tables",
+		Long: `Create, show or drop drover's tables, in the schema of --schema or else the first that the search_path finds.
+
+The same by hand: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
+	})
+	cmd.AddCommand(newMigrateUpCommand(a), newMigrateDownCommand(a), newMigrateStatusCommand(a))
+	return cmd
+}
+
+func newMigrateUpCommand(a *app) *cobra.Command {
+	var create bool
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Apply the migrations that are missing",
+		Args:  args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if create && a.schema == "" {
+				return usagef("--create-schema needs --schema")
+			}
+			return a.migrateUp(cmd.Context(), create)
+		},
+	}
+	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if there is none")
+	return cmd
+}
+
+func (a *app) migrateUp(ctx context.Context, create bool) error {
+	if create {
+		if err := a.createSchema(ctx); err != nil {
+			return err
+		}
+	}
+	pool, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	before, err := migrations.List(ctx, pool)
+	if err != nil {
+		return err
+	}
+	if err := migrations.Up(ctx, pool); err != nil {
+		return err
+	}
+	applied := pending(before)
+	if a.json {
+		return a.printJSON(struct {
+			Applied []string `json:"applied"`
+		}{applied})
+	}
+	for _, file := range applied {
+		fmt.Fprintln(a.stdout, "applied", file)
+	}
+	if len(applied) == 0 {
+		fmt.Fprintln(a.stdout, "nothing to do: all migrations are applied")
+	}
+	return nil
+}
+
+func (a *app) createSchema(ctx context.Context) error {
+	pool, err := a.reach(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, `create schema if not exists `+pgx.Identifier{a.schema}.Sanitize()); err != nil {
+		return fmt.Errorf("create schema %q: %w", a.schema, err)
+	}
+	return nil
+}
+
+// pending are the files that are not applied.
+func pending(list []migrations.Status) []string {
+	files := []string{}
+	for _, m := range list {
+		if !m.Applied {
+			files = append(files, m.File)
+		}
+	}
+	return files
+}
+
+func newMigrateDownCommand(a *app) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Drop drover's tables, and all jobs with them",
+		Args:  args(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.migrateDown(cmd.Context(), yes) },
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+func (a *app) migrateDown(ctx context.Context, yes bool) error {
+	pool, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if !yes {
+		if err := a.confirmDown(ctx, pool); err != nil {
+			return err
+		}
+	}
+	if err := migrations.Down(ctx, pool); err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(struct {
+			Down bool `json:"down"`
+		}{true})
+	}
+	fmt.Fprintln(a.stdout, "drover's tables are gone")
+	return nil
+}
+
+const (
+	sqlJobsThere = `select coalesce(current_schema(), ''), to_regclass('jobs') is not null`
+	sqlCountJobs = `select count(*) from jobs`
+)
+
+func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool) error {
+	var schema string
+	var there bool
+	var jobs int64
+	if err := pool.QueryRow(ctx, sqlJobsThere).Scan(&schema, &there); err != nil {
+		return fmt.Errorf("look at what would go: %w", err)
+	}
+	if there {
+		if err := pool.QueryRow(ctx, sqlCountJobs).Scan(&jobs); err != nil {
+			return fmt.Errorf("count what would go: %w", err)
+		}
+	}
+	fmt.Fprintf(a.stderr, "This drops drover's tables in schema %q with %s. Type yes to go on: ", schema, plural(jobs, "job"))
+	answer := make(chan string, 1)
+	go func() { // left behind when Ctrl-C comes first: nothing can interrupt a read from a terminal
+		line, _ := bufio.NewReader(a.stdin).ReadString('\n')
+		answer <- line
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(a.stderr)
+		return ctx.Err()
+	case line := <-answer:
+		if strings.TrimSpace(line) != "yes" {
+			return errors.New("not confirmed, nothing was dropped; --yes does not ask")
+		}
+	}
+	return nil
+}
+
+func newMigrateStatusCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show which migrations are applied",
+		Args:  args(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.migrateStatus(cmd.Context()) },
+	}
+}
+
+func (a *app) migrateStatus(ctx context.Context) error {
+	pool, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	list, err := migrations.List(ctx, pool)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(struct {
+			Migrations []migrations.Status `json:"migrations"`
+		}{list})
+	}
+	rows := [][]string{{"MIGRATION", "STATE"}}
+	for _, m := range list {
+		state := "pending"
+		if m.Applied {
+			state = "applied"
+		}
+		rows = append(rows, []string{m.File, state})
+	}
+	return table(a.stdout, rows)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+type migrationList struct {
+	Migrations []migrations.Status `json:"migrations"`
+}
+
+type appliedList struct {
+	Applied []string `json:"applied"`
+}
+
+// C-1: migrate.
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	sh := newShell(t)
+	sh.run(t, "migrate", "status").ok(t).says(t, "00001_core.sql", "pending")
+	up := decode[appliedList](t, sh.run(t, "migrate", "up", "--json").ok(t))
+	if len(up.Applied) == 0 || up.Applied[0] != "00001_core.sql" {
+		t.Fatalf("applied %q", up.Applied)
+	}
+	sh.run(t, "migrate", "up").ok(t).says(t, "nothing to do")
+	if again := decode[appliedList](t, sh.run(t, "migrate", "up", "--json").ok(t)); again.Applied == nil || len(again.Applied) != 0 {
+		t.Errorf("applied %q again", again.Applied)
+	}
+	for _, m := range decode[migrationList](t, sh.run(t, "migrate", "status", "--json").ok(t)).Migrations {
+		if !m.Applied {
+			t.Errorf("%s is pending", m.File)
+		}
+	}
+
+	sh.exec(t, `insert into jobs (kind) values ('a'), ('b')`)
+	for _, answer := range []string{"", "no\n", "y\n"} {
+		sh.input = answer
+		sh.run(t, "migrate", "down").ends(t, 1, "with 2 jobs", pgtest.Schema(sh.pool), "nothing was dropped", "--yes")
+	}
+	sh.run(t, "stats").ok(t)
+	sh.input = "yes\n"
+	sh.run(t, "migrate", "down").ok(t).says(t, "gone")
+	sh.run(t, "stats").ends(t, 1, "not migrated")
+	sh.run(t, "migrate", "up").ok(t).says(t, "applied 00001_core.sql")
+	sh.input = ""
+	sh.run(t, "migrate", "down", "--yes", "--json").ok(t).says(t, `{"down":true}`)
+}
+
+func TestMigrateCreateSchema(t *testing.T) {
+	t.Parallel()
+	sh := newShell(t)
+	name := pgtest.Schema(sh.pool) + " Ü"
+	sh.flags = []string{"--url", pgtest.URL(t), "--schema", name}
+	t.Cleanup(func() {
+		if _, err := sh.pool.Exec(context.Background(), `drop schema if exists "`+name+`" cascade`); err != nil {
+			t.Log(err)
+		}
+	})
+	sh.run(t, "migrate", "up").ends(t, 1, "does not exist", "drover migrate up --create-schema --schema")
+	sh.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "applied")
+	sh.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "nothing to do")
+	sh.run(t, "stats").ok(t).says(t, "no jobs")
+	if o := sh.run(t, "migrate", "down").ends(t, 1); !strings.Contains(o.stderr, name) {
+		t.Errorf("asks without the schema's name: %s", o.stderr)
+	}
+	sh.exec(t, `drop schema "`+name+`" cascade`)
+}
+
+func (sh *shell) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	if _, err := sh.pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newStatsCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "stats",
+		Short: "Count jobs by queue and state, show supervisors and what was discarded",
+		Args:  args(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.stats(cmd.Context()) },
+	}
+}
+
+// statistics are what the verb stats tells.
+type statistics struct {
+	At          time.Time        `json:"at"` // the server's clock
+	Counts      []drover.Count   `json:"counts"`
+	Supervisors []supervisorInfo `json:"supervisors"`
+	Discarded   []discardedInfo  `json:"discarded"`
+}
+
+// supervisorInfo is one row of supervisors.
+type supervisorInfo struct {
+	ID       string    `json:"id"`
+	Host     string    `json:"host"`
+	PID      int       `json:"pid"`
+	Build    string    `json:"build,omitempty"`
+	Queues   []string  `json:"queues"`
+	State    string    `json:"state"` // alive, draining, silent (no beat for a lease) or lost (being rescued)
+	BeatAt   time.Time `json:"beat_at"`
+	InFlight int       `json:"in_flight"` // at the last beat
+}
+
+// discardedInfo is one row of discarded_summary.
+type discardedInfo struct {
+	Queue       string    `json:"queue"`
+	Kind        string    `json:"kind"`
+	Reason      string    `json:"reason"`
+	Jobs        int64     `json:"jobs"`
+	LastAt      time.Time `json:"last_discarded_at"`
+	NewestError string    `json:"newest_error,omitempty"`
+	NewestID    string    `json:"newest_id"`
+}
+
+func (a *app) stats(ctx context.Context) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	all := statistics{At: s.now}
+	if all.Counts, err = s.client.Counts(ctx); err != nil {
+		return err
+	}
+	if all.Supervisors, err = s.supervisors(ctx); err != nil {
+		return err
+	}
+	if all.Discarded, err = s.discarded(ctx); err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(all)
+	}
+	return a.printStats(&all)
+}
+
+// Reads the whole table, which has one row a supervisor.
+const sqlSupervisors = `
+select id, host, pid, build, queues,
+	case when lost_at is not null then 'lost'
+		when beat_at < now() - lease_ms * interval '1 ms' then 'silent'
+		when draining then 'draining' else 'alive' end,
+	beat_at, cardinality(in_flight)
+from supervisors order by started_at, id`
+
+func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
+	rows, err := s.pool.Query(ctx, sqlSupervisors)
+	if err != nil {
+		return nil, fmt.Errorf("list supervisors: %w", err)
+	}
+	list, err := pgx.AppendRows([]supervisorInfo{}, rows, pgx.RowToStructByPos[supervisorInfo])
+	if err != nil {
+		return nil, fmt.Errorf("list supervisors: %w", err)
+	}
+	return list, nil
+}
+
+// One row for all fingerprints of a reason; the view is served by jobs_discarded_idx.
+const sqlDiscarded = `
+select queue, kind, reason, sum(jobs)::bigint, max(last_discarded_at),
+	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1]
+from discarded_summary group by queue, kind, reason order by 4 desc, 1, 2, 3`
+
+func (s *session) discarded(ctx context.Context) ([]discardedInfo, error) {
+	rows, err := s.pool.Query(ctx, sqlDiscarded)
+	if err != nil {
+		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
+	}
+	list, err := pgx.AppendRows([]discardedInfo{}, rows, pgx.RowToStructByPos[discardedInfo])
+	if err != nil {
+		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
+	}
+	return list, nil
+}
+
+func (a *app) printStats(all *statistics) error {
+	counts := [][]string{{"QUEUE", "STATE", "JOBS", "OLDEST DUE"}}
+	for _, c := range all.Counts {
+		oldest := "-"
+		if c.OldestDue != nil {
+			oldest = relative(*c.OldestDue, all.At)
+		}
+		counts = append(counts, []string{c.Queue, string(c.State), fmt.Sprint(c.Jobs), oldest})
+	}
+	supervisors := [][]string{{"SUPERVISOR", "STATE", "LAST BEAT", "IN FLIGHT", "HOST", "PID", "QUEUES"}}
+	for _, s := range all.Supervisors {
+		supervisors = append(supervisors, []string{
+			s.ID, s.State, relative(s.BeatAt, all.At), fmt.Sprint(s.InFlight), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
+		})
+	}
+	discarded := [][]string{{"DISCARDED", "QUEUE", "KIND", "JOBS", "LAST", "NEWEST ERROR"}}
+	for _, d := range all.Discarded {
+		discarded = append(discarded, []string{
+			d.Reason, d.Queue, d.Kind, fmt.Sprint(d.Jobs), relative(d.LastAt, all.At), shorten(d.NewestError, 60),
+		})
+	}
+	for i, section := range []struct {
+		rows [][]string
+		none string
+	}{{counts, "no jobs"}, {supervisors, "no supervisor has run"}, {discarded, "nothing discarded"}} {
+		if i > 0 {
+			fmt.Fprintln(a.stdout)
+		}
+		if len(section.rows) == 1 {
+			fmt.Fprintln(a.stdout, section.none)
+			continue
+		}
+		if err := table(a.stdout, section.rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/drover-queue/drover"
+)
+
+// D-2, D-8: counts, supervisors and the dead letters by reason.
+func TestStats(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	sh.run(t, "stats").ok(t).says(t, "no jobs", "no supervisor has run", "nothing discarded")
+	enqueue(t, client, charge{Order: 1}, nil)
+	discard(t, sh)
+	enqueue(t, client, charge{Order: 2}, &drover.EnqueueOpts{Queue: "slow"})
+	sh.exec(t, `update jobs set scheduled_at = now() - interval '5 min' where queue = 'slow'`)
+	sh.exec(t, `insert into supervisors (id, lease_ms, queues, in_flight, host, pid, beat_at, lost_at, draining) values
+		('a', 30000, '{default,slow}', '{x,y}', 'h1', 11, now(), null, false),
+		('b', 30000, '{slow}', '{}', 'h2', 12, now() - interval '1 min', null, false),
+		('c', 30000, '{slow}', '{}', 'h3', 13, now() - interval '2 min', now(), false),
+		('d', 30000, '{slow}', '{}', 'h4', 14, now(), null, true)`)
+
+	sh.run(t, "stats").ok(t).says(t, "default  discarded  1     -", "slow     available  1     5m ago",
+		"alive", "silent", "lost", "draining", "[default slow]", "unrecoverable", "card refused")
+	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
+	if len(got.Counts) != 2 || len(got.Discarded) != 1 || got.Discarded[0].Jobs != 1 || got.Discarded[0].Reason != drover.ReasonUnrecoverable {
+		t.Errorf("%+v", got)
+	}
+	states := map[string]string{}
+	for _, s := range got.Supervisors {
+		states[s.ID] = s.State
+		if s.ID == "a" && s.InFlight != 2 {
+			t.Errorf("in flight %d, want 2", s.InFlight)
+		}
+	}
+	for id, want := range map[string]string{"a": "alive", "b": "silent", "c": "lost", "d": "draining"} {
+		if states[id] != want {
+			t.Errorf("supervisor %s is %q, want %q", id, states[id], want)
+		}
+	}
+}

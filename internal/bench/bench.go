@@ -1,0 +1,230 @@
+// Package bench measures the queue on a real server, through the public API and nothing else: what drover bench
+// prints. Each step works in an empty schema of its own, which it drops.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Step is one measurement.
+type Step string
+
+// The steps, in the order in which they run.
+const (
+	Burn    Step = "burn"    // insert and run Options.Jobs jobs
+	Latency Step = "latency" // from the call of Enqueue to the handler
+	Retry   Step = "retry"   // how late retries start
+	Idle    Step = "idle"    // what an idle supervisor asks of the server
+	Memory  Step = "memory"  // what jobs in flight cost the process
+)
+
+// Steps returns all steps, in order.
+func Steps() []Step { return []Step{Burn, Latency, Retry, Idle, Memory} }
+
+// Options say what to measure. Every zero value is an error, but for Payload, Keep, FailRate and Progress.
+type Options struct {
+	// Config is the database; its search_path, application_name and size of the pool are replaced.
+	Config *pgxpool.Config
+
+	Jobs    int // in the burn-down
+	Workers int // in the burn-down, over all queues; each queue gets its share
+	Queues  int // in the burn-down, at most Workers
+
+	Keep     bool    // keep completed jobs instead of deleting them
+	Payload  int     // bytes of args beside a number
+	FailRate float64 // share of the jobs whose first attempt fails, 0 to 1
+
+	Samples int           // jobs behind each percentile
+	IdleFor time.Duration // how long the idle supervisor is watched
+
+	Steps []Step // what to measure
+
+	// Progress is told what is being done. Nil is silent.
+	Progress func(string)
+
+	// Logger is the supervisors'.
+	Logger *slog.Logger
+}
+
+// Percentiles are of a sample, in milliseconds.
+type Percentiles struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+// Report is what was measured. What was not, or what the server does not tell, is null.
+type Report struct {
+	Jobs      int     `json:"jobs"`
+	Workers   int     `json:"workers"`
+	Queues    int     `json:"queues"`
+	Retention string  `json:"retention"` // "delete" or "keep"
+	Payload   int     `json:"payload_bytes"`
+	FailRate  float64 `json:"fail_rate"`
+
+	// The burn-down, from Run to the moment when no row was unfinished.
+	Seconds          *float64 `json:"seconds"`
+	JobsPerSecond    *float64 `json:"jobs_per_second"`
+	RunsPerSecond    *float64 `json:"runs_per_second"`   // counts the injected failures' second runs
+	InsertPerSecond  *float64 `json:"insert_per_second"` // encoding included
+	HandlerCalls     *int64   `json:"handler_calls"`
+	InjectedFailures *int64   `json:"injected_failures"`
+
+	// Insert and run together, bytes a job. Without full-page images where WALImagesApart, else with them: images
+	// depend on how long ago the last checkpoint was, not on the queue.
+	WALBytes       *float64 `json:"wal_bytes_per_job"`
+	WALImagesApart *bool    `json:"wal_fpi_apart"`
+	WALInsertBytes *float64 `json:"wal_insert_bytes_per_job"` // the share of the insert
+	WALRunBytes    *float64 `json:"wal_run_bytes_per_job"`    // the share of the run
+	WALImages      *float64 `json:"wal_fpi_per_job"`          // how many full-page images
+	WALImageBytes  *float64 `json:"wal_fpi_bytes_per_job"`    // and their bytes
+	WALTotalBytes  *float64 `json:"wal_total_bytes_per_job"`  // all of it
+
+	HOTShare         *float64 `json:"hot_share"` // of the claims' updates
+	StatementsPerJob *float64 `json:"statements_per_job"`
+	CommitsPerJob    *float64 `json:"commits_per_job"`
+
+	Latency     *Percentiles `json:"latency_ms"`      // from the call of Enqueue to the handler
+	LatencyIdle *Percentiles `json:"latency_idle_ms"` // the part of them that found every supervisor asleep
+	RetryLate   *Percentiles `json:"retry_late_ms"`   // from a retry's due time to its handler
+
+	IdleStatements *float64 `json:"idle_statements_per_second"`
+	IdleCommits    *float64 `json:"idle_commits_per_second"`
+
+	RSSGrowthMiB *float64 `json:"rss_growth_mib"` // with 2,000 jobs of 1 KiB in flight
+
+	CPUs     int               `json:"cpus"` // of this process' machine
+	Go       string            `json:"go"`
+	Server   string            `json:"server"`
+	Settings map[string]string `json:"settings"`
+	Notes    []string          `json:"notes"` // what could not be measured, and why
+}
+
+// ErrCount reports that handlers were called more or less often than the jobs and their failures ask for.
+var ErrCount = errors.New("drover: handler calls do not add up")
+
+// Run measures. It refuses a server whose settings lose commits. Every step is bounded in time, and leaves nothing
+// in the database whatever happens. After ErrCount the report is complete all the same.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	r := &Report{
+		Jobs: o.Jobs, Workers: o.Workers, Queues: o.Queues, Retention: "delete", Payload: o.Payload, FailRate: o.FailRate,
+		CPUs: runtime.NumCPU(), Go: runtime.Version(), Notes: []string{},
+	}
+	if o.Keep {
+		r.Retention = "keep"
+	}
+	if err := r.describeServer(ctx, o.Config); err != nil {
+		return nil, err
+	}
+	var wrong error
+	for _, step := range Steps() {
+		if !slices.Contains(o.Steps, step) {
+			continue
+		}
+		err := o.step(ctx, r, step)
+		if errors.Is(err, ErrCount) {
+			wrong = errors.Join(wrong, err)
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", step, err)
+		}
+	}
+	return r, wrong
+}
+
+func (o *Options) check() error {
+	for _, c := range []struct {
+		bad  bool
+		text string
+	}{
+		{o.Jobs < 1 || o.Jobs > 100_000_000, fmt.Sprintf("%d jobs: 1 to 100,000,000", o.Jobs)},
+		{o.Queues < 1 || o.Queues > 1000, fmt.Sprintf("%d queues: 1 to 1,000", o.Queues)},
+		{o.Workers < o.Queues, fmt.Sprintf("%d workers: at least one for each of %d queues", o.Workers, o.Queues)},
+		{o.Workers > 10_000*o.Queues, fmt.Sprintf("%d workers: at most 10,000 for each of %d queues", o.Workers, o.Queues)},
+		{o.Payload < 0 || o.Payload > 200<<10, fmt.Sprintf("payload of %d bytes: 0 to 204,800", o.Payload)},
+		{!(o.FailRate >= 0 && o.FailRate <= 1), fmt.Sprintf("fail rate %v: 0 to 1", o.FailRate)},
+		{o.Samples < 1 || o.Samples > 100_000, fmt.Sprintf("%d samples: 1 to 100,000", o.Samples)},
+		{o.IdleFor < time.Second || o.IdleFor > time.Hour, fmt.Sprintf("%v of idleness: 1s to 1h", o.IdleFor)},
+	} {
+		if c.bad {
+			return fmt.Errorf("%w: %s", ErrOptions, c.text)
+		}
+	}
+	for _, step := range o.Steps {
+		if !slices.Contains(Steps(), step) {
+			return fmt.Errorf("%w: there is no step %q", ErrOptions, step)
+		}
+	}
+	return nil
+}
+
+// ErrOptions reports a measurement that cannot be made.
+var ErrOptions = errors.New("drover: cannot measure that")
+
+// step runs one measurement in a schema of its own.
+func (o *Options) step(ctx context.Context, r *Report, step Step) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, o.bound(step), fmt.Errorf("not done after %v", o.bound(step)))
+	defer cancel()
+	s, err := newScratch(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		left := s.drop(context.WithoutCancel(ctx))
+		switch {
+		case left != nil && errors.Is(err, context.Canceled):
+			err = left // matters more than the interruption
+		case left != nil:
+			err = errors.Join(err, left)
+		case err != nil && errors.Is(context.Cause(ctx), context.Canceled):
+			err = context.Canceled // what failed because of it does not matter
+		}
+	}()
+	switch step {
+	case Burn:
+		return s.burn(ctx, r)
+	case Latency:
+		return s.latency(ctx, r)
+	case Retry:
+		return s.retry(ctx, r)
+	case Idle:
+		return s.idle(ctx, r)
+	case Memory:
+		return s.memory(ctx, r)
+	}
+	return fmt.Errorf("there is no step %q", step)
+}
+
+// bound is how long a step may take: far more than it needs on a slow machine.
+func (o *Options) bound(step Step) time.Duration {
+	switch step {
+	case Burn:
+		return 2*time.Minute + time.Duration(o.Jobs)*5*time.Millisecond
+	case Idle:
+		return time.Minute + o.IdleFor
+	case Latency, Retry, Memory:
+	}
+	return time.Minute + time.Duration(o.Samples)*100*time.Millisecond
+}
+
+// percentiles sorts the sample by nearest rank. It must not be empty.
+func percentiles(sample []time.Duration) *Percentiles {
+	slices.Sort(sample)
+	at := func(p int) float64 {
+		rank := (len(sample)*p + 99) / 100
+		return round(float64(sample[max(rank, 1)-1].Nanoseconds())/1e6, 3)
+	}
+	return &Percentiles{P50: at(50), P99: at(99), Max: at(100)}
+}

@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// arrivals notes when handlers began. It is safe for concurrent use.
+type arrivals struct {
+	mu   sync.Mutex
+	at   map[int]time.Time
+	come chan struct{} // one for each
+}
+
+func newArrivals(n int) *arrivals {
+	return &arrivals{at: make(map[int]time.Time, n), come: make(chan struct{}, n)}
+}
+
+func (a *arrivals) note(n int, at time.Time) {
+	a.mu.Lock()
+	_, again := a.at[n]
+	a.at[n] = at
+	a.mu.Unlock()
+	if !again {
+		a.come <- struct{}{}
+	}
+}
+
+// await waits for n more handlers to begin.
+func (a *arrivals) await(ctx context.Context, n int) error {
+	for range n {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-a.come:
+		}
+	}
+	return nil
+}
+
+// latency enqueues at a low rate to a supervisor with nothing else to do, then one by one each time it sleeps.
+func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
+	asleep := max(s.Samples/8, 1)
+	s.progress("latency: %d jobs 20 ms apart, then %d to a supervisor that sleeps", s.Samples, asleep)
+	n := s.Samples + asleep
+	began := newArrivals(n)
+	handler := func(_ context.Context, _ *drover.Job, job noop) error {
+		began.note(job.N, time.Now())
+		return nil
+	}
+	running, end, err := s.supervise(ctx, drover.SupervisorConfig{
+		Queues:             []drover.Queue{{}},
+		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
+		CompletedRetention: drover.DeleteOnCompletion,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+
+	called := make([]time.Time, n)
+	enqueue := func(i int) error {
+		called[i] = time.Now()
+		_, err := s.client.Enqueue(running, noop{N: i}, nil)
+		return err
+	}
+	if err := s.awaitSleep(running); err != nil { // so that the supervisor has started
+		return err
+	}
+	random := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // the same gaps every time
+	for i := range s.Samples {
+		if err := enqueue(i); err != nil {
+			return err
+		}
+		if err := pause(running, 15*time.Millisecond+time.Duration(random.Int64N(int64(10*time.Millisecond)))); err != nil {
+			return err
+		}
+	}
+	if err := began.await(running, s.Samples); err != nil {
+		return fmt.Errorf("wait for the jobs: %w", err)
+	}
+	for i := s.Samples; i < n; i++ {
+		if err := s.awaitSleep(running); err != nil {
+			return err
+		}
+		if err := enqueue(i); err != nil {
+			return err
+		}
+		if err := began.await(running, 1); err != nil {
+			return fmt.Errorf("wait for the jobs: %w", err)
+		}
+	}
+	waits := make([]time.Duration, n)
+	for i := range waits {
+		waits[i] = began.at[i].Sub(called[i])
+	}
+	r.LatencyIdle = percentiles(append([]time.Duration(nil), waits[s.Samples:]...))
+	r.Latency = percentiles(waits)
+	return nil
+}
+
+const sqlAsleep = `select exists (select from sleepers where sleeps_until is not null)`
+
+// awaitSleep waits until the supervisor has said that it does not look by itself any more.
+func (s *scratch) awaitSleep(ctx context.Context) error {
+	err := poll(ctx, 10*time.Millisecond, func() (asleep bool, err error) {
+		s.meter.asked++
+		err = s.meter.conn.QueryRow(ctx, sqlAsleep).Scan(&asleep)
+		return asleep, err
+	})
+	if err != nil {
+		return fmt.Errorf("wait until the supervisor sleeps: %w", err)
+	}
+	return nil
+}

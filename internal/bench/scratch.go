@@ -1,0 +1,156 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// scratch is a migrated schema of a step's own.
+type scratch struct {
+	*Options
+	name   string
+	pool   *pgxpool.Pool
+	client *drover.Client
+	meter  *meter
+	notes  *[]string
+}
+
+func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
+	s := &scratch{Options: o, name: "drover_bench_" + strings.ToLower(rand.Text()[:12])}
+	config := o.Config.Copy()
+	config.MaxConns = 8
+	// All sessions of the step have its name, the supervisor's own included: that is how drop finds them.
+	config.ConnConfig.RuntimeParams["application_name"] = s.name
+	config.ConnConfig.RuntimeParams["search_path"] = s.name
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.drop(context.WithoutCancel(ctx)))
+		}
+	}()
+	if s.meter, err = newMeter(ctx, config); err != nil {
+		return nil, err
+	}
+	if _, err := s.meter.conn.Exec(ctx, `create schema `+s.name); err != nil {
+		return nil, fmt.Errorf("create a scratch schema: %w", err)
+	}
+	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return nil, fmt.Errorf("open the database: %w", err)
+	}
+	if err := migrations.Up(ctx, s.pool); err != nil {
+		return nil, err
+	}
+	if s.client, err = drover.New(s.pool, drover.Config{Logger: o.Logger}); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+const sqlEndSessions = `
+select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 and pid <> pg_backend_pid()`
+
+// drop removes the schema. Statements that a cancelled step left behind hold locks in it, so their sessions end first.
+func (s *scratch) drop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	if s.meter != nil {
+		s.meter.close(ctx)
+	}
+	config := s.Config.ConnConfig.Copy()
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return fmt.Errorf("schema %s is left behind: %w", s.name, err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
+	if _, err := conn.Exec(ctx, sqlEndSessions, s.name); err != nil {
+		return fmt.Errorf("schema %s is left behind: %w", s.name, err)
+	}
+	if _, err := conn.Exec(ctx, `drop schema if exists `+s.name+` cascade`); err != nil {
+		return fmt.Errorf("schema %s is left behind: %w", s.name, err)
+	}
+	return nil
+}
+
+func (s *scratch) progress(format string, args ...any) {
+	if s.Progress != nil {
+		s.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// supervise runs a supervisor until end is called, which waits for it. The context that comes back is done when the
+// supervisor fails, with its error as the cause.
+func (s *scratch) supervise(ctx context.Context, config drover.SupervisorConfig) (_ context.Context, end func() error, err error) {
+	config.DrainTimeout = time.Second
+	sup, err := s.client.Supervisor(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	running, fail := context.WithCancelCause(ctx)
+	stopping, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { // end waits for it
+		err := sup.Run(stopping)
+		if err != nil {
+			fail(err)
+		}
+		ended <- err
+	}()
+	return running, func() error {
+		stop()
+		err := <-ended
+		fail(nil)
+		return err
+	}, nil
+}
+
+// poll asks again and again until the answer is yes.
+func poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		if yes, err := done(); yes || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+// pause waits, or returns why the context is done.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+// round keeps so many decimals.
+func round(v float64, decimals int) float64 {
+	f := math.Pow10(decimals)
+	return math.Round(v*f) / f
+}
+
+// per is total over n, rounded, for a Report.
+func per(total int64, n float64, decimals int) *float64 {
+	return new(round(float64(total)/n, decimals))
+}

@@ -1,0 +1,318 @@
+package demo
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// server is a Postgres: one that pgdev found or started, or the user's.
+type server interface {
+	URL() string
+	Source() string // for people
+	Owned() bool    // it ends with Close
+	Close() error
+}
+
+// userServer is the database of a URL that was given to the run.
+type userServer struct{ url, source string }
+
+func (s *userServer) URL() string    { return s.url }
+func (s *userServer) Source() string { return s.source }
+func (s *userServer) Owned() bool    { return false }
+func (s *userServer) Close() error   { return nil }
+
+// connectTimeout bounds the wait for a server that does not answer.
+const connectTimeout = 10 * time.Second
+
+func openServer(ctx context.Context, url string, log func(string)) (server, error) {
+	if url == "" {
+		return pgdev.Start(ctx, pgdev.Options{Log: log})
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("drover: %w", err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
+	c := conn.Config()
+	source := fmt.Sprintf("PostgreSQL %s (%s:%d/%s)", conn.PgConn().ParameterStatus("server_version"), c.Host, c.Port, c.Database)
+	log("postgres: " + source)
+	return &userServer{url, source}, nil
+}
+
+// database is a migrated schema of the run's own.
+type database struct {
+	server server
+	schema string // "" until it exists
+	pool   *pgxpool.Pool
+	client *drover.Client
+}
+
+// openDatabase returns what there is together with an error, for close to clean up.
+func openDatabase(ctx context.Context, url string, log func(string)) (*database, error) {
+	server, err := openServer(ctx, url, log)
+	if err != nil {
+		return &database{}, err
+	}
+	db := &database{server: server}
+	// A statement that was cancelled half-way may have made the schema: these two are cut short by nothing but time.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	schema := "drover_demo_" + strings.ToLower(rand.Text()[:10])
+	if err := db.exec(ctx, "create schema "+schema); err != nil {
+		return db, err
+	}
+	db.schema = schema
+	if db.pool, err = openPool(ctx, server.URL(), schema, 4); err != nil {
+		return db, err
+	}
+	if err := migrations.Up(ctx, db.pool); err != nil {
+		return db, err
+	}
+	if _, err := db.pool.Exec(ctx, sqlCreateEvents); err != nil {
+		return db, fmt.Errorf("drover: create table events: %w", err)
+	}
+	// The page tells what this client does; no log beside it.
+	db.client, err = drover.New(db.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	return db, err
+}
+
+// openPool opens a pool on the schema. Its sessions carry the schema's name, so that close finds what a killed worker
+// left.
+func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("drover: database URL: %w", err)
+	}
+	config.MaxConns = conns
+	config.ConnConfig.RuntimeParams["search_path"] = schema
+	config.ConnConfig.RuntimeParams["application_name"] = schema
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("drover: database: %w", err)
+	}
+	return pool, nil
+}
+
+// exec runs one statement on a connection outside the schema.
+func (db *database) exec(ctx context.Context, sql string, args ...any) error {
+	conn, err := pgx.Connect(ctx, db.server.URL())
+	if err != nil {
+		return fmt.Errorf("drover: %w", err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
+	if _, err := conn.Exec(ctx, sql, args...); err != nil {
+		return fmt.Errorf("drover: %s: %w", sql, err)
+	}
+	return nil
+}
+
+// close leaves nothing on the server but, if the schema is kept, that. A server of the run's own goes as a whole.
+func (db *database) close(ctx context.Context, keep bool) error {
+	if db.pool != nil {
+		db.pool.Close()
+	}
+	if db.server == nil {
+		return nil
+	}
+	if db.server.Owned() {
+		return db.server.Close()
+	}
+	if keep || db.schema == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return errors.Join(
+		db.exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, db.schema),
+		db.exec(ctx, "drop schema "+db.schema+" cascade"))
+}
+
+const sqlCreateEvents = `
+create table events (
+	key          text primary key,
+	customer     text not null,
+	event        text not null,
+	payload      jsonb not null,
+	job          text,
+	deliveries   int not null default 0,
+	delivered_at timestamptz
+)`
+
+const sqlInsertEvents = `
+insert into events (key, customer, event, payload)
+select * from unnest($1::text[], $2::text[], $3::text[], $4::text[]::jsonb[])`
+
+const sqlLinkEvents = `
+update events set job = linked.job from unnest($1::text[], $2::text[]) as linked (key, job) where events.key = linked.key`
+
+// enqueue stores events and their jobs in one transaction: neither exists without the other.
+func (db *database) enqueue(ctx context.Context, list []event) error {
+	var keys, customers, names, payloads, ids []string
+	batch := make([]drover.Batch, 0, len(list))
+	for _, e := range list {
+		keys, customers = append(keys, e.key), append(customers, e.Customer)
+		names, payloads = append(names, e.Event), append(payloads, string(e.Payload))
+		batch = append(batch, e.job())
+	}
+	return pgx.BeginFunc(ctx, db.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sqlInsertEvents, keys, customers, names, payloads); err != nil {
+			return fmt.Errorf("drover: insert events: %w", err)
+		}
+		receipts, err := db.client.EnqueueManyTx(ctx, tx, batch)
+		if err != nil {
+			return err
+		}
+		for _, r := range receipts {
+			ids = append(ids, r.ID)
+		}
+		_, err = tx.Exec(ctx, sqlLinkEvents, keys, ids)
+		return err
+	})
+}
+
+const sqlNoteDelivery = `update events set deliveries = deliveries + 1, delivered_at = now() where key = $1`
+
+func noteDelivery(ctx context.Context, tx pgx.Tx, key string) error {
+	tag, err := tx.Exec(ctx, sqlNoteDelivery, key)
+	if err == nil && tag.RowsAffected() != 1 {
+		err = fmt.Errorf("drover: event %s has no row", key)
+	}
+	return err
+}
+
+// progress is where the jobs are.
+type progress struct {
+	Completed, Discarded, Running, Retryable, Waiting int
+	Failed                                            int // runs
+}
+
+func (p progress) open() int { return p.Running + p.Retryable + p.Waiting }
+
+const sqlProgress = `
+select count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
+	count(*) filter (where state = 'running'), count(*) filter (where state = 'retryable'),
+	count(*) filter (where state in ('available', 'scheduled', 'parked')), coalesce(sum(errors_total), 0)
+from jobs`
+
+func (db *database) progress(ctx context.Context) (p progress, err error) {
+	err = db.pool.QueryRow(ctx, sqlProgress).Scan(&p.Completed, &p.Discarded, &p.Running, &p.Retryable, &p.Waiting, &p.Failed)
+	if err != nil {
+		err = fmt.Errorf("drover: count jobs: %w", err)
+	}
+	return p, err
+}
+
+const sqlBusiest = `
+select s.pid, count(*) as running
+from jobs j join supervisors s on s.id = j.claimed_by
+where j.state = 'running' and s.lost_at is null
+group by s.pid order by running desc, s.pid limit 1`
+
+// busiest is the process that runs most jobs, 0 if none runs any.
+func (db *database) busiest(ctx context.Context) (pid, running int, err error) {
+	err = db.pool.QueryRow(ctx, sqlBusiest).Scan(&pid, &running)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, 0, nil
+	}
+	return pid, running, err
+}
+
+const sqlHeld = `select args->>'key' from jobs where state <> 'completed'`
+
+// held are the keys of the events whose jobs are kept, but not completed.
+func (db *database) held(ctx context.Context) (map[string]bool, error) {
+	rows, err := db.pool.Query(ctx, sqlHeld)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	held := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		held[key] = true
+	}
+	return held, err
+}
+
+// count is a line of a statistic.
+type count struct {
+	Of string
+	N  int
+}
+
+const (
+	sqlRuns    = `select attempt::text, count(*) from jobs where finalized_at is not null group by attempt order by attempt`
+	sqlClasses = `
+select e->>'class', count(*) from jobs, jsonb_array_elements(errors) e
+where e->>'class' <> 'operator' group by 1 order by 2 desc, 1`
+)
+
+func (db *database) counts(ctx context.Context, sql string) ([]count, error) {
+	rows, err := db.pool.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[count])
+}
+
+// group is discarded jobs of one kind that failed alike.
+type group struct {
+	Queue, Kind, Reason string
+	Jobs                int
+	Newest, ID          string
+}
+
+const sqlGroups = `
+select queue, kind, reason, jobs::int, coalesce(newest_error, ''), newest_id from discarded_summary
+order by jobs desc, newest_id limit 12`
+
+func (db *database) groups(ctx context.Context) ([]group, error) {
+	rows, err := db.pool.Query(ctx, sqlGroups)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[group])
+}
+
+const sqlPanicked = `select coalesce(min(id), '') from jobs where errors @> '[{"class": "panic"}]'`
+
+// panicked is a job that panicked, "" if none did.
+func (db *database) panicked(ctx context.Context) (id string, err error) {
+	err = db.pool.QueryRow(ctx, sqlPanicked).Scan(&id)
+	return id, err
+}
+
+const sqlEffects = `select count(*) filter (where deliveries = 1), count(*) filter (where deliveries > 1) from events`
+
+// effects are the business rows that count one delivery, and those that count more.
+func (db *database) effects(ctx context.Context) (once, twice int, err error) {
+	err = db.pool.QueryRow(ctx, sqlEffects).Scan(&once, &twice)
+	return once, twice, err
+}
+
+// psql is the command that opens the schema. The user's own URL may hold a password and is not repeated.
+func (db *database) psql() string {
+	url := "$DATABASE_URL"
+	switch db.server.(type) {
+	case *userServer:
+		url = "<the --url>"
+	default:
+		if db.server.Owned() {
+			url = db.server.URL()
+		}
+	}
+	return fmt.Sprintf(`PGOPTIONS=-csearch_path=%s psql "%s"`, db.schema, url)
+}

@@ -1,0 +1,412 @@
+package demo
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// Options are the settings of a run. Deliveries, Out and Command are needed.
+type Options struct {
+	Deliveries []Delivery
+
+	// URL is the database to take. Empty means that internal/pgdev finds or starts one.
+	URL string
+
+	// Jobs is how many to deliver; the deliveries are repeated, or cut. Zero means each once.
+	Jobs int
+
+	// Crash kills a worker with SIGKILL in the middle.
+	Crash bool
+
+	// Keep leaves the database: a server of the run's own until ctx ends, the schema on a user's server for good.
+	Keep bool
+
+	// Out gets the story.
+	Out io.Writer
+
+	// Live says that Out is a terminal: progress is one line that changes, not a line a second.
+	Live bool
+
+	// Result is called once with the figures, if anything was enqueued, before Keep waits. Nil leaves it out.
+	Result func(Result)
+
+	// Command makes the command that runs one of the programs.
+	Command func(Program) *exec.Cmd
+}
+
+// Result are the figures of a run. Lost and DuplicateEffects come from the receiver's log alone.
+type Result struct {
+	Enqueued         int     `json:"enqueued"`
+	Completed        int     `json:"completed"`
+	Discarded        int     `json:"discarded"`
+	Retries          int     `json:"retries"` // failed runs that were followed by another
+	Lost             int     `json:"lost"`    // neither accepted nor refused for good by the receiver, nor still held
+	DuplicateEffects int     `json:"duplicate_effects"`
+	Seconds          float64 `json:"seconds"` // from the first enqueue to the end of the last job
+	Postgres         string  `json:"postgres"`
+	Interrupted      bool    `json:"interrupted,omitempty"` // the story broke off
+	Held             int     `json:"held,omitempty"`        // jobs for later: only when interrupted
+}
+
+// Errors of a run that went to its end, or was stopped.
+var (
+	ErrLost        = errors.New("drover: deliveries were lost")
+	ErrInterrupted = errors.New("drover: the demo was interrupted")
+)
+
+// workers is how many worker processes deliver. Two, so that one can die.
+const workers = 2
+
+// maxRestarts bounds how often workers that end by themselves are started again.
+const maxRestarts = 5
+
+// run is a run in progress; one goroutine owns it.
+type run struct {
+	Options
+	page     page
+	secret   string
+	db       *database
+	receiver *child
+	endpoint receiverReady
+	workers  [workers]*child
+	fixed    bool // the workers are of the build without the bug
+	restarts int
+
+	enqueued []event // committed
+	began    time.Time
+	took     time.Duration // until the last job ended
+	killed   bool          // Crash has been done
+	given    int           // discards that a redrive took back
+}
+
+// Run tells the whole story and ends what it started, also when ctx ends in the middle: then workers drain, nothing
+// is lost, and the error is ErrInterrupted. ErrLost says that a delivery did not arrive.
+func Run(ctx context.Context, o Options) (err error) {
+	if o.Jobs == 0 {
+		o.Jobs = len(o.Deliveries)
+	}
+	r := &run{Options: o, page: page{out: o.Out, live: o.Live}, secret: rand.Text(), db: &database{}}
+	defer func() { // first those who use the database, then the database
+		r.stopWorkers()
+		r.stopReceiver()
+		err = errors.Join(err, r.db.close(context.WithoutCancel(ctx), o.Keep && len(r.enqueued) > 0))
+	}()
+	err = r.story(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = ErrInterrupted
+	}
+	if len(r.enqueued) == 0 {
+		return err
+	}
+	r.stopWorkers()
+	brokeOff := err != nil
+	err = errors.Join(err, r.conclude(context.WithoutCancel(ctx), brokeOff))
+	if o.Keep && r.db.server.Owned() && !brokeOff {
+		r.stopReceiver()
+		<-ctx.Done()
+	}
+	return err
+}
+
+func (r *run) story(ctx context.Context) error {
+	list := events(r.Deliveries, r.Jobs)
+	if err := r.open(ctx, list); err != nil {
+		return err
+	}
+	r.began = time.Now()
+	if err := r.enqueue(ctx, list); err != nil {
+		return err
+	}
+	if err := r.watch(ctx); err != nil {
+		return err
+	}
+	if err := r.reportFailures(ctx); err != nil {
+		return err
+	}
+	return r.redrive(ctx)
+}
+
+// open finds or starts the database, the receiver and the workers.
+func (r *run) open(ctx context.Context, list []event) (err error) {
+	r.page.introduce(list)
+	if r.db, err = openDatabase(ctx, r.URL, func(line string) { r.page.say("%s", line) }); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	cmd := r.Command(ReceiverProgram)
+	cmd.Stderr = os.Stderr
+	settings := receiverSettings{Secret: r.secret, Quota: quotaOf(list)}
+	if r.receiver, err = startChild(ctx, cmd, settings, &r.endpoint); err != nil {
+		return fmt.Errorf("drover: start the receiver: %w", err)
+	}
+	if err := r.startWorkers(ctx); err != nil {
+		return err
+	}
+	r.page.say("receiver %s (pid %d), workers pid %d and %d, schema %s", r.endpoint.URL, r.receiver.cmd.Process.Pid,
+		r.workers[0].cmd.Process.Pid, r.workers[1].cmd.Process.Pid, r.db.schema)
+	return nil
+}
+
+func (r *run) startWorkers(ctx context.Context) error {
+	for i := range r.workers {
+		if err := r.startWorker(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *run) startWorker(ctx context.Context, i int) error {
+	cmd := r.Command(WorkerProgram)
+	cmd.Stderr = os.Stderr
+	c, err := startChild(ctx, cmd, workerSettings{
+		Database: r.db.server.URL(), Schema: r.db.schema, Receiver: r.endpoint.URL, Secret: r.secret, Fixed: r.fixed,
+	}, &struct{}{})
+	if err != nil {
+		return fmt.Errorf("drover: start worker %d: %w", i+1, err)
+	}
+	r.workers[i] = c
+	return nil
+}
+
+// stopWorkers drains all at the same time and returns when they are gone.
+func (r *run) stopWorkers() {
+	for _, c := range r.workers {
+		if c != nil {
+			_ = c.stdin.Close() // at most it is closed already
+		}
+	}
+	for i, c := range r.workers {
+		if c != nil {
+			c.stop(drainTimeout + 10*time.Second)
+		}
+		r.workers[i] = nil
+	}
+}
+
+func (r *run) stopReceiver() {
+	if r.receiver != nil {
+		r.receiver.stop(5 * time.Second)
+		r.receiver = nil
+	}
+}
+
+// perTransaction is how many events are enqueued in one.
+const perTransaction = 25
+
+// enqueue is stopped between transactions only: after a commit that was cut off nobody knows what is enqueued.
+func (r *run) enqueue(ctx context.Context, list []event) error {
+	for len(list) > 0 && ctx.Err() == nil {
+		some := list[:min(perTransaction, len(list))]
+		list = list[len(some):]
+		if err := r.enqueueSome(context.WithoutCancel(ctx), some); err != nil {
+			return err
+		}
+		r.page.show(r.began, "enqueued %d, %d to go", len(r.enqueued), len(list))
+	}
+	return ctx.Err()
+}
+
+func (r *run) enqueueSome(ctx context.Context, some []event) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err := r.db.enqueue(ctx, some); err != nil {
+		return fmt.Errorf("delivery %d and following: %w", len(r.enqueued)+1, err)
+	}
+	r.enqueued = append(r.enqueued, some...)
+	return nil
+}
+
+// watch shows the progress and returns when every job has ended.
+func (r *run) watch(ctx context.Context) error {
+	patience := time.NewTimer(2*time.Minute + time.Duration(r.Jobs)*20*time.Millisecond)
+	defer patience.Stop()
+	for {
+		asked := time.Now()
+		p, err := r.db.progress(ctx)
+		if err != nil {
+			return err
+		}
+		r.page.show(r.began, "delivered %d/%d, running %d, retryable %d, waiting %d, discarded %d",
+			p.Completed, len(r.enqueued), p.Running, p.Retryable, p.Waiting, p.Discarded)
+		if p.open() == 0 {
+			r.took = time.Since(r.began)
+			return nil
+		}
+		if err := r.tend(ctx, p); err != nil {
+			return err
+		}
+		// The count reads the whole table: a tenth of the time is enough for it.
+		pause := time.NewTimer(max(25*time.Millisecond, 9*time.Since(asked)))
+		select {
+		case <-pause.C:
+		case <-patience.C:
+			return fmt.Errorf("drover: %d jobs have not ended in %v", p.open(), time.Since(r.began).Round(time.Second))
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// tend kills a worker when the time for that has come, and starts another for one that ended.
+func (r *run) tend(ctx context.Context, p progress) error {
+	if r.receiver.ended() {
+		return fmt.Errorf("drover: the receiver ended: %w", r.receiver.err)
+	}
+	if r.Crash && !r.killed && p.Completed*5 >= len(r.enqueued) {
+		if err := r.crash(ctx); err != nil {
+			return err
+		}
+	}
+	for i, c := range r.workers {
+		if c == nil || !c.ended() {
+			continue
+		}
+		if r.restarts++; r.restarts > maxRestarts {
+			return fmt.Errorf("drover: workers end again and again, the last one: %w", c.err)
+		}
+		r.page.say("worker %d is gone (%v); starting another", i+1, c.cmd.ProcessState)
+		if err := r.startWorker(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// crash kills the worker that runs most jobs at the moment. If none runs any, the next look will find one.
+func (r *run) crash(ctx context.Context) error {
+	pid, running, err := r.db.busiest(ctx)
+	if err != nil {
+		return fmt.Errorf("drover: look for a worker to kill: %w", err)
+	}
+	for i, c := range r.workers {
+		if c != nil && c.cmd.Process.Pid == pid {
+			c.kill()
+			r.killed = true
+			r.page.say("worker %d (pid %d) killed with SIGKILL, %d of its jobs were claimed", i+1, pid, running)
+		}
+	}
+	return nil
+}
+
+// redrive deploys the build without the bug and makes the jobs that ran out of attempts due again. Those that were
+// discarded for another reason have one that no fix removes.
+func (r *run) redrive(ctx context.Context) error {
+	ids, err := r.exhausted(ctx)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	r.page.say("\nDeploying the fix: the workers drain and come back as build demo-2.")
+	r.stopWorkers()
+	r.fixed = true
+	if err := r.startWorkers(ctx); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := r.db.client.RedriveJob(ctx, id, nil); err != nil {
+			return err
+		}
+		r.given++
+	}
+	r.page.say("Redriven: the %d jobs that had run out of attempts; same ids, errors kept.", len(ids))
+	return r.watch(ctx)
+}
+
+func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
+	filter := drover.Filter{State: drover.Discarded, Reason: drover.ReasonAttemptsExhausted}
+	for after := ""; ; {
+		page, err := r.db.client.List(ctx, filter, after, 1000)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Jobs {
+			ids = append(ids, page.Jobs[i].ID)
+		}
+		if after = page.Next; after == "" {
+			return ids, nil
+		}
+	}
+}
+
+// conclude counts what arrived, by the receiver's log, and says what it means. The workers are gone.
+// After a story that broke off, what is held for later is not lost.
+func (r *run) conclude(ctx context.Context, brokeOff bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if brokeOff {
+		r.took = time.Since(r.began)
+	}
+	t, err := r.tally()
+	if err != nil {
+		return err
+	}
+	p, err := r.db.progress(ctx)
+	if err != nil {
+		return err
+	}
+	res := Result{
+		Enqueued: len(r.enqueued), Completed: p.Completed, Discarded: p.Discarded,
+		Retries: p.Failed - p.Discarded - r.given, DuplicateEffects: t.Twice,
+		Seconds: float64(r.took.Milliseconds()) / 1000, Postgres: r.db.server.Source(), Interrupted: brokeOff,
+	}
+	lost := t.Lost
+	if brokeOff {
+		if lost, err = r.notHeld(ctx, t.Lost); err != nil {
+			return err
+		}
+		res.Held = p.open()
+	}
+	res.Lost = len(lost)
+	if err := r.reportEnd(ctx, res, t); err != nil {
+		return err
+	}
+	if r.Crash && !r.killed && !brokeOff {
+		r.page.say("No worker was killed: none had a job when it was time to.")
+	}
+	if r.Keep && (!brokeOff || !r.db.server.Owned()) {
+		r.reportKept()
+	}
+	if r.Result != nil {
+		r.Result(res)
+	}
+	switch {
+	case len(lost) > 0:
+		return fmt.Errorf("%w: %d, the first %s", ErrLost, len(lost), lost[0])
+	case t.Unsigned > 0 || t.Unknown > 0:
+		return fmt.Errorf("drover: the receiver saw %d wrong signatures and %d events that nobody enqueued", t.Unsigned, t.Unknown)
+	}
+	return nil
+}
+
+func (r *run) tally() (Tally, error) {
+	log, err := os.Open(r.endpoint.Log)
+	if err != nil {
+		return Tally{}, fmt.Errorf("drover: receiver's log: %w", err)
+	}
+	defer log.Close() //nolint:errcheck // it was only read
+	return tally(log, r.enqueued)
+}
+
+// notHeld are those of the keys whose job is not kept for a later run: nobody will deliver them.
+func (r *run) notHeld(ctx context.Context, keys []string) (lost []string, err error) {
+	held, err := r.db.held(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		if !held[key] {
+			lost = append(lost, key)
+		}
+	}
+	return lost, nil
+}
