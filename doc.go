@@ -52,17 +52,17 @@
 //	worker.go                Handle, WorkerOpts: a kind's handler and its settings
 //	supervisor.go            SupervisorConfig, Run, drain; every go statement
 //	queue.go                 a queue inside a supervisor: its slots, its buffer, how much to claim ahead
-//	engine.go                settles and claims, both in one round trip
+//	claimer.go               takes due jobs, and decides when to look for them
 //	floors.go                where a claim begins to look, so that dead rows cost nothing
-//	listen.go                notifications: wake-ups and cancels
 //	run.go                   one claimed job, from its start to its outcome
 //	outcome.go               what a handler returned, and what that makes of the job
 //	tx.go                    CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
+//	settler.go               records outcomes, many in one round trip, until each is settled
 //	retry_strategy.go        attempt to delay; pure
 //	retry_after.go           the HTTP header
 //	sanitize.go              makes error texts fit to be stored
 //	fingerprint.go           tells which failures are the same
-//	lease.go                 heartbeat, watching the others, rescue, the full sweep
+//	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
 //	prune.go                 deletes old completed and cancelled jobs
 //	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
 //	telemetry.go             Hooks and log attributes

@@ -163,7 +163,7 @@ func ExampleSQLTx() {
 	client, err := drover.New(pool, drover.Config{})
 	must(err)
 	db := stdlib.OpenDBFromPool(pool)
-	defer db.Close()
+	defer func() { must(db.Close()) }()
 
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {

@@ -57,7 +57,7 @@ func ExampleRetryAfter() {
 		if err != nil {
 			return err
 		}
-		defer resp.Body.Close()
+		defer resp.Body.Close() //nolint:errcheck // nothing is read from it
 		if resp.StatusCode == http.StatusTooManyRequests {
 			wait := drover.ParseRetryAfter(resp.Header.Get("Retry-After"))
 			return drover.RetryAfter(wait, errors.New("depot is busy"))

@@ -1,0 +1,293 @@
+package drover_test
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// What the documents say is held to what the code does.
+
+// block is a fenced block of a Markdown file.
+type block struct {
+	file string
+	line int // of its first line
+	text string
+}
+
+func (b block) String() string { return fmt.Sprintf("%s:%d", b.file, b.line) }
+
+// blocks returns a file's blocks of one language.
+func blocks(t *testing.T, file, language string) (found []block) {
+	t.Helper()
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open *block
+	lines := strings.Split(string(raw), "\n")
+	for i, line := range lines {
+		switch {
+		case open == nil && line == "```"+language:
+			open = &block{file: file, line: i + 2}
+		case open != nil && line == "```":
+			open.text = strings.Join(lines[open.line-1:i], "\n") + "\n"
+			found = append(found, *open)
+			open = nil
+		}
+	}
+	if len(found) == 0 {
+		t.Fatalf("%s has no block of %s", file, language)
+	}
+	return found
+}
+
+// docsID is the job that the recipes are about.
+const docsID = "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"
+
+// docsJobs are what a recipe can expect: jobs in every state, and one discarded job under docsID.
+const docsJobs = `
+insert into kinds (kind, max_attempts) values ('charge', 10);
+insert into queues (name) values ('payments');
+insert into supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
+insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');
+insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
+insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, errors) select 'charge', 'payments', 'retryable', now() + interval '1 min', 1, 1,
+	jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'timeout', 'error', 'drover: run timed out', 'delay_ms', 60000));
+insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from supervisors;
+insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'parked', 'infinity');
+insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
+insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, attempt, errors_total, errors)
+select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 10, 2, jsonb_build_array(
+	jsonb_build_object('attempt', 9, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee', 'delay_ms', 15000),
+	jsonb_build_object('attempt', 10, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee'));
+`
+
+// Every recipe runs, and each of its statements finds or changes something: E-8, F-11, D-8.
+func TestSQLOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	run := func(sql string) ([]*pgconn.Result, error) {
+		return conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+	}
+
+	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
+	schema := pgtest.Schema(pool)
+	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
+	for _, b := range append(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql")...) {
+		if _, err := run("begin;" + docsJobs); err != nil {
+			t.Fatal(err)
+		}
+		results, err := run(here.Replace(b.text))
+		if err != nil {
+			t.Errorf("%v: %v\n%s", b, err, b.text)
+		}
+		for i, r := range results {
+			tag := r.CommandTag
+			if (tag.Select() || tag.Insert() || tag.Update() || tag.Delete()) && tag.RowsAffected() == 0 {
+				t.Errorf("%v: statement %d touches no row (%s)\n%s", b, i+1, tag, b.text)
+			}
+		}
+		if _, err := run("rollback"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The producer's role of the documents can enqueue, and do nothing else: E-5.
+func TestProducerRoleOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	role := pgtest.Schema(pool) + "_producer"
+	here := strings.NewReplacer("schema public", "schema "+pgtest.Schema(pool), "drover_producer", role)
+	blocks := slices.DeleteFunc(blocks(t, "docs/sql.md", "sql"), func(b block) bool { return !strings.Contains(b.text, "drover_producer") })
+	if len(blocks) != 1 {
+		t.Fatalf("%d recipes of docs/sql.md make a producer's role", len(blocks))
+	}
+	for sql, code := range map[string]string{
+		`select drover_enqueue('charge', '{"OrderID": 42}', retry => '{"type": "linear"}')`:      "",
+		`select drover_enqueue_many('[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge"}]')`: "",
+		`select from jobs`:                        "42501",
+		`insert into jobs (kind) values ('c')`:    "42501",
+		`select drover_redrive('` + docsID + `')`: "42501",
+	} {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), here.Replace(blocks[0].text)+`; set local role `+role, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+		_, err = tx.Exec(t.Context(), sql)
+		var refused *pgconn.PgError
+		if errors.As(err, &refused); err == nil && code != "" || err != nil && (refused == nil || refused.Code != code) {
+			t.Errorf("%s: got %v, want code %q", sql, err, code)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The tables of settings name exactly the fields there are, in their order.
+func TestConfigurationTables(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, settings := range []any{drover.Config{}, drover.SupervisorConfig{}, drover.Queue{}, drover.WorkerOpts{}, drover.EnqueueOpts{}} {
+		kind := reflect.TypeOf(settings)
+		var want []string
+		for _, field := range reflect.VisibleFields(kind) {
+			if field.IsExported() {
+				want = append(want, field.Name)
+			}
+		}
+		_, table, found := strings.Cut(string(raw), "\n| `"+kind.Name()+"` |")
+		if !found {
+			t.Errorf("README.md has no table of %s", kind.Name())
+			continue
+		}
+		table, _, _ = strings.Cut(table, "\n\n")
+		var got []string
+		for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(table, -1) {
+			got = append(got, row[1])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("README.md tells of these fields of %s:\n%v\nit has:\n%v", kind.Name(), got, want)
+		}
+	}
+}
+
+// The map in doc.go names every file of the package and no other.
+func TestMapOfTheFiles(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mapped []string
+	for _, line := range regexp.MustCompile(`(?m)^//\t(\w+\.go) `).FindAllStringSubmatch(string(raw), -1) {
+		mapped = append(mapped, line[1])
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
+	slices.Sort(mapped)
+	slices.Sort(files)
+	if !slices.Equal(mapped, files) {
+		t.Errorf("doc.go maps:\n%v\nthe files are:\n%v", mapped, files)
+	}
+}
+
+// Every link to a file leads to one.
+func TestLinksOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	files := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+	for _, pattern := range []string{"docs/*.md", "docs/*/*.md"} {
+		more, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, more...)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`).FindAllStringSubmatch(string(raw), -1) {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(file), link[1])); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+	}
+}
+
+// Every function and method that a user calls has an example that runs.
+func TestEveryEntryPointHasAnExample(t *testing.T) {
+	t.Parallel()
+	fset := token.NewFileSet()
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parsed []*ast.File
+	for _, name := range files {
+		file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed = append(parsed, file)
+	}
+	examples := map[string]bool{}
+	for _, e := range doc.Examples(parsed...) {
+		name, _, _ := strings.Cut(e.Name, "_")
+		if e.Output != "" {
+			examples[name], examples[e.Name] = true, true
+			if i := strings.LastIndex(e.Name, "_"); i > 0 {
+				examples[e.Name[:i]] = true // a suffix
+			}
+		}
+	}
+	pkg, err := doc.NewFromFiles(fset, parsed, "github.com/drover-queue/drover")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls []string
+	for _, f := range pkg.Funcs {
+		calls = append(calls, f.Name)
+	}
+	for _, typ := range pkg.Types {
+		for _, f := range typ.Funcs {
+			calls = append(calls, f.Name)
+		}
+		if slices.Contains([]string{"Client", "Supervisor", "Job"}, typ.Name) {
+			for _, m := range typ.Methods {
+				if m.Name != "LogValue" { // slog calls it
+					calls = append(calls, typ.Name+"_"+m.Name)
+				}
+			}
+		}
+	}
+	for _, call := range calls {
+		if !examples[call] {
+			t.Errorf("%s has no example with an output", strings.ReplaceAll(call, "_", "."))
+		}
+	}
+}
