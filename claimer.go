@@ -29,17 +29,19 @@ type claimer struct {
 	ended  chan struct{} // closed once claiming has ended
 
 	mu    sync.Mutex
+	anew  bool      // sleepers may say something else than asleep does
 	poked bool      // claim now, whatever the poll timer says
 	due   time.Time // when the next job is known to be due; zero: none known
 
 	// The rest is the claimer goroutine's own.
 	link    link
-	unknown bool // a claim's outcome is unknown: find out before the next
+	doubt   []string // queues of a claim whose outcome is unknown: find out before the next
 	trouble trouble
 	next    time.Time     // look not before
 	step    time.Duration // the last wait
 	idleAt  time.Time     // since when nothing was found; zero while there is work
 	asleep  bool          // sleepers says so
+	until   time.Time     // and until when; zero: for good
 
 	wantsRoom bool // it is time to look, but no slot is free: a slot will signal
 }
@@ -56,6 +58,13 @@ func (c *claimer) wake() {
 	c.poked = true
 	c.mu.Unlock()
 	c.poke()
+}
+
+// sayAnew makes the next claim write sleepers: rows were added, or a write's reply was lost.
+func (c *claimer) sayAnew() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.anew = true
 }
 
 func (c *claimer) poke() {
@@ -77,7 +86,7 @@ func (c *claimer) run(ctx, base context.Context) {
 		c.handBackStale(now)
 		rest := c.trouble.until.Sub(now)
 		if rest <= 0 {
-			if c.unknown {
+			if c.doubt != nil {
 				c.findOut(base)
 				continue
 			}
@@ -95,7 +104,7 @@ func (c *claimer) run(ctx, base context.Context) {
 		}
 	}
 	c.sup.closeQueues()
-	for c.unknown && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
+	for c.doubt != nil && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
 		timer.Reset(max(c.trouble.until.Sub(c.sup.now()), 0))
 		select {
 		case <-timer.C:
@@ -108,7 +117,10 @@ func (c *claimer) run(ctx, base context.Context) {
 // handBackStale gives up what a slow job keeps from starting: another process may have a free slot.
 func (c *claimer) handBackStale(now time.Time) {
 	for _, q := range c.sup.queueStates() {
-		c.sup.handBack(q.buffer.drain(now.Add(-bufferPatience)))
+		if stale := q.buffer.drain(now.Add(-bufferPatience)); len(stale) > 0 {
+			q.congested() // or the next claim would take the same jobs again
+			c.sup.handBack(stale)
+		}
 	}
 }
 
@@ -171,8 +183,7 @@ func (q *queueState) groups(room int) []claimGroup {
 }
 
 // lanes lists the lanes of the groups with their floors, lowered by a near sweep's width.
-func (c *claimer) lanes(groups []claimGroup, lowered time.Duration) *claimRequest {
-	l := c.sup.lease.Load()
+func (c *claimer) lanes(l *lease, groups []claimGroup, lowered time.Duration) *claimRequest {
 	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds}
 	for i, g := range groups {
 		if n := len(req.queues); n == 0 || req.queues[n-1] != g.queue.Name {
@@ -202,11 +213,14 @@ func (c *claimer) allLanes() *claimRequest {
 			groups = append(groups, claimGroup{queue: q, tier: tier})
 		}
 	}
-	return c.lanes(groups, 0)
+	return c.lanes(c.sup.lease.Load(), groups, 0)
 }
 
 // plan is a claim about to be made.
 type plan struct {
+	lease   *lease // as it was then: control may replace it while the claim is under way
+	floors  int    // their version
+	due     time.Time
 	req     *claimRequest
 	groups  []claimGroup
 	lowered time.Duration
@@ -220,25 +234,49 @@ func (c *claimer) request(now time.Time) *plan {
 		c.poked, c.next, c.step = false, now, 0
 	}
 	c.mu.Unlock()
-	if c.sup.lease.Load().ended.Load() || now.Before(c.lookAt()) {
+	l := c.sup.lease.Load()
+	if l.ended.Load() || now.Before(c.lookAt()) {
 		return nil
 	}
 	queues := c.sup.queueStates()
 	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
 		return nil
 	}
-	p := &plan{lowered: c.floors.due(now)}
+	p := &plan{lease: l, floors: c.floors.now(), lowered: c.floors.due(now)}
+	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
+	c.mu.Lock()
+	p.due, c.due = c.due, time.Time{}
+	c.mu.Unlock()
 	var rooms []int32
-	left := maxClaim
-	for _, q := range queues {
-		room := min(q.room(), left)
-		left -= room
+	for i, room := range shareOut(maxClaim, queues) {
 		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
-		p.groups = append(p.groups, q.groups(room)...)
+		p.groups = append(p.groups, queues[i].groups(room)...)
 	}
-	p.req = c.lanes(p.groups, p.lowered)
+	p.req = c.lanes(l, p.groups, p.lowered)
 	p.req.rooms = rooms
 	return p
+}
+
+// shareOut gives each queue what it has room for, n jobs in all: an equal part first, then what others leave.
+func shareOut(n int, queues []*queueState) []int {
+	given, room := make([]int, len(queues)), make([]int, len(queues))
+	for i, q := range queues {
+		room[i] = q.room()
+	}
+	for open := len(queues); n > 0 && open > 0; {
+		part := max(n/open, 1)
+		open = 0
+		for i := range queues {
+			more := min(part, room[i], n)
+			given[i] += more
+			room[i] -= more
+			n -= more
+			if room[i] > 0 {
+				open++
+			}
+		}
+	}
+	return given
 }
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
@@ -259,20 +297,27 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
-		c.trouble.failed(base, c.sup, "claiming", err)
+		c.failed(base, err)
 		return
 	}
 	var p pipeline
-	c.fallAsleep(&p)
+	c.fallAsleep(&p, claim)
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
 	err = p.send(ctx, conn)
 	c.afterClaim(base, claim, err, c.sup.now().Sub(started))
 	if err != nil {
-		c.trouble.failed(base, c.sup, "claiming", err)
+		c.failed(base, err)
 		return
 	}
 	c.trouble.failures = 0
+}
+
+// failed makes the claim be made again, as soon as the trouble allows.
+func (c *claimer) failed(ctx context.Context, err error) {
+	c.sayAnew()
+	c.next = c.sup.now()
+	c.trouble.failed(ctx, c.sup, "claiming", err)
 }
 
 // afterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
@@ -282,10 +327,12 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 	reply := &p.reply
 	switch {
 	case !reply.committed:
-		c.unknown = !notApplied(err)
+		if !notApplied(err) {
+			c.doubt = p.req.queues
+		}
 		return
 	case reply.fenced:
-		c.sup.lease.Load().lose()
+		p.lease.lose()
 		c.sup.control.interrupt()
 		return
 	}
@@ -295,7 +342,7 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 	c.sort(p)
 	c.advance(p)
 	c.dispatch(ctx, p, now)
-	c.setPace(len(reply.jobs), reply.nextDue, now)
+	c.setPace(p, now)
 }
 
 // sort puts the jobs in the order of the index: an update returns them in any.
@@ -346,14 +393,13 @@ func (c *claimer) advance(p *plan) {
 		}
 		for priority := int16(1); priority <= min(final, 9); priority++ {
 			key := laneKey{g.queue.Name, g.tier + priority}
-			c.floors.advance(key, last[key], priority < final, p.reply.at)
+			c.floors.advance(key, last[key], priority < final, p.reply.at, p.floors)
 		}
 	}
 }
 
 // dispatch hands claimed jobs to their queues' workers.
 func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
-	lease := c.sup.lease.Load()
 	runs := map[*queueState][]*run{}
 	for i, g := range p.groups {
 		if i == 0 || g.queue != p.groups[i-1].queue {
@@ -367,7 +413,7 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	for i := range p.reply.jobs {
 		j := &p.reply.jobs[i]
 		q := byName[j.queue]
-		runs[q] = append(runs[q], c.sup.newRun(j, q, lease, p.reply.at, now))
+		runs[q] = append(runs[q], c.sup.newRun(j, q, p.lease, p.reply.at, now))
 	}
 	for q, runs := range runs {
 		if len(runs) == 0 {
@@ -382,15 +428,15 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 			c.sup.handBack(runs)
 		}
 		if c.sup.client.listens(ctx, eventClaimed) {
-			c.sup.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: lease.id, Count: len(runs)}})
+			c.sup.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
 		}
 	}
 }
 
 // setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
 // doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
-func (c *claimer) setPace(found int, nextDue time.Duration, now time.Time) {
-	if found > 0 {
+func (c *claimer) setPace(p *plan, now time.Time) {
+	if len(p.reply.jobs) > 0 {
 		c.next, c.step, c.idleAt = now, 0, time.Time{}
 		return
 	}
@@ -403,16 +449,14 @@ func (c *claimer) setPace(found int, nextDue time.Duration, now time.Time) {
 	}
 	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	missed := !c.due.IsZero() && !now.Before(c.due)
-	c.due = time.Time{}
-	if nextDue > 0 {
-		c.due = now.Add(nextDue)
-		if missed && nextDue < minDueGap {
-			c.due = now.Add(minDueGap)
-		}
+	if p.reply.nextDue == 0 {
+		return
 	}
+	due := now.Add(p.reply.nextDue)
+	if missed := !p.due.IsZero() && !now.Before(p.due); missed && p.reply.nextDue < minDueGap {
+		due = now.Add(minDueGap)
+	}
+	c.noteDue(due)
 }
 
 // noteDue remembers that a job of ours will be due then.
@@ -431,27 +475,34 @@ func (c *claimer) noteDue(at time.Time) {
 // fallAsleep says in sleepers that this supervisor does not look by itself any more, once it has found nothing for
 // a while, and that it does again, once it has found something. The claim behind it in the same round trip is the
 // look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
-func (c *claimer) fallAsleep(p *pipeline) {
-	now, id := c.sup.now(), c.sup.lease.Load().id
+//
+// A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
+// pass for awake.
+func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
+	now, id := c.sup.now(), claim.lease.id
 	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
-	if c.sup.cfg.DisableNotify || idle == c.asleep {
+	over := !c.until.IsZero() && !now.Before(c.until)
+	c.mu.Lock()
+	anew := c.anew
+	c.anew = false
+	c.mu.Unlock()
+	if c.sup.cfg.DisableNotify || idle == c.asleep && !anew && !(idle && over) {
 		return
 	}
 	p.begin()
+	var until time.Time
 	if idle {
-		var until *string
-		c.mu.Lock()
-		if !c.due.IsZero() {
-			text := interval(max(c.due.Sub(now), 0))
-			until = &text
+		var rest *string
+		if claim.due.After(now) {
+			text := interval(claim.due.Sub(now))
+			until, rest = claim.due, &text
 		}
-		c.mu.Unlock()
-		p.exec(nil, sqlFallAsleep, id, until)
+		p.exec(nil, sqlFallAsleep, id, rest)
 	} else {
 		p.exec(nil, sqlWakeUp, id)
 	}
 	p.commit()
-	p.call(func() { c.asleep = idle })
+	p.call(func() { c.asleep, c.until = idle, until })
 }
 
 // findOut ends the doubt about a claim whose reply was lost.
@@ -471,37 +522,47 @@ func (c *claimer) findOut(base context.Context) {
 
 // recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
 // alone could come before its commit. Only then it looks at what is held in this supervisor's name and not known to
-// it, and hands that back.
+// it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it, and nobody
+// would rescue what is held in its name.
 func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 	l := c.sup.lease.Load()
 	store := c.sup.client.store
-	epoch, err := 0, error(ErrLeaseLost)
-	if !l.ended.Load() {
-		epoch, err = store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
-	}
+	epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
 	if errors.Is(err, ErrLeaseLost) {
 		l.lose() // all of it is for others to rescue
-		c.unknown = false
+		c.doubt = nil
 		c.sup.control.interrupt()
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	l.epoch.Store(int64(epoch))
+	l.raise(epoch)
 	c.floors.reset()
-	held, err := store.heldBy(ctx, conn, l.id, c.sup.queueNames(), false)
+	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
+	held, err := store.heldBy(ctx, conn, l.id, union(c.doubt, c.sup.queueNames()), c.sup.settler.book.ids(), false)
 	if err != nil {
 		return err
 	}
-	var unknown []*run
+	unknown := make([]*run, len(held))
 	for i := range held {
-		if !c.sup.settler.book.has(held[i].id) {
-			unknown = append(unknown, c.sup.unstarted(&held[i], l))
-		}
+		unknown[i] = c.sup.unstarted(&held[i], l)
 	}
 	c.sup.settler.book.add(unknown)
 	c.sup.handBack(unknown)
-	c.unknown = len(held) >= maxHeld && len(unknown) > 0 // there may be more
+	if len(held) < maxHeld { // else there may be more
+		c.doubt = nil
+	}
 	return nil
+}
+
+// union is a, and what of b is not in it.
+func union(a, b []string) []string {
+	all := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
 }

@@ -18,17 +18,34 @@ import (
 // lease is a supervisor's claim to its jobs under one id: what handlers' contexts hang on.
 type lease struct {
 	id     string
-	epoch  atomic.Int64    // raised by the engine alone
+	epoch  *atomic.Int64   // of the id; never lowered
 	ctx    context.Context //nolint:containedctx // the parent of handlers' contexts
 	cancel context.CancelCauseFunc
 	ended  atomic.Bool // lost, or not kept up
 }
 
-func newLease(base context.Context, id string, epoch int64) *lease {
-	l := &lease{id: id}
-	l.epoch.Store(epoch)
+func newLease(base context.Context, id string) *lease {
+	l := &lease{id: id, epoch: new(atomic.Int64)}
+	l.epoch.Store(1)
 	l.ctx, l.cancel = context.WithCancelCause(base)
 	return l
+}
+
+// renewed is the lease of the same id with a fresh context, after an outage in which nobody took it. They share the
+// epoch: the claimer may be raising it just now.
+func (l *lease) renewed(base context.Context) *lease {
+	fresh := &lease{id: l.id, epoch: l.epoch}
+	fresh.ctx, fresh.cancel = context.WithCancelCause(base)
+	return fresh
+}
+
+// raise follows what the claimer or the table says.
+func (l *lease) raise(epoch int) {
+	for old := l.epoch.Load(); old < int64(epoch); old = l.epoch.Load() {
+		if l.epoch.CompareAndSwap(old, int64(epoch)) {
+			return
+		}
+	}
 }
 
 // lose cancels the handlers before others may take their jobs.
@@ -79,8 +96,9 @@ func (c *control) register(ctx context.Context) error {
 		return err
 	}
 	c.beaten = sent
-	c.sup.lease.Store(newLease(c.base, id, 1))
+	c.sup.lease.Store(newLease(c.base, id))
 	c.sup.claimer.floors.reset()
+	c.sup.claimer.sayAnew()
 	c.sup.claimer.wake()
 	return nil
 }
@@ -91,7 +109,8 @@ func (c *control) run(ctx context.Context) {
 	period := c.sup.cfg.Lease / 6
 	next := c.sup.now().Add(period)
 	for ctx.Err() == nil {
-		c.wait(ctx, next)
+		c.wait(ctx, c.sooner(next))
+		c.expire(ctx)
 		if ctx.Err() != nil || c.sup.now().Before(next) && !c.interrupted() {
 			continue
 		}
@@ -100,6 +119,26 @@ func (c *control) run(ctx context.Context) {
 			next = c.sup.now().Add(min(period, time.Second))
 			c.sup.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
 		}
+	}
+}
+
+// deadline is when handlers must be told that the lease is not kept up: others may take the jobs a lease after the
+// last beat that they saw.
+func (c *control) deadline() time.Time { return c.beaten.Add(c.sup.cfg.Lease * 4 / 5) }
+
+// sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
+func (c *control) sooner(at time.Time) time.Time {
+	if end := c.deadline(); !c.sup.lease.Load().ended.Load() && end.Before(at) {
+		return end
+	}
+	return at
+}
+
+// expire cancels the handlers at the deadline, whatever holds up the beat.
+func (c *control) expire(ctx context.Context) {
+	if l := c.sup.lease.Load(); !l.ended.Load() && !c.sup.now().Before(c.deadline()) {
+		c.sup.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
+		l.lose()
 	}
 }
 
@@ -189,47 +228,52 @@ func (s *Supervisor) heard(payload string) {
 
 // beat is one round: sign of life, look at the others, rescue, sweep.
 func (c *control) beat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/6)
-	defer cancel()
 	l := c.sup.lease.Load()
 	sent := c.sup.now()
-	conn, err := c.link.get(ctx)
+	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
+	defer cancel()
+	conn, err := c.link.get(beating)
 	var reply beatReply
 	if err == nil {
-		reply, err = c.sup.client.store.beat(ctx, conn, l.id, int(l.epoch.Load()), c.sup.inFlight.ids(l.id), c.sup.draining.Load())
+		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), c.sup.inFlight.ids(l.id), c.sup.draining.Load())
 	}
 	if err != nil {
-		// Others may take the jobs a lease after the last beat that they saw; handlers are told before that.
-		if c.sup.now().Sub(c.beaten) > c.sup.cfg.Lease*4/5 && !l.ended.Load() {
-			c.sup.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
-			l.lose()
-		}
+		c.expire(ctx)
 		return err
 	}
-	if !reply.alive && c.raced(ctx, conn, l) {
-		return nil // the engine raised the epoch meanwhile: the next beat has it
-	}
+	// What follows may read much, and must leave time for the next beat.
+	ctx, cancelRest := context.WithTimeout(ctx, c.sup.cfg.Lease/3)
+	defer cancelRest()
 	if !reply.alive {
-		c.sup.log.ErrorContext(ctx, "lease lost, running jobs are cancelled", slog.String("supervisor", l.id))
-		l.lose()
-		return c.register(ctx)
+		return c.refused(ctx, conn, l)
 	}
 	c.beaten = sent
 	c.beats++
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
-		c.sup.lease.Store(newLease(c.base, l.id, l.epoch.Load()))
+		c.sup.lease.Store(l.renewed(c.base))
 		c.sup.claimer.wake()
 	}
 	c.observe(ctx, conn, l, reply)
 	return c.sweep(ctx, conn, l, reply)
 }
 
-// raced reports whether the lease is still ours under a newer epoch that the engine raised.
-func (c *control) raced(ctx context.Context, conn *pgx.Conn, l *lease) bool {
+// refused finds out why our row did not take a beat. Either the claimer raised the epoch, perhaps without having
+// heard of it: the next beat, at once, has it. Or others have declared us lost.
+func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 	epoch, lost := 0, true
 	err := conn.QueryRow(ctx, sqlEpoch, l.id).Scan(&epoch, &lost)
-	return err == nil && !lost
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	if !lost {
+		l.raise(epoch)
+		c.interrupt()
+		return nil
+	}
+	c.sup.log.ErrorContext(ctx, "lease lost, running jobs are cancelled", slog.String("supervisor", l.id))
+	l.lose()
+	return c.register(ctx)
 }
 
 // observe finds supervisors whose beat has not changed for a lease on our clock, while at least three beats of
@@ -277,15 +321,10 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 
 // rescue frees a lost supervisor's jobs. Its row goes once a later look, through all of the index, found none.
 func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
-	queues := slices.Clone(x.queues)
-	for _, q := range c.sup.queueStates() {
-		if !slices.Contains(queues, q.Name) {
-			queues = append(queues, q.Name)
-		}
-	}
+	queues := union(x.queues, c.sup.queueNames())
 	for {
 		all := c.searched[x.id] > 0
-		held, err := c.sup.client.store.heldBy(ctx, conn, x.id, queues, all)
+		held, err := c.sup.client.store.heldBy(ctx, conn, x.id, queues, nil, all)
 		if err != nil {
 			return err
 		}
@@ -436,6 +475,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		if err := c.rescue(ctx, conn, peer{id: owner, queues: req.queues}); err != nil {
 			return err
 		}
+		delete(c.searched, owner) // no row to forget
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -14,7 +15,7 @@ import (
 // and the worker's own policies.
 type EnqueueOpts struct {
 	// ID is a ULID of the caller's, which makes the enqueue idempotent: repeating it returns the job there is,
-	// for as long as its row exists. Empty makes a fresh one.
+	// for as long as its row exists. Its time should be about now, for the pruner goes by it. Empty makes a fresh one.
 	ID string
 
 	// Queue defaults to "default".
@@ -23,7 +24,8 @@ type EnqueueOpts struct {
 	// Priority is 1 to 9, lower is sooner. Zero means 5.
 	Priority int
 
-	// ScheduledAt is when the job is due, by the server's clock. Zero means now. Excludes Delay.
+	// ScheduledAt is when the job is due, by the server's clock. Zero means now, and so does a time in the past.
+	// Excludes Delay.
 	ScheduledAt time.Time
 
 	// Delay puts the due time off, by the server's clock. Zero means now.
@@ -42,14 +44,15 @@ type EnqueueOpts struct {
 	// Timeout bounds each run of this job. Zero means the worker's, NoTimeout none.
 	Timeout time.Duration
 
-	// ExpiresAt is when the job is no longer worth a run: it is discarded as expired instead. Zero means never.
+	// ExpiresAt is when the job is no longer worth a run: it is discarded as expired instead. Zero means never. It
+	// must be after ScheduledAt.
 	ExpiresAt time.Time
 
 	// RetryUntil is when to stop trying: a retry that would be due later discards the job, reason time_budget.
 	// Zero means never.
 	RetryUntil time.Time
 
-	// Tags are up to 32 words to find the job by, each up to 128 bytes.
+	// Tags are up to 32 words to find the job by, each 1 to 128 bytes.
 	Tags []string
 
 	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
@@ -192,8 +195,8 @@ func (c *Client) encodeArgs(bad *problems, prefix string, job *newJob, args Args
 	if len(c.kinds) > 0 && !c.kinds[kind] {
 		bad.add(prefix+"kind", "%q is not among Config.Kinds", kind)
 	}
-	job.Args, err = encodeJSON(prefix+"args", args, c.cfg.MaxArgsBytes)
-	bad.join(err)
+	job.Args, err = encodeArgs(args, c.cfg.MaxArgsBytes)
+	bad.under(prefix, err)
 }
 
 func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts) {
@@ -238,6 +241,9 @@ func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts
 	}
 	if !opts.ExpiresAt.IsZero() {
 		job.ExpiresAt = instant(bad, prefix+"ExpiresAt", opts.ExpiresAt)
+		if !opts.ExpiresAt.After(opts.ScheduledAt) {
+			bad.add(prefix+"ExpiresAt", "is not after ScheduledAt: the job could never run")
+		}
 	}
 	if !opts.RetryUntil.IsZero() {
 		job.RetryUntil = instant(bad, prefix+"RetryUntil", opts.RetryUntil)
@@ -245,8 +251,12 @@ func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts
 	if len(opts.Tags) > 32 {
 		bad.add(prefix+"Tags", "%d tags, at most 32", len(opts.Tags))
 	}
-	for _, tag := range opts.Tags {
-		bad.join(checkText(prefix+"Tags", tag, 128))
+	for i, tag := range opts.Tags {
+		field := fmt.Sprintf("%sTags[%d]", prefix, i)
+		if tag == "" {
+			bad.add(field, "is empty")
+		}
+		bad.join(checkText(field, tag, 128))
 	}
 	job.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
 }
@@ -277,10 +287,10 @@ const maxTimeout = 100 * 365 * 24 * time.Hour
 
 // instant refuses times that Postgres or JSON cannot hold.
 func instant(bad *problems, field string, t time.Time) *time.Time {
+	t = t.UTC() // first: the year may be another there
 	if y := t.Year(); y < 1 || y > 9999 {
 		bad.add(field, "year %d is not 1 to 9999", y)
 	}
-	t = t.UTC()
 	return &t
 }
 
@@ -313,10 +323,21 @@ func (c *Client) enqueued(ctx context.Context, job *newJob, existing bool) Recei
 	return Receipt{ID: job.ID, Existing: existing}
 }
 
-func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]bool) []Receipt {
+// enqueuedAll makes the receipts; existing counts for each id how many jobs were not stored. Of several jobs of one
+// id in a batch that is all but the first, or all.
+func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int) []Receipt {
 	receipts := make([]Receipt, len(jobs))
+	for i, job := range slices.Backward(jobs) {
+		receipts[i].ID = job.ID
+		if existing[job.ID] > 0 {
+			receipts[i].Existing = true
+			existing[job.ID]--
+		}
+	}
 	for i, job := range jobs {
-		receipts[i] = c.enqueued(ctx, job, existing[job.ID])
+		if !receipts[i].Existing {
+			c.emit(ctx, enqueuedEvent(job))
+		}
 	}
 	return receipts
 }

@@ -13,6 +13,9 @@ import (
 type floors struct {
 	mu      sync.Mutex
 	lanes   map[laneKey]floor
+	lowered map[laneKey]int // the version since which a lane's floor is lower
+	version int             // changes by others than claims so far
+	resetAt int             // the version of the last reset
 	windows [3]window
 }
 
@@ -38,7 +41,7 @@ type window struct {
 }
 
 func newFloors() *floors {
-	return &floors{lanes: map[laneKey]floor{}, windows: [3]window{
+	return &floors{lanes: map[laneKey]floor{}, lowered: map[laneKey]int{}, windows: [3]window{
 		{width: 200 * time.Millisecond}, {width: 2 * time.Second}, {width: 20 * time.Second},
 	}}
 }
@@ -51,6 +54,16 @@ func (f *floors) reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	clear(f.lanes)
+	clear(f.lowered)
+	f.version++
+	f.resetAt = f.version
+}
+
+// now is the version that a claim is made of, for advance.
+func (f *floors) now() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.version
 }
 
 // get is the lane's floor.
@@ -86,13 +99,18 @@ func (f *floors) swept(width, cost time.Duration, now time.Time) {
 
 // advance notes what a claim saw of a lane. last is the last key claimed in it, zero if none. A lane that was read
 // to its end has its floor at the last key or settleTime before the claim; one that was not, at the last key, also
-// where that is behind the floor: a near sweep that found more than it could take goes on from there.
-func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time) {
+// where that is behind the floor: a near sweep that found more than it could take goes on from there. A claim made
+// before the floor was lowered, or all were reset, has not seen what is there.
+func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, version int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if version < f.resetAt || version < f.lowered[key] {
+		return
+	}
 	old := f.lanes[key]
 	if at.Before(old.at) {
-		old = floor{} // the server's clock went back
+		delete(f.lanes, key) // the server's clock went back: what is due now was behind the floor
+		return
 	}
 	next := old
 	switch {
@@ -114,5 +132,7 @@ func (f *floors) lower(key laneKey, at time.Time) {
 	defer f.mu.Unlock()
 	if found := (floor{at: at.Add(-time.Microsecond)}); found.before(f.lanes[key]) {
 		f.lanes[key] = found
+		f.version++
+		f.lowered[key] = f.version
 	}
 }

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -10,7 +11,11 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	if !childProcess() { // process_test.go: tests that kill processes start this binary again
+		pgtest.Main(m)
+	}
+}
 
 // testDB is a migrated schema of one test's own.
 type testDB struct {
@@ -76,4 +81,19 @@ func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 		}
 	})
 	return sup
+}
+
+// eventually waits until the condition holds, and fails the test if it does not within 30 s.
+func eventually(t testing.TB, holds func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	end := time.After(30 * time.Second)
+	for !holds() {
+		select {
+		case <-ticker.C:
+		case <-end:
+			t.Fatal("not within 30 s")
+		}
+	}
 }

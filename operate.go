@@ -1,10 +1,13 @@
 package drover
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/oklog/ulid/v2"
 )
 
 // RunError is one entry of a job's errors: a failed run, or with Class operator what an operator did.
@@ -60,14 +63,19 @@ func (j *JobInfo) LastError() string {
 
 // Get reads one job. Errors: ErrNotFound.
 func (c *Client) Get(ctx context.Context, id string) (*JobInfo, error) {
-	jobs, err := c.store.list(ctx, listQuery{id: id, limit: 1})
+	if !isID(id) {
+		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
+	}
+	job, err := c.store.get(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("get job %s: %w", id, err)
 	}
-	if len(jobs) == 0 {
-		return nil, fmt.Errorf("get job %s: %w", id, ErrNotFound)
-	}
-	return &jobs[0], nil
+	return job, nil
+}
+
+// isID reports whether a row could have the id; the table takes any text of a ULID's length.
+func isID(id string) bool {
+	return len(id) == ulid.EncodedSize && checkText("id", id, ulid.EncodedSize) == nil
 }
 
 // Filter picks jobs; its fields must all fit. The zero value picks every job.
@@ -101,18 +109,20 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 	default:
 		bad.add("Filter.State", "%q is no state", filter.State)
 	}
-	for field, text := range map[string]string{
-		"Filter.Queue": filter.Queue, "Filter.Kind": filter.Kind, "Filter.Reason": filter.Reason,
-		"Filter.Error": filter.Error, "Filter.Tag": filter.Tag, "after": after,
+	for _, text := range []struct{ field, value string }{
+		{"Filter.Queue", filter.Queue},
+		{"Filter.Kind", filter.Kind},
+		{"Filter.Reason", filter.Reason},
+		{"Filter.Error", filter.Error},
+		{"Filter.Tag", filter.Tag},
+		{"after", after},
 	} {
-		if text != "" {
-			bad.join(checkText(field, text, 1024))
-		}
+		bad.join(checkText(text.field, text.value, 1024))
 	}
 	if err := bad.err(); err != nil {
 		return Page{}, err
 	}
-	jobs, err := c.store.list(ctx, listQuery{filter: filter, after: after, limit: limit + 1})
+	jobs, err := c.store.list(ctx, filter, after, limit+1)
 	if err != nil {
 		return Page{}, fmt.Errorf("list jobs: %w", err)
 	}
@@ -143,10 +153,10 @@ func (c *Client) Counts(ctx context.Context) ([]Count, error) {
 
 // RedriveOpts change a job as it is redriven. Nil changes nothing.
 type RedriveOpts struct {
-	// MaxAttempts is the job's new total of runs. Zero leaves it.
+	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON object whose keys replace those of the args. Nil leaves them.
+	// ArgsPatch is a JSON object whose keys replace those of the args, which must be an object too. Nil leaves them.
 	ArgsPatch json.RawMessage
 }
 
@@ -158,17 +168,19 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 	if opts == nil {
 		opts = &RedriveOpts{}
 	}
-	if opts.MaxAttempts < 0 {
-		bad.add("MaxAttempts", "%d is negative", opts.MaxAttempts)
-	}
+	bad.attempts("", opts.MaxAttempts, 0)
 	if opts.ArgsPatch != nil {
-		bad.join(checkJSON("ArgsPatch", opts.ArgsPatch, c.cfg.MaxArgsBytes, maxJSONDepth))
-		if len(opts.ArgsPatch) == 0 || opts.ArgsPatch[0] != '{' {
+		if err := checkJSON("ArgsPatch", opts.ArgsPatch, c.cfg.MaxArgsBytes, maxJSONDepth); err != nil {
+			bad.join(err)
+		} else if bytes.TrimLeft(opts.ArgsPatch, " \t\r\n")[0] != '{' {
 			bad.add("ArgsPatch", "is not a JSON object")
 		}
 	}
 	if err := bad.err(); err != nil {
 		return err
+	}
+	if !isID(id) {
+		return fmt.Errorf("redrive job %q: %w", id, ErrNotFound)
 	}
 	was, found, err := c.store.redrive(ctx, id, opts)
 	if err != nil {
@@ -188,6 +200,9 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 // returns is refused. Cancelling a job that has ended changes nothing. It returns the state the job was in.
 // Errors: ErrNotFound.
 func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
+	if !isID(id) {
+		return "", fmt.Errorf("cancel job %q: %w", id, ErrNotFound)
+	}
 	reason, _ = sanitizeText(reason, 256)
 	was, found, err := c.store.cancel(ctx, id, reason)
 	if err != nil {
@@ -206,8 +221,13 @@ func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
 }
 
 // DeleteCompleted deletes completed jobs that ended before the cutoff, in small transactions, and never any other.
-// It returns how many.
+// It walks the whole primary key and returns how many.
 func (c *Client) DeleteCompleted(ctx context.Context, cutoff time.Time) (int64, error) {
+	var bad problems
+	cutoff = *instant(&bad, "cutoff", cutoff)
+	if err := bad.err(); err != nil {
+		return 0, err
+	}
 	deleted, err := c.store.deleteCompleted(ctx, cutoff)
 	if err != nil {
 		return deleted, fmt.Errorf("delete completed jobs: %w", err)

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"time"
 )
 
-// Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job.
+// Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job. Of several
+// verdicts in one error the outermost counts, of joined errors the first.
 type verdict struct {
 	how   verdictKind
 	delay time.Duration
@@ -136,7 +138,7 @@ type outcome struct {
 // completes reports whether the plain complete statement says all there is to say.
 func (o *outcome) completes() bool { return o.state == Completed }
 
-// decide turns what a handler returned into an outcome: section "How a run can end" of docs/guarantees.md.
+// decide turns what a handler returned into an outcome: "How a run can end" in README.md.
 func (r *run) decide(err error) *outcome {
 	o := &outcome{run: r, duration: r.ran()}
 	var v *verdict
@@ -145,17 +147,15 @@ func (r *run) decide(err error) *outcome {
 	case err == nil:
 		o.state, o.event = Completed, eventCompleted
 		return o
-	case errors.Is(context.Cause(r.ctx), ErrCancelled):
-		o.cancel(err)
-		return o
 	case hasVerdict && v.how == verdictSnooze:
 		o.state, o.delay, o.giveBack, o.snoozed, o.event = Scheduled, v.delay, true, true, eventSnoozed
 		return o
 	case hasVerdict && v.how == verdictCancel:
 		o.cancel(err)
 		return o
-	case r.interrupted():
-		// The process stops, or lost its lease: not the job's fault.
+	case r.interrupted() && !(hasVerdict && v.how == verdictDiscard && !errors.Is(err, context.Canceled)):
+		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
+		// earlier run, before a redrive, the job must not be lost.
 		o.state, o.now, o.giveBack, o.event = Available, true, true, eventReleased
 		return o
 	}
@@ -181,7 +181,7 @@ func (o *outcome) fail(err error, v *verdict) {
 		o.discard(ReasonPanic)
 	case v != nil && v.how == verdictDiscard:
 		o.discard(ReasonUnrecoverable)
-	case v == nil && w.opts.RetryIf != nil && !r.retryIf(err):
+	case v == nil && o.class != classPanic && w.opts.RetryIf != nil && !r.retryIf(err):
 		o.discard(ReasonUnrecoverable)
 	default:
 		o.retry(v)
@@ -191,6 +191,9 @@ func (o *outcome) fail(err error, v *verdict) {
 func (o *outcome) discard(reason string) {
 	o.state, o.reason, o.event = Discarded, reason, eventDiscarded
 }
+
+// worthRetry goes with errors that are not the handler's, which RetryIf would not know.
+func worthRetry() *verdict { return &verdict{how: verdictRetry} }
 
 // retry puts the job off, or discards it where attempts, time or the strategy have run out.
 func (o *outcome) retry(v *verdict) {
@@ -242,7 +245,8 @@ func (r *run) classOf(err error, v *verdict) string {
 func (r *run) retryIf(err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
-			r.sup.log.Error("RetryIf panicked", "job", r.job, "panic", recoveredText(p))
+			text := r.sup.client.clean(recoveredText(p), maxErrorText)
+			r.sup.log.Error("RetryIf panicked", slog.Any("job", r.job), slog.String("panic", text))
 			yes = true
 		}
 	}()
@@ -272,9 +276,10 @@ type entry struct {
 }
 
 const (
-	maxErrorText  = 640      // leaves room in an entry of 1 KiB
+	maxErrorText  = 640      // with a type of up to 60 bytes it leaves room in an entry of 1 KiB
 	maxErrorTrace = 8 << 10  // only the newest entry has one
 	traceBuffer   = 16 << 10 // of which sanitizing keeps half at most
+	maxErrorRead  = 64 << 10 // of a text of any size
 )
 
 // errorEntry is what the failed run leaves in the row. The text goes through the redaction hook first.
@@ -282,16 +287,17 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 	text, trace, kind := "", "", ""
 	var p *panicError
 	if o.err != nil {
-		text, kind = errorText(o.err), errorType(o.err)
+		text, kind = r.sup.client.clean(errorText(o.err), maxErrorRead), errorType(o.err)
 		if errors.As(o.err, &p) {
 			trace = p.trace
 		}
 	}
-	o.text = r.sup.clean(text, maxErrorText)
+	o.text, _ = sanitizeText(text, maxErrorText-max(0, len(kind)-60))
 	e := entry{
 		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Error: o.text, Type: kind,
-		Fingerprint: fingerprint(r.job.Kind, kind, o.text, trace), DurationMS: o.duration.Milliseconds(),
-		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Trace: r.sup.clean(trace, maxErrorTrace),
+		// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
+		Fingerprint: fingerprint(r.job.Kind, kind, text, trace), DurationMS: o.duration.Milliseconds(),
+		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Trace: r.sup.client.clean(trace, maxErrorTrace),
 	}
 	raw, err := json.Marshal(e)
 	if err != nil { // strings and ints only: cannot happen
@@ -300,15 +306,12 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 	return raw
 }
 
-// clean makes a text fit to be stored: redacted, valid, bounded.
-func (s *Supervisor) clean(text string, bound int) string {
-	if text == "" {
-		return ""
-	}
+// clean makes a text fit to be stored and logged: redacted, valid, bounded.
+func (c *Client) clean(text string, bound int) string {
 	// Redacting comes before cutting, or half a secret could stay; bounded first, for texts of many megabytes.
-	text, _ = sanitizeText(text, 64<<10)
-	if s.client.cfg.Redact != nil {
-		text = redact(s.client.cfg.Redact, text)
+	text, _ = sanitizeText(text, maxErrorRead)
+	if text != "" {
+		text = redact(c.cfg.Redact, text)
 	}
 	text, _ = sanitizeText(text, bound)
 	return text
@@ -336,30 +339,56 @@ const (
 // the lease first, and an operator's cancel.
 func (o *outcome) found(row seenJob, exists bool) finding {
 	r := o.run
-	inTx := r.txOutcome.Load() != nil
+	tx := r.txOutcome.Load()
 	ours := exists && row.claimSeq == r.claimSeq
+	held := ours && row.state == Running && row.owner == r.owner
 	switch {
-	case ours && row.state == Running && row.owner == r.owner && inTx:
+	case held && tx != nil:
 		return foundNotCommitted
-	case ours && row.state == Running && row.owner == r.owner:
+	case held:
 		return foundHeld
-	case ours && row.state == Cancelled && !inTx:
+	case tx != nil && ours && row.state == Cancelled && tx.state != Cancelled:
 		return foundCancelled
-	case inTx && (!exists || ours && row.state == r.txOutcome.Load().state || !r.lease.ended.Load()):
+	case tx != nil && (!exists || ours && row.state == tx.state || !r.lease.ended.Load()):
 		return foundInTx
-	case inTx:
+	case tx != nil:
 		return foundStale
+	case o.committedLate(row, exists, ours):
+		return foundInTx
+	case ours && row.state == Cancelled:
+		return foundCancelled
+	case o.completes() && (ours && row.state == Completed || !exists && r.deleteCompleted && !r.lease.ended.Load()):
+		return foundSettled // with others, one of which was not ours: complete tells only how many there were
 	case r.tries > 1 && (!exists || ours && row.state == o.state || !r.lease.ended.Load()):
-		return foundSettled
-	case !exists && r.deleteCompleted:
 		return foundSettled
 	}
 	return foundStale
 }
 
+// committedLate reports whether the handler's transaction committed after it had been seen open: the handler was
+// given up before it was done.
+func (o *outcome) committedLate(row seenJob, exists, ours bool) bool {
+	r := o.run
+	switch late := r.lateTx; {
+	case late == nil:
+		return false
+	case !exists:
+		return late.completes() && r.deleteCompleted
+	case !ours: // claimed again since
+		return !late.state.Final() && !r.lease.ended.Load()
+	default:
+		return row.state == late.state
+	}
+}
+
 // inTx is what the handler's transaction recorded.
 func (o *outcome) inTx() *outcome {
-	recorded := *o.run.txOutcome.Load()
+	r := o.run
+	tx := r.txOutcome.Load()
+	if tx == nil {
+		tx = r.lateTx
+	}
+	recorded := *tx
 	recorded.duration = o.duration
 	return &recorded
 }
@@ -367,18 +396,21 @@ func (o *outcome) inTx() *outcome {
 // notCommitted turns to what the handler returned: an error counts as usual, nil without a commit is one.
 func (o *outcome) notCommitted() *outcome {
 	r := o.run
-	r.txOutcome.Store(nil)
+	r.lateTx = r.txOutcome.Swap(nil)
 	if o.state != Completed {
 		return o
 	}
 	failed := &outcome{run: r, duration: o.duration}
-	failed.fail(ErrNotCommitted, nil)
+	failed.fail(ErrNotCommitted, worthRetry())
 	failed.entry = r.errorEntry(failed)
 	return failed
 }
 
 // cancelled is the outcome of a run whose job an operator cancelled meanwhile.
 func (o *outcome) cancelled() *outcome {
+	if o.state == Cancelled {
+		return o
+	}
 	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}
 }
 

@@ -60,6 +60,9 @@ func (q *queueState) capacity() int {
 	return q.Concurrency + int(min(int64(q.Concurrency)*int64(prefetchTime)/int64(q.typical), maxPrefetch))
 }
 
+// congested notes that claimed jobs had to wait: until runs end again there is no reason to claim ahead.
+func (q *queueState) congested() { q.typical = bufferPatience }
+
 // room is how many jobs may be claimed now.
 func (q *queueState) room() int { return max(0, q.capacity()-int(q.pending.Load())) }
 

@@ -38,6 +38,7 @@ type run struct {
 	cancel    context.CancelCauseFunc
 	phase     atomic.Int32
 	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
+	lateTx    *outcome                // the same, once that transaction was seen open after the run's end; the settler's
 }
 
 const (
@@ -64,8 +65,6 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	if r.timeout < maxTimeout {
 		r.ctx, release = context.WithTimeoutCause(ctx, r.timeout, errTimeout)
 	}
-	s.inFlight.add(r)
-	s.tellStarted(r)
 
 	var err error
 	returned := false
@@ -82,6 +81,8 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		release()
 		cancel(nil)
 	}()
+	s.inFlight.add(r)
+	s.tellStarted(r)
 	err = r.call()
 	returned = true
 	return goOn
@@ -143,7 +144,7 @@ func (r *run) ran() time.Duration {
 // interrupted reports whether the run was cut short for reasons that are not the job's.
 func (r *run) interrupted() bool {
 	cause := context.Cause(r.ctx)
-	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost)
+	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
 }
 
 // outOfTime reports whether a retry in d would come after the job's RetryUntil.
@@ -168,7 +169,7 @@ func (r *run) outcomeOf(err error) (o *outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			o = &outcome{run: r, duration: r.ran()}
-			o.fail(errors.New("outcome could not be decided: panic: "+recoveredText(p)), nil)
+			o.fail(errors.New("outcome could not be decided: panic: "+recoveredText(p)), worthRetry())
 			o.entry = r.errorEntry(o)
 		}
 	}()
@@ -190,7 +191,7 @@ func (r *run) handedBack() *outcome {
 // abandonedOutcome is that of a handler that ignores its timeout. It counts as a crash: such a job may never end.
 func (r *run) abandonedOutcome() *outcome {
 	o := &outcome{run: r, duration: r.ran(), crashed: true}
-	o.fail(errTimeout, nil)
+	o.fail(errTimeout, worthRetry())
 	o.crashed = true
 	o.entry = r.errorEntry(o)
 	return o

@@ -71,7 +71,7 @@ func rootType(err error, steps *int) string {
 		}
 	}
 	switch name := fmt.Sprintf("%T", err); name {
-	case "*errors.errorString", "*errors.joinError", "*fmt.wrapError", "*fmt.wrapErrors":
+	case "*errors.errorString", "*errors.joinError", "*fmt.wrapError", "*fmt.wrapErrors", "*drover.verdict":
 		return ""
 	default:
 		return name

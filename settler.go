@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -64,10 +65,10 @@ func (b *book) remove(r *run) {
 	}
 }
 
-func (b *book) has(id string) bool {
+func (b *book) ids() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.runs[id] != nil
+	return slices.Collect(maps.Keys(b.runs))
 }
 
 func (b *book) len() int {
@@ -266,9 +267,13 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 	case len(out) == 0:
 		return
 	case !s.committed && badData(err):
+		unsent(out...)
 		e.bisect(ctx, conn, out)
 		return
 	case !s.committed:
+		if notApplied(err) {
+			unsent(out...)
+		}
 		e.putBack(out)
 		return
 	}
@@ -293,6 +298,13 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 	}
 	if len(unsure) > 0 {
 		e.look(ctx, conn, unsure)
+	}
+}
+
+// unsent takes back the count of a try that certainly changed nothing.
+func unsent(out ...*outcome) {
+	for _, o := range out {
+		o.run.tries--
 	}
 }
 
@@ -330,16 +342,22 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		ids[i] = o.run.job.ID
 	}
 	var p pipeline
-	seen := map[string]seenJob{}
+	seen, alive := map[string]seenJob{}, map[string]bool{}
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	p.look(ids, seen)
+	p.alive(alive)
 	p.commit()
 	if err := p.send(ctx, conn); err != nil {
+		unsent(unsure...)
 		e.putBack(unsure)
 		return
 	}
 	for _, o := range unsure {
+		if l := o.run.lease; !alive[l.id] && !l.ended.Load() {
+			l.lose() // control will hear of it
+			e.sup.control.interrupt()
+		}
 		row, exists := seen[o.run.job.ID]
 		switch o.found(row, exists) {
 		case foundSettled:
@@ -347,8 +365,10 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		case foundInTx:
 			e.done(o.inTx())
 		case foundNotCommitted:
+			unsent(o)
 			e.putBack([]*outcome{o.notCommitted()})
 		case foundHeld:
+			unsent(o)
 			e.locked = append(e.locked, o)
 			e.lockedAt = e.sup.now().Add(lockedPause)
 		case foundCancelled:

@@ -531,3 +531,16 @@ func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 		return nil
 	}, sqlLook, ids)
 }
+
+// sqlAlive lists the supervisors whose lease nobody has taken. Read after sqlLook: whoever takes a job takes the lease
+// first, and then its owner is not among these.
+const sqlAlive = `select distinct id from supervisors where lost_at is null`
+
+func (p *pipeline) alive(ids map[string]bool) {
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		ids[id] = true
+		return err
+	}, sqlAlive)
+}

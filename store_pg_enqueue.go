@@ -1,12 +1,17 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // sqlEnqueue stores one job, or finds it by its id; the function validates and is all a producer's role needs.
@@ -55,7 +60,7 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 	p.call(func() { stored = true })
 	p.wake(job)
 	if err := p.send(ctx, conn.Conn()); err != nil && !stored {
-		return false, err
+		return false, onStandby(err)
 	}
 	return existing, nil // a wake-up that failed costs one poll interval at most
 }
@@ -79,15 +84,23 @@ func (s *store) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing boo
 	return existing, classify(err)
 }
 
-// sqlEnqueueMany stores a JSON array of jobs and tells how many there were before, and which.
+// sqlEnqueueMany stores a JSON array of jobs and tells the ids of those that were there before.
 const sqlEnqueueMany = `
 select coalesce(jsonb_agg(e), '[]')::text from drover_enqueue_many($1::jsonb, $2) as e`
 
-// enqueueManyTx stores the jobs in chunks, for one JSON document has a size.
-func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]bool, error) {
-	existing := map[string]bool{}
+const (
+	maxBatchJobs  = 1000    // in one statement
+	maxBatchBytes = 8 << 20 // of their JSON, but for a job that is bigger: jsonb ends at 256 MiB
+)
+
+// enqueueManyTx stores the jobs in chunks, sorted by id: two batches of the same ids must not deadlock. It counts
+// for each id the jobs that were not stored.
+func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
+	existing := map[string]int{}
+	jobs = slices.Clone(jobs)
+	slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(a.ID, b.ID) })
 	for len(jobs) > 0 {
-		chunk := jobs[:min(len(jobs), 1000)]
+		chunk := jobs[:chunkLen(jobs)]
 		jobs = jobs[len(chunk):]
 		doc, err := json.Marshal(chunk)
 		if err != nil {
@@ -102,37 +115,39 @@ func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[s
 			return nil, fmt.Errorf("read existing ids: %w", err)
 		}
 		for _, id := range ids {
-			existing[id] = true
+			existing[id]++
 		}
 	}
 	return existing, nil
 }
 
+// chunkLen is how many of the jobs go into one statement.
+func chunkLen(jobs []*newJob) int {
+	size := 0
+	for n, job := range jobs[:min(len(jobs), maxBatchJobs)] {
+		if size += len(job.Args) + len(job.Metadata); n > 0 && size > maxBatchBytes {
+			return n
+		}
+	}
+	return min(len(jobs), maxBatchJobs)
+}
+
 // enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
-// through the function.
-func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (existing map[string]bool, err error) {
-	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		var plain, others []*newJob
-		for _, job := range jobs {
-			if job.plain {
-				plain = append(plain, job)
-			} else {
-				others = append(others, job)
-			}
+// through the function. A role that may not write to jobs, a producer's, does all through the function.
+func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
+	var plain, others []*newJob
+	for _, job := range jobs {
+		if job.plain {
+			plain = append(plain, job)
+		} else {
+			others = append(others, job)
 		}
-		if len(plain) > 0 {
-			_, err := tx.CopyFrom(ctx, pgx.Identifier{"jobs"}, []string{"id", "kind", "args", "queue", "priority"},
-				pgx.CopyFromSlice(len(plain), func(i int) ([]any, error) {
-					j := plain[i]
-					return []any{j.ID, j.Kind, j.Args, j.Queue, int16(j.Priority)}, nil //nolint:gosec // 1 to 9
-				}))
-			if err != nil {
-				return classify(err)
-			}
-		}
-		existing, err = s.enqueueManyTx(ctx, tx, others)
-		return err
-	})
+	}
+	existing, err := s.copyAndEnqueue(ctx, plain, others)
+	var pg *pgconn.PgError
+	if len(plain) > 0 && errors.As(err, &pg) && pg.Code == "42501" { // insufficient privilege
+		existing, err = s.copyAndEnqueue(ctx, nil, jobs)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +155,30 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (existing map[s
 	return existing, nil
 }
 
-// wakeQueues checks once a queue, behind the commit. Its failure costs one poll interval at most.
+func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := copyJobs(ctx, tx, plain); err != nil {
+			return classify(err)
+		}
+		existing, err = s.enqueueManyTx(ctx, tx, others)
+		return err
+	})
+	return existing, err
+}
+
+func copyJobs(ctx context.Context, tx pgx.Tx, jobs []*newJob) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	rows := pgx.CopyFromSlice(len(jobs), func(i int) ([]any, error) {
+		j := jobs[i]
+		return []any{j.ID, j.Kind, j.Args, j.Queue, int16(j.Priority)}, nil //nolint:gosec // 1 to 9
+	})
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"jobs"}, []string{"id", "kind", "args", "queue", "priority"}, rows)
+	return err
+}
+
+// wakeQueues checks once a queue with jobs due now, behind the commit. Its failure costs one poll interval at most.
 func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -150,7 +188,7 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	var p pipeline
 	seen := map[string]bool{}
 	for _, job := range jobs {
-		if job.plain && !seen[job.Queue] {
+		if job.ScheduledAt == nil && job.Delay == "" && !seen[job.Queue] {
 			seen[job.Queue] = true
 			p.wake(job)
 		}
@@ -164,7 +202,7 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
-		return classify(err)
+		return onStandby(classify(err))
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -175,4 +213,14 @@ func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 		return err
 	}
 	return classify(tx.Commit(ctx))
+}
+
+// onStandby gives a standby's refusal to begin a transaction that writes its name. The code alone does not tell: it
+// stands for everything a server does not support.
+func onStandby(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "0A000" && strings.Contains(pg.Message, "recovery") {
+		return fmt.Errorf("%w (%s)", ErrReadOnly, pg.Message)
+	}
+	return err
 }

@@ -3,16 +3,17 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // What operators do: through the same SQL functions and views that psql has.
 
-// sqlList walks the primary key downwards; a filter for discarded jobs is served by jobs_discarded_idx instead
-// where the planner finds that cheaper.
-const sqlList = `
+// sqlJobInfo reads jobs as people want to see them.
+const sqlJobInfo = `
 select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20),
 	case when j.scheduled_at = 'infinity' then j.created_at else j.scheduled_at end, j.created_at, j.attempted_at, j.finalized_at,
 	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total,
@@ -20,20 +21,36 @@ select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_att
 from jobs j
 left join kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
-where ($1 = '' or j.id = $1) and ($2 = '' or j.queue = $2) and ($3 = '' or j.kind = $3) and ($4 = '' or j.state = $4)
-	and ($5 = '' or j.discard_reason = $5) and ($6 = '' or j.errors->-1->>'error' ilike '%' || $6 || '%')
-	and ($7 = '' or $7 = any(j.tags)) and ($8 = '' or j.id < $8)
-order by j.id desc limit $9`
+`
 
-type listQuery struct {
-	id, after string
-	filter    Filter
-	limit     int
+// sqlGet stands apart from sqlList: one plan for both would be one that walks the table.
+const sqlGet = sqlJobInfo + `where j.id = $1`
+
+func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
+	jobs, err := s.jobInfos(ctx, sqlGet, id)
+	if err != nil {
+		return nil, err
+	}
+	if len(jobs) == 0 {
+		return nil, ErrNotFound
+	}
+	return &jobs[0], nil
 }
 
-func (s *store) list(ctx context.Context, q listQuery) ([]JobInfo, error) {
-	f := q.filter
-	rows, err := s.pool.Query(ctx, sqlList, q.id, f.Queue, f.Kind, string(f.State), f.Reason, likeLiteral(f.Error), f.Tag, q.after, q.limit)
+// sqlList walks the primary key downwards; a filter for discarded jobs is served by jobs_discarded_idx instead
+// where the planner finds that cheaper.
+const sqlList = sqlJobInfo + `
+where ($1 = '' or j.queue = $1) and ($2 = '' or j.kind = $2) and ($3 = '' or j.state = $3)
+	and ($4 = '' or j.discard_reason = $4) and ($5 = '' or j.errors->-1->>'error' ilike '%' || $5 || '%')
+	and ($6 = '' or $6 = any(j.tags)) and ($7 = '' or j.id < $7)
+order by j.id desc limit $8`
+
+func (s *store) list(ctx context.Context, f Filter, after string, limit int) ([]JobInfo, error) {
+	return s.jobInfos(ctx, sqlList, f.Queue, f.Kind, string(f.State), f.Reason, likeLiteral(f.Error), f.Tag, after, limit)
+}
+
+func (s *store) jobInfos(ctx context.Context, sql string, args ...any) ([]JobInfo, error) {
+	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, classify(err)
 	}
@@ -90,7 +107,12 @@ func (s *store) counts(ctx context.Context) ([]Count, error) {
 const sqlRedrive = `select drover_redrive($1, $2, $3::jsonb)`
 
 func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
-	return s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
+	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "22023" { // invalid parameter: the job's own args are no object
+		err = &InvalidError{Field: "ArgsPatch", Reason: pg.Message, Err: err}
+	}
+	return was, found, err
 }
 
 const sqlCancel = `select drover_cancel($1, $2)`
@@ -114,18 +136,28 @@ func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, f
 	return was, found, err
 }
 
-const sqlDeleteCompleted = `select last, deleted from drover_prune($1, $2, null, 1000)`
+const sqlDeleteCompleted = `select last, deleted from drover_prune($1, $2, null, 1000, whole => true)`
 
 func (s *store) deleteCompleted(ctx context.Context, cutoff time.Time) (total int64, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return 0, classify(err)
+	}
+	defer conn.Release()
 	for after := ""; ; {
+		var p pipeline
 		var last *string
 		var deleted int64
-		err := s.inTx(ctx, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, sqlDeleteCompleted, after, cutoff).Scan(&last, &deleted)
-		})
+		p.begin()
+		p.exec(nil, sqlOnePlan)
+		p.query(func(rows pgx.Rows) error { return rows.Scan(&last, &deleted) }, sqlDeleteCompleted, after, cutoff)
+		p.commit()
+		if err := p.send(ctx, conn.Conn()); err != nil {
+			return total, onStandby(err)
+		}
 		total += deleted
-		if err != nil || last == nil {
-			return total, classify(err)
+		if last == nil {
+			return total, nil
 		}
 		after = *last
 	}

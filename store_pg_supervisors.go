@@ -25,7 +25,9 @@ insert into kinds (kind, max_attempts, retry, timeout_ms, build) values ($1, $2,
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms,
 	build = excluded.build, seen_at = now()`
 
-	sqlRegisterSleeper = `insert into sleepers (queue, supervisor) values ($1, $2) on conflict do nothing`
+	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
+	sqlRegisterSleeper = `
+insert into sleepers (queue, supervisor) select $1, id from supervisors where id = $2 on conflict do nothing`
 )
 
 // registration is what a supervisor tells of itself.
@@ -195,7 +197,7 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 
 // sqlHeldBy lists running jobs of supervisor $1 with the policies that apply to them. No index serves claimed_by:
 // it reads jobs_claim_idx lane by lane, up to now unless $3 says to read it all (the server's clock may have gone
-// back under them).
+// back under them), and leaves out the ids $4.
 const sqlHeldBy = `
 select j.id, j.queue, j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), coalesce(j.retry, k.retry, q.retry)::text,
@@ -207,7 +209,7 @@ cross join lateral (
 	select * from jobs
 	where finalized_at is null and queue = w.queue and lane = tier.n * 10 + priority.n
 		and ($3 or scheduled_at <= now() + interval '1 minute')
-		and state = 'running' and claimed_by = $1
+		and state = 'running' and claimed_by = $1 and id <> all($4)
 	limit 1000 -- maxHeld
 ) j
 left join kinds k on k.kind = j.kind
@@ -231,7 +233,10 @@ type heldJob struct {
 	slots           int  // of its queue there
 }
 
-func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues []string, all bool) ([]heldJob, error) {
+func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues, except []string, all bool) ([]heldJob, error) {
+	if except == nil {
+		except = []string{} // null would compare with nothing
+	}
 	var p pipeline
 	var held []heldJob
 	p.begin()
@@ -246,7 +251,7 @@ func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues
 		}
 		held = append(held, j)
 		return err
-	}, sqlHeldBy, owner, queues, all)
+	}, sqlHeldBy, owner, queues, all, except)
 	p.commit()
 	return held, p.send(ctx, conn)
 }
@@ -278,14 +283,15 @@ cross join lateral (
 	order by scheduled_at, id limit 1
 ) j`
 
-// sqlOrphans finds owners that no row of supervisors speaks for any more: nobody would rescue their jobs.
+// sqlOrphans finds owners that no row of supervisors speaks for any more: nobody would rescue their jobs. Lane by
+// lane, so that it does not read a million jobs that are not due yet.
 const sqlOrphans = `
 select distinct j.claimed_by
-from unnest($1::text[]) as w(queue)
+from unnest($1::text[], $2::smallint[]) as w(queue, lane)
 cross join lateral (
 	select claimed_by from jobs
-	where finalized_at is null and queue = w.queue and state = 'running'
-		and not exists (select from supervisors s where s.id = jobs.claimed_by)
+	where finalized_at is null and queue = w.queue and lane = w.lane and scheduled_at <= now() + interval '1 minute'
+		and state = 'running' and not exists (select from supervisors s where s.id = jobs.claimed_by)
 	limit 1000
 ) j`
 
@@ -314,7 +320,7 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (b
 		err := rows.Scan(&owner)
 		orphaned = append(orphaned, owner)
 		return err
-	}, sqlOrphans, req.queues)
+	}, sqlOrphans, queues, req.lanes)
 	p.commit()
 	return behind, orphaned, p.send(ctx, conn)
 }

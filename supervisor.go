@@ -91,8 +91,10 @@ type Supervisor struct {
 	strategies map[string]Custom
 	now        func() time.Time // the process' clock: local waits only
 
-	queuesMu sync.Mutex
+	changing sync.Mutex    // held while a queue is added or removed, round trip included
+	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
 	queues   []*queueState // replaced, never changed in place
+	started  bool          // they have workers
 	closed   bool          // their buffers are closed: no queue may be added
 
 	lease    atomic.Pointer[lease]
@@ -256,6 +258,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 	base := context.WithoutCancel(ctx)
 	if err := s.start(ctx, base); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // stopped before it began
+		}
 		return err
 	}
 	s.client.running.add(s)
@@ -273,9 +278,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	claimingToo.Go(func() { s.claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { s.control.run(working) })
 	whileWorking.Go(func() { s.watch(working) })
-	for _, q := range s.queueStates() {
-		s.startQueue(q)
-	}
+	s.startQueues()
 	settling.Go(func() { s.settler.run(finishing, s.claimer.ended) })
 	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id),
 		slog.Int("queues", len(s.queueStates())), slog.Int("workers", len(s.workers)))
@@ -288,7 +291,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	s.slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	s.control.end()
+	if s.settler.book.len() == 0 && s.claimer.doubt == nil { // else our row tells a rescuer what had started
+		s.control.end()
+	}
 	s.reporter.close()
 	reporting.Wait()
 	s.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", s.lease.Load().id))
@@ -347,11 +352,23 @@ func (s *Supervisor) start(ctx, base context.Context) error {
 		return err
 	}
 	s.control.base = base
+	s.changing.Lock()
+	defer s.changing.Unlock()
 	if err := s.control.register(ctx); err != nil {
 		s.control.link.close()
 		return fmt.Errorf("register supervisor: %w", err)
 	}
 	return nil
+}
+
+// startQueues starts the workers of all queues.
+func (s *Supervisor) startQueues() {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	s.started = true
+	for _, q := range s.queues {
+		s.startQueue(q)
+	}
 }
 
 // startQueue starts a queue's workers.
@@ -374,6 +391,11 @@ func (s *Supervisor) workOn(q *queueState) {
 		if !ok {
 			s.slots.Done()
 			return
+		}
+		if r.lease.ended.Load() { // it may be someone else's before its handler could notice
+			r.finish()
+			s.handBack([]*run{r})
+			continue
 		}
 		if !s.runJob(r) {
 			return
@@ -409,12 +431,15 @@ func (s *Supervisor) watch(ctx context.Context) {
 func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	var bad problems
 	q.fillIn(&bad, "Queue")
+	s.changing.Lock()
+	defer s.changing.Unlock()
 	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	if s.closed {
+	old, closed := s.queues, s.closed
+	s.queuesMu.Unlock()
+	if closed {
 		return ErrShutdown
 	}
-	for _, other := range s.queues {
+	for _, other := range old {
 		if other.Name == q.Name {
 			bad.add("Queue.Name", "%q is served already", q.Name)
 		}
@@ -423,31 +448,50 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 		return err
 	}
 	state := newQueueState(q)
-	queues := append(slices.Clone(s.queues), state)
+	queues := append(slices.Clone(old), state)
 	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
 	if l := s.lease.Load(); l != nil {
 		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
 			return fmt.Errorf("add queue %s: %w", q.Name, err)
 		}
-		s.startQueue(state)
 	}
-	s.queues = queues
+	if !s.open(queues, state) {
+		return ErrShutdown
+	}
+	s.claimer.sayAnew()
 	s.claimer.wake()
 	return nil
+}
+
+// open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
+func (s *Supervisor) open(queues []*queueState, q *queueState) bool {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.queues = queues
+	if s.started {
+		s.startQueue(q)
+	}
+	return true
 }
 
 // RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
 // that is not served is an *InvalidError.
 func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	i := slices.IndexFunc(s.queues, func(q *queueState) bool { return q.Name == name })
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	old := s.queueStates()
+	i := slices.IndexFunc(old, func(q *queueState) bool { return q.Name == name })
 	if i < 0 {
 		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
 	}
-	gone := s.queues[i]
-	queues := slices.Delete(slices.Clone(s.queues), i, i+1)
+	gone := old[i]
+	queues := slices.Delete(slices.Clone(old), i, i+1)
+	s.queuesMu.Lock()
 	s.queues = queues
+	s.queuesMu.Unlock()
 	s.handBack(gone.buffer.close())
 	if l := s.lease.Load(); l != nil {
 		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {

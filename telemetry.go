@@ -28,7 +28,8 @@ type Event struct {
 //
 // They run outside all locks. Enqueued, Started and Redriven run in the goroutine that caused them; the others
 // one after another in a goroutine of the supervisor's, after the row has changed, and never when it has not: a
-// hook that blocks delays later hooks and Run's return, not jobs. A panic is contained and logged.
+// hook that blocks delays later hooks and Run's return, not jobs. So a run's Started may come before the end of the
+// run before. A panic is contained and logged.
 //
 // Every run that Started ends in exactly one of Completed, Failed, Discarded, Snoozed, Cancelled, Released and
 // StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded) tells of it. Jobs that
@@ -136,7 +137,7 @@ func (c *Client) emit(ctx context.Context, t told) {
 func (c *Client) callHook(ctx context.Context, hook func(context.Context, Event), e Event) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.log.ErrorContext(ctx, "hook panicked", slog.String("panic", recoveredText(p)))
+			c.log.ErrorContext(ctx, "hook panicked", slog.String("panic", c.clean(recoveredText(p), maxErrorText)))
 		}
 	}()
 	hook(ctx, e)

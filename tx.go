@@ -29,7 +29,7 @@ type sqlRow struct{ row *sql.Row }
 // Scan speaks of a missing row as pgx does.
 func (r sqlRow) Scan(dest ...any) error {
 	err := r.row.Scan(dest...)
-	if err == sql.ErrNoRows { //nolint:errorlint // database/sql returns it bare
+	if err == sql.ErrNoRows {
 		return pgx.ErrNoRows
 	}
 	return err
@@ -70,8 +70,8 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) error {
 }
 
 // EnqueueTx stores another job in the handler's transaction if this job is still the handler's: for work that
-// must be enqueued by one run only. It holds the job's row until the transaction ends. Errors as
-// Client.EnqueueTx, and ErrLeaseLost.
+// must be enqueued by one run only. It holds the job's row until the transaction ends. It comes before CompleteTx or
+// SettleTx, after which the job is nobody's any more. Errors as Client.EnqueueTx, and ErrLeaseLost.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	if j.run == nil {
 		return Receipt{}, ErrLeaseLost

@@ -36,6 +36,15 @@ func (p *problems) at(field string, err error) {
 	}
 }
 
+// under joins err with prefix before its fields: "args" becomes "Batch[3].args".
+func (p *problems) under(prefix string, err error) {
+	var invalid *InvalidError
+	if prefix != "" && errors.As(err, &invalid) {
+		err = &InvalidError{Field: prefix + invalid.Field, Reason: invalid.Reason, Err: invalid.Err}
+	}
+	p.join(err)
+}
+
 func (p *problems) err() error {
 	if len(p.errs) == 1 {
 		return p.errs[0]
@@ -54,7 +63,7 @@ func (p *problems) strategy(field string, s RetryStrategy) {
 	}
 }
 
-// nonNegative reports a negative duration, or one too long for the database's milliseconds.
+// nonNegative reports a negative duration.
 func (p *problems) nonNegative(field string, d time.Duration) {
 	if d < 0 {
 		p.add(field, "%v is negative", d)
@@ -66,12 +75,16 @@ func (p *problems) attempts(field string, maxAttempts, maxRetries int) int {
 	switch {
 	case maxAttempts < 0:
 		p.add(field+"MaxAttempts", "%d is negative; 1 means never retry", maxAttempts)
+	case maxAttempts > math.MaxInt32:
+		p.add(field+"MaxAttempts", "%d is more than %d", maxAttempts, math.MaxInt32)
+	}
+	switch {
 	case maxRetries < 0:
 		p.add(field+"MaxRetries", "%d is negative; MaxAttempts: 1 means never retry", maxRetries)
+	case maxRetries >= math.MaxInt32:
+		p.add(field+"MaxRetries", "%d is more than %d", maxRetries, math.MaxInt32-1)
 	case maxAttempts > 0 && maxRetries > 0 && maxAttempts != maxRetries+1:
 		p.add(field+"MaxRetries", "%d contradicts MaxAttempts %d, which counts the first run too", maxRetries, maxAttempts)
-	case maxAttempts > math.MaxInt32 || maxRetries >= math.MaxInt32:
-		p.add(field+"MaxAttempts", "at most %d", math.MaxInt32)
 	case maxRetries > 0:
 		return maxRetries + 1
 	}

@@ -32,7 +32,8 @@ type WorkerOpts struct {
 	DiscardOnPanic bool
 
 	// RetryIf says whether an error is worth a retry; where it says no the job is discarded as unrecoverable.
-	// Nil means always. It is not asked about Retry, RetryAfter and DontCount, which say so themselves.
+	// Nil means always. It is asked about errors that handlers return, but for Retry, RetryAfter and DontCount, which
+	// say so themselves; not about panics, and handlers that ignore their timeout. It runs concurrently.
 	RetryIf func(error) bool
 }
 

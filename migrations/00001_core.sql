@@ -17,10 +17,10 @@ begin
 	if current_schema() is null then
 		raise exception 'drover: search_path % names no schema that exists', current_setting('search_path');
 	end if;
-	foreach foreign_name in array array['jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'discarded_jobs', 'discarded_summary'] loop
+	foreach foreign_name in array array['jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'discarded_jobs', 'discarded_summary', 'job_counts'] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
-				using hint = 'Give drover a schema of its own: create schema drover, and put search_path=drover into the database URL.';
+				using hint = 'Give drover a schema of its own: create schema drover, and add ?options=-csearch_path%3Ddrover to the database URL.';
 		end if;
 	end loop;
 end
@@ -36,7 +36,7 @@ comment on function drover_schema_version() is 'The version of drover''s schema:
 create function drover_ulid() returns text language sql volatile as $$
 	-- 48 bits of milliseconds, then 80 random bits (a v4 uuid has 122, of which the 6 fixed ones are left out).
 	with bits as (
-		select lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as ms,
+		select lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as ms,
 		       replace(gen_random_uuid()::text, '-', '') as r
 	), number as (
 		select ('x' || ms)::bit(48) || ('x' || left(r, 12))::bit(48) || ('x' || right(r, 8))::bit(32) as b from bits
@@ -59,22 +59,26 @@ comment on function drover_append_error(jsonb, jsonb) is 'The errors array with 
 
 -- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
+	-- What passes here a worker can read; keys of another type of strategy are refused as it refuses them.
 	select retry is null or coalesce(
-		jsonb_typeof(retry) = 'object'
-		and retry->>'type' in ('exponential', 'linear', 'constant', 'custom')
-		and pg_column_size(retry) <= 1024
+		jsonb_typeof(retry) = 'object' and pg_column_size(retry) <= 1024
+		and case retry->>'type'
+			when 'exponential' then retry - '{type,base,multiplier,max,jitter}'::text[] = '{}'
+			when 'linear' then retry - '{type,step,max,jitter}'::text[] = '{}'
+			when 'constant' then retry - '{type,delay,max,jitter}'::text[] = '{}'
+			when 'custom' then retry - '{type,name,max,jitter}'::text[] = '{}' and retry ? 'name'
+			else false
+		end
 		and not exists (
 			select from jsonb_each(retry) as f(key, value)
 			where case key
-				when 'type' then false
-				when 'multiplier' then jsonb_typeof(value) <> 'number' or value::numeric < 1
-				when 'base' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
-				when 'step' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
-				when 'delay' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
-				when 'max' then value #>> '{}' !~ '^([0-9.]+(ns|us|µs|ms|s|m|h))+$'
-				when 'jitter' then value #>> '{}' !~ '^[a-z]+(:[0-9a-zµ.]+)?$'
-				when 'name' then jsonb_typeof(value) <> 'string'
-				else true
+				when 'multiplier' then jsonb_typeof(value) <> 'number' or value::numeric not between 1 and 1e300
+				when 'type' then jsonb_typeof(value) <> 'string'
+				when 'name' then jsonb_typeof(value) <> 'string' or value #>> '{}' = ''
+				when 'jitter' then jsonb_typeof(value) <> 'string' or value #>> '{}' !~
+					'^(none|full|equal|(up|down|symmetric):(0([.][0-9]+)?|1([.]0+)?)|abs:([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+)$'
+				else jsonb_typeof(value) <> 'string' or value #>> '{}' !~ '[1-9]' -- a stored zero would read as the default
+					or value #>> '{}' !~ '^([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$'
 			end), false)
 $$;
 -- +goose StatementEnd
@@ -129,9 +133,14 @@ create table jobs (
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
+	-- What no claim can read must not get in: one such row would fail the claims of its whole queue.
+	constraint jobs_limits check (isfinite(expires_at) and isfinite(retry_until)),
+	constraint jobs_tags check (array_ndims(tags) = 1 and array_position(tags, null) is null),
+	constraint jobs_metadata check (jsonb_typeof(metadata) = 'object'),
 	constraint jobs_id check (octet_length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
-	constraint jobs_args_size check (pg_column_size(args) <= 4194304),
+	-- 4 MiB of JSON text are the most a client sends; jsonb may take six times that.
+	constraint jobs_args_size check (pg_column_size(args) <= 25165824),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry))
 ) with (
 	fillfactor = 30,
@@ -232,9 +241,9 @@ create table sleepers (
 comment on table sleepers is 'Who serves a queue, and until when it sleeps (null: awake). An enqueue notifies only if nobody awake serves the queue.';
 
 -- +goose StatementBegin
-create function drover_channel() returns text language sql stable as $$ select 'drover_' || current_schema() $$;
+create function drover_channel() returns text language sql stable as $$ select ('drover_' || current_schema())::name::text $$;
 -- +goose StatementEnd
-comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues.';
+comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues, cut to the length of a name.';
 
 -- +goose StatementBegin
 create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
@@ -269,6 +278,22 @@ $$;
 comment on function drover_refuse_clash(text[], text[], text[], jsonb[]) is 'Raises DR001 if a job of one of these ids has another kind, queue or args.';
 
 -- +goose StatementBegin
+create function drover_due(scheduled_at timestamptz, delay interval) returns timestamptz language plpgsql stable as $$
+begin
+	if delay < interval '0' then
+		raise exception 'drover: delay % is negative', delay using errcode = '22023';
+	end if;
+	if scheduled_at is not null and delay is not null then
+		raise exception 'drover: delay contradicts scheduled_at' using errcode = '22023';
+	end if;
+	-- A time in the past is now: behind the supervisors' floors the job would wait for a sweep.
+	return greatest(coalesce(scheduled_at, now() + delay), now());
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_due(timestamptz, interval) is 'When a job enqueued with these is due.';
+
+-- +goose StatementBegin
 create function drover_enqueue(
 	kind text, args jsonb default '{}', queue text default 'default', priority int default 5,
 	scheduled_at timestamptz default null, delay interval default null,
@@ -279,11 +304,8 @@ create function drover_enqueue(
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_variable
 declare
-	due timestamptz := coalesce(scheduled_at, now() + delay, now());
+	due timestamptz := drover_due(scheduled_at, delay);
 begin
-	if delay < interval '0' then
-		raise exception 'drover: delay % is negative', delay using errcode = '22023';
-	end if;
 	job_id := coalesce(id, drover_ulid());
 	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
 	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
@@ -309,36 +331,40 @@ create function drover_enqueue_many(batch jsonb, wake boolean default true) retu
 declare
 	existing text[];
 begin
-	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's.
+	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
+	-- first is stored, and the others are told as there before.
 	with given as materialized (
-		select g.id, g.kind, coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
-			coalesce(g.scheduled_at, now() + g.delay, now()) as due, g.max_attempts, g.retry,
+		select g.ordinality as n, g.id, g.kind, coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
+			drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
 			(extract(epoch from g.timeout) * 1000)::bigint as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
-		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text, priority smallint, scheduled_at timestamptz, delay interval,
-			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb)
+		from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority smallint, scheduled_at timestamptz,
+			delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
+			metadata jsonb)) with ordinality as g
 	), fresh as (
 		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
 		select id, kind, args, queue, priority, due, case when due > now() then 'scheduled' else 'available' end,
 			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
-		from given order by id
+		from given order by id, n
 		on conflict do nothing
 		returning id
 	)
-	select array_agg(g.id) into existing from given g where not exists (select from fresh f where f.id = g.id);
+	select array_agg(g.id) into existing
+	from (select id, row_number() over (partition by id order by n) as nth from given) g
+	where g.nth > 1 or not exists (select from fresh f where f.id = g.id);
 	if existing is not null then
 		perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
 		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(existing);
 	end if;
 	if wake then
 		perform drover_wake(q.queue, q.due) from (
-			select coalesce(g.queue, 'default') as queue, min(coalesce(g.scheduled_at, now() + g.delay, now())) as due
+			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
 			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval) group by 1 order by 1) q;
 	end if;
 	return query select unnest(existing);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before.';
+comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
 
 -- +goose StatementBegin
 create function drover_cancel(job_id text, reason text default '') returns text language plpgsql as $$
@@ -353,7 +379,7 @@ begin
 	if was not in ('completed', 'discarded', 'cancelled') then
 		update jobs set state = 'cancelled', finalized_at = clock_timestamp(), claimed_by = null,
 			errors = drover_append_error(errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', claim_seq,
-				'attempt', attempt, 'error', left('cancelled' || case when reason = '' then '' else ': ' || reason end, 1000)))
+				'attempt', attempt, 'error', left('cancelled' || coalesce(': ' || nullif(reason, ''), ''), 1000)))
 		where id = job_id;
 		if was = 'running' then
 			perform pg_notify(drover_channel(), 'cancel ' || job_id);
@@ -384,6 +410,9 @@ begin
 	if j.expires_at <= clock_timestamp() then
 		raise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';
 	end if;
+	if args_patch is not null and (jsonb_typeof(args_patch) <> 'object' or jsonb_typeof(j.args) <> 'object') then
+		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
+	end if;
 	update jobs set state = 'available', scheduled_at = clock_timestamp(), finalized_at = null, discard_reason = null,
 		attempt = 0, redrives = jobs.redrives + 1, redriven_at = clock_timestamp(),
 		crashes = case when j.discard_reason = 'crashed' then 1 else 0 end,
@@ -400,15 +429,17 @@ $$;
 comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Tells the state it was in, null for no such job.';
 
 -- +goose StatementBegin
-create function drover_prune(after text, completed_before timestamptz, cancelled_before timestamptz, batch int default 1000, out last text, out deleted bigint) language plpgsql as $$
+create function drover_prune(after text, completed_before timestamptz, cancelled_before timestamptz, batch int default 1000, whole boolean default false,
+	out last text, out deleted bigint) language plpgsql as $$
 declare
 	walked text[];
 begin
 	-- Walks the primary key: an id is a ULID, so no row finalized before a time has an id made after it, and no
-	-- index on finalized_at has to be kept up by every completion. last is null at the end of the walk.
+	-- index on finalized_at has to be kept up by every completion. Ids from clocks that are ahead, or that callers made
+	-- of something else than the time, are met later, or with whole. last is null at the end of the walk.
 	select array_agg(w.id order by w.id) into walked from (
 		select id from jobs where id > after
-		and id < drover_ulid_at(greatest(completed_before, cancelled_before)) order by id limit batch) w;
+		and id < case when whole then '~' else drover_ulid_at(greatest(completed_before, cancelled_before)) end order by id limit batch) w;
 	with old as materialized (
 		select id from jobs
 		where id = any(walked)
@@ -421,13 +452,13 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_prune(text, timestamptz, timestamptz, int) is 'Deletes old completed and cancelled jobs among the next ids after the given one; tells where it got to. Never touches discarded jobs.';
+comment on function drover_prune(text, timestamptz, timestamptz, int, boolean) is 'Deletes old completed and cancelled jobs among the next ids after the given one; tells where it got to. Stops at ids made after these times, but with whole. Never touches discarded jobs.';
 
 -- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
 	-- The smallest ULID of that instant: 48 bits of milliseconds in 10 digits, then zeros.
 	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',
-		(greatest(0, (extract(epoch from at) * 1000)::bigint) >> (5 * i) & 31)::int + 1, 1), '' order by i desc) || '0000000000000000'
+		(floor(least(greatest(extract(epoch from at) * 1000, 0), 281474976710655))::bigint >> (5 * i) & 31)::int + 1, 1), '' order by i desc) || '0000000000000000'
 	from generate_series(0, 9) as i
 $$;
 -- +goose StatementEnd
@@ -444,7 +475,7 @@ create view discarded_jobs as
 select j.id, j.queue, j.kind, j.discard_reason as reason,
 	j.attempt as attempts, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) as max_attempts,
 	e.entry->>'error' as last_error, e.entry->>'class' as class, e.entry->>'fingerprint' as fingerprint,
-	(j.errors->0->>'at')::timestamptz as first_failed_at, (e.entry->>'at')::timestamptz as last_failed_at,
+	(jsonb_path_query_first(j.errors, '$[*] ? (@.class != "operator")')->>'at')::timestamptz as first_failed_at, (e.entry->>'at')::timestamptz as last_failed_at,
 	j.finalized_at as discarded_at, j.args, j.errors_total, j.errors, j.redrives, j.tags, j.created_at
 from jobs j
 left join kinds k on k.kind = j.kind
@@ -467,13 +498,14 @@ from jobs group by queue, state;
 comment on view job_counts is 'Jobs by queue and state. Reads the whole table.';
 
 -- The functions find drover's tables whatever the caller's search_path, and nothing of the caller's: pg_temp last.
--- The enqueue functions run as their owner, so that a producer needs no right but to execute them.
+-- The enqueue functions run as their owner, so that a producer needs no right but to execute them: drover_enqueue,
+-- drover_enqueue_many for batches, and drover_wake, without which its jobs wait for the next poll.
 -- +goose StatementBegin
 do $$
 declare
 	f regprocedure;
 begin
-	for f in select p.oid from pg_proc p where p.pronamespace = current_schema()::regnamespace and p.proname like 'drover\_%' loop
+	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and p.proname like 'drover\_%' loop
 		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
 		if f::text ~ 'drover_(enqueue|enqueue_many|wake)\(' then
 			execute format('alter function %s security definer', f);
@@ -498,7 +530,7 @@ do $$
 declare
 	f regprocedure;
 begin
-	for f in select p.oid from pg_proc p where p.pronamespace = current_schema()::regnamespace and p.proname like 'drover\_%' loop
+	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and p.proname like 'drover\_%' loop
 		execute format('drop function %s', f);
 	end loop;
 end

@@ -7,9 +7,11 @@ package migrations
 
 import (
 	"context"
+	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -20,7 +22,7 @@ import (
 // FS holds the migrations, for applications that run goose themselves.
 //
 //go:embed *.sql
-var FS embed.FS //nolint:gochecknoglobals // what go:embed needs
+var FS embed.FS
 
 // Table is the version table of drover's own: in an application's goose table drover's numbers would be taken for
 // the application's, and skipped.
@@ -36,7 +38,7 @@ type Status struct {
 // Up applies what is missing, in the schema that the pool's search_path picks. Many processes may call it at once:
 // one works, the others wait.
 func Up(ctx context.Context, pool *pgxpool.Pool) error {
-	return with(pool, func(p *goose.Provider) error {
+	return with(ctx, pool, func(p *goose.Provider) error {
 		_, err := p.Up(ctx)
 		return err
 	})
@@ -44,7 +46,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Down takes all migrations back. All jobs go with their tables.
 func Down(ctx context.Context, pool *pgxpool.Pool) error {
-	return with(pool, func(p *goose.Provider) error {
+	return with(ctx, pool, func(p *goose.Provider) error {
 		_, err := p.DownTo(ctx, 0)
 		return err
 	})
@@ -52,7 +54,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool) error {
 
 // List tells every migration and whether it has been applied.
 func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
-	err = with(pool, func(p *goose.Provider) error {
+	err = with(ctx, pool, func(p *goose.Provider) error {
 		statuses, err := p.Status(ctx)
 		for _, s := range statuses {
 			list = append(list, Status{Version: s.Source.Version, File: s.Source.Path, Applied: s.State == goose.StateApplied})
@@ -62,16 +64,14 @@ func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	return list, err
 }
 
-func with(pool *pgxpool.Pool, fn func(*goose.Provider) error) (err error) {
+func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) error) (err error) {
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
-	// A session lock: goose's table lock would need a table, made in whatever order many first processes come.
-	locker, err := lock.NewPostgresSessionLocker()
-	if err != nil {
+	if err := checkSchema(ctx, db); err != nil {
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, FS,
-		goose.WithTableName(Table), goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
+		goose.WithTableName(Table), goose.WithSessionLocker(schemaLock{}), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
@@ -79,4 +79,51 @@ func with(pool *pgxpool.Pool, fn func(*goose.Provider) error) (err error) {
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
 	return nil
+}
+
+// checkSchema tells of a search_path to nowhere, for goose would miss its table without saying why.
+func checkSchema(ctx context.Context, db *sql.DB) error {
+	var found bool
+	var path string
+	err := db.QueryRowContext(ctx, `select current_schema() is not null, current_setting('search_path')`).Scan(&found, &path)
+	if err == nil && !found {
+		err = fmt.Errorf("search_path %s names no schema that exists", path)
+	}
+	return err
+}
+
+// schemaLock lets one process migrate a schema at a time, and many schemas of a database at once: goose's own lock
+// is one for all of them, and looks again only after five seconds. It is a session's, for a lock on a table would
+// need a table, made in whatever order many first processes come.
+type schemaLock struct{}
+
+var _ lock.SessionLocker = schemaLock{}
+
+const (
+	sqlTryLock = `select pg_try_advisory_lock(hashtextextended('drover ' || current_schema(), 0))`
+	sqlUnlock  = `select pg_advisory_unlock(hashtextextended('drover ' || current_schema(), 0))`
+
+	lockPause = 50 * time.Millisecond
+)
+
+// SessionLock waits for the lock until ctx is done. It asks again and again: a statement that waits in the server
+// holds a snapshot, which an index built concurrently would wait for in turn.
+func (schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
+	for {
+		var locked bool
+		if err := conn.QueryRowContext(ctx, sqlTryLock).Scan(&locked); err != nil || locked {
+			return err
+		}
+		select {
+		case <-time.After(lockPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// SessionUnlock gives the lock back; a session that ends does so too.
+func (schemaLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
+	_, err := conn.ExecContext(ctx, sqlUnlock)
+	return err
 }

@@ -1,0 +1,678 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// asleep waits until all supervisors have said that they sleep.
+func (db *testDB) asleep(t testing.TB) {
+	t.Helper()
+	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
+}
+
+// after is a channel to wait on where time itself is the event.
+func after(t testing.TB, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+		t.Fatal(t.Context().Err())
+	}
+}
+
+// Q-1
+func TestPrioritiesFirstThenOldestFirst(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var want []string
+	byPriority := map[int][]string{}
+	for i := range 90 {
+		p := 1 + (i*7)%9
+		byPriority[p] = append(byPriority[p], db.enqueue(t, job{i}, &EnqueueOpts{Priority: p}))
+	}
+	for p := 1; p <= 9; p++ {
+		want = append(want, byPriority[p]...)
+	}
+	// A million jobs of the first priority that are not due yet would stand in the way of a claim by priority alone.
+	db.exec(t, `insert into jobs (kind, priority, scheduled_at, state) select 'job', 1, now() + interval '1 h', 'scheduled' from generate_series(1, 2000)`)
+	got := make(chan string, 90)
+	db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(_ context.Context, j *Job, _ int) error {
+		got <- j.ID
+		return nil
+	})})
+	var order []string
+	for range want {
+		order = append(order, receive(t, got))
+	}
+	if !slices.Equal(order, want) {
+		t.Errorf("order:\n%v\nwant:\n%v", order, want)
+	}
+}
+
+// Q-3: every queue has its own slots; one that stands still holds up no other; queues come and go at run time.
+func TestQueuesDoNotStarveEachOther(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	slots := map[string]int64{"a": 2, "b": 1, "c": 5, "d": 3}
+	var mu sync.Mutex
+	active, most, done := map[string]int64{}, map[string]int64{}, map[string]int{}
+	release := make(chan struct{})
+	count := func(queue string, by int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		active[queue] += by
+		most[queue] = max(most[queue], active[queue])
+		if by < 0 {
+			done[queue]++
+		}
+	}
+	sup := db.launch(t, SupervisorConfig{
+		Queues: []Queue{{Name: "a", Concurrency: 2}, {Name: "b", Concurrency: 1}, {Name: "c", Concurrency: 5}},
+		Workers: handling(func(_ context.Context, j *Job, _ int) error {
+			count(j.Queue, 1)
+			defer count(j.Queue, -1)
+			if j.Queue == "a" {
+				<-release
+			}
+			return nil
+		}),
+	})
+	for _, queue := range []string{"a", "b", "c", "d"} {
+		db.enqueueJobs(t, 200, &EnqueueOpts{Queue: queue})
+	}
+	all := `select count(*) = 200 from jobs where queue = $1 and state = 'completed'`
+	db.waitFor(t, 20*time.Second, all, "b")
+	db.waitFor(t, 20*time.Second, all, "c")
+	if err := sup.AddQueue(t.Context(), Queue{Name: "d", Concurrency: 3}); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 20*time.Second, all, "d")
+	if err := sup.RemoveQueue(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	}
+	id := db.enqueue(t, job{}, &EnqueueOpts{Queue: "c"})
+	db.waitFor(t, 5*time.Second, `select not 'c' = any(queues) and 'd' = any(queues) from supervisors`)
+	close(release)
+	db.waitFor(t, 20*time.Second, all, "a")
+	if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "available" {
+		t.Errorf("a job of a removed queue is %s", got)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for queue, n := range most {
+		if n > slots[queue] {
+			t.Errorf("%d jobs of %s ran at once, it has %d slots", n, queue, slots[queue])
+		}
+	}
+	if most["c"] < 2 {
+		t.Error("never two jobs of c at once")
+	}
+}
+
+// Q-3: a queue with room for a whole claim leaves part of it to the others.
+func TestBusyQueueLeavesRoomInAClaim(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: "a", Concurrency: 2500}, {Name: "b", Concurrency: 5}}})
+	db.exec(t, `insert into jobs (kind, queue) select 'job', 'a' from generate_series(1, 2500)`)
+	db.exec(t, `insert into jobs (kind, queue) select 'job', 'b' from generate_series(1, 5)`)
+	n := map[string]int{}
+	for _, r := range s.claim(t) {
+		n[r.job.Queue]++
+	}
+	if n["a"] != maxClaim-5 || n["b"] != 5 {
+		t.Errorf("claimed %v", n)
+	}
+}
+
+// B-6: while fresh jobs wait, retries get at most a fifth of the claims.
+func TestRetriesGetAFifthWhileFreshJobsWait(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
+	db.exec(t, `insert into jobs (kind, state, errors_total, attempt) select 'job', 'retryable', 1, 1 from generate_series(1, 1000)`)
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 1000)`)
+	fresh, retries := 0, 0
+	for round := range 60 {
+		runs := s.claim(t)
+		for _, r := range runs {
+			switch {
+			case r.job.Failures == 0:
+				fresh++
+			case round > 0: // nobody knows in the first that fresh jobs wait
+				retries++
+			}
+			r.finish()
+			s.settler.book.remove(r)
+		}
+		if fresh < 1000 && retries > (round+1)*10 {
+			t.Fatalf("round %d: %d fresh jobs, %d retries", round, fresh, retries)
+		}
+	}
+	if fresh != 1000 || retries+50 != 1000 {
+		t.Errorf("in 60 claims: %d fresh jobs, %d retries", fresh, retries)
+	}
+}
+
+// L-4: jobs that nobody here can run, older than one that somebody can.
+func TestUnknownKindsDoNotHoldUpKnownOnes(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, scheduled_at, priority) select 'unknown', now() - interval '1 h', 1 from generate_series(1, 12000)`)
+	db.exec(t, `insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 h' from generate_series(1, 12000)`)
+	s := db.stopped(t, SupervisorConfig{})
+	for range 3 {
+		id := db.enqueue(t, job{}, nil)
+		if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
+			t.Fatalf("the next claim took %d jobs", len(runs))
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where kind = 'unknown' and state = 'available' and claim_seq = 0`); n != 24000 {
+		t.Errorf("%d of 24,000 jobs of unknown kinds wait", n)
+	}
+}
+
+// Jobs that commit long after they were due are behind the floors: near sweeps find them up to 20 s, the full sweep
+// beyond that.
+func TestLateCommitsAreFound(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1000}}})
+	ahead := time.Duration(0) // of the process' clock, so that sweeps come due
+	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	for _, late := range []time.Duration{0, 50 * time.Millisecond, 500 * time.Millisecond, 3 * time.Second, 15 * time.Second, 25 * time.Second, time.Hour} {
+		db.enqueueJobs(t, 3, nil)
+		s.claim(t) // floors move past what follows
+		id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - $1::interval) returning id`, interval(late))
+		found := func() bool {
+			return slices.ContainsFunc(s.claim(t), func(r *run) bool { return r.job.ID == id })
+		}
+		ahead += 2 * time.Second
+		if late > 20*time.Second {
+			if found() {
+				t.Errorf("%v late: found by a claim; the floors do not bound it", late)
+				continue
+			}
+			s.sweep(t)
+		}
+		if !found() {
+			t.Errorf("%v late: left behind", late)
+		}
+	}
+}
+
+// sweep is a full sweep of this supervisor's.
+func (s *still) sweep(t testing.TB) {
+	t.Helper()
+	conn, err := s.control.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.lease.Load()
+	s.control.sweepAt = time.Time{}
+	reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
+	if err := s.control.sweep(t.Context(), conn, l, reply); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A sweep that lowers a floor while a claim is under way must not be undone by that claim's end.
+func TestSweepDuringAClaimIsNotUndone(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	s.claim(t)
+	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
+	s.claimer.wake()
+	underWay := s.claimer.request(s.now())
+	s.sweep(t)
+	s.claimer.trip(t.Context(), underWay)
+	if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
+		t.Fatalf("the next claim took %d jobs", len(runs))
+	}
+}
+
+// S-5: the server's clock goes back by an hour; what is due then lies behind the floors.
+func TestFloorInTheFutureIsDropped(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	s.claim(t)
+	s.claimer.floors.mu.Lock()
+	for key, f := range s.claimer.floors.lanes {
+		s.claimer.floors.lanes[key] = floor{at: f.at.Add(time.Hour)}
+	}
+	s.claimer.floors.mu.Unlock()
+	db.exec(t, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '2 min')`)
+	if runs := append(s.claim(t), s.claim(t)...); len(runs) != 1 {
+		t.Errorf("two claims took %d jobs", len(runs))
+	}
+}
+
+// FAULTS W-3, N-3: a claim commits and its reply is lost. The epoch is raised, and what was claimed is handed back and
+// run once.
+func TestClaimWhoseReplyWasLostIsHandedBack(t *testing.T) {
+	t.Parallel()
+	plain := newQuietDB(t)
+	plain.audit(t)
+	db, wire := plain.cutting(t, Config{})
+	var runs, active, most atomic.Int64
+	db.launch(t, SupervisorConfig{Workers: handling(func(_ context.Context, _ *Job, n int) error {
+		if n == 0 {
+			return nil
+		}
+		most.Store(max(most.Load(), active.Add(1)))
+		defer active.Add(-1)
+		runs.Add(1)
+		return nil
+	})})
+	plain.enqueue(t, job{0}, nil)
+	plain.waitFor(t, 20*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
+	for round := range 3 {
+		wire.arm(sqlClaim[:80], `"n": 777`)
+		id := plain.enqueue(t, job{777}, nil)
+		plain.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, id)
+		if wire.cutSoFar() != round+1 {
+			t.Fatal("no connection was cut")
+		}
+		if !value[bool](t, plain, `select claim_seq = 2 and attempt = 1 and errors_total = 0 from jobs where id = $1`, id) {
+			t.Error(value[string](t, plain, `select row_to_json(j)::text from jobs j where id = $1`, id))
+		}
+	}
+	if got := value[int](t, plain, `select epoch from supervisors`); got != 4 {
+		t.Errorf("after three lost replies the epoch is %d", got)
+	}
+	if runs.Load() != 3 || most.Load() != 1 {
+		t.Errorf("%d runs of 3 jobs, up to %d at once", runs.Load(), most.Load())
+	}
+	plain.checkAudit(t)
+}
+
+// loseClaim makes a claim in the supervisor's name whose reply nobody reads.
+func (s *still) loseClaim(t testing.TB, db *testDB) {
+	t.Helper()
+	s.claimer.wake()
+	lost := s.claimer.request(s.now())
+	if lost == nil {
+		t.Fatal("the claimer would not claim")
+	}
+	conn, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var p pipeline
+	p.claim(lost.req, &lost.reply)
+	if err := p.send(t.Context(), conn.Conn()); err != nil {
+		t.Fatal(err)
+	}
+	lost.reply = claimReply{}
+	s.claimer.afterClaim(t.Context(), lost, context.DeadlineExceeded, 0)
+	if s.claimer.doubt == nil {
+		t.Fatal("the claimer is in no doubt")
+	}
+}
+
+// The database is away for most of a lease while a claim's outcome is unknown: handlers are told that the lease is
+// lost, but nobody took it, and control goes on under the same id. What was claimed must not stay in its name for ever.
+func TestDoubtOutlivesALeaseThatWasNotKeptUp(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	ids := db.enqueueJobs(t, 5, nil)
+	s.loseClaim(t, db)
+	s.lease.Load().lose()
+	s.claimer.findOut(t.Context())
+	s.beat(t)
+	s.settle(t)
+	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and state = 'available' and attempt = 0`, ids); n != 5 {
+		t.Fatalf("%d of 5 jobs were handed back", n)
+	}
+	if s.lease.Load().ended.Load() {
+		t.Fatal("control has not renewed the lease")
+	}
+	if runs := s.claim(t); len(runs) != 5 {
+		t.Errorf("the next claim took %d jobs", len(runs))
+	}
+}
+
+// The same where the raised epoch's reply is lost too: control finds the epoch in the table.
+func TestEpochRaisedUnheardIsFoundByTheHeartbeat(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	first := s.lease.Load()
+	db.exec(t, `update supervisors set epoch = epoch + 1`)
+	db.enqueueJobs(t, 1, nil)
+	s.claimer.wake()
+	s.claimer.trip(t.Context(), s.claimer.request(s.now())) // fenced
+	if !first.ended.Load() {
+		t.Fatal("a fenced claim ends the lease")
+	}
+	s.beat(t) // refused
+	if !s.control.interrupted() {
+		t.Error("the next beat does not come at once")
+	}
+	s.beat(t)
+	if l := s.lease.Load(); l.id != first.id || l.ended.Load() || l.epoch.Load() != 2 {
+		t.Fatalf("the lease is %s, epoch %d, ended %v", l.id, l.epoch.Load(), l.ended.Load())
+	}
+	if runs := s.claim(t); len(runs) != 1 {
+		t.Errorf("the next claim took %d jobs", len(runs))
+	}
+	if n := value[int](t, db, `select beat from supervisors`); n != 1 {
+		t.Errorf("%d beats got through", n)
+	}
+}
+
+// One look lists a thousand jobs; a supervisor may have claimed more than that and know them all.
+func TestDoubtSeesPastTheJobsThatAreKnown(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1500}}})
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 1200)`)
+	if n := len(s.claim(t)); n != 1200 {
+		t.Fatalf("claimed %d", n)
+	}
+	ids := db.enqueueJobs(t, 3, nil)
+	s.loseClaim(t, db)
+	s.claimer.findOut(t.Context())
+	s.settle(t)
+	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and state = 'available'`, ids); n != 3 {
+		t.Errorf("%d of 3 jobs were handed back", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 1200 {
+		t.Errorf("%d of the 1,200 known ones are still running", n)
+	}
+}
+
+// More jobs than one look lists: all of them are handed back.
+func TestDoubtIsNotOverBeforeAllIsHandedBack(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1500}}})
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 1300)`)
+	s.loseClaim(t, db)
+	for range 10 {
+		if s.claimer.doubt == nil {
+			break
+		}
+		s.claimer.findOut(t.Context())
+		for s.settler.book.len() > 0 {
+			s.settle(t)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'available' and attempt = 0`); n != 1300 {
+		t.Errorf("%d of 1,300 jobs were handed back", n)
+	}
+}
+
+// Control may take a new lease while a claim is under way: its jobs belong to the old one, and so does its fencing.
+func TestClaimUnderAReplacedLease(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	old := s.lease.Load()
+	db.enqueueJobs(t, 1, nil)
+	s.claimer.wake()
+	underWay := s.claimer.request(s.now())
+	if err := s.control.register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.claimer.trip(t.Context(), underWay)
+	q := s.queueStates()[0]
+	if r := q.buffer.runs[q.buffer.head]; r.owner != old.id || r.lease != old {
+		t.Errorf("the run is %s's, it was claimed by %s", r.owner, old.id)
+	}
+	q.pending.Store(0) // the claimer sees room again
+	s.claimer.wake()
+	underWay = s.claimer.request(s.now())
+	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, underWay.lease.id)
+	if err := s.control.register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.claimer.trip(t.Context(), underWay)
+	if !underWay.lease.ended.Load() || s.lease.Load().ended.Load() {
+		t.Error("a fenced claim ended another lease than its own")
+	}
+}
+
+// A lease that is over: what waits in the buffer may be someone else's before its handler could notice.
+func TestBufferedJobsOfALostLeaseAreNotStarted(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error {
+		t.Error("a handler ran")
+		return nil
+	})})
+	db.enqueueJobs(t, 3, nil)
+	runs := s.claim(t)
+	s.lease.Load().lose()
+	q := s.queueStates()[0]
+	q.buffer.put(runs)
+	s.slots.Add(1)
+	go s.workOn(q)
+	eventually(t, func() bool { return q.pending.Load() == 0 })
+	q.buffer.close()
+	s.slots.Wait()
+	s.settle(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'available' and attempt = 0`); n != 3 {
+		t.Errorf("%d of 3 jobs were handed back", n)
+	}
+}
+
+// What slow jobs keep from starting goes back after a while, so that another process can take it; its attempt is given
+// back, and it is not claimed again before there is a slot.
+func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release := make(chan struct{})
+	started := make(chan struct{}, 100)
+	sup := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, Workers: handling(func(_ context.Context, _ *Job, n int) error {
+		if n == 1 {
+			started <- struct{}{}
+			<-release
+		}
+		return nil
+	})})
+	db.enqueueJobs(t, 50, &EnqueueOpts{Queue: "default"}) // number 1 blocks a slot, the others are quick: the buffer grows
+	db.waitFor(t, 20*time.Second, `select count(*) = 49 from jobs where state = 'completed'`)
+	db.enqueue(t, job{1}, nil)
+	receive(t, started)
+	receive(t, started)
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 20)`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'available' and attempt = 0 and claim_seq = 1`)
+	before := value[int](t, db, `select sum(claim_seq) from jobs`)
+	after(t, 2*bufferPatience)
+	if now := value[int](t, db, `select sum(claim_seq) from jobs`); now != before {
+		t.Errorf("claimed again and again: %d claims more", now-before)
+	}
+	if stats := sup.Stats(); stats.Running != 2 || stats.Buffered != 0 {
+		t.Errorf("%+v", stats)
+	}
+	close(release)
+	db.waitFor(t, 20*time.Second, `select count(*) = 71 from jobs where state = 'completed' and attempt = 1`)
+}
+
+// A job that expired before its run needs no handler, but its place: the claimer must hear that it is free.
+func TestExpiredJobsMakeRoom(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, expires_at) select 'job', now() - interval '1 min' from generate_series(1, 30)`)
+	db.enqueueJobs(t, 3, nil)
+	db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}})
+	db.waitFor(t, 10*time.Second, `select count(*) filter (where discard_reason = 'expired') = 30 and count(*) filter (where state = 'completed') = 3 from jobs`)
+}
+
+// A supervisor that sleeps hears of jobs, whoever enqueues them and however: the polls alone would take a minute.
+func TestSleepingSupervisorIsWoken(t *testing.T) {
+	t.Parallel()
+	for name, enqueue := range map[string]func(t *testing.T, db *testDB){
+		"Enqueue":     func(t *testing.T, db *testDB) { t.Helper(); db.enqueue(t, job{}, nil) },
+		"EnqueueMany": func(t *testing.T, db *testDB) { t.Helper(); db.enqueueJobs(t, 1, nil) },
+		"EnqueueTx": func(t *testing.T, db *testDB) {
+			t.Helper()
+			err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+				_, err := db.client.EnqueueTx(t.Context(), tx, job{}, nil)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"psql": func(t *testing.T, db *testDB) { t.Helper(); db.exec(t, `select drover_enqueue('job')`) },
+		"a job due earlier than the one it sleeps for": func(t *testing.T, db *testDB) {
+			t.Helper()
+			db.enqueue(t, job{}, &EnqueueOpts{Delay: 50 * time.Millisecond})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.enqueue(t, job{}, &EnqueueOpts{Delay: time.Hour})
+			ran := make(chan struct{}, 1)
+			db.launch(t, SupervisorConfig{PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
+				ran <- struct{}{}
+				return nil
+			})})
+			db.asleep(t)
+			after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
+			enqueued := time.Now()
+			enqueue(t, db.via(t, Config{})) // another process
+			receive(t, ran)
+			if d := time.Since(enqueued); d > time.Second {
+				t.Errorf("started after %v", d)
+			}
+		})
+	}
+}
+
+// However close to the moment of falling asleep a job is enqueued, it is found.
+func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	other := db.via(t, Config{})
+	var queues []Queue
+	for i := range 8 {
+		queues = append(queues, Queue{Name: fmt.Sprint("q", i), Concurrency: 1})
+	}
+	var tries sync.WaitGroup
+	for _, q := range queues {
+		ran := make(chan struct{}, 1)
+		db.launch(t, SupervisorConfig{Queues: []Queue{q}, PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
+			ran <- struct{}{}
+			return nil
+		})})
+		tries.Go(func() {
+			for range 27 {
+				enqueued := time.Now()
+				if _, err := other.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: q.Name}); err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case <-ran:
+				case <-time.After(20 * time.Second):
+					t.Error("a job was not found for 20 s")
+					return
+				}
+				if d := time.Since(enqueued); d > 3*time.Second {
+					t.Errorf("a job was found after %v", d)
+				}
+				<-time.After(sleepAfter - 15*time.Millisecond + time.Duration(rand.IntN(40))*time.Millisecond) //nolint:gosec // any moment
+			}
+		})
+	}
+	tries.Wait()
+}
+
+// A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
+func TestSleepBeyondAJobOfOthers(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval '1500 ms', 'scheduled')`)
+	db.launch(t, SupervisorConfig{PollInterval: time.Minute})
+	db.waitFor(t, 10*time.Second, `select coalesce(bool_and(sleeps_until < now() + interval '1 min'), false) from sleepers`)
+	db.waitFor(t, 10*time.Second, `select bool_and(sleeps_until = 'infinity') from sleepers`)
+}
+
+// New rows in sleepers say "awake": a supervisor that sleeps must say so for them too.
+func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	sup := db.launch(t, SupervisorConfig{PollInterval: time.Minute, Lease: time.Second})
+	db.asleep(t)
+	if err := sup.AddQueue(t.Context(), Queue{Name: "more"}); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from sleepers`)
+	old := value[string](t, db, `select id from supervisors`)
+	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1`)
+	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from sleepers where supervisor <> $1`, old)
+}
+
+func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ran := make(chan struct{}, 1)
+	db.launch(t, SupervisorConfig{DisableNotify: true, PollInterval: 200 * time.Millisecond, Workers: handling(func(context.Context, *Job, int) error {
+		ran <- struct{}{}
+		return nil
+	})})
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+	after(t, 600*time.Millisecond)
+	db.via(t, Config{}).enqueue(t, job{}, nil)
+	receive(t, ran)
+	if n := value[int](t, db, `select count(*) from sleepers`); n > 0 {
+		t.Errorf("%d sleepers would be notified in vain", n)
+	}
+}
+
+// statements counts all statements but those that only frame transactions.
+type statements struct{ n atomic.Int64 }
+
+func (s *statements) note(sql string) {
+	if sql != sqlBegin && sql != sqlCommit && sql != sqlOnePlan {
+		s.n.Add(1)
+	}
+}
+
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (s *statements) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	s.note(d.SQL)
+}
+func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	s.note(d.SQL)
+	return ctx
+}
+
+// DESIGN.md, section 4.4: an idle supervisor costs next to nothing.
+func TestIdleSupervisorIsQuiet(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var counted statements
+	traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
+	traced.launch(t, SupervisorConfig{})
+	db.asleep(t)
+	after(t, 3*time.Second) // the polls double up to their interval
+	counted.n.Store(0)
+	after(t, 5*time.Second)
+	if n := counted.n.Load(); n == 0 || n > 10 {
+		t.Errorf("%d statements in 5 s", n)
+	}
+}

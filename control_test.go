@@ -1,0 +1,585 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// dead puts a lost supervisor into the tables whose jobs are all in flight.
+func (db *testDB) dead(t testing.TB, id string) {
+	t.Helper()
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+		values ($1, 1000, '{default}', '{"default": 10}', (select coalesce(array_agg(id), '{}') from jobs where claimed_by = $1), now())`, id)
+}
+
+// P-1, P-3, R-8, R-13: what becomes of a job whose process died.
+func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into kinds (kind, max_attempts, retry) values ('elsewhere', 3, '{"type":"constant","delay":"10m"}')`)
+	cases := []struct{ name, columns, values, want string }{
+		{"first", "attempt, claim_seq", "1, 1", `state = 'retryable' and attempt = 1 and crashes = 1 and scheduled_at <= now() and last_delay_ms is null`},
+		{"second", "attempt, claim_seq, crashes", "2, 2, 1", `state = 'retryable' and attempt = 2 and crashes = 2 and scheduled_at between now() + interval '9 min' and now() + interval '11 min' and last_delay_ms = 600000`},
+		{"its own strategy", "attempt, claim_seq, crashes, retry", `2, 2, 1, '{"type":"constant","delay":"1h"}'`, `scheduled_at > now() + interval '50 min'`},
+		{"last attempt", "attempt, claim_seq", "3, 3", `state = 'retryable' and attempt = 2 and crashes = 1`},
+		{"last attempt again", "attempt, claim_seq, crashes", "3, 4, 4", `state = 'retryable' and attempt = 2 and crashes = 5`},
+		{"only one attempt", "attempt, claim_seq, max_attempts", "1, 1, 1", `state = 'discarded' and discard_reason = 'crashed' and finalized_at is not null`},
+		{"ninth", "attempt, claim_seq, crashes, max_attempts", "9, 9, 8, 99", `state = 'retryable' and crashes = 9`},
+		{"tenth", "attempt, claim_seq, crashes, max_attempts", "10, 10, 9, 99", `state = 'discarded' and discard_reason = 'crashed' and crashes = 10`},
+	}
+	ids := make([]string, len(cases))
+	for i, c := range cases {
+		ids[i] = value[string](t, db, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, attempted_at, %s) values ('elsewhere', 'running', 'dead', now(), %s) returning id`, c.columns, c.values))
+	}
+	db.dead(t, "dead")
+	s := db.stopped(t, SupervisorConfig{}) // it does not know the kind
+	s.beat(t)
+	for i, c := range cases {
+		all := c.want + ` and claimed_by is null and errors_total = 1 and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = 'dead'`
+		if !value[bool](t, db, `select `+all+` from jobs where id = $1`, ids[i]) {
+			t.Errorf("%s: %s", c.name, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, ids[i]))
+		}
+	}
+	s.beat(t) // the second look, through all of the index, found nothing
+	if n := value[int](t, db, `select count(*) from supervisors where id = 'dead'`); n > 0 {
+		t.Error("the dead one is not forgotten")
+	}
+}
+
+func TestTwoRescuersRescueEachJobOnce(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) select 'job', 'running', 'dead', 1, 1, now() from generate_series(1, 1500)`)
+	db.dead(t, "dead")
+	var rescuers sync.WaitGroup
+	for range 3 {
+		s := db.stopped(t, SupervisorConfig{})
+		rescuers.Go(func() {
+			for range 3 {
+				if err := s.control.beat(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			s.reporter.close()
+			s.reporter.run(context.Background(), db.client)
+		})
+	}
+	rescuers.Wait()
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1 and errors_total = 1`); n != 1500 {
+		t.Errorf("%d of 1,500 jobs were rescued once", n)
+	}
+	if n := book.count(eventRescued, ""); n != 1500 {
+		t.Errorf("%d were told of", n)
+	}
+}
+
+// The owner settles in the same moment: either the settle or the rescue counts, and only one is told.
+func TestRescueAndSettleOfTheSameJob(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	owner := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 300}}})
+	rescuer := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 300}}})
+	db.enqueueJobs(t, 300, nil)
+	runs := owner.claim(t)
+	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, owner.lease.Load().id)
+	var both sync.WaitGroup
+	both.Go(func() {
+		for chunk := range 30 {
+			out := make([]*outcome, 10)
+			for i := range out {
+				out[i] = &outcome{run: runs[chunk*10+i], state: Completed, event: eventCompleted}
+			}
+			owner.settle(t, out...)
+		}
+		for owner.settler.book.len() > 0 {
+			owner.settler.lockedAt = time.Time{}
+			owner.settle(t)
+		}
+	})
+	both.Go(func() {
+		for range 3 {
+			if err := rescuer.control.beat(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	both.Wait()
+	for _, s := range []*still{owner, rescuer} {
+		s.reporter.close()
+		s.reporter.run(context.Background(), db.client)
+	}
+	completed := value[int](t, db, `select count(*) from jobs where state = 'completed' and errors_total = 0`)
+	rescued := value[int](t, db, `select count(*) from jobs where state in ('retryable', 'available') and claim_seq = 1`)
+	if completed+rescued != 300 || book.count(eventCompleted, "") != completed || book.count(eventRescued, "") != rescued || book.count(eventStaleSettle, "") != rescued {
+		t.Errorf("%d completed, %d rescued; told: %d completed, %d rescued, %d stale", completed, rescued,
+			book.count(eventCompleted, ""), book.count(eventRescued, ""), book.count(eventStaleSettle, ""))
+	}
+}
+
+// Jobs in the name of a supervisor that no row speaks for would run for ever.
+func TestFullSweepFindsJobsOfUnknownOwners(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, priority)
+		select 'job', 'running', 'nobody' || n % 3, 1, 1, now(), 1 + n % 9 from generate_series(1, 30) as n`)
+	s := db.stopped(t, SupervisorConfig{})
+	s.sweep(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 30 {
+		t.Errorf("%d of 30 jobs were rescued", n)
+	}
+	if len(s.control.searched) > 0 {
+		t.Errorf("owners without a row are remembered: %v", s.control.searched)
+	}
+}
+
+// Only the one whose turn it is sweeps, by the server's clock and the sorted ids.
+func TestSweepsTakeTurns(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
+	for turn := range int64(6) {
+		reply := beatReply{alive: true, clock: float64((turn + 1000) * sweepEvery)}
+		for _, s := range []*still{a, b} {
+			reply.peers = append(reply.peers, peer{id: s.lease.Load().id})
+		}
+		swept := 0
+		for _, s := range []*still{a, b} {
+			conn, err := s.control.link.get(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.control.sweepAt = time.Time{}
+			for range 2 { // the second beat in the same turn does nothing
+				if err := s.control.sweep(t.Context(), conn, s.lease.Load(), reply); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s.control.sweeps == turn+1000 {
+				swept++
+			}
+		}
+		if swept != 1 {
+			t.Errorf("turn %d: %d sweeps", turn, swept)
+		}
+	}
+}
+
+// DESIGN.md, section 4: silence is a beat that stands still for a lease on the judge's clock while its own get through.
+func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
+	var ahead time.Duration
+	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at) values ('other', 10000, '{default}', now() - interval '1 h')`)
+	lost := func() bool {
+		return value[bool](t, db, `select lost_at is not null from supervisors where id = 'other'`)
+	}
+	pass := func(d time.Duration) {
+		ahead += d
+		s.control.beaten = s.now()
+	}
+	s.beat(t)
+	if lost() {
+		t.Fatal("lost at first sight, by a time in the table")
+	}
+	pass(time.Hour)
+	s.beat(t)
+	if lost() {
+		t.Fatal("lost after one beat of ours: the database may have stood still")
+	}
+	db.exec(t, `update supervisors set beat = beat + 1 where id = 'other'`)
+	for range 5 {
+		pass(time.Second)
+		s.beat(t)
+	}
+	if lost() {
+		t.Fatal("lost half a lease after its beat")
+	}
+	pass(6 * time.Second)
+	s.beat(t)
+	if !lost() {
+		t.Fatal("still alive a lease after its beat")
+	}
+	if value[bool](t, db, `select lost_at is not null from supervisors where id = $1`, s.lease.Load().id) {
+		t.Error("we declared ourselves lost")
+	}
+}
+
+// What was observed is compared: one beat in the last moment, and the lease stays.
+func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
+	conn, err := s.control.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, stale := range []peer{{id: "other", epoch: 1, beat: 6}, {id: "other", epoch: 0, beat: 7}, {id: "nobody", epoch: 1, beat: 7}} {
+		if lost, err := db.client.store.declareLost(t.Context(), conn, stale); err != nil || lost {
+			t.Errorf("declareLost(%+v) = %v, %v", stale, lost, err)
+		}
+	}
+	now := peer{id: "other", epoch: 1, beat: 7}
+	if lost, err := db.client.store.declareLost(t.Context(), conn, now); err != nil || !lost {
+		t.Errorf("declareLost = %v, %v", lost, err)
+	}
+	if lost, err := db.client.store.declareLost(t.Context(), conn, now); err != nil || lost {
+		t.Errorf("the second declareLost = %v, %v", lost, err)
+	}
+}
+
+// A claim under way holds back whoever takes the lease, and is refused afterwards; heartbeats pass.
+func TestEpochFencesClaims(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	id := s.lease.Load().id
+	db.enqueueJobs(t, 3, nil)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	req := s.claimer.lanes(s.lease.Load(), s.queueStates()[0].groups(2), 0)
+	req.rooms = []int32{2}
+	var p pipeline
+	var reply claimReply
+	p.claim(req, &reply)
+	claim := p.batch.QueuedQueries[2]
+	rows, err := tx.Query(t.Context(), claim.SQL, claim.Arguments...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows.Close()
+	s.beat(t) // not held up
+	conn, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	raised := make(chan error, 1)
+	go func() {
+		_, err := db.client.store.raiseEpoch(context.Background(), conn.Conn(), id, 1)
+		raised <- err
+	}()
+	db.waitFor(t, 10*time.Second, `select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query like '%epoch = epoch + 1%' and $1 = current_schema()`, value[string](t, db, `select current_schema()`))
+	s.beat(t) // nor now
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, raised); err != nil {
+		t.Fatal(err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 2 {
+		t.Errorf("%d jobs claimed", n)
+	}
+	s.claimer.wake()
+	plan := s.claimer.request(s.now())
+	s.claimer.trip(t.Context(), plan)
+	if !plan.reply.fenced || len(plan.reply.jobs) > 0 {
+		t.Error("a claim under the old epoch got through")
+	}
+}
+
+// P-4
+func TestLongJobWithALiveOwnerRunsOnce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var runs atomic.Int64
+	cfg := SupervisorConfig{Lease: time.Second, PollInterval: 50 * time.Millisecond, Workers: handling(func(ctx context.Context, _ *Job, _ int) error {
+		runs.Add(1)
+		select {
+		case <-time.After(4 * time.Second):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})}
+	db.enqueueJobs(t, 4, nil)
+	db.launch(t, cfg)
+	db.launch(t, cfg)
+	db.waitFor(t, 20*time.Second, `select count(*) = 4 from jobs where state = 'completed' and claim_seq = 1`)
+	if n := runs.Load(); n != 4 {
+		t.Errorf("%d runs of 4 jobs", n)
+	}
+}
+
+// P-6, S-4: the tables are locked for leases on end. Handlers are told in time, nobody is rescued, and all goes on.
+func TestStalledDatabaseCausesNoRescue(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t)
+	const lease = 2 * time.Second
+	hooked := db.via(t, Config{Hooks: book.hooks()})
+	var told sync.Map // job id → when its context ended
+	running := make(chan struct{}, 1000)
+	var block atomic.Bool
+	block.Store(true)
+	cfg := SupervisorConfig{Lease: lease, PollInterval: 50 * time.Millisecond, Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+		if !block.Load() {
+			return nil
+		}
+		running <- struct{}{}
+		<-ctx.Done()
+		told.Store(j.ID, time.Now())
+		if cause := context.Cause(ctx); !errors.Is(cause, ErrLeaseLost) {
+			t.Errorf("cause = %v", cause)
+		}
+		return ctx.Err()
+	})}
+	for range 3 {
+		hooked.launch(t, cfg)
+	}
+	db.enqueueJobs(t, 12, nil)
+	for range 12 {
+		receive(t, running)
+	}
+	ids := value[string](t, db, `select string_agg(id, ',' order by id) from supervisors`)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `lock table jobs, supervisors in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	locked := time.Now()
+	after(t, lease*5/2)
+	block.Store(false)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	told.Range(func(_, at any) bool {
+		n++
+		if d := at.(time.Time).Sub(locked); d > lease { //nolint:errcheck // only times are stored
+			t.Errorf("a handler was told %v after the last beat could get through, the lease is %v", d, lease)
+		}
+		return true
+	})
+	if n != 12 {
+		t.Errorf("%d of 12 handlers were told", n)
+	}
+	db.waitFor(t, 20*time.Second, `select count(*) = 12 from jobs where state = 'completed' and crashes = 0 and errors_total = 0 and attempt = 1`)
+	if n := book.count(eventRescued, ""); n > 0 {
+		t.Errorf("%d rescues", n)
+	}
+	if now := value[string](t, db, `select string_agg(id, ',' order by id) from supervisors`); now != ids {
+		t.Errorf("supervisors were\n%s, are\n%s", ids, now)
+	}
+}
+
+// Handlers that take every connection of the pool, and AddQueue that waits for one, starve neither heartbeat nor settle.
+func TestExhaustedPoolStarvesNobody(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	small := db.via(t, Config{}, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	release := make(chan struct{})
+	holding := make(chan struct{}, 4)
+	sup := small.launch(t, SupervisorConfig{Lease: time.Second, Queues: []Queue{{Concurrency: 4}}, Workers: handling(func(ctx context.Context, _ *Job, n int) error {
+		if n > 1 {
+			return nil
+		}
+		conn, err := small.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Release()
+		holding <- struct{}{}
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})})
+	db.enqueueJobs(t, 2, nil)
+	receive(t, holding)
+	receive(t, holding)
+	adding, giveUp := context.WithCancel(t.Context())
+	added := make(chan error, 1)
+	go func() { added <- sup.AddQueue(adding, Queue{Name: "more"}) }()
+	beat := value[int](t, db, `select beat from supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors where beat >= $1 + 9 and lost_at is null`, beat) // more than a lease
+	db.exec(t, `insert into jobs (kind, args) select 'job', '{"n": 5}' from generate_series(1, 20)`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed'`)
+	giveUp()
+	if err := receive(t, added); !errors.Is(err, context.Canceled) {
+		t.Errorf("AddQueue = %v", err)
+	}
+	close(release)
+	db.waitFor(t, 20*time.Second, `select count(*) = 22 from jobs where state = 'completed' and claim_seq = 1`)
+	if err := sup.AddQueue(t.Context(), Queue{Name: "more"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FAULTS S-2: connections die one by one, all at once, and again; the supervisor comes back with as many as before.
+func TestTerminatedConnectionsAreReplaced(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.audit(t)
+	name := "victim " + value[string](t, db, `select current_schema()`)
+	victim := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = name; c.MaxConns = 1 })
+	victim.launch(t, SupervisorConfig{Lease: 2 * time.Second, PollInterval: time.Second, Workers: handling(func(context.Context, *Job, int) error { return nil })})
+	works := func() {
+		t.Helper()
+		db.exec(t, `select drover_enqueue('job') from generate_series(1, 20)`)
+		db.waitFor(t, 20*time.Second, `select count(*) = 0 from jobs where finalized_at is null`)
+	}
+	works()
+	const ours = ` from pg_stat_activity where application_name = $1`
+	db.waitFor(t, 10*time.Second, `select count(*) = 4`+ours, name)
+	conns, err := db.Query(t.Context(), `select pid`+ours, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for conns.Next() {
+		var pid int
+		if err := conns.Scan(&pid); err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	for _, pid := range pids {
+		db.exec(t, `select pg_terminate_backend($1)`, pid)
+		works()
+	}
+	for range 3 {
+		db.exec(t, `select pg_terminate_backend(pid)`+ours, name)
+		works()
+	}
+	db.asleep(t)
+	works() // LISTEN is back, or the poll finds them
+	db.waitFor(t, 10*time.Second, `select count(*) <= 4`+ours, name)
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 and bool_and(lost_at is null) from supervisors`)
+	db.checkAudit(t)
+}
+
+// S-1: the server dies under load, and is back before and after a lease is over. Nothing acknowledged is lost.
+func TestServerKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	pool, err := pgxpool.New(context.Background(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	client, err := New(pool, Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := &testDB{pool, client}
+	db.audit(t)
+	const lease = 2 * time.Second
+	for range 2 {
+		db.launch(t, SupervisorConfig{Lease: lease, PollInterval: 100 * time.Millisecond, Workers: handling(func(ctx context.Context, _ *Job, n int) error {
+			select {
+			case <-time.After(time.Duration(n%7) * time.Millisecond):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})})
+	}
+	acknowledged := map[string]bool{}
+	for _, down := range []time.Duration{0, lease * 3 / 2} {
+		for range 3 {
+			for _, id := range db.enqueueJobs(t, 300, nil) {
+				acknowledged[id] = true
+			}
+		}
+		db.waitFor(t, 20*time.Second, `select count(*) > 50 from jobs where state = 'completed'`)
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		after(t, down)
+		if err := server.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() bool { return pool.Ping(t.Context()) == nil })
+		db.waitFor(t, 30*time.Second, `select count(*) = 0 from jobs where finalized_at is null`)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != len(acknowledged) {
+		t.Errorf("%d jobs completed, %d enqueued", n, len(acknowledged))
+	}
+	if n := value[int](t, db, `select count(*) from jobs where crashes > 0`); n > 0 {
+		t.Errorf("%d jobs were taken for crashed: a mass rescue", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where claim_seq > 3`); n > 0 {
+		t.Errorf("%d jobs ran again and again", n)
+	}
+	db.checkAudit(t)
+}
+
+// The sign-off of a stop leaves nothing behind; an outage at the stop leaves the row for a rescuer.
+func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	plain := newQuietDB(t)
+	db := plain.via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "stop " + c.ConnConfig.RuntimeParams["search_path"]
+	})
+	started := make(chan struct{}, 1)
+	release := make(chan struct{})
+	sup := db.launch(t, SupervisorConfig{DrainTimeout: 300 * time.Millisecond, Workers: handling(func(context.Context, *Job, int) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	})})
+	id := plain.enqueueJobs(t, 1, nil)[0]
+	receive(t, started)
+	tx, err := plain.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `lock table jobs, supervisors in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	stopped := make(chan struct{})
+	go func() { sup.stop(t); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-time.After(handBack + lastSettle + 10*time.Second):
+		t.Fatal("Run does not return while the database hangs")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(book.from(slog.LevelError), "\n"), "outcomes could not be recorded") {
+		t.Errorf("nobody is told: %v", book.from(slog.LevelInfo))
+	}
+	if !value[bool](t, plain, `select state = 'running' and exists (select from supervisors where id = claimed_by) from jobs where id = $1`, id) {
+		t.Error("no rescuer would know what had started")
+	}
+}

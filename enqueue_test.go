@@ -1,0 +1,1254 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// letter is the job of these tests.
+type letter struct {
+	To string `json:"to"`
+}
+
+func (letter) Kind() string { return "letter" }
+
+// payload is a job with any args at all.
+type payload struct{ v any }
+
+func (payload) Kind() string                   { return "payload" }
+func (p payload) MarshalJSON() ([]byte, error) { return json.Marshal(p.v) }
+
+// anyKind is a job of any kind at all.
+type anyKind string
+
+func (k anyKind) Kind() string { return string(k) }
+
+// way is one way into the queue.
+type way struct {
+	name    string
+	enqueue func(context.Context, Args, *EnqueueOpts) (Receipt, error)
+}
+
+// ways are all of them; each ends with a commit.
+func (db *testDB) ways(t *testing.T) []way {
+	t.Helper()
+	std := stdlib.OpenDBFromPool(db.Pool)
+	t.Cleanup(func() { _ = std.Close() })
+	one := func(receipts []Receipt, err error) (Receipt, error) {
+		if err != nil || len(receipts) != 1 {
+			return Receipt{}, errors.Join(err, fmt.Errorf("%d receipts", len(receipts)))
+		}
+		return receipts[0], nil
+	}
+	return []way{
+		{"Enqueue", db.client.Enqueue},
+		{"EnqueueTx", func(ctx context.Context, args Args, opts *EnqueueOpts) (r Receipt, err error) {
+			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+				r, err = db.client.EnqueueTx(ctx, tx, args, opts)
+				return err
+			})
+			return r, err
+		}},
+		{"EnqueueTx of database/sql", func(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
+			tx, err := std.BeginTx(ctx, nil)
+			if err != nil {
+				return Receipt{}, err
+			}
+			defer tx.Rollback()
+			r, err := db.client.EnqueueTx(ctx, SQLTx(tx), args, opts)
+			if err != nil {
+				return r, err
+			}
+			return r, tx.Commit()
+		}},
+		{"EnqueueMany", func(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
+			return one(db.client.EnqueueMany(ctx, []Batch{{args, opts}}))
+		}},
+		{"EnqueueManyTx", func(ctx context.Context, args Args, opts *EnqueueOpts) (r Receipt, err error) {
+			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+				r, err = one(db.client.EnqueueManyTx(ctx, tx, []Batch{{args, opts}}))
+				return err
+			})
+			return r, err
+		}},
+	}
+}
+
+// enqueueOptions is every option with what it must do to the row, which without it must not be so.
+func enqueueOptions() []struct {
+	field     string
+	opts      EnqueueOpts
+	condition string
+} {
+	at := time.Date(2131, 2, 3, 4, 5, 6, 7000, time.FixedZone("", 3600))
+	return []struct {
+		field     string
+		opts      EnqueueOpts
+		condition string
+	}{
+		{"ID", EnqueueOpts{ID: "01kaj4y8q3n6t0v5b7c9d1e2fg"}, `id = '01KAJ4Y8Q3N6T0V5B7C9D1E2FG'`},
+		{"Queue", EnqueueOpts{Queue: "post"}, `queue = 'post'`},
+		{"Priority", EnqueueOpts{Priority: 9}, `priority = 9 and lane = 9`},
+		{"ScheduledAt", EnqueueOpts{ScheduledAt: at}, `scheduled_at = '2131-02-03 03:05:06.000007+00' and state = 'scheduled'`},
+		{"Delay", EnqueueOpts{Delay: time.Hour}, `scheduled_at = created_at + interval '1 hour' and state = 'scheduled'`},
+		{"Delay", EnqueueOpts{Delay: 1}, `scheduled_at = created_at + interval '1 microsecond' and state = 'scheduled'`},
+		{"Delay", EnqueueOpts{Delay: math.MaxInt64}, `scheduled_at > now() + interval '292 years' and state = 'scheduled'`},
+		{"MaxAttempts", EnqueueOpts{MaxAttempts: 3}, `max_attempts = 3`},
+		{"MaxAttempts", EnqueueOpts{MaxAttempts: math.MaxInt32}, `max_attempts = 2147483647`},
+		{"MaxRetries", EnqueueOpts{MaxRetries: 3}, `max_attempts = 4`},
+		{"MaxRetries", EnqueueOpts{MaxAttempts: 4, MaxRetries: 3}, `max_attempts = 4`},
+		{"Retry", EnqueueOpts{Retry: Linear{Step: 90 * time.Second}}, `retry = '{"type": "linear", "step": "1m30s", "jitter": "none"}'`},
+		{"Retry", EnqueueOpts{Retry: Custom{Name: "slow"}}, `retry = '{"type": "custom", "name": "slow"}'`},
+		{"Timeout", EnqueueOpts{Timeout: 1500 * time.Millisecond}, `timeout_ms = 1500`},
+		{"Timeout", EnqueueOpts{Timeout: 1}, `timeout_ms = 1`},
+		{"Timeout", EnqueueOpts{Timeout: NoTimeout}, `timeout_ms = 3153600000000`},
+		{"ExpiresAt", EnqueueOpts{ExpiresAt: at}, `expires_at = '2131-02-03 03:05:06.000007+00'`},
+		{"RetryUntil", EnqueueOpts{RetryUntil: at}, `retry_until = '2131-02-03 03:05:06.000007+00'`},
+		{"Tags", EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
+		{"Metadata", EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
+	}
+}
+
+// E-1, E-2, E-4, X-5: every option reaches its column on every way into the queue.
+func TestEveryOptionReachesItsColumn(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, way := range db.ways(t) {
+		bare, err := way.enqueue(t.Context(), letter{"x"}, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		for _, tc := range enqueueOptions() {
+			receipt, err := way.enqueue(t.Context(), letter{"x"}, &tc.opts)
+			if err != nil || receipt.Existing {
+				t.Errorf("%s: %s: %+v, %v", way.name, tc.field, receipt, err)
+				continue
+			}
+			const holds = `select coalesce((%s), false) from jobs where id = $1`
+			if !value[bool](t, db, fmt.Sprintf(holds, tc.condition), receipt.ID) {
+				t.Errorf("%s: %s: not so in the row: %s", way.name, tc.field, tc.condition)
+			}
+			if value[bool](t, db, fmt.Sprintf(holds, tc.condition), bare.ID) {
+				t.Errorf("%s: %s: so without the option: %s", way.name, tc.field, tc.condition)
+			}
+			db.exec(t, `delete from jobs where id = $1`, receipt.ID)
+		}
+	}
+}
+
+func TestEveryOptionIsInTheTable(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, tc := range enqueueOptions() {
+		seen[tc.field] = true
+	}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[EnqueueOpts]()) {
+		if !seen[field.Name] {
+			t.Errorf("EnqueueOpts.%s has no case", field.Name)
+		}
+	}
+}
+
+func TestEnqueueWithoutOptions(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, way := range db.ways(t) {
+		for _, opts := range []*EnqueueOpts{nil, {}} {
+			receipt, err := way.enqueue(t.Context(), letter{"<Zoë>"}, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if id, err := ulid.ParseStrict(receipt.ID); err != nil || time.Since(id.Timestamp()).Abs() > time.Minute {
+				t.Errorf("id %q: %v", receipt.ID, err)
+			}
+			const asDocumented = `
+select queue = 'default' and kind = 'letter' and priority = 5 and lane = 5 and state = 'available' and scheduled_at = created_at
+	and args = '{"to": "<Zoë>"}' and attempt = 0 and claim_seq = 0 and errors = '[]'
+	and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, finalized_at, claimed_by) = 0
+from jobs where id = $1`
+			if !value[bool](t, db, asDocumented, receipt.ID) {
+				t.Errorf("%s: not the defaults", way.name)
+			}
+		}
+	}
+}
+
+// A supervisor's floors have passed a time in the past: the job would wait for a sweep.
+func TestATimeInThePastIsNow(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, way := range db.ways(t) {
+		receipt, err := way.enqueue(t.Context(), letter{}, &EnqueueOpts{ScheduledAt: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !value[bool](t, db, `select scheduled_at = created_at and state = 'available' from jobs where id = $1`, receipt.ID) {
+			t.Errorf("%s: due before it was enqueued", way.name)
+		}
+	}
+}
+
+// offline is a client whose pool reaches no server.
+func offline(t *testing.T, cfg Config) *Client {
+	t.Helper()
+	config, err := pgxpool.ParseConfig("postgres://nobody@localhost/nothing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("dialled") }
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	client, err := New(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// fields lists the fields of all *InvalidError in err, and fails if there is anything else in it.
+func fields(t *testing.T, err error) (names []string) {
+	t.Helper()
+	switch e := err.(type) { //nolint:errorlint // takes the tree apart
+	case nil:
+	case *InvalidError:
+		names = append(names, e.Field)
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			names = append(names, fields(t, err)...)
+		}
+	default:
+		t.Errorf("%T is no *InvalidError: %v", err, err)
+	}
+	return names
+}
+
+type pointerArgs struct{}
+
+func (*pointerArgs) Kind() string { return "pointer" }
+
+type panicky struct{ letter }
+
+func (panicky) Kind() string { panic("boom") }
+
+// E-7: bad input is told with its field before anything is sent; here nothing can be sent.
+func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
+	t.Parallel()
+	nested := func(depth int) any {
+		var v any = 1
+		for range depth {
+			v = []any{v}
+		}
+		return v
+	}
+	for name, tc := range map[string]struct {
+		args  Args
+		opts  EnqueueOpts
+		field string
+	}{
+		"nil args":                     {args: nil, field: "args"},
+		"nil pointer":                  {args: (*pointerArgs)(nil), field: "args"},
+		"nil pointer to a value type":  {args: (*letter)(nil), field: "args"},
+		"Kind that panics":             {args: panicky{}, field: "args"},
+		"unmarshalable args":           {args: payload{make(chan int)}, field: "args"},
+		"NaN in args":                  {args: payload{math.NaN()}, field: "args"},
+		"null args":                    {args: payload{nil}, field: "args"},
+		"NUL in args":                  {args: payload{"a\x00"}, field: "args"},
+		"NUL in a key of args":         {args: payload{map[string]int{"a\x00": 1}}, field: "args"},
+		"invalid UTF-8 in raw args":    {args: payload{json.RawMessage("\"\xff\"")}, field: "args"},
+		"args over 256 KiB":            {args: letter{strings.Repeat("x", 256<<10)}, field: "args"},
+		"args nested 65 deep":          {args: payload{nested(65)}, field: "args"},
+		"empty kind":                   {args: anyKind(""), field: "kind"},
+		"kind over 128 bytes":          {args: anyKind(strings.Repeat("k", 129)), field: "kind"},
+		"NUL in the kind":              {args: anyKind("k\x00"), field: "kind"},
+		"invalid UTF-8 in the kind":    {args: anyKind("k\xff"), field: "kind"},
+		"blank queue":                  {opts: EnqueueOpts{Queue: " "}, field: "Queue"},
+		"queue over 128 bytes":         {opts: EnqueueOpts{Queue: strings.Repeat("é", 65)}, field: "Queue"},
+		"NUL in the queue":             {opts: EnqueueOpts{Queue: "\x00"}, field: "Queue"},
+		"invalid UTF-8 in the queue":   {opts: EnqueueOpts{Queue: "\xc3"}, field: "Queue"},
+		"priority below 1":             {opts: EnqueueOpts{Priority: -1}, field: "Priority"},
+		"priority above 9":             {opts: EnqueueOpts{Priority: 10}, field: "Priority"},
+		"id that is no ULID":           {opts: EnqueueOpts{ID: "1"}, field: "ID"},
+		"id with a forbidden letter":   {opts: EnqueueOpts{ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FU"}, field: "ID"},
+		"id that overflows":            {opts: EnqueueOpts{ID: "8ZZZZZZZZZZZZZZZZZZZZZZZZZ"}, field: "ID"},
+		"negative delay":               {opts: EnqueueOpts{Delay: -1}, field: "Delay"},
+		"delay and time":               {opts: EnqueueOpts{Delay: 1, ScheduledAt: time.Now()}, field: "Delay"},
+		"year 10000":                   {opts: EnqueueOpts{ScheduledAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ScheduledAt"},
+		"year 10000 in UTC alone":      {opts: EnqueueOpts{ScheduledAt: time.Date(9999, 12, 31, 23, 0, 0, 0, time.FixedZone("", -7200))}, field: "ScheduledAt"},
+		"year 0":                       {opts: EnqueueOpts{RetryUntil: time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "RetryUntil"},
+		"negative attempts":            {opts: EnqueueOpts{MaxAttempts: -1}, field: "MaxAttempts"},
+		"attempts beyond the column":   {opts: EnqueueOpts{MaxAttempts: math.MaxInt32 + 1}, field: "MaxAttempts"},
+		"negative retries":             {opts: EnqueueOpts{MaxRetries: -1}, field: "MaxRetries"},
+		"retries beyond the column":    {opts: EnqueueOpts{MaxRetries: math.MaxInt32}, field: "MaxRetries"},
+		"attempts against retries":     {opts: EnqueueOpts{MaxAttempts: 3, MaxRetries: 3}, field: "MaxRetries"},
+		"strategy with a bad setting":  {opts: EnqueueOpts{Retry: Exponential{Multiplier: 0.5}}, field: "Retry.Multiplier"},
+		"strategy with a bad jitter":   {opts: EnqueueOpts{Retry: Linear{Jitter: "zigzag"}}, field: "Retry.Jitter"},
+		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
+		"negative timeout":             {opts: EnqueueOpts{Timeout: -time.Second}, field: "Timeout"},
+		"expired before it is due":     {opts: EnqueueOpts{ScheduledAt: time.Unix(2e9, 0), ExpiresAt: time.Unix(2e9, 0)}, field: "ExpiresAt"},
+		"33 tags":                      {opts: EnqueueOpts{Tags: strings.Split(strings.Repeat("t", 33), "")}, field: "Tags"},
+		"empty tag":                    {opts: EnqueueOpts{Tags: []string{"a", ""}}, field: "Tags[1]"},
+		"tag over 128 bytes":           {opts: EnqueueOpts{Tags: []string{strings.Repeat("t", 129)}}, field: "Tags[0]"},
+		"NUL in a tag":                 {opts: EnqueueOpts{Tags: []string{"\x00"}}, field: "Tags[0]"},
+		"unmarshalable metadata":       {opts: EnqueueOpts{Metadata: map[string]any{"f": func() {}}}, field: "Metadata"},
+		"NUL in the metadata":          {opts: EnqueueOpts{Metadata: map[string]any{"f": "\x00"}}, field: "Metadata"},
+		"metadata over 64 KiB":         {opts: EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("x", 64<<10)}}, field: "Metadata"},
+		"metadata of drover's own":     {opts: EnqueueOpts{Metadata: map[string]any{"drover:x": 1}}, field: "Metadata"},
+		"metadata nested 65 deep":      {opts: EnqueueOpts{Metadata: map[string]any{"f": nested(64)}}, field: "Metadata"},
+		"kind not among Config.Kinds":  {args: anyKind("unheard of"), field: "kind"},
+		"many of the fields of a time": {opts: EnqueueOpts{ExpiresAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC), ScheduledAt: time.Date(-6, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ExpiresAt"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{}
+			switch {
+			case name == "kind not among Config.Kinds":
+				cfg.Kinds = []string{"letter"}
+			case tc.args == nil && name != "nil args":
+				tc.args = letter{}
+			}
+			client := offline(t, cfg)
+			_, one := client.Enqueue(t.Context(), tc.args, &tc.opts)
+			_, inTx := client.EnqueueTx(t.Context(), nil, tc.args, &tc.opts)
+			_, many := client.EnqueueMany(t.Context(), []Batch{{letter{}, nil}, {tc.args, &tc.opts}})
+			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []Batch{{letter{}, nil}, {tc.args, &tc.opts}})
+			for want, errs := range map[string][]error{tc.field: {one, inTx}, "Batch[1]." + tc.field: {many, manyTx}} {
+				for _, err := range errs {
+					if !errors.Is(err, ErrInvalid) || !slices.Contains(fields(t, err), want) {
+						t.Errorf("%v, want a mistake in %s", err, want)
+					}
+					if err != nil && (!strings.HasPrefix(err.Error(), "drover: ") || len(err.Error()) > 2000) {
+						t.Errorf("%.2100q", err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The bounds themselves are inside.
+func TestInputAtItsBounds(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Kinds: []string{"letter", "payload", strings.Repeat("k", 128)}})
+	deep := any(1)
+	for range 64 {
+		deep = []any{deep}
+	}
+	for _, way := range db.ways(t) {
+		for _, args := range []Args{
+			letter{strings.Repeat("x", 256<<10-len(`{"to":""}`))}, payload{deep}, anyKind(strings.Repeat("k", 128)), payload{[]int{}}, payload{"\"\\ud83d\\ude00\""},
+		} {
+			opts := &EnqueueOpts{
+				Queue: strings.Repeat("é", 64), Priority: 1, Tags: slices.Repeat([]string{strings.Repeat("t", 128)}, 32),
+				Metadata:  map[string]any{"f": strings.Repeat("<", 64<<10-len(`{"f":""}`))},
+				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC),
+			}
+			if _, err := way.enqueue(t.Context(), args, opts); err != nil {
+				t.Errorf("%s: %.200v", way.name, err)
+			}
+		}
+	}
+}
+
+// E-7: every mistake is told at once.
+func TestAllMistakesAreToldAtOnce(t *testing.T) {
+	t.Parallel()
+	client := offline(t, Config{Kinds: []string{"letter"}})
+	opts := &EnqueueOpts{
+		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, MaxRetries: -2, Timeout: -1,
+		Retry: Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
+		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0},
+	}
+	_, err := client.Enqueue(t.Context(), anyKind(""), opts)
+	want := []string{
+		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "MaxRetries", "Retry.Base", "Retry.Max", "Timeout",
+		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "Metadata",
+	}
+	if got := fields(t, err); !slices.Equal(got, want) {
+		t.Errorf("told\n%q, want\n%q", got, want)
+	}
+	_, err = client.EnqueueMany(t.Context(), []Batch{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
+	if got, want := fields(t, err), []string{"Batch[0].kind", "Batch[2].args", "Batch[3].Priority"}; !slices.Equal(got, want) {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
+// X-5: the options of Config that an enqueue looks at.
+func TestConfigOfAnEnqueue(t *testing.T) {
+	t.Parallel()
+	small := offline(t, Config{MaxArgsBytes: 10})
+	if _, err := small.Enqueue(t.Context(), letter{"12"}, nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("11 bytes of args with MaxArgsBytes 10: %v", err)
+	}
+	if _, err := small.Enqueue(t.Context(), letter{"1"}, nil); err == nil || errors.Is(err, ErrInvalid) {
+		t.Errorf("10 bytes of args with MaxArgsBytes 10: %v, want the error of dialling", err)
+	}
+	for field, cfg := range map[string]Config{
+		"Config.MaxArgsBytes": {MaxArgsBytes: 4<<20 + 1},
+		"Config.Kinds":        {Kinds: []string{"letter", ""}},
+	} {
+		if _, err := New(small.store.pool, cfg); !slices.Equal(fields(t, err), []string{field}) {
+			t.Errorf("New = %v, want a mistake in %s", err, field)
+		}
+	}
+	_, err := New(nil, Config{MaxArgsBytes: -1, Kinds: []string{"\x00"}})
+	if got := fields(t, err); !slices.Equal(got, []string{"pool", "Config.MaxArgsBytes", "Config.Kinds"}) {
+		t.Errorf("New told %q", got)
+	}
+}
+
+func TestEnqueueTellsItsHooks(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	told := map[string]int{}
+	var text bytes.Buffer
+	db := newTestDBWith(t, Config{
+		Logger: slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Hooks: []Hooks{{}, {Enqueued: func(_ context.Context, e Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Kind != "letter" || e.Queue != "post" {
+				t.Errorf("event %+v", e)
+			}
+			told[e.JobID]++
+		}}},
+	})
+	opts := &EnqueueOpts{Queue: "post"}
+	for _, way := range db.ways(t) {
+		receipt, err := way.enqueue(t.Context(), letter{"secret"}, opts)
+		if err != nil || told[receipt.ID] != 1 {
+			t.Errorf("%s: told %d times, %v", way.name, told[receipt.ID], err)
+		}
+		// One that was there before is not enqueued.
+		again, err := way.enqueue(t.Context(), letter{"secret"}, &EnqueueOpts{Queue: "post", ID: receipt.ID})
+		if err != nil || again != (Receipt{receipt.ID, true}) || told[receipt.ID] != 1 {
+			t.Errorf("%s: %+v told %d times, %v", way.name, again, told[receipt.ID], err)
+		}
+	}
+	if log := text.String(); strings.Count(log, `msg="job enqueued"`) != len(told) || strings.Contains(log, "secret") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// E-6.
+func TestTheSameIDIsTheSameJob(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, first := range db.ways(t) {
+		for _, second := range db.ways(t) {
+			id := ulid.Make().String()
+			if r, err := first.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: id}); err != nil || r != (Receipt{id, false}) {
+				t.Fatal(first.name, r, err)
+			}
+			name := first.name + ", then " + second.name
+			// Other settings do not make it another job, nor does the case of the id.
+			r, err := second.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
+			if err != nil || r != (Receipt{id, true}) {
+				t.Errorf("%s: %+v, %v", name, r, err)
+			}
+			for what, again := range map[string]Batch{
+				"args":  {letter{"b"}, &EnqueueOpts{ID: id}},
+				"queue": {letter{"a"}, &EnqueueOpts{ID: id, Queue: "post"}},
+				"kind":  {payload{letter{"a"}}, &EnqueueOpts{ID: id}},
+			} {
+				if _, err := second.enqueue(t.Context(), again.Args, again.Opts); !errors.Is(err, ErrIDConflict) || !strings.Contains(err.Error(), id) {
+					t.Errorf("%s: other %s: %v, want ErrIDConflict with the id", name, what, err)
+				}
+			}
+			if !value[bool](t, db, `select priority = 5 and state = 'available' and args = '{"to": "a"}' from jobs where id = $1`, id) {
+				t.Errorf("%s: the job was changed", name)
+			}
+		}
+	}
+	// It holds while the row exists, whatever has become of the job.
+	done := db.enqueue(t, letter{"a"}, nil)
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
+	if r, err := db.client.Enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: done}); err != nil || !r.Existing {
+		t.Errorf("%+v, %v", r, err)
+	}
+	db.exec(t, `delete from jobs where id = $1`, done)
+	if r, err := db.client.Enqueue(t.Context(), letter{"b"}, &EnqueueOpts{ID: done}); err != nil || r.Existing {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// E-6.
+func TestManyProducersWithOneID(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	ways, id := db.ways(t), ulid.Make().String()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	counts := map[string]int{}
+	for i := range 40 {
+		wg.Go(func() {
+			r, err := ways[i%len(ways)].enqueue(t.Context(), letter{fmt.Sprint(i % 2)}, &EnqueueOpts{ID: id})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case errors.Is(err, ErrIDConflict):
+				counts["conflict"]++
+			case err != nil:
+				t.Error(err)
+			case r.Existing:
+				counts["existing"]++
+			default:
+				counts["stored"]++
+			}
+		})
+	}
+	wg.Wait()
+	if counts["stored"] != 1 || counts["existing"] != 19 || counts["conflict"] != 20 {
+		t.Errorf("%v, want 1 stored, 19 existing, 20 conflicts", counts)
+	}
+}
+
+// Two batches that come with the same ids in opposite orders wait for each other, and do not deadlock.
+func TestBatchesInOppositeOrders(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	forth := make([]Batch, 2500)
+	for i := range forth {
+		forth[i] = Batch{letter{}, &EnqueueOpts{ID: ulid.Make().String()}}
+	}
+	back := slices.Clone(forth)
+	slices.Reverse(back)
+	var wg sync.WaitGroup
+	stored := make([]int, 4)
+	for i := range stored {
+		wg.Go(func() {
+			receipts, err := db.client.EnqueueMany(t.Context(), [][]Batch{forth, back}[i%2])
+			if err != nil {
+				t.Error(err)
+			}
+			for _, r := range receipts {
+				if !r.Existing {
+					stored[i]++
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if slices.Sort(stored); !slices.Equal(stored, []int{0, 0, 0, len(forth)}) {
+		t.Errorf("stored %d", stored)
+	}
+}
+
+// E-6: none of several jobs with one id in a batch gets lost unsaid.
+func TestOneIDTwiceInABatch(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	many := map[string]func(context.Context, []Batch) ([]Receipt, error){
+		"EnqueueMany": db.client.EnqueueMany,
+		"EnqueueManyTx": func(ctx context.Context, batch []Batch) (receipts []Receipt, err error) {
+			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+				receipts, err = db.client.EnqueueManyTx(ctx, tx, batch)
+				return err
+			})
+			return receipts, err
+		},
+	}
+	for name, enqueue := range many {
+		id, other := ulid.Make().String(), ulid.Make().String()
+		same := []Batch{
+			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 7}},
+			{letter{"b"}, nil},
+			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 1}},
+			{letter{"c"}, &EnqueueOpts{ID: other}},
+			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 2}},
+		}
+		receipts, err := enqueue(t.Context(), same)
+		if err != nil {
+			t.Fatal(err)
+		}
+		existing := func(receipts []Receipt) (list []bool) {
+			for _, r := range receipts {
+				list = append(list, r.Existing)
+			}
+			return list
+		}
+		if got := existing(receipts); !slices.Equal(got, []bool{false, false, true, false, true}) {
+			t.Errorf("%s: existing %v", name, got)
+		}
+		if p := value[int](t, db, `select priority from jobs where id = $1`, id); p != 7 {
+			t.Errorf("%s: priority %d, want that of the first", name, p)
+		}
+		receipts, err = enqueue(t.Context(), same)
+		if got := existing(receipts); err != nil || !slices.Equal(got, []bool{true, false, true, true, true}) {
+			t.Errorf("%s again: existing %v, %v", name, got, err)
+		}
+		before := value[int](t, db, `select count(*) from jobs`)
+		third := ulid.Make().String()
+		_, err = enqueue(t.Context(), []Batch{{letter{"x"}, nil}, {letter{"a"}, &EnqueueOpts{ID: third}}, {letter{"b"}, &EnqueueOpts{ID: third}}})
+		if !errors.Is(err, ErrIDConflict) {
+			t.Errorf("%s: two jobs with one id: %v, want ErrIDConflict", name, err)
+		}
+		if after := value[int](t, db, `select count(*) from jobs`); after != before {
+			t.Errorf("%s: %d jobs of a refused batch", name, after-before)
+		}
+	}
+}
+
+// wire is what the connections of a pool go through. It counts round trips, and can lose a reply.
+type wire struct {
+	mu    sync.Mutex
+	turns int
+	lose  func(written []byte) bool // lose the reply to what fits, once
+}
+
+type wireConn struct {
+	net.Conn
+	wire    *wire
+	reading bool // the last call was a Read
+	losing  bool
+}
+
+func (w *wire) edit(config *pgxpool.Config) {
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &wireConn{Conn: conn, wire: w, reading: true}, err
+	}
+	config.MaxConns = 1
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+}
+
+func (c *wireConn) Write(p []byte) (int, error) {
+	c.wire.mu.Lock()
+	if c.reading {
+		c.wire.turns++
+	}
+	c.reading = false
+	if c.wire.lose != nil && c.wire.lose(p) {
+		c.losing, c.wire.lose = true, nil
+	}
+	c.wire.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *wireConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.wire.mu.Lock()
+	defer c.wire.mu.Unlock()
+	c.reading = true
+	if c.losing { // the server has answered, and so has committed
+		_ = c.Close()
+		return 0, errors.New("the network is gone")
+	}
+	return n, err
+}
+
+func (w *wire) loseReplyTo(fits func(written []byte) bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lose = fits
+}
+
+// E-9: one round trip once the statements are cached.
+func TestEnqueueIsOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	w := &wire{}
+	db := newTestDBOn(t, pgtest.NewPool(t, w.edit), Config{})
+	opts := &EnqueueOpts{Delay: time.Hour, Tags: []string{"a"}, Retry: Every(time.Second)}
+	turns := func(do func()) int {
+		do()
+		before := w.turns
+		do()
+		return w.turns - before
+	}
+	if n := turns(func() { db.enqueue(t, letter{}, nil) }); n != 1 {
+		t.Errorf("an Enqueue takes %d round trips", n)
+	}
+	if n := turns(func() { db.enqueue(t, letter{}, opts) }); n != 1 {
+		t.Errorf("an Enqueue with options takes %d round trips", n)
+	}
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		n := turns(func() {
+			if _, err := db.client.EnqueueTx(t.Context(), tx, letter{}, opts); err != nil {
+				t.Error(err)
+			}
+		})
+		if n != 1 {
+			t.Errorf("an EnqueueTx takes %d round trips", n)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// E-6, N-3: the reply to a commit is lost; the same id again finds the job.
+func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
+	t.Parallel()
+	w := &wire{}
+	db := newTestDBOn(t, pgtest.NewPool(t, w.edit), Config{})
+	db.enqueue(t, letter{}, nil) // the statements are cached
+	for i := range 20 {
+		opts := &EnqueueOpts{ID: ulid.Make().String()}
+		w.loseReplyTo(func([]byte) bool { return true })
+		lost, err := db.client.Enqueue(t.Context(), letter{}, opts)
+		if err == nil {
+			t.Fatal("the reply was not lost")
+		}
+		if lost.ID != opts.ID {
+			t.Errorf("receipt %+v beside an error of unknown outcome, want the id to repeat it with", lost)
+		}
+		again, err := db.client.Enqueue(t.Context(), letter{}, opts)
+		if err != nil || again != (Receipt{opts.ID, true}) {
+			t.Fatalf("round %d: %+v, %v", i, again, err)
+		}
+	}
+	batch := []Batch{{letter{"a"}, &EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &EnqueueOpts{ID: ulid.Make().String()}}}
+	w.loseReplyTo(func(written []byte) bool { return bytes.Contains(written, []byte("commit\x00")) })
+	if receipts, err := db.client.EnqueueMany(t.Context(), batch); err == nil || receipts != nil {
+		t.Fatal("the reply was not lost")
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil || !receipts[0].Existing || !receipts[1].Existing {
+		t.Errorf("%+v, %v", receipts, err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 1+20+2 {
+		t.Errorf("%d jobs", n)
+	}
+}
+
+// newTestDBOn is newTestDB on a pool of the caller's.
+func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *testDB {
+	t.Helper()
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return &testDB{pool, newClientOn(t, pool, cfg)}
+}
+
+func newClientOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *Client {
+	t.Helper()
+	client, err := New(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// samePool is another pool on the database of db.
+func (db *testDB) samePool(t *testing.T, edit func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config := db.Config()
+	edit(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// Poolers that know no prepared statements need other modes of the driver.
+func TestEnqueueInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol,
+	} {
+		pool := db.samePool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+		other := &testDB{pool, newClientOn(t, pool, Config{})}
+		for _, way := range other.ways(t) {
+			opts := &EnqueueOpts{Delay: time.Hour, Tags: []string{"it's"}, Retry: Every(time.Second), ExpiresAt: time.Now().Add(2 * time.Hour)}
+			for range 2 {
+				for _, opts := range []*EnqueueOpts{nil, opts} {
+					if _, err := way.enqueue(t.Context(), letter{`\'"`}, opts); err != nil {
+						t.Errorf("%v: %s: %v", mode, way.name, err)
+					}
+				}
+			}
+		}
+		if page, err := other.client.List(t.Context(), Filter{Tag: "it's"}, "", 0); err != nil || len(page.Jobs) == 0 {
+			t.Errorf("%v: List: %d jobs, %v", mode, len(page.Jobs), err)
+		}
+	}
+	if !value[bool](t, db, `select bool_and(args = '{"to": "\\''\""}') and count(*) = 100 from jobs`) {
+		t.Error("not the jobs that were enqueued")
+	}
+}
+
+// E-5: a role that may execute drover_enqueue, and nothing else, needs nothing else.
+func TestProducerRole(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	schema := pgtest.Schema(db.Pool)
+	role, evil := "producer_"+schema, "evil_"+schema
+	db.exec(t, `create role `+role+` login password 'secret'`)
+	t.Cleanup(func() {
+		if _, err := db.Exec(context.Background(), `drop owned by `+role+` cascade; drop role `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	db.exec(t, `grant usage on schema `+schema+` to `+role)
+	db.exec(t, `create schema `+evil+` authorization `+role)
+	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean)`
+	pool := db.samePool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
+		c.MaxConns = 1 // so that what is done to a session meets the next call
+	})
+	producer := newClientOn(t, pool, Config{})
+	denied := func(err error) bool {
+		var pg *pgconn.PgError
+		return errors.As(err, &pg) && pg.Code == "42501"
+	}
+	if _, err := producer.Enqueue(t.Context(), letter{}, nil); !denied(err) {
+		t.Fatalf("without any right: %v", err)
+	}
+	db.exec(t, `grant execute on function `+one+` to `+role)
+
+	if _, err := producer.Enqueue(t.Context(), letter{"go"}, &EnqueueOpts{MaxAttempts: 2, Retry: Every(time.Second)}); err != nil {
+		t.Errorf("Enqueue: %v", err)
+	}
+	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := producer.EnqueueTx(t.Context(), tx, letter{"go tx"}, nil)
+		return err
+	}); err != nil {
+		t.Errorf("EnqueueTx: %v", err)
+	}
+	if _, err := pool.Exec(t.Context(), `select drover_enqueue('letter', '{"to": "psql"}', delay => '5 min')`); err != nil {
+		t.Errorf("psql: %v", err)
+	}
+	for _, sql := range []string{
+		`select from jobs`, `insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `truncate jobs`,
+		`select from discarded_jobs`, `select from discarded_summary`, `select from job_counts`, `select from queues`, `select from kinds`,
+		`select from supervisors`, `select from sleepers`, `delete from sleepers`, `drop table jobs`, `create table mine ()`,
+		`select drover_enqueue_many('[]')`, `select drover_wake('default')`, `select drover_cancel('` + strings.Repeat("0", 26) + `')`,
+		`select drover_redrive('` + strings.Repeat("0", 26) + `')`, `select drover_prune('', now(), now())`,
+		`alter function ` + one + ` security invoker`, `create or replace function ` + schema + `.drover_ulid() returns text language sql as 'select 1'`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); !denied(err) {
+			t.Errorf("%s: %v, want permission denied", sql, err)
+		}
+	}
+	for name, err := range map[string]error{
+		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []Batch{{letter{}, nil}}); return err }(),
+		"Get":         func() error { _, err := producer.Get(t.Context(), ulid.Make().String()); return err }(),
+		"List":        func() error { _, err := producer.List(t.Context(), Filter{}, "", 0); return err }(),
+		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil),
+		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), ""); return err }(),
+	} {
+		if !denied(err) {
+			t.Errorf("%s: %v, want permission denied", name, err)
+		}
+	}
+
+	// X-7: what the role puts in the way of the names is not what the function finds.
+	for _, sql := range []string{
+		`create temp table jobs (id text, kind text)`,
+		`create temp table sleepers (queue text, supervisor text, sleeps_until timestamptz)`,
+		`create function pg_temp.drover_ulid() returns text language sql as $$ select 'temp' $$`,
+		`create table ` + evil + `.jobs (id text, kind text)`,
+		`create function ` + evil + `.drover_ulid() returns text language sql as $$ select 'evil' $$`,
+		`create function ` + evil + `.drover_due(timestamptz, interval) returns timestamptz language sql as $$ select 'infinity'::timestamptz $$`,
+		`create function ` + evil + `.now() returns timestamptz language sql as $$ select 'infinity'::timestamptz $$`,
+		`set search_path = pg_temp, ` + evil + `, pg_catalog, ` + schema,
+		`select ` + schema + `.drover_enqueue('letter', '{"to": "shadow"}')`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	if _, err := producer.Enqueue(t.Context(), letter{"shadow too"}, nil); err != nil {
+		t.Error(err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where args->>'to' like 'shadow%' and scheduled_at = created_at and id ~ '^01[0-9A-Z]{24}$'`); n != 2 {
+		t.Errorf("%d of 2 jobs reached the table", n)
+	}
+	pool.Reset()
+
+	// Batches need drover_enqueue_many instead of COPY.
+	db.exec(t, `grant execute on function drover_enqueue_many(jsonb, boolean) to `+role)
+	receipts, err := producer.EnqueueMany(t.Context(), []Batch{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
+	if err != nil || len(receipts) != 3 {
+		t.Fatalf("EnqueueMany: %v, %v", receipts, err)
+	}
+	for i, r := range receipts {
+		if to := value[string](t, db, `select args->>'to' from jobs where id = $1`, r.ID); to != fmt.Sprintf("m%d", i+1) {
+			t.Errorf("receipt %d is of %s", i, to)
+		}
+	}
+	// Wake-ups need drover_wake; without it the jobs wait for a poll.
+	if woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
+		t.Errorf("woke without the right to, %v", err)
+	}
+	db.exec(t, `grant execute on function drover_wake(text, timestamptz) to `+role)
+	if !woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
+		t.Errorf("did not wake, %v", err)
+	}
+}
+
+// woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
+func woken(t *testing.T, db *testDB, do func()) bool {
+	t.Helper()
+	db.exec(t, `insert into sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity') on conflict do nothing`)
+	return notes(t, db, do) != nil
+}
+
+// notes are the notifications that were sent while do ran.
+func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
+	t.Helper()
+	conn, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var channel string
+	if err := conn.QueryRow(t.Context(), sqlListen).Scan(&channel); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
+	do()
+	db.exec(t, `select pg_notify(drover_channel(), 'end')`)
+	for {
+		note, err := conn.Conn().WaitForNotification(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if note.Payload == "end" {
+			break
+		}
+		payloads = append(payloads, note.Payload)
+	}
+	if _, err := conn.Exec(t.Context(), `unlisten *`); err != nil {
+		t.Fatal(err)
+	}
+	return payloads
+}
+
+func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for name, tc := range map[string]struct {
+		sleepers string
+		opts     *EnqueueOpts
+		wakes    bool
+	}{
+		"nobody serves the queue":          {sleepers: `('other', 'a', 'infinity')`},
+		"all sleep":                        {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 hour')`, wakes: true},
+		"one is awake":                     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', null)`},
+		"all sleep beyond the delayed job": {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{Delay: time.Hour}, wakes: true},
+		"all sleep beyond the scheduled":   {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
+		"one gets up before it is due":     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
+		"one gets up before the scheduled": {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
+		"another queue's sleep":            {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
+	} {
+		db.exec(t, `delete from sleepers`)
+		db.exec(t, `insert into sleepers (queue, supervisor, sleeps_until) values `+tc.sleepers)
+		queue := "default"
+		if tc.opts != nil && tc.opts.Queue != "" {
+			queue = tc.opts.Queue
+		}
+		for _, way := range db.ways(t) {
+			got := notes(t, db, func() {
+				if _, err := way.enqueue(t.Context(), letter{}, tc.opts); err != nil {
+					t.Error(err)
+				}
+			})
+			if (len(got) > 0) != tc.wakes || tc.wakes && got[0] != "wake "+queue {
+				t.Errorf("%s: %s: notifications %q, want %t", name, way.name, got, tc.wakes)
+			}
+		}
+	}
+}
+
+// E-8: one line of SQL in any language is a valid job.
+func TestAPlainInsertIsAValidJob(t *testing.T) {
+	t.Parallel()
+	ran := make(chan *Job, 10)
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler)})
+	db.exec(t, `insert into jobs (kind) values ('letter')`)
+	db.exec(t, `insert into jobs (kind, args) values ('letter', '{"to": "Zoë"}')`)
+	db.exec(t, `insert into jobs (kind, args, priority, scheduled_at) values ('letter', '{"to": "first"}', 1, now() - interval '1 hour')`)
+	db.exec(t, `insert into jobs (kind, args, scheduled_at) values ('letter', '{"to": "soon"}', now() + interval '100 ms')`)
+	db.exec(t, `insert into jobs (kind, args, scheduled_at) values ('letter', '{"to": "late"}', now() + interval '1 hour')`)
+	db.exec(t, `insert into jobs (kind, args, max_attempts, retry, timeout_ms, tags, metadata)
+values ('letter', '{"to": "all"}', 3, '{"type": "constant", "delay": "30s"}', 1000, '{a,b}', '{"k": 1}')`)
+	db.run(t, SupervisorConfig{
+		Queues: []Queue{{Concurrency: 1}}, PollInterval: 10 * time.Millisecond,
+		Workers: []Worker{Handle(func(_ context.Context, j *Job, l letter) error { j.LastError = l.To; ran <- j; return nil }, WorkerOpts{})},
+	})
+	got := map[string]*Job{}
+	first := ""
+	for range 5 {
+		j := <-ran
+		if first == "" {
+			first = j.LastError
+		}
+		got[j.LastError] = j
+		if _, err := ulid.ParseStrict(j.ID); err != nil {
+			t.Errorf("id %q: %v", j.ID, err)
+		}
+	}
+	if first != "first" || got["soon"] == nil || got["late"] != nil || got["Zoë"] == nil || got[""] == nil {
+		t.Errorf("%q ran first of %v", first, got)
+	}
+	if j := got["all"]; j == nil || j.MaxAttempts != 3 || !slices.Equal(j.Tags, []string{"a", "b"}) || string(j.Metadata) != `{"k": 1}` {
+		t.Errorf("%+v", j)
+	}
+}
+
+// E-1, E-3: COPY and function in one batch, receipts in the order of the batch, all or none.
+func TestEnqueueManyKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	if receipts, err := db.client.EnqueueMany(t.Context(), nil); err != nil || receipts != nil {
+		t.Errorf("of nothing: %v, %v", receipts, err)
+	}
+	batch := make([]Batch, 2500)
+	for i := range batch {
+		batch[i].Args = letter{fmt.Sprint(i)}
+		switch i % 5 {
+		case 1:
+			batch[i].Opts = &EnqueueOpts{Queue: "post", Priority: 3}
+		case 2:
+			batch[i].Opts = &EnqueueOpts{MaxAttempts: i}
+		case 3:
+			batch[i].Opts = &EnqueueOpts{ID: ulid.Make().String()}
+		}
+	}
+	for name, enqueue := range map[string]func() ([]Receipt, error){
+		"EnqueueMany": func() ([]Receipt, error) { return db.client.EnqueueMany(t.Context(), batch) },
+		"EnqueueManyTx": func() (receipts []Receipt, err error) {
+			err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+				receipts, err = db.client.EnqueueManyTx(t.Context(), tx, batch)
+				return err
+			})
+			return receipts, err
+		},
+	} {
+		db.exec(t, `truncate jobs`)
+		receipts, err := enqueue()
+		if err != nil || len(receipts) != len(batch) {
+			t.Fatalf("%s: %d receipts, %v", name, len(receipts), err)
+		}
+		ids := make([]string, len(receipts))
+		for i, r := range receipts {
+			if ids[i] = r.ID; r.Existing {
+				t.Errorf("%s: receipt %d says Existing", name, i)
+			}
+		}
+		const fits = `
+select count(*) = cardinality($1::text[]) and bool_and(case n % 5
+	when 1 then queue = 'post' and priority = 3 when 2 then max_attempts = n
+	else queue = 'default' and priority = 5 and max_attempts is null end)
+from unnest($1::text[]) with ordinality as r(id, nth), jobs j, cast(args->>'to' as int) as n where j.id = r.id and n = nth - 1`
+		if !value[bool](t, db, fits, ids) {
+			t.Errorf("%s: receipts are not in the order of the batch", name)
+		}
+	}
+	taken := batch[3].Opts.ID
+	db.exec(t, `truncate jobs`)
+	db.exec(t, `insert into jobs (id, kind) values ($1, 'other')`, taken)
+	if _, err := db.client.EnqueueMany(t.Context(), batch); !errors.Is(err, ErrIDConflict) || !strings.Contains(err.Error(), taken) {
+		t.Errorf("%v, want ErrIDConflict with %s", err, taken)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 1 {
+		t.Errorf("%d jobs of a refused batch", n-1)
+	}
+}
+
+// Args of the greatest size there is get in, however much bigger jsonb makes them.
+func TestArgsOfTheGreatestSize(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{MaxArgsBytes: 4 << 20})
+	ones := payload{json.RawMessage("[" + strings.Repeat("1,", 2<<20-2) + "1]")}
+	if _, err := db.client.Enqueue(t.Context(), ones, nil); err != nil {
+		t.Error(err)
+	}
+	if n := value[int](t, db, `select jsonb_array_length(args) from jobs`); n != 2<<20-1 {
+		t.Error(n)
+	}
+}
+
+// E-7: what the functions are asked from psql is checked as well.
+func TestBadInputIsRefusedBySQL(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, call := range []string{
+		`kind => ''`, `kind => null`, `kind => repeat('k', 129)`, `kind => 'k', queue => ''`, `kind => 'k', queue => repeat('q', 129)`,
+		`kind => 'k', priority => 0`, `kind => 'k', priority => 10`, `kind => 'k', delay => '-1 s'`,
+		`kind => 'k', delay => '1 s', scheduled_at => now()`, `kind => 'k', max_attempts => 0`, `kind => 'k', max_attempts => -1`,
+		`kind => 'k', retry => '{}'`, `kind => 'k', retry => '{"type": "linear", "step": "soon"}'`, `kind => 'k', timeout => '0'`,
+		`kind => 'k', timeout => '-1 s'`, `kind => 'k', expires_at => 'infinity'`, `kind => 'k', retry_until => 'infinity'`,
+		`kind => 'k', retry_until => '-infinity'`, `kind => 'k', tags => '{}'`, `kind => 'k', tags => '[null]'`, `kind => 'k', metadata => '[]'`,
+		`kind => 'k', id => 'short'`, `kind => 'k', args => ('"' || repeat('x', 26000000) || '"')::jsonb`,
+	} {
+		if _, err := db.Exec(t.Context(), `select drover_enqueue(`+call+`)`); err == nil {
+			t.Errorf("%s was accepted", call)
+		}
+	}
+	for _, job := range []string{
+		`{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"}`, `{"kind": "k"}`, `{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k", "delay": "-1 s"}`,
+		`{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k", "tags": [["a"], ["b"]]}`,
+	} {
+		if _, err := db.Exec(t.Context(), `select drover_enqueue_many(jsonb_build_array($1::jsonb))`, job); err == nil {
+			t.Errorf("%s was accepted", job)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
+		t.Errorf("%d jobs of refused calls", n)
+	}
+}
+
+func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	client := newClientOn(t, pool, Config{})
+	sup, err := client.Supervisor(SupervisorConfig{
+		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := ulid.Make().String()
+	db := &testDB{pool, client}
+	for _, way := range db.ways(t) {
+		for _, opts := range []*EnqueueOpts{nil, {ID: id}} {
+			if _, err := way.enqueue(t.Context(), letter{}, opts); !errors.Is(err, ErrNotMigrated) {
+				t.Errorf("%s = %v", way.name, err)
+			}
+		}
+	}
+	for name, err := range map[string]error{
+		"Check":           client.Check(t.Context()),
+		"Get":             func() error { _, err := client.Get(t.Context(), id); return err }(),
+		"List":            func() error { _, err := client.List(t.Context(), Filter{}, "", 0); return err }(),
+		"Counts":          func() error { _, err := client.Counts(t.Context()); return err }(),
+		"Cancel":          func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
+		"RedriveJob":      client.RedriveJob(t.Context(), id, nil),
+		"DeleteCompleted": func() error { _, err := client.DeleteCompleted(t.Context(), time.Now()); return err }(),
+		"Run":             sup.Run(t.Context()),
+	} {
+		if !errors.Is(err, ErrNotMigrated) {
+			t.Errorf("%s = %v", name, err)
+		}
+	}
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 0'`)
+	if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) {
+		t.Errorf("Check of an older schema = %v", err)
+	}
+}
+
+// Where transactions are read-only by default drover's own say otherwise, and work; the caller's own do not.
+func TestReadOnlyByDefault(t *testing.T) {
+	t.Parallel()
+	migrated := newTestDB(t)
+	pool := migrated.samePool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	})
+	ran := make(chan string, 10)
+	db := &testDB{pool, newClientOn(t, pool, Config{Logger: slog.New(slog.DiscardHandler)})}
+	if err := db.client.Check(t.Context()); err != nil {
+		t.Errorf("Check = %v", err)
+	}
+	for _, way := range db.ways(t) {
+		_, err := way.enqueue(t.Context(), letter{}, &EnqueueOpts{Queue: "post"})
+		if inTheirs := strings.Contains(way.name, "Tx"); inTheirs != errors.Is(err, ErrReadOnly) || !inTheirs && err != nil {
+			t.Errorf("%s = %v", way.name, err)
+		}
+	}
+	id := db.enqueue(t, letter{"a"}, nil)
+	if was, err := db.client.Cancel(t.Context(), id, ""); err != nil || was != Available {
+		t.Errorf("Cancel = %s, %v", was, err)
+	}
+	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		t.Errorf("RedriveJob = %v", err)
+	}
+	db.run(t, SupervisorConfig{
+		Queues:  []Queue{{}},
+		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error { ran <- j.ID; return nil }, WorkerOpts{})},
+	})
+	if got := <-ran; got != id {
+		t.Errorf("%s ran, want %s", got, id)
+	}
+	eventually(t, func() bool { j, err := db.client.Get(t.Context(), id); return err == nil && j.State == Completed })
+	if n, err := db.client.DeleteCompleted(t.Context(), time.Now().Add(time.Hour)); err != nil || n != 1 {
+		t.Errorf("DeleteCompleted = %d, %v", n, err)
+	}
+}
+
+// A standby is another matter: no transaction there can write. Reading goes on.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	server, err := pgdev.Start(ctx, pgdev.Options{Ways: []pgdev.Way{pgdev.Local, pgdev.Download}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	pool, err := pgxpool.New(ctx, server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	db := newTestDBOn(t, pool, Config{})
+	id := db.enqueue(t, letter{}, nil)
+	signal := filepath.Join(value[string](t, db, `show data_directory`), "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset()
+	if err := db.client.Check(ctx); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("Check = %v", err)
+	}
+	if job, err := db.client.Get(ctx, id); err != nil || job.State != Available {
+		t.Errorf("Get = %+v, %v", job, err)
+	}
+	for _, way := range db.ways(t) {
+		if _, err := way.enqueue(ctx, letter{}, nil); !errors.Is(err, ErrReadOnly) {
+			t.Errorf("%s = %v", way.name, err)
+		}
+	}
+	if err := db.client.RedriveJob(ctx, id, nil); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("RedriveJob = %v", err)
+	}
+	sup, err := db.client.Supervisor(SupervisorConfig{
+		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sup.Run(ctx); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("Run = %v", err)
+	}
+}

@@ -1,0 +1,184 @@
+package drover
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestFloorMovesNoFurtherThanWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	lane := laneKey{"q", 5}
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	ago := func(d time.Duration) time.Time { return at.Add(-d) }
+	for name, c := range map[string]struct {
+		old, last, want floor
+		toEnd           bool
+	}{
+		"nothing found, read to the end":              {want: floor{at: ago(settleTime)}, toEnd: true},
+		"the last key is later than the settle time":  {last: floor{ago(time.Millisecond), "x"}, want: floor{ago(time.Millisecond), "x"}, toEnd: true},
+		"the last key is earlier":                     {last: floor{ago(time.Minute), "x"}, want: floor{at: ago(settleTime)}, toEnd: true},
+		"a near sweep to the end changes nothing":     {old: floor{ago(time.Millisecond), "x"}, last: floor{ago(time.Second), "y"}, want: floor{ago(time.Millisecond), "x"}, toEnd: true},
+		"a filled claim stops at its last key":        {old: floor{ago(time.Hour), "x"}, last: floor{ago(time.Minute), "y"}, want: floor{ago(time.Minute), "y"}},
+		"a filled near sweep goes on from its last":   {old: floor{ago(time.Second), "x"}, last: floor{ago(time.Minute), "y"}, want: floor{ago(time.Minute), "y"}},
+		"not looked into":                             {old: floor{ago(time.Hour), "x"}, want: floor{ago(time.Hour), "x"}},
+		"in the future: the server's clock went back": {old: floor{at.Add(time.Minute), "x"}, want: floor{}, toEnd: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFloors()
+			f.lanes[lane] = c.old
+			f.advance(lane, c.last, c.toEnd, at, f.now())
+			if got := f.get(lane); got != c.want {
+				t.Errorf("floor = %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// A claim that was under way when a floor was lowered has not seen what lies behind it: on a busy queue one always is.
+func TestLoweredFloorOutlivesTheClaimUnderWay(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	lane, other := laneKey{"q", 5}, laneKey{"q", 6}
+	f := newFloors()
+	f.advance(lane, floor{}, true, at, f.now())
+	underWay := f.now()
+	f.lower(lane, at.Add(-time.Hour))
+	low := f.get(lane)
+	f.advance(lane, floor{}, true, at.Add(time.Second), underWay)
+	f.advance(other, floor{}, true, at.Add(time.Second), underWay)
+	if got := f.get(lane); got != low || !got.at.Before(at.Add(-time.Hour)) {
+		t.Errorf("the lowered floor is at %v", got)
+	}
+	if f.get(other).at.IsZero() {
+		t.Error("the other lane stood still")
+	}
+	f.advance(lane, floor{}, true, at.Add(2*time.Second), f.now())
+	if got := f.get(lane); got == low {
+		t.Error("the next claim did not move it")
+	}
+	underWay = f.now()
+	f.reset()
+	f.advance(lane, floor{}, true, at.Add(3*time.Second), underWay)
+	if got := f.get(lane); got != (floor{}) {
+		t.Errorf("after a reset the floor is at %v", got)
+	}
+}
+
+func TestNearSweepsTakeATenthOfTheTime(t *testing.T) {
+	t.Parallel()
+	f := newFloors()
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	if got := f.due(now); got != 20*time.Second {
+		t.Fatalf("due at first = %v", got)
+	}
+	f.swept(20*time.Second, time.Millisecond, now)
+	if got := f.due(now.Add(9 * time.Millisecond)); got != 0 {
+		t.Errorf("due at once again = %v", got)
+	}
+	for after, want := range map[time.Duration]time.Duration{
+		10 * time.Millisecond: 200 * time.Millisecond, 100 * time.Millisecond: 2 * time.Second, time.Second: 20 * time.Second,
+	} {
+		if got := f.due(now.Add(after)); got != want {
+			t.Errorf("due after %v = %v, want %v", after, got, want)
+		}
+	}
+	f.swept(20*time.Second, time.Second, now)
+	if got := f.due(now.Add(8900 * time.Millisecond)); got != 0 {
+		t.Errorf("a sweep that took a second is due again after 8.9 s: %v", got)
+	}
+}
+
+// A model of one lane: jobs that commit late, claims with a limit and near sweeps in flight while the full sweep lowers
+// the floor. Whatever the interleaving, the sweeps leave nothing behind.
+func TestFloorsLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(300) {
+		if err := floorsModel(rand.New(rand.NewPCG(seed, 0))); err != nil { //nolint:gosec // a model
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+}
+
+type laneRow struct {
+	key     floor
+	commits time.Time
+	done    bool
+}
+
+func floorsModel(r *rand.Rand) error {
+	f, lane := newFloors(), laneKey{"q", 5}
+	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	now := start
+	var rows []*laneRow
+	late := []time.Duration{0, 0, 0, time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 3 * time.Second, 25 * time.Second, time.Minute}
+	type claim struct {
+		from    floor
+		lowered time.Duration
+		limit   int
+		version int
+	}
+	begin := func() claim {
+		c := claim{from: f.get(lane), limit: 1 + r.IntN(5), version: f.now(), lowered: f.due(now)}
+		if c.lowered > 0 && !c.from.at.IsZero() {
+			c.from = floor{at: c.from.at.Add(-c.lowered)}
+		}
+		return c
+	}
+	end := func(c claim, at time.Time) {
+		slices.SortFunc(rows, func(a, b *laneRow) int {
+			if a.key.before(b.key) {
+				return -1
+			}
+			return 1
+		})
+		var last floor
+		n := 0
+		for _, row := range rows {
+			if !row.done && !row.commits.After(at) && !row.key.at.After(at) && c.from.before(row.key) && n < c.limit {
+				row.done, last, n = true, row.key, n+1
+			}
+		}
+		if c.lowered > 0 {
+			f.swept(c.lowered, time.Millisecond, now)
+		}
+		f.advance(lane, last, n < c.limit, at, c.version)
+	}
+	sweep := func() {
+		for _, row := range rows {
+			if !row.done && !row.commits.After(now) && !row.key.at.After(now) && !f.get(lane).before(row.key) {
+				f.lower(lane, row.key.at)
+				return
+			}
+		}
+	}
+	for range 400 {
+		now = now.Add(time.Duration(r.IntN(100)) * time.Millisecond)
+		switch r.IntN(6) {
+		case 0, 1, 2:
+			rows = append(rows, &laneRow{key: floor{now, fmt.Sprintf("%05d", len(rows))}, commits: now.Add(late[r.IntN(len(late))])})
+		case 3, 4:
+			c, at := begin(), now
+			if r.IntN(4) == 0 {
+				sweep() // while the claim is under way
+			}
+			end(c, at)
+		case 5:
+			sweep()
+		}
+	}
+	now = now.Add(2 * time.Minute)
+	for range len(rows) + 10 {
+		sweep()
+		end(begin(), now)
+	}
+	for _, row := range rows {
+		if !row.done {
+			return fmt.Errorf("a job due at %v that committed at %v was left behind a floor at %v", row.key.at.Sub(start), row.commits.Sub(start), f.get(lane).at.Sub(start))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,334 @@
+package migrations_test
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// The refusal of servers before PostgreSQL 15 is not among these tests: it needs such a server.
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+func TestUpDownUpOnAnEmptyDatabase(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	up(t, pool)
+	first := objects(t, pool)
+	if len(first) < 20 {
+		t.Fatalf("Up made no more than %q", first)
+	}
+	down(t, pool)
+	for _, name := range objects(t, pool) {
+		if !strings.Contains(name, migrations.Table) {
+			t.Errorf("Down left %s", name)
+		}
+	}
+	up(t, pool)
+	if again := objects(t, pool); !slices.Equal(first, again) {
+		t.Errorf("the second Up made\n%q\nthe first\n%q", again, first)
+	}
+}
+
+func TestUpDownUpOnAFullDatabase(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	up(t, pool)
+	exec(t, pool, `insert into jobs (kind, priority) select 'k', 1 + n % 9 from generate_series(1, 1000) n`)
+	exec(t, pool, `insert into kinds (kind) values ('k')`)
+	exec(t, pool, `insert into queues (name) values ('q')`)
+	exec(t, pool, `insert into supervisors (id, lease_ms, queues) values ('s', 1, '{q}')`)
+	exec(t, pool, `insert into sleepers (queue, supervisor) values ('q', 's')`)
+	up(t, pool) // a second Up keeps everything
+	if n := value[int](t, pool, `select count(*) from jobs`); n != 1000 {
+		t.Fatalf("%d jobs after the second Up", n)
+	}
+	down(t, pool)
+	up(t, pool)
+	if n := value[int](t, pool, `select count(*) from jobs`); n != 0 {
+		t.Fatalf("%d jobs after Down and Up", n)
+	}
+}
+
+func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"jobs", "queues", "kinds", "supervisors", "sleepers", "discarded_jobs", "discarded_summary", "job_counts"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.NewPool(t)
+			exec(t, pool, `create table `+name+` (mine int)`)
+			err := migrations.Up(t.Context(), pool)
+			if err == nil || !strings.Contains(err.Error(), `already has a relation named "`+name+`"`) ||
+				!strings.Contains(err.Error(), pgtest.Schema(pool)) {
+				t.Fatalf("Up = %v", err)
+			}
+			exec(t, pool, `insert into `+name+` (mine) values (1)`) // untouched
+			if n := value[int](t, pool, `select count(*) from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace`); n != 0 {
+				t.Errorf("Up left %d functions of a migration it took back", n)
+			}
+			exec(t, pool, `drop table `+name)
+			up(t, pool)
+		})
+	}
+}
+
+func TestASchemaWithALongAndQuotedName(t *testing.T) {
+	t.Parallel()
+	// X-7: no name gets into a statement unquoted. 63 bytes, and so longer than a channel name with its prefix.
+	schema := `Drover's "herd" $1; ` + strings.Repeat("é", 21) + "x"
+	quoted := pgx.Identifier{schema}.Sanitize()
+	admin := pgtest.NewPool(t)
+	exec(t, admin, `create schema `+quoted)
+	pool := otherPool(t, admin, quoted)
+	t.Cleanup(func() {
+		pool.Close()
+		if _, err := admin.Exec(context.Background(), `drop schema `+quoted+` cascade`); err != nil {
+			t.Error(err)
+		}
+	})
+	up(t, pool)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	channel := value[string](t, pool, `select drover_channel()`)
+	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, pool, `insert into sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity')`)
+	exec(t, pool, `select drover_enqueue('k')`)
+	if note, err := conn.Conn().WaitForNotification(t.Context()); err != nil || note.Payload != "wake default" {
+		t.Fatalf("notification %v, %v", note, err)
+	}
+	exec(t, pool, `unlisten *`)
+	down(t, pool)
+}
+
+func TestSixteenProcessesMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	first := pgtest.NewPool(t)
+	var wg sync.WaitGroup
+	errs := make([]error, 16)
+	for i := range errs {
+		pool := otherPool(t, first, pgtest.Schema(first))
+		wg.Go(func() {
+			defer pool.Close()
+			errs[i] = migrations.Up(t.Context(), pool)
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("process %d: %v", i, err)
+		}
+	}
+	if n := value[int](t, first, `select count(*) from `+migrations.Table+` where version_id > 0`); n != 1 {
+		t.Errorf("%d migrations recorded, want 1", n)
+	}
+	if n := value[int](t, first, `select count(*) from jobs`); n != 0 {
+		t.Error(n)
+	}
+}
+
+func TestUpWaitsForOneThatIsAtWorkInItsSchemaOnly(t *testing.T) {
+	t.Parallel()
+	held, free := pgtest.NewPool(t), pgtest.NewPool(t)
+	conn, err := held.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	const lock = `hashtextextended('drover ' || current_schema(), 0)`
+	if _, err := conn.Exec(t.Context(), `select pg_advisory_lock(`+lock+`)`); err != nil {
+		t.Fatal(err)
+	}
+	waiting, giveUp := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- migrations.Up(waiting, held) }()
+	up(t, free)
+	giveUp()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
+		t.Fatalf("an Up that was called off = %v", err)
+	}
+	if _, err := conn.Exec(t.Context(), `select pg_advisory_unlock(`+lock+`)`); err != nil {
+		t.Fatal(err)
+	}
+	up(t, held)
+}
+
+func TestUpNeedsOneConnection(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	up(t, pool)
+	if n := value[int](t, pool, `select drover_schema_version()`); n != 1 {
+		t.Error(n)
+	}
+	// The lock is given back, though the connection lives on.
+	if n := value[int](t, pool, `select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()`); n != 0 {
+		t.Errorf("%d advisory locks left", n)
+	}
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	for _, applied := range []bool{false, true, false} {
+		list, err := migrations.List(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []migrations.Status{{Version: 1, File: "00001_core.sql", Applied: applied}}
+		if !slices.Equal(list, want) {
+			t.Fatalf("List = %+v, want %+v", list, want)
+		}
+		if applied {
+			down(t, pool)
+		} else {
+			up(t, pool)
+		}
+	}
+}
+
+func TestUpWithoutASchema(t *testing.T) {
+	t.Parallel()
+	first := pgtest.NewPool(t)
+	pool := otherPool(t, first, "no_such_schema")
+	defer pool.Close()
+	err := migrations.Up(t.Context(), pool)
+	if err == nil || !strings.HasPrefix(err.Error(), "drover: migrate: ") || !strings.Contains(err.Error(), "no_such_schema names no schema") {
+		t.Fatalf("Up = %v", err)
+	}
+}
+
+func TestEmbeddedFilesAreThoseOnDisk(t *testing.T) {
+	t.Parallel()
+	onDisk, err := fs.Glob(os.DirFS("."), "*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	embedded, err := fs.Glob(migrations.FS, "*")
+	if err != nil || !slices.Equal(onDisk, embedded) {
+		t.Fatalf("embedded %q, on disk %q, %v", embedded, onDisk, err)
+	}
+	for _, name := range onDisk {
+		want, _ := os.ReadFile(name)
+		got, err := migrations.FS.ReadFile(name)
+		if err != nil || string(got) != string(want) {
+			t.Errorf("%s differs from the file on disk: %v", name, err)
+		}
+		if !strings.Contains(string(got), "\n-- +goose Up\n") || !strings.Contains(string(got), "\n-- +goose Down\n") {
+			t.Errorf("%s has no Up or no Down", name)
+		}
+	}
+}
+
+// X-7: what runs with the owner's rights is for those he named, and nothing of the caller's can stand in its way.
+func TestFunctionsGiveNoRightsAway(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	up(t, pool)
+	for what, where := range map[string]string{
+		"security definer, and executable by everybody": `prosecdef and has_function_privilege('public', oid, 'execute')`,
+		"without a search_path of its own":              `not coalesce(proconfig::text like '%search_path=' || current_schema() || ', pg_temp%', false)`,
+	} {
+		names := values(t, pool, `select oid::regprocedure::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and `+where)
+		if len(names) > 0 {
+			t.Errorf("%s: %q", what, names)
+		}
+	}
+	definers := values(t, pool, `select proname::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and prosecdef order by 1`)
+	if want := []string{"drover_enqueue", "drover_enqueue_many", "drover_wake"}; !slices.Equal(definers, want) {
+		t.Errorf("security definer: %q, want %q", definers, want)
+	}
+}
+
+func TestEverythingIsCommented(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	up(t, pool)
+	for _, query := range []string{
+		`select relname::text from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v')
+			and relname <> 'drover_goose_version' and obj_description(oid, 'pg_class') is null`,
+		`select proname::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and obj_description(oid, 'pg_proc') is null`,
+		`select attname::text from pg_attribute where attrelid = 'jobs'::regclass and attnum > 0 and col_description(attrelid, attnum) is null`,
+	} {
+		if names := values(t, pool, query); len(names) > 0 {
+			t.Errorf("without a comment: %q", names)
+		}
+	}
+}
+
+func up(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func down(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	if err := migrations.Down(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// otherPool is another process' way to the same database.
+func otherPool(t *testing.T, pool *pgxpool.Pool, searchPath string) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	config.MaxConns = 2
+	config.ConnConfig.RuntimeParams["search_path"] = searchPath
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return other
+}
+
+// objects lists what the schema holds.
+func objects(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	return values(t, pool, `
+select relkind::text || ' ' || relname from pg_class where relnamespace = quote_ident(current_schema())::regnamespace
+union all
+select 'function ' || oid::regprocedure from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace
+union all
+select 'constraint ' || conname || ' ' || pg_get_constraintdef(oid) from pg_constraint where connamespace = quote_ident(current_schema())::regnamespace
+order by 1`)
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func value[T any](t *testing.T, pool *pgxpool.Pool, sql string) (v T) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), sql).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func values(t *testing.T, pool *pgxpool.Pool, sql string) []string {
+	t.Helper()
+	rows, _ := pool.Query(t.Context(), sql)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return list
+}

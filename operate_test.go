@@ -1,0 +1,886 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
+)
+
+// put stores a job as SQL has it and returns its id: columns and values as in an insert.
+func (db *testDB) put(t *testing.T, columns, values string) string {
+	t.Helper()
+	t.Helper()
+	return value[string](t, db, `insert into jobs (kind, `+columns+`) values ('letter', `+values+`) returning id`)
+}
+
+func (db *testDB) get(t *testing.T, id string) *JobInfo {
+	t.Helper()
+	job, err := db.client.Get(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
+// D-2.
+func TestGetTellsAllOfAJob(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into kinds (kind, max_attempts) values ('letter', 7)`)
+	db.exec(t, `insert into queues (name, max_attempts) values ('default', 8), ('post', 9)`)
+	id := db.put(t, `queue, state, priority, attempt, claim_seq, scheduled_at, created_at, attempted_at, finalized_at, discard_reason, crashes,
+redrives, snoozes, errors_total, errors, args, retry, tags, metadata`, `'post', 'discarded', 3, 2, 4, '2031-01-01 00:00:00.000001+00', '2030-01-01+00',
+'2032-01-01+00', '2033-01-01+00', 'crashed', 1, 5, 6, 30,
+'[{"attempt": 1, "claim_seq": 1, "at": "2031-01-01T00:00:00+00:00", "class": "panic", "error": "e1", "type": "T", "fingerprint": "f",
+	"duration_ms": 10, "delay_ms": 20, "supervisor": "s", "trace": "tr"}, {"class": "operator", "error": "cancelled"}]',
+'{"to": "x"}', '{"type": "constant", "delay": "1s"}', '{a,b}', '{"m": 1}'`)
+	at := func(year int) *time.Time {
+		at := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)
+		return &at
+	}
+	want := JobInfo{
+		ID: id, Queue: "post", Kind: "letter", State: Discarded, Priority: 3, Attempt: 2, MaxAttempts: 7, ScheduledAt: at(2031).Add(time.Microsecond),
+		CreatedAt: *at(2030), AttemptedAt: at(2032), FinalizedAt: at(2033), DiscardReason: "crashed", Crashes: 1, Redrives: 5, Snoozes: 6,
+		ErrorsTotal: 30, Args: json.RawMessage(`{"to": "x"}`), Retry: json.RawMessage(`{"type": "constant", "delay": "1s"}`), Tags: []string{"a", "b"},
+		Metadata: json.RawMessage(`{"m": 1}`),
+		Errors: []RunError{
+			{Attempt: 1, ClaimSeq: 1, At: *at(2031), Class: "panic", Error: "e1", Type: "T", Fingerprint: "f", DurationMS: 10, DelayMS: 20, Supervisor: "s", Trace: "tr"},
+			{Class: "operator", Error: "cancelled"},
+		},
+	}
+	got := db.get(t, id)
+	asJSON := func(j *JobInfo) string {
+		for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
+			*at = at.UTC()
+		}
+		for i := range j.Errors {
+			j.Errors[i].At = j.Errors[i].At.UTC()
+		}
+		raw, err := json.MarshalIndent(j, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	if got, want := asJSON(got), asJSON(&want); got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	if got.LastError() != "e1" {
+		t.Errorf("last error %q, want that of a run", got.LastError())
+	}
+
+	// The effective maximum: the job's own, its kind's, its queue's, 20.
+	for want, columns := range map[int][2]string{
+		2: {"max_attempts, queue", "2, 'post'"}, 7: {"queue", "'post'"},
+	} {
+		if got := db.get(t, db.put(t, columns[0], columns[1])).MaxAttempts; got != want {
+			t.Errorf("max_attempts %d, want %d", got, want)
+		}
+	}
+	db.exec(t, `delete from kinds`)
+	for queue, want := range map[string]int{"post": 9, "other": 20} {
+		if got := db.get(t, db.put(t, "queue", "'"+queue+"'")).MaxAttempts; got != want {
+			t.Errorf("queue %s: max_attempts %d, want %d", queue, got, want)
+		}
+	}
+	parked := db.get(t, db.put(t, "state, scheduled_at", "'parked', 'infinity'"))
+	if parked.State != Parked || parked.ScheduledAt != parked.CreatedAt || parked.LastError() != "" {
+		t.Errorf("%+v", parked)
+	}
+}
+
+// An id that no row can have is not found, and finds no other job.
+func TestIDsThatNoRowHas(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.enqueue(t, letter{}, nil)
+	for _, id := range []string{"", "%", "x", ulid.Make().String(), strings.Repeat("\x00", 26), strings.Repeat("\xff", 26), strings.Repeat("9", 1<<20)} {
+		_, got := db.client.Get(t.Context(), id)
+		_, cancelled := db.client.Cancel(t.Context(), id, "")
+		for _, err := range []error{got, cancelled, db.client.RedriveJob(t.Context(), id, nil)} {
+			if !errors.Is(err, ErrNotFound) {
+				t.Errorf("%.30q: %.200v, want ErrNotFound", id, err)
+			}
+		}
+	}
+}
+
+// D-2: each filter picks what it says and nothing else.
+func TestListFilters(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.put(t, "id, queue", "'"+strings.Repeat("1", 26)+"', 'post'")
+	db.exec(t, `insert into jobs (id, kind) values (repeat('2', 26), 'parcel')`)
+	db.put(t, "id, state, scheduled_at", "repeat('3', 26), 'scheduled', now() + interval '1 day'")
+	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('4', 26), 'discarded', now(), 'panic', '[{"error": "first"}, {"error": "100% of_it \\ Gone"}]'`)
+	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('5', 26), 'discarded', now(), 'expired', '[{"error": "1000 ofXit"}]'`)
+	db.put(t, "id, tags", "repeat('6', 26), '{red,green}'")
+	db.put(t, "id, state, finalized_at", "repeat('7', 26), 'cancelled', now()")
+	for want, f := range map[string]Filter{
+		"7654321": {}, "1": {Queue: "post"}, "2": {Kind: "parcel"}, "3": {State: Scheduled}, "54": {State: Discarded}, "7": {State: Cancelled},
+		"4": {Reason: "panic"}, "6": {Tag: "green"}, "5": {Error: "OFXIT"}, "": {Tag: "gre"},
+	} {
+		if got := listed(t, db, f); got != want {
+			t.Errorf("%+v: %q, want %q", f, got, want)
+		}
+	}
+	for _, f := range []Filter{{Error: "100% OF_IT"}, {Error: `\ gone`}, {Error: "%"}, {Error: "_"}, {Error: `\`}, {Error: "of_it", State: Discarded, Reason: "panic"}} {
+		if got := listed(t, db, f); got != "4" {
+			t.Errorf("%+v: %q, want 4", f, got)
+		}
+	}
+	for _, f := range []Filter{{Error: "first"}, {Queue: "post", Kind: "parcel"}, {State: Running}, {Queue: "'; drop table jobs; --"}} {
+		if got := listed(t, db, f); got != "" {
+			t.Errorf("%+v: %q, want none", f, got)
+		}
+	}
+	_, err := db.client.List(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tag: strings.Repeat("t", 1025)}, "\x00", 1001)
+	want := []string{"limit", "Filter.State", "Filter.Queue", "Filter.Error", "Filter.Tag", "after"}
+	if got := fields(t, err); !slices.Equal(got, want) {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	if _, err := db.client.List(t.Context(), Filter{}, "", -1); !errors.Is(err, ErrInvalid) {
+		t.Errorf("limit -1: %v", err)
+	}
+}
+
+// listed gives the first letters of the ids.
+func listed(t *testing.T, db *testDB, f Filter) (ids string) {
+	t.Helper()
+	page, err := db.client.List(t.Context(), f, "", 0)
+	if err != nil {
+		t.Fatalf("%+v: %v", f, err)
+	}
+	for _, j := range page.Jobs {
+		ids += j.ID[:1]
+	}
+	return ids
+}
+
+// D-2: paging tells every job that was there once, while others come and go.
+func TestPagingIsComplete(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	batch := make([]Batch, 250)
+	for i := range batch {
+		batch[i] = Batch{letter{}, nil}
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for limit, first := range map[int]int{0: 50, 1: 1, 7: 7, 250: 250, 1000: 250} {
+		seen := map[string]int{}
+		last, after := "", ""
+		for n := 0; ; n++ {
+			page, err := db.client.List(t.Context(), Filter{Queue: "default"}, after, limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n == 0 && len(page.Jobs) < first {
+				t.Errorf("limit %d: %d on the first page", limit, len(page.Jobs))
+			}
+			for _, j := range page.Jobs {
+				seen[j.ID]++
+				if last != "" && j.ID >= last {
+					t.Fatalf("limit %d: %s behind %s", limit, j.ID, last)
+				}
+				last = j.ID
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+			if n%10 == 0 {
+				db.enqueue(t, letter{"new"}, nil)
+				db.exec(t, `delete from jobs where id = $1`, page.Jobs[0].ID) // one that has been told
+				delete(seen, page.Jobs[0].ID)
+				receipts = slices.DeleteFunc(receipts, func(r Receipt) bool { return r.ID == page.Jobs[0].ID })
+			}
+		}
+		for _, r := range receipts {
+			if seen[r.ID] != 1 {
+				t.Errorf("limit %d: job %s told %d times", limit, r.ID, seen[r.ID])
+			}
+		}
+	}
+	page, err := db.client.List(t.Context(), Filter{}, strings.Repeat("0", 26), 0)
+	if err != nil || len(page.Jobs) != 0 || page.Next != "" {
+		t.Errorf("below the lowest id: %+v, %v", page, err)
+	}
+}
+
+// One plan for Get and List would walk the table for a single job.
+func TestGetReadsOneRowWhateverThePlan(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	pool := db.samePool(t, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+		c.ConnConfig.RuntimeParams["enable_seqscan"] = "off"
+	})
+	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 20000)`)
+	var plan []string
+	rows, err := pool.Query(t.Context(), `explain `+sqlGet, db.enqueue(t, letter{}, nil))
+	if err == nil {
+		plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "Index Cond: (id = ") {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+// D-2.
+func TestCounts(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	if counts, err := db.client.Counts(t.Context()); err != nil || len(counts) != 0 {
+		t.Errorf("of no job: %v, %v", counts, err)
+	}
+	db.put(t, "scheduled_at", "'2020-01-01+00'")
+	db.put(t, "scheduled_at", "'2021-01-01+00'")
+	db.put(t, "state, scheduled_at", "'scheduled', now() + interval '1 day'")
+	db.put(t, "state, claimed_by, scheduled_at", "'running', 's', '2020-01-01+00'")
+	db.put(t, "queue, state, finalized_at, scheduled_at", "'post', 'completed', now(), '2020-01-01+00'")
+	counts, err := db.client.Counts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range counts {
+		due := ""
+		if c.OldestDue != nil {
+			due = c.OldestDue.UTC().Format(time.DateOnly)
+		}
+		got = append(got, fmt.Sprint(c.Queue, " ", c.State, " ", c.Jobs, " ", due))
+	}
+	want := []string{"default available 2 2020-01-01", "default running 1 ", "default scheduled 1 ", "post completed 1 "}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// D-3.
+func TestRedriveKeepsTheJobAndItsHistory(t *testing.T) {
+	t.Parallel()
+	var events atomic.Int32
+	db := newTestDBWith(t, Config{
+		Logger: slog.New(slog.DiscardHandler), Hooks: []Hooks{{Redriven: func(context.Context, Event) { events.Add(1) }}},
+	})
+	const dead = `attempt, claim_seq, max_attempts, state, finalized_at, discard_reason, errors_total, errors, created_at, scheduled_at, tags, retry`
+	const deadValues = `3, 5, 3, 'discarded', now(), 'attempts_exhausted', 1, '[{"error": "e1", "class": "error"}]', now() - interval '1 day',
+now() - interval '1 hour', '{a}', '{"type": "constant", "delay": "1s"}'`
+	for name, tc := range map[string]struct {
+		columns, values string
+		opts            *RedriveOpts
+		row             string
+	}{
+		"discarded":                      {row: `max_attempts = 3 and lane = 15 and crashes = 0 and args = '{}'`},
+		"nil and zero options are alike": {opts: &RedriveOpts{}, row: `max_attempts = 3 and args = '{}'`},
+		"MaxAttempts":                    {opts: &RedriveOpts{MaxAttempts: 9}, row: `max_attempts = 9`},
+		"ArgsPatch": {
+			`, args`, `, '{"a": 1, "b": {"c": 2}}'`, &RedriveOpts{ArgsPatch: json.RawMessage(" \n{\"b\": 3, \"d\": \"<&>\"}")},
+			`args = '{"a": 1, "b": 3, "d": "<&>"}'`,
+		},
+		"RetryUntil starts again":                {`, retry_until`, `, now() - interval '18 hours'`, nil, `retry_until - redriven_at between interval '5:59' and interval '6:01'`},
+		"RetryUntil starts again, and yet again": {`, retry_until, redriven_at`, `, now() - interval '10 hours', now() - interval '12 hours'`, nil, `retry_until - redriven_at between interval '1:59' and interval '2:01'`},
+		"expires in time":                        {`, expires_at`, `, now() + interval '1 hour'`, nil, `expires_at > now()`},
+		"no longer suspect":                      {`, crashes`, `, 2`, nil, `crashes = 0 and lane = 15`},
+	} {
+		id := db.put(t, dead+tc.columns, deadValues+tc.values)
+		events.Store(0)
+		woke := woken(t, db, func() {
+			if err := db.client.RedriveJob(t.Context(), id, tc.opts); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+		const redriven = `
+select coalesce(state = 'available' and attempt = 0 and claim_seq = 5 and redrives = 1 and redriven_at - scheduled_at < interval '1 s' and redriven_at <= clock_timestamp()
+	and scheduled_at > now() - interval '1 minute' and finalized_at is null and discard_reason is null and errors_total = 1 and errors->0->>'error' = 'e1'
+	and jsonb_array_length(errors) = 2 and errors->1->>'class' = 'operator' and errors->1->>'error' = 'redriven' and tags = '{a}' and retry is not null
+	and %s, false) from jobs where id = $1`
+		if !value[bool](t, db, fmt.Sprintf(redriven, tc.row), id) {
+			t.Errorf("%s: not so: %s\n%s", name, tc.row, value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id))
+		}
+		if !woke || events.Load() != 1 {
+			t.Errorf("%s: woke %t, %d events", name, woke, events.Load())
+		}
+	}
+	convicted := db.put(t, "state, finalized_at, discard_reason, crashes", "'discarded', now(), 'crashed', 10")
+	cancelled := db.put(t, "state, finalized_at", "'cancelled', now()")
+	for _, id := range []string{convicted, cancelled} {
+		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if !value[bool](t, db, `select crashes = 1 and lane = 25 from jobs where id = $1`, convicted) {
+		t.Error("a convicted job is no suspect any more")
+	}
+	if !value[bool](t, db, `select state = 'available' and lane = 5 from jobs where id = $1`, cancelled) {
+		t.Error("a cancelled job was not redriven")
+	}
+}
+
+// D-3.
+func TestRedriveRefuses(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	const dead = "state, finalized_at, discard_reason"
+	const deadValues = "'discarded', now(), 'expired'"
+	for name, tc := range map[string]struct {
+		columns, values string
+		opts            RedriveOpts
+		want            error
+	}{
+		"running":                 {columns: "state, claimed_by, redrives", values: "'running', 's', 1", want: ErrState},
+		"completed":               {columns: "state, finalized_at, redrives", values: "'completed', now(), 1", want: ErrState},
+		"never redriven, waiting": {columns: "priority", values: "5", want: ErrState},
+		"expired":                 {columns: dead + ", expires_at", values: deadValues + ", now() - interval '1 s'", want: ErrState},
+		"negative attempts":       {columns: dead, values: deadValues, opts: RedriveOpts{MaxAttempts: -1}, want: ErrInvalid},
+		"too many attempts":       {columns: dead, values: deadValues, opts: RedriveOpts{MaxAttempts: 1 << 40}, want: ErrInvalid},
+		"empty patch":             {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage{}}, want: ErrInvalid},
+		"patch of spaces":         {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage("  ")}, want: ErrInvalid},
+		"patch that is an array":  {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage(`[{}]`)}, want: ErrInvalid},
+		"patch with NUL":          {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": "\u0000"}`)}, want: ErrInvalid},
+		"patch over 256 KiB":      {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": "` + strings.Repeat("x", 256<<10) + `"}`)}, want: ErrInvalid},
+		"patch for an array":      {columns: dead + ", args", values: deadValues + ", '[1]'", opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": 1}`)}, want: ErrInvalid},
+		"patch for a string":      {columns: dead + ", args", values: deadValues + `, '"x"'`, opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": 1}`)}, want: ErrInvalid},
+	} {
+		id := db.put(t, tc.columns, tc.values)
+		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
+		if err := db.client.RedriveJob(t.Context(), id, &tc.opts); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %.200v, want %v", name, err, tc.want)
+		}
+		if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before {
+			t.Errorf("%s: changed\n%s to\n%s", name, before, after)
+		}
+	}
+	// Without a patch args may be anything.
+	if err := db.client.RedriveJob(t.Context(), db.put(t, dead+", args", deadValues+", '[1]'"), &RedriveOpts{MaxAttempts: 1}); err != nil {
+		t.Error(err)
+	}
+	for _, patch := range []string{`[1]`, `"x"`, `null`} {
+		id := db.put(t, dead+", args", deadValues+`, '{"a": 1}'`)
+		if _, err := db.Exec(t.Context(), `select drover_redrive($1, args_patch => $2)`, id, patch); err == nil {
+			t.Errorf("drover_redrive took the patch %s", patch)
+		}
+	}
+}
+
+// D-3: however many operators press the button, it is one redrive.
+func TestSixteenRedrivesAtOnce(t *testing.T) {
+	t.Parallel()
+	var events atomic.Int32
+	db := newTestDBWith(t, Config{
+		Logger: slog.New(slog.DiscardHandler), Hooks: []Hooks{{Redriven: func(context.Context, Event) { events.Add(1) }}},
+	})
+	id := db.put(t, "state, finalized_at, discard_reason, max_attempts", "'discarded', now(), 'panic', 2")
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{MaxAttempts: 3}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if !value[bool](t, db, `select redrives = 1 and jsonb_array_length(errors) = 1 and max_attempts = 3 from jobs where id = $1`, id) || events.Load() != 1 {
+		t.Errorf("%+v, %d events", db.get(t, id), events.Load())
+	}
+	// So it is once the job has failed again and waits.
+	db.exec(t, `update jobs set state = 'retryable', attempt = 1 where id = $1`, id)
+	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		t.Error(err)
+	}
+	if j := db.get(t, id); j.State != Retryable || j.Attempt != 1 || j.Redrives != 1 || events.Load() != 1 {
+		t.Errorf("%+v, %d events", j, events.Load())
+	}
+}
+
+// D-3: a redriven job has all its attempts again.
+func TestARedrivenJobRunsAgain(t *testing.T) {
+	t.Parallel()
+	ends, hooks := endHooks()
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler), Hooks: hooks})
+	db.run(t, SupervisorConfig{
+		Queues: []Queue{{}}, PollInterval: 10 * time.Millisecond,
+		Workers: []Worker{Handle(func(_ context.Context, j *Job, l letter) error {
+			if l.To == "mended" && j.Redrives == 1 && j.Attempt == 2 && j.Failures == 3 {
+				return nil
+			}
+			return fmt.Errorf("attempt %d", j.Attempt)
+		}, WorkerOpts{MaxAttempts: 2, Retry: Constant{Delay: time.Millisecond}})},
+	})
+	id := db.enqueue(t, letter{"broken"}, nil)
+	for _, want := range []string{"failed", "discarded"} {
+		if end := <-ends; end.how != want {
+			t.Fatalf("%s, want %s", end.how, want)
+		}
+	}
+	if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{ArgsPatch: json.RawMessage(`{"to": "mended"}`)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"failed", "completed"} {
+		if end := <-ends; end.how != want {
+			t.Fatalf("%s after the redrive, want %s", end.how, want)
+		}
+	}
+	var told []string
+	for _, e := range db.get(t, id).Errors {
+		told = append(told, e.Error)
+	}
+	if want := []string{"attempt 1", "attempt 2", "redriven", "attempt 1"}; !slices.Equal(told, want) {
+		t.Errorf("history %q, want %q", told, want)
+	}
+}
+
+// F-13: cancelling ends what has not ended, and nothing else.
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	var events atomic.Int32
+	db := newTestDBWith(t, Config{
+		Logger: slog.New(slog.DiscardHandler), Hooks: []Hooks{{Cancelled: func(_ context.Context, e Event) { events.Add(1) }}},
+	})
+	for state, values := range map[State][2]string{
+		Available: {"priority", "1"}, Scheduled: {"state, scheduled_at", "'scheduled', now() + interval '1 h'"}, Retryable: {"state", "'retryable'"},
+		Parked: {"state, scheduled_at", "'parked', 'infinity'"}, Running: {"state, claimed_by, attempt, claim_seq", "'running', 's', 2, 3"},
+		Completed: {"state, finalized_at", "'completed', now()"}, Discarded: {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
+		Cancelled: {"state, finalized_at", "'cancelled', now()"},
+	} {
+		id := db.put(t, values[0], values[1])
+		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
+		events.Store(0)
+		sent := notes(t, db, func() {
+			if was, err := db.client.Cancel(t.Context(), id, "no \x00 use"); err != nil || was != state {
+				t.Errorf("Cancel of %s = %s, %v", state, was, err)
+			}
+		})
+		j := db.get(t, id)
+		switch {
+		case state.Final():
+			if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before || events.Load() != 0 {
+				t.Errorf("Cancel of %s changed it to %s", state, after)
+			}
+			continue
+		case j.State != Cancelled || j.FinalizedAt == nil || j.ClaimedBy != "" || len(j.Errors) != 1 || j.ErrorsTotal != 0 || j.LastError() != "":
+			t.Errorf("%s became %+v", state, j)
+		case j.Errors[0].Class != "operator" || j.Errors[0].Error != "cancelled: no \uFFFD use" || j.Errors[0].At.IsZero():
+			t.Errorf("%s has the entry %+v", state, j.Errors[0])
+		}
+		// The owner of a running job tells of its end; here there is none.
+		if want := []string{"cancel " + id}; state == Running && (!slices.Equal(sent, want) || events.Load() != 0) {
+			t.Errorf("%q, %d events for a running job", sent, events.Load())
+		} else if state != Running && (len(sent) != 0 || events.Load() != 1) {
+			t.Errorf("%q, %d events for a waiting job", sent, events.Load())
+		}
+		if was, err := db.client.Cancel(t.Context(), id, ""); err != nil || was != Cancelled {
+			t.Errorf("the second Cancel = %s, %v", was, err)
+		}
+	}
+	id := db.enqueue(t, letter{}, nil)
+	if _, err := db.client.Cancel(t.Context(), id, strings.Repeat("é", 10000)); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(db.get(t, id).Errors[0].Error); n > 300 {
+		t.Errorf("the reason takes %d bytes", n)
+	}
+}
+
+// D-1: only what is completed, and ended before the cutoff, goes.
+func TestDeleteCompleted(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	old := "now() - interval '2 days'"
+	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select drover_ulid(), 'old', 'completed', `+old+` from generate_series(1, 2500)`)
+	db.put(t, "id, state, finalized_at", "'7ZZZZZZZZZZZZZZZZZZZZZZZZZ', 'completed', "+old) // a clock that is ahead, or an id that is no time
+	db.put(t, "id, state, finalized_at", "repeat('z', 26), 'completed', "+old)
+	kept := []string{
+		db.put(t, "state, finalized_at", "'completed', now()"),
+		db.put(t, "state, finalized_at, discard_reason", "'discarded', "+old+", 'panic'"),
+		db.put(t, "state, finalized_at", "'cancelled', "+old),
+		db.put(t, "scheduled_at", old),
+		db.put(t, "state, claimed_by, scheduled_at", "'running', 's', "+old),
+	}
+	if n, err := db.client.DeleteCompleted(t.Context(), time.Now().Add(-24*time.Hour)); err != nil || n != 2502 {
+		t.Errorf("DeleteCompleted = %d, %v", n, err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where id = any($1)`, kept); n != len(kept) {
+		t.Errorf("%d of %d other jobs left", n, len(kept))
+	}
+	if n, err := db.client.DeleteCompleted(t.Context(), time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)); err != nil || n != 1 {
+		t.Errorf("DeleteCompleted of all = %d, %v", n, err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 4 {
+		t.Errorf("%d jobs left", n)
+	}
+	for _, cutoff := range []time.Time{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(1<<55, 0)} {
+		if _, err := db.client.DeleteCompleted(t.Context(), cutoff); !errors.Is(err, ErrInvalid) {
+			t.Errorf("cutoff in %d: %v", cutoff.Year(), err)
+		}
+	}
+}
+
+// drover_prune walks the ids in batches, up to those made after the times it is given, around rows that someone holds.
+func TestPruneWalk(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	put := func(state string, age, ended time.Duration) string {
+		return value[string](t, db, `
+insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at(now() - $2::interval), 'k', $1, now() - $3::interval,
+	case when $1 = 'discarded' then 'panic' end) returning id`, state, interval(age), interval(ended))
+	}
+	day := 24 * time.Hour
+	ids := []string{
+		put("completed", 9*day, 8*day), put("cancelled", 8*day, 7*day), put("discarded", 7*day, 6*day), put("completed", 6*day, time.Hour),
+		put("completed", 5*day, 4*day), put("cancelled", 4*day, time.Hour), put("completed", 3*day, 3*day), put("completed", time.Hour, 0),
+	}
+	type step struct {
+		last    *string
+		deleted int
+	}
+	prune := func(after, completed, cancelled string, batch int) (s step) {
+		err := db.QueryRow(t.Context(), `select last, deleted from drover_prune($1, now() - $2::interval, now() - $3::interval, $4)`,
+			after, orNull(completed), orNull(cancelled), batch).Scan(&s.last, &s.deleted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if s := prune("", "", "", 10); s.last != nil || s.deleted != 0 {
+		t.Errorf("without times: %+v", s)
+	}
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `select from jobs where id = $1 for update`, ids[4]); err != nil {
+		t.Fatal(err)
+	}
+	after := ""
+	for i, want := range []step{{&ids[1], 1}, {&ids[3], 0}, {&ids[5], 0}, {nil, 1}} {
+		s := prune(after, "2 days", "", 2)
+		if s.deleted != want.deleted || (s.last == nil) != (want.last == nil) || s.last != nil && *s.last != *want.last {
+			t.Errorf("step %d: %+v, want %+v", i, s, want)
+		}
+		if s.last != nil {
+			after = *s.last
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s := prune("", "2 days", "2 days", 1000); s.deleted != 2 { // the one that was held, and a cancelled one
+		t.Errorf("%+v", s)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where id = any($1)`, []string{ids[2], ids[3], ids[5], ids[7]}); n != 4 {
+		t.Errorf("%d of 4 left", n)
+	}
+}
+
+// D-8: all of it from psql, by the names of the arguments.
+func TestTheFunctionsFromPSQL(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	text := func(sql string, args ...any) string {
+		t.Helper()
+		return value[string](t, db, `select coalesce((`+sql+`)::text, 'null')`, args...)
+	}
+	id := text(`select job_id from drover_enqueue(kind => 'charge', args => '{"OrderID": 42}', queue => 'payments', delay => '5 min')`)
+	if got := text(`select drover_enqueue('charge', '{"OrderID": 42}', queue => 'payments', id => $1)`, id); got != "("+id+",t)" {
+		t.Error(got)
+	}
+	for _, step := range [][2]string{
+		{`drover_redrive(repeat('0', 26))`, "null"},
+		{`drover_cancel(repeat('0', 26))`, "null"},
+		{`drover_cancel(job_id => $1, reason => 'no use')`, "scheduled"},
+		{`drover_cancel(job_id => $1)`, "cancelled"},
+		{`drover_redrive(job_id => $1, max_attempts => 3, args_patch => '{"OrderID": 43}')`, "cancelled"},
+		{`drover_redrive($1)`, "available"},
+		{`drover_cancel($1, null)`, "available"},
+	} {
+		sql, args := `select `+step[0], []any{id}
+		if !strings.Contains(sql, "$1") {
+			args = nil
+		}
+		if got := text(sql, args...); got != step[1] {
+			t.Errorf("%s = %s, want %s", step[0], got, step[1])
+		}
+	}
+	if got := text(`select string_agg(e->>'error', '|' order by n) from jobs, jsonb_array_elements(errors) with ordinality as x(e, n)`); got != "cancelled: no use|redriven|cancelled" {
+		t.Error(got)
+	}
+	if got := text(`select args || to_jsonb(max_attempts) from jobs`); got != `[{"OrderID": 43}, 3]` {
+		t.Error(got)
+	}
+	if got := text(`select deleted from drover_prune(after => '', completed_before => null, cancelled_before => 'infinity', batch => 10)`); got != "1" {
+		t.Error(got)
+	}
+	if got := text(`select string_agg(x, ',') from drover_enqueue_many(batch => '[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k"},
+{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k", "delay": "5 min"}]') x`); got != "01KAJ4Y8Q3N6T0V5B7C9D1E2FG" {
+		t.Error(got)
+	}
+	if got := text(`select state from jobs`); got != "available" {
+		t.Error(got)
+	}
+}
+
+// The table itself refuses what cannot be.
+func TestIllegalStatesAreRefused(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for name, columns := range map[string][2]string{
+		"waiting":   {"priority", "5"},
+		"running":   {"state, claimed_by, attempt, claim_seq", "'running', 's', 1, 1"},
+		"discarded": {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
+		"parked":    {"state, scheduled_at", "'parked', 'infinity'"},
+	} {
+		id := db.put(t, columns[0], columns[1])
+		updates := []string{
+			`state = 'odd'`, `state = null`, `finalized_at = now(), state = 'available'`, `scheduled_at = '-infinity'`, `scheduled_at = null`,
+			`priority = 0`, `priority = 10`, `attempt = -1`, `claim_seq = -1`, `crashes = -1`, `errors_total = -1`, `max_attempts = 0`, `max_attempts = -1`,
+			`timeout_ms = 0`, `timeout_ms = -1`, `errors = '{}'`, `errors = '1'`, `errors = null`, `id = 'short'`, `id = repeat('é', 26)`, `id = null`,
+			`kind = ''`, `kind = repeat('é', 65)`, `kind = null`, `queue = ''`, `queue = repeat('q', 129)`, `queue = null`, `args = null`, `lane = 5`,
+			`retry = '{}'`, `retry = '1'`, `retry = '{"type": "constant", "delay": "1 s"}'`, `discard_reason = 'odd', state = 'discarded', finalized_at = now(), claimed_by = null`,
+			`state = 'completed', claimed_by = null, discard_reason = null, finalized_at = null`, `state = 'cancelled', claimed_by = null, discard_reason = 'panic', finalized_at = now()`,
+			`state = 'discarded', claimed_by = null, discard_reason = null, finalized_at = now()`,
+			`state = 'running', claimed_by = null, discard_reason = null, finalized_at = null`,
+			`state = 'retryable', claimed_by = 's', discard_reason = null, finalized_at = null`,
+			`state = 'parked', claimed_by = null, discard_reason = null, finalized_at = null, scheduled_at = now()`,
+			`expires_at = 'infinity'`, `retry_until = 'infinity'`, `retry_until = '-infinity'`, `tags = '{{a},{b}}'`, `tags = '{a,null}'`, `metadata = '[]'`, `metadata = 'null'`,
+		}
+		switch name {
+		case "waiting", "parked":
+			updates = append(updates, `state = 'completed'`, `state = 'running'`, `claimed_by = 's'`, `finalized_at = now()`, `discard_reason = 'panic'`)
+		case "running":
+			updates = append(updates, `state = 'available'`, `claimed_by = null`, `finalized_at = now()`, `discard_reason = 'panic'`, `state = 'completed', finalized_at = now()`)
+		case "discarded":
+			updates = append(updates, `state = 'completed'`, `claimed_by = 's'`, `finalized_at = null`, `discard_reason = null`, `state = 'available'`)
+		}
+		for _, update := range updates {
+			if _, err := db.Exec(t.Context(), `update jobs set `+update+` where id = $1`, id); err == nil {
+				t.Errorf("%s: set %s was accepted", name, update)
+			}
+		}
+	}
+	for table, values := range map[string]string{
+		`queues (name)`: `('')`, `queues (name, max_attempts)`: `('q', 0)`, `queues (name, retry)`: `('q', '{}')`,
+		`kinds (kind)`: `(repeat('k', 129))`, `kinds (kind, max_attempts)`: `('k', -1)`, `kinds (kind, retry)`: `('k', '[]')`, `kinds (kind, timeout_ms)`: `('k', 0)`,
+		`supervisors (id, lease_ms, queues)`: `('s', 0, '{}')`,
+	} {
+		if _, err := db.Exec(t.Context(), `insert into `+table+` values `+values); err == nil {
+			t.Errorf("insert into %s values %s was accepted", table, values)
+		}
+	}
+}
+
+// F-11, D-8.
+func TestViewsOfTheDead(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into kinds (kind, max_attempts) values ('letter', 7)`)
+	const entry = `{"class": "error", "error": "e%d", "fingerprint": "f1", "at": "2031-01-0%dT00:00:00+00:00"}`
+	operator := `{"class": "operator", "error": "redriven", "at": "2030-01-01T00:00:00+00:00"}`
+	const columns = "attempt, redrives, errors_total, state, finalized_at, discard_reason, errors, tags"
+	first := db.put(t, columns, fmt.Sprintf(`3, 1, 2, 'discarded', '2031-02-01+00', 'panic', '[`+operator+`,`+entry+`,`+entry+`,`+operator+`]', '{a}'`, 1, 1, 2, 2))
+	second := db.put(t, columns, fmt.Sprintf(`1, 0, 1, 'discarded', '2031-02-02+00', 'panic', '[`+entry+`]', null`, 3, 3))
+	db.put(t, columns, `0, 0, 0, 'discarded', '2031-02-03+00', 'expired', '[]', null`)
+	db.put(t, "state, finalized_at", "'cancelled', now()")
+	db.enqueue(t, letter{}, nil)
+	if n := value[int](t, db, `select count(*) from discarded_jobs`); n != 3 {
+		t.Errorf("%d discarded jobs", n)
+	}
+	if !value[bool](t, db, `
+select queue = 'default' and kind = 'letter' and reason = 'panic' and attempts = 3 and max_attempts = 7 and last_error = 'e2' and class = 'error'
+	and fingerprint = 'f1' and first_failed_at = '2031-01-01+00' and last_failed_at = '2031-01-02+00' and discarded_at = '2031-02-01+00'
+	and errors_total = 2 and jsonb_array_length(errors) = 4 and redrives = 1 and tags = '{a}' and args = '{}'
+from discarded_jobs where id = $1`, first) {
+		t.Error(value[string](t, db, `select to_jsonb(d)::text from discarded_jobs d where id = $1`, first))
+	}
+	if !value[bool](t, db, `select last_error is null and first_failed_at is null and reason = 'expired' from discarded_jobs where errors = '[]'`) {
+		t.Error("a job that never ran")
+	}
+	if !value[bool](t, db, `
+select jobs = 2 and first_discarded_at = '2031-02-01+00' and last_discarded_at = '2031-02-02+00' and newest_error = 'e3' and newest_id = $1
+from discarded_summary where fingerprint = 'f1' and reason = 'panic' and kind = 'letter' and queue = 'default'`, second) {
+		t.Error(value[string](t, db, `select jsonb_agg(d)::text from discarded_summary d`))
+	}
+	if n := value[int](t, db, `select count(*) from discarded_summary`); n != 2 {
+		t.Errorf("%d groups", n)
+	}
+}
+
+func TestULIDsMadeBySQL(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	before := time.Now().Add(-time.Minute)
+	// Unique, valid, and in the order of their making up to the millisecond.
+	if !value[bool](t, db, `
+with made as materialized (select n, drover_ulid() as id from generate_series(1, 100000) n),
+steps as (select id, lag(id) over (order by n) as previous from made)
+select count(distinct id) = 100000 and bool_and(id ~ '^0[0-9A-HJKMNP-TV-Z]{25}$') and bool_and(left(id, 10) >= coalesce(left(previous, 10), '')) from steps`) {
+		t.Error("not unique, not valid, or not in order")
+	}
+	id, err := ulid.ParseStrict(value[string](t, db, `select drover_ulid()`))
+	if err != nil || id.Timestamp().Before(before) || id.Timestamp().After(time.Now().Add(time.Minute)) {
+		t.Errorf("%s made at %v, %v", id, id.Timestamp(), err)
+	}
+	for _, at := range []time.Time{
+		time.UnixMilli(0), time.UnixMilli(1), time.UnixMilli(1<<48 - 1), time.Date(2031, 2, 3, 4, 5, 6, 789_999_000, time.UTC), time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC),
+	} {
+		var want ulid.ULID
+		if err := want.SetTime(ulid.Timestamp(at)); err != nil {
+			t.Fatal(err)
+		}
+		if got := value[string](t, db, `select drover_ulid_at($1)`, at); got != want.String() {
+			t.Errorf("drover_ulid_at(%v) = %s, want %s", at, got, want)
+		}
+	}
+	for at, want := range map[string]string{
+		"-infinity": "00000000000000000000000000", "1969-12-31": "00000000000000000000000000", "infinity": "7ZZZZZZZZZ0000000000000000", "20000-01-01": "7ZZZZZZZZZ0000000000000000",
+	} {
+		if got := value[string](t, db, `select drover_ulid_at($1::text::timestamptz)`, at); got != want {
+			t.Errorf("drover_ulid_at(%s) = %s, want %s", at, got, want)
+		}
+	}
+	if !value[bool](t, db, `select drover_ulid() >= drover_ulid_at(now()) and drover_ulid() < drover_ulid_at(clock_timestamp() + interval '1 minute')`) {
+		t.Error("drover_ulid and drover_ulid_at do not fit")
+	}
+}
+
+// F-2, F-10: the first 5 and the last 15 entries stay, in order, and a trace in the newest only.
+func TestAppendErrorIsBounded(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	errs := `[]`
+	for n := 1; n <= 60; n++ {
+		errs = value[string](t, db, `select drover_append_error($1, jsonb_build_object('attempt', $2::int, 'trace', 'tr'))::text`, errs, n)
+		var entries []RunError
+		if err := json.Unmarshal([]byte(errs), &entries); err != nil {
+			t.Fatal(err)
+		}
+		var got, want []int
+		for i, e := range entries {
+			got = append(got, e.Attempt)
+			if (e.Trace != "") != (i == len(entries)-1) {
+				t.Errorf("after %d: entry %d has the trace %q", n, i, e.Trace)
+			}
+		}
+		for i := 1; i <= n; i++ {
+			if i <= 5 || i > n-15 {
+				want = append(want, i)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("after %d: %d, want %d", n, got, want)
+		}
+	}
+}
+
+// strategies are some of every kind, at their bounds too.
+func strategies() []RetryStrategy {
+	all := []RetryStrategy{nil, Custom{Name: "n"}, Custom{Name: strings.Repeat("é", 64), Max: time.Hour, Jitter: FullJitter}, Every(time.Nanosecond)}
+	jitters := []Jitter{
+		"", NoJitter, FullJitter, EqualJitter, JitterUp(0), JitterUp(1), JitterUp(0.25), JitterUp(1e-9), JitterDown(0.5), JitterSymmetric(1.0 / 3),
+		JitterAbs(0), JitterAbs(1), JitterAbs(1500), JitterAbs(90*time.Second + 1), JitterAbs(maxBackoff), "up:2.5e-1", "abs:1us", "abs:1.5h",
+	}
+	durations := []time.Duration{0, 1, 999, 1500, time.Millisecond, 1500 * time.Millisecond, time.Hour + time.Nanosecond, maxBackoff, NoTimeout}
+	for _, j := range jitters {
+		for _, d := range durations {
+			all = append(all, Exponential{Base: d, Max: d, Jitter: j}, Linear{Step: d, Max: d, Jitter: j}, Constant{Delay: d, Max: d, Jitter: j})
+		}
+	}
+	for _, m := range []float64{1, 1.0000001, 2, 1e21, 1e300} {
+		all = append(all, Exponential{Multiplier: m})
+	}
+	return all
+}
+
+// Every strategy that can be encoded is accepted, and what is accepted can be decoded.
+func TestStoredStrategiesPassTheCheck(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	known := map[string]Custom{"n": {Name: "n", Func: func(Failure) (time.Duration, bool) { return 0, true }}}
+	var good []string
+	for _, s := range strategies() {
+		raw, err := encodeStrategy(s)
+		if err != nil {
+			t.Errorf("%+v: %v", s, err)
+			continue
+		}
+		good = append(good, string(raw))
+	}
+	for _, raw := range accepted(t, db, good, false) {
+		t.Errorf("%s was refused", raw)
+	}
+	garbage := []string{
+		`null`, `1`, `"exponential"`, `[]`, `{}`, `{"type": "odd"}`, `{"type": null}`, `{"type": 1}`, `{"type": "EXPONENTIAL"}`, `{"type": "exponential", "odd": 1}`,
+		`{"type": "exponential", "step": "1s"}`, `{"type": "linear", "base": "1s"}`, `{"type": "constant", "multiplier": 2}`, `{"type": "constant", "name": "n"}`,
+		`{"type": "custom"}`, `{"type": "custom", "name": ""}`, `{"type": "custom", "name": 1}`, `{"type": "custom", "name": null}`, `{"type": "custom", "name": "n", "delay": "1s"}`,
+		`{"type": "exponential", "multiplier": 0.9}`, `{"type": "exponential", "multiplier": "2"}`, `{"type": "exponential", "multiplier": 1e400}`, `{"type": "exponential", "multiplier": null}`,
+		`{"type": "custom", "name": "` + strings.Repeat("n", 2000) + `"}`,
+	}
+	for _, d := range []string{
+		`""`, `"0s"`, `"0"`, `"1"`, `"s"`, `"-1s"`, `"+1s"`, `"1 s"`, `" 1s"`, `"1s "`, `"1.s"`, `"1.2.3s"`, `"..s"`, `"1d"`, `"1S"`, `"soon"`, `null`, `15`, `{}`, `"1s\n"`, `"0.0s"`,
+	} {
+		garbage = append(garbage, `{"type": "exponential", "base": `+d+`}`, `{"type": "linear", "step": `+d+`}`, `{"type": "constant", "delay": `+d+`}`,
+			`{"type": "constant", "max": `+d+`}`)
+	}
+	for _, j := range []string{
+		`""`, `"zigzag"`, `"up"`, `"up:"`, `"up:1.1"`, `"up:-0.1"`, `"up:x"`, `"up:.5"`, `"up:NaN"`, `"full:1"`, `"none:"`, `"abs"`, `"abs:1"`, `"abs:-1s"`, `null`, `0.25`, `"up:0.25 "`, `"UP:0.25"`,
+	} {
+		garbage = append(garbage, `{"type": "constant", "jitter": `+j+`}`)
+	}
+	for _, raw := range accepted(t, db, garbage, true) {
+		t.Errorf("%s was accepted", raw)
+	}
+
+	// Good ones with something cut out, doubled or put in: whatever passes can be read by a worker.
+	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same every time
+	var mutants []string
+	for len(mutants) < 20000 {
+		raw := []byte(good[r.IntN(len(good))])
+		at := r.IntN(len(raw))
+		switch r.IntN(3) {
+		case 0:
+			raw = slices.Delete(raw, at, min(at+1+r.IntN(3), len(raw)))
+		case 1:
+			raw = slices.Insert(raw, at, raw[r.IntN(len(raw))])
+		case 2:
+			raw[at] = `0123456789.:smhnuµ"{},ex-`[r.IntN(25)]
+		}
+		if json.Valid(raw) && checkJSON("", raw, 1<<20, maxJSONDepth) == nil {
+			mutants = append(mutants, string(raw))
+		}
+	}
+	for _, raw := range accepted(t, db, mutants, true) {
+		_, err := decodeStrategy([]byte(raw), known)
+		tooLong := strings.Contains(fmt.Sprint(err), "is not a duration") || strings.Contains(fmt.Sprint(err), "0 to 100 years") // a bound that no pattern tells
+		if err != nil && !errors.Is(err, errUnknownStrategy) && !tooLong {
+			t.Errorf("%s was accepted, but: %v", raw, err)
+		}
+	}
+}
+
+// accepted lists what drover_strategy_ok says of, yes or no.
+func accepted(t *testing.T, db *testDB, raw []string, ok bool) []string {
+	t.Helper()
+	rows, _ := db.Query(t.Context(), `select r from unnest($1::text[]) as r where coalesce(drover_strategy_ok(r::jsonb), false) = $2`, raw, ok)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}

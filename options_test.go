@@ -1,0 +1,393 @@
+package drover
+
+import (
+	"context"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// X-5: every option has a test that fails when the option is ignored. Whoever adds one names its test here.
+func TestEveryOptionHasATest(t *testing.T) {
+	t.Parallel()
+	named := map[string]string{
+		"Config.Logger":       "TestEventsInTheLog",
+		"Config.Hooks":        "TestEveryRunHasOneEnd",
+		"Config.Kinds":        "TestBadInputIsRefusedBeforeSQL",
+		"Config.MaxArgsBytes": "TestConfigOfAnEnqueue",
+		"Config.Redact":       "TestErrorsEntriesAreSanitised",
+
+		"SupervisorConfig.Queues":             "TestQueuesAreServedByName",
+		"SupervisorConfig.Workers":            "TestHowARunCanEnd",
+		"SupervisorConfig.Strategies":         "TestWhoDecidesTheStrategy",
+		"SupervisorConfig.Timeout":            "TestWhoDecidesTheTimeout",
+		"SupervisorConfig.Lease":              "TestLeaseSetsThePaceOfHeartbeats",
+		"SupervisorConfig.PollInterval":       "TestPollInterval",
+		"SupervisorConfig.DisableNotify":      "TestDisableNotify",
+		"SupervisorConfig.DrainTimeout":       "TestDrainTimeout",
+		"SupervisorConfig.CompletedRetention": "TestCompletedRetention",
+		"SupervisorConfig.CancelledRetention": "TestCancelledRetention",
+		"SupervisorConfig.Build":              "TestBuildIsRegistered",
+
+		"Queue.Name":        "TestQueuesAreServedByName",
+		"Queue.Concurrency": "TestConcurrencyIsReachedAndNotExceeded",
+		"Queue.MaxAttempts": "TestWhoDecidesMaxAttempts",
+		"Queue.Retry":       "TestWhoDecidesTheStrategy",
+
+		"WorkerOpts.MaxAttempts":    "TestWhoDecidesMaxAttempts",
+		"WorkerOpts.MaxRetries":     "TestWhoDecidesMaxAttempts",
+		"WorkerOpts.Retry":          "TestWhoDecidesTheStrategy",
+		"WorkerOpts.Timeout":        "TestWhoDecidesTheTimeout",
+		"WorkerOpts.DiscardOnPanic": "TestHowARunCanEnd",
+		"WorkerOpts.RetryIf":        "TestHowARunCanEnd",
+
+		"EnqueueOpts.ID":          "TestTheSameIDIsTheSameJob",
+		"EnqueueOpts.Queue":       "TestTheHandlerSeesItsJob",
+		"EnqueueOpts.Priority":    "TestPrioritiesInOrder",
+		"EnqueueOpts.ScheduledAt": "TestJobsWaitUntilTheyAreDue",
+		"EnqueueOpts.Delay":       "TestJobsWaitUntilTheyAreDue",
+		"EnqueueOpts.MaxAttempts": "TestWhoDecidesMaxAttempts",
+		"EnqueueOpts.MaxRetries":  "TestWhoDecidesMaxAttempts",
+		"EnqueueOpts.Retry":       "TestWhoDecidesTheStrategy",
+		"EnqueueOpts.Timeout":     "TestWhoDecidesTheTimeout",
+		"EnqueueOpts.ExpiresAt":   "TestHowARunCanEnd",
+		"EnqueueOpts.RetryUntil":  "TestHowARunCanEnd",
+		"EnqueueOpts.Tags":        "TestTheHandlerSeesItsJob",
+		"EnqueueOpts.Metadata":    "TestTheHandlerSeesItsJob",
+	}
+	tests := testNames(t)
+	for field, test := range named {
+		if !tests[test] {
+			t.Errorf("%s: there is no %s", field, test)
+		}
+	}
+	for _, of := range []reflect.Type{
+		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
+	} {
+		for i := range of.NumField() {
+			field := of.Name() + "." + of.Field(i).Name
+			if named[field] == "" {
+				t.Errorf("no test is named for %s", field)
+			}
+			delete(named, field)
+		}
+	}
+	for field := range named {
+		t.Errorf("there is no %s", field)
+	}
+}
+
+// testNames are the test functions of this package.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob("*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("test files: %v, %v", files, err)
+	}
+	names := map[string]bool{}
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range parsed.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
+				names[f.Name.Name] = true
+			}
+		}
+	}
+	return names
+}
+
+func doNothing(context.Context, *Job) error { return nil }
+
+// Jobs are claimed from the queues that are named, and from no other.
+func TestQueuesAreServedByName(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	other := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Queue: "other"})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}, {Name: "a"}, {Name: "b"}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	for _, queue := range []string{"", "default", "a", "b"} {
+		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Queue: queue})); e.Queue != queue && queue != "" {
+			t.Errorf("event = %+v", e)
+		}
+	}
+	if row := db.endRow(t, other); row.State != Available || row.ClaimSeq != 0 {
+		t.Errorf("a job of another queue: %+v", row)
+	}
+}
+
+// Q-1
+func TestPrioritiesInOrder(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	var want []int
+	for _, priority := range []int{9, 1, 5, 3, 9, 1, 2} {
+		want = append(want, priority)
+		db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Priority: priority})
+	}
+	slices.Sort(want)
+	got := make(chan int, len(want))
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(_ context.Context, job *Job) error { got <- job.Priority; return nil }),
+	}})
+	for i, priority := range want {
+		if p := <-got; p != priority {
+			t.Errorf("run %d has priority %d, want %d", i, p, priority)
+		}
+	}
+}
+
+// E-4: a job is not run before its time, and then it is.
+func TestJobsWaitUntilTheyAreDue(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	for _, opts := range []EnqueueOpts{
+		{Delay: 300 * time.Millisecond}, {ScheduledAt: time.Now().Add(300 * time.Millisecond)}, {ScheduledAt: time.Now().Add(-time.Hour)},
+	} {
+		id := db.enqueue(t, dyn{kind: "k"}, &opts)
+		heard.end(t, id)
+		early := value[bool](t, db, `select attempted_at < scheduled_at from jobs where id = $1`, id)
+		waited := value[float64](t, db, `select extract(epoch from attempted_at - created_at)::float8 from jobs where id = $1`, id)
+		if early || opts.Delay > 0 && waited < opts.Delay.Seconds() {
+			t.Errorf("%+v: run after %v s", opts, waited)
+		}
+	}
+	if row := db.endRow(t, db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Delay: time.Hour})); row.State != Scheduled {
+		t.Errorf("row = %+v", row)
+	}
+}
+
+// Concurrency is how many run at once: all of them, and no more.
+func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	const n = 3
+	var running, most atomic.Int64
+	met := make(chan struct{})
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: n}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error {
+			now := running.Add(1)
+			defer running.Add(-1)
+			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
+			}
+			if now == n {
+				select {
+				case <-met:
+				default:
+					close(met)
+				}
+			}
+			<-met // nobody gets on before all slots are taken
+			return nil
+		}),
+	}})
+	receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]Batch{{Args: dyn{kind: "k"}}}, 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range receipts {
+		heard.end(t, r.ID)
+	}
+	if most.Load() != n {
+		t.Errorf("%d at once, want %d", most.Load(), n)
+	}
+}
+
+// The table tells others how long the lease is, and six heartbeats fit into it.
+func TestLeaseSetsThePaceOfHeartbeats(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	started := time.Now()
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Lease: 1200 * time.Millisecond, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	eventually(t, func() bool {
+		return value[int](t, db, `select count(*) from supervisors where lease_ms = 1200 and beat >= 3`) == 1
+	})
+	if took := time.Since(started); took > 14*time.Second { // by default the third comes after 15 s
+		t.Errorf("three beats took %v", took)
+	}
+}
+
+// countClaims is a tracer that counts claims.
+type countClaims struct{ n atomic.Int64 }
+
+func (*countClaims) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (*countClaims) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (*countClaims) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (*countClaims) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+func (c *countClaims) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
+	if q.SQL == sqlClaim {
+		c.n.Add(1)
+	}
+}
+
+// An idle supervisor looks every PollInterval: by default 200 looks would take 50 s.
+func TestPollInterval(t *testing.T) {
+	t.Parallel()
+	var claims countClaims
+	pool := pgtest.NewPool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &claims })
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	client, err := New(pool, Config{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := &testDB{pool, client}
+	db.run(t, SupervisorConfig{
+		Queues: []Queue{{}}, PollInterval: 5 * time.Millisecond, DisableNotify: true, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)},
+	})
+	eventually(t, func() bool { return claims.n.Load() >= 200 })
+}
+
+// Without LISTEN a supervisor says so to nobody and hears nothing, and finds jobs all the same.
+func TestDisableNotify(t *testing.T) {
+	t.Parallel()
+	for _, disabled := range []bool{true, false} {
+		var heard eventLog
+		db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+		db.run(t, SupervisorConfig{Queues: []Queue{{}}, DisableNotify: disabled, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+		heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil))
+		// By another's hand: no word reaches this process.
+		id := value[string](t, db, `insert into jobs (kind) values ('k') returning id`)
+		heard.end(t, id)
+		if n := value[int](t, db, `select count(*) from sleepers`); n == 0 != disabled {
+			t.Errorf("DisableNotify %v: %d rows in sleepers", disabled, n)
+		}
+		listening := func() bool {
+			return value[bool](t, db, `select exists (select from pg_stat_activity where query ilike 'listen%' || current_schema() || '%')`)
+		}
+		if disabled {
+			if listening() {
+				t.Error("a session has sent LISTEN")
+			}
+		} else {
+			eventually(t, listening)
+		}
+	}
+}
+
+// P-5: running jobs have DrainTimeout, not the default of 20 s, and not less.
+func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	release := make(chan struct{})
+	cfg := SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: 30 * time.Millisecond, Workers: []Worker{
+		dynWorker("waits", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		dynWorker("ends", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+			<-release
+			return ctx.Err()
+		}),
+	}}
+	_, stop := db.start(t, cfg)
+	id := db.enqueue(t, dyn{kind: "waits"}, nil)
+	heard.wait(t, id, "started")
+	asked := time.Now()
+	stop()
+	if took := time.Since(asked); took > 15*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+	if e := heard.end(t, id); e.name != "released" {
+		t.Errorf("event = %+v", e)
+	}
+
+	db.exec(t, `delete from jobs`)
+	cfg.DrainTimeout = time.Hour
+	sup, stop := db.start(t, cfg)
+	id = db.enqueue(t, dyn{kind: "ends"}, nil)
+	heard.wait(t, id, "started")
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		stop()
+	}()
+	eventually(t, sup.draining.Load)
+	close(release)
+	<-stopped
+	if e := heard.end(t, id); e.name != "completed" {
+		t.Errorf("event = %+v", e)
+	}
+}
+
+func TestCompletedRetention(t *testing.T) {
+	t.Parallel()
+	for retention, want := range map[time.Duration]int{0: 1, KeepCompleted: 1, time.Hour: 1, DeleteOnCompletion: 0} {
+		var heard eventLog
+		db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+		db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: retention, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+		id := db.enqueue(t, dyn{kind: "k"}, nil)
+		if e := heard.end(t, id); e.name != "completed" {
+			t.Errorf("event = %+v", e)
+		}
+		if n := value[int](t, db, `select count(*) from jobs where id = $1`, id); n != want {
+			t.Errorf("CompletedRetention %v: %d rows left, want %d", retention, n, want)
+		}
+	}
+}
+
+// The pruner has nothing to do, and ends, only where neither completed nor cancelled jobs go.
+func TestCancelledRetention(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	pruner := func(cancelled time.Duration) (ended chan struct{}, end func()) {
+		sup, err := db.client.Supervisor(SupervisorConfig{
+			Queues: []Queue{{}}, CompletedRetention: KeepCompleted, CancelledRetention: cancelled, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended = make(chan struct{})
+		go func() {
+			defer close(ended)
+			sup.prune(ctx)
+		}()
+		return ended, cancel
+	}
+	kept, end := pruner(KeepCompleted)
+	defer end()
+	<-kept
+	ended, end := pruner(time.Hour)
+	select {
+	case <-ended:
+		t.Error("the pruner ended though cancelled jobs go after an hour")
+	default:
+	}
+	end()
+	<-ended
+}
+
+func TestBuildIsRegistered(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Build: "v1.2.3", Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	eventually(t, func() bool {
+		return value[int](t, db, `select count(*) from supervisors s, kinds k where s.build = 'v1.2.3' and k.build = 'v1.2.3' and k.kind = 'k'`) == 1
+	})
+}

@@ -1,0 +1,613 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// dyn are args of a kind that is chosen at run time, so that a table can have a worker for each of its rows.
+type dyn struct {
+	kind string
+	N    int
+	S    string
+}
+
+func (d dyn) Kind() string { return d.kind }
+
+// dynWorker handles a kind with a function that looks at nothing but the Job.
+func dynWorker(kind string, opts WorkerOpts, handler func(ctx context.Context, job *Job) error) Worker {
+	return Worker{kind: kind, opts: opts, handle: handler}
+}
+
+// quiet drops logs.
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// endRow is what a run left in its row.
+type endRow struct {
+	State     State
+	Reason    *string
+	Attempt   int
+	ClaimSeq  int
+	Total     int
+	Crashes   int
+	Snoozes   int
+	Uncounted int
+	Delay     time.Duration // from the settle until it is due
+	Errors    []RunError
+	Finalized bool
+}
+
+func (db *testDB) endRow(t testing.TB, id string) (r endRow) {
+	t.Helper()
+	var errs []byte
+	var delay float64
+	err := db.QueryRow(t.Context(), `
+select state, discard_reason, attempt, claim_seq, errors_total, crashes, coalesce(snoozes, 0), coalesce(uncounted, 0),
+	extract(epoch from scheduled_at - coalesce((errors->-1->>'at')::timestamptz, attempted_at, now()))::float8, errors, finalized_at is not null
+from jobs where id = $1`, id).Scan(&r.State, &r.Reason, &r.Attempt, &r.ClaimSeq, &r.Total, &r.Crashes, &r.Snoozes, &r.Uncounted, &delay, &errs, &r.Finalized)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(errs, &r.Errors); err != nil {
+		t.Fatal(err)
+	}
+	r.Delay = time.Duration(delay * float64(time.Second))
+	return r
+}
+
+// Errors that are out to get whoever handles them.
+type (
+	panicsInError  struct{}
+	panicsInUnwrap struct{}
+	panicsInAs     struct{}
+)
+
+func (panicsInError) Error() string  { panic("in Error") }
+func (panicsInUnwrap) Error() string { return "ok so far" }
+func (panicsInUnwrap) Unwrap() error { panic("in Unwrap") }
+func (panicsInAs) Error() string     { return "ok so far" }
+func (panicsInAs) As(any) bool       { panic("in As") }
+
+func wrapped(err error, times int) error {
+	for i := range times {
+		if err = fmt.Errorf("layer %d: %w", i, err); i%10 == 3 {
+			err = errors.Join(errors.New("first"), err)
+		}
+	}
+	return err
+}
+
+var errBoom = errors.New("boom")
+
+// The table "how a run can end": F-1 to F-7, R-7, R-9.
+func TestHowARunCanEnd(t *testing.T) {
+	t.Parallel()
+	never := func(error) bool { return false }
+	returns := func(err error) func(context.Context, *Job) error {
+		return func(context.Context, *Job) error { return err }
+	}
+	panics := func(p any) func(context.Context, *Job) error {
+		return func(context.Context, *Job) error { panic(p) }
+	}
+	untilDone := func(ctx context.Context, _ *Job) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	const byDefault = 15 * time.Second // of Exponential{}, plus up to a quarter
+	type want struct {
+		state     State
+		reason    string
+		class     string // "" for no errors entry
+		text      string // in the entry
+		attempt   int
+		failures  int
+		snoozes   int
+		uncounted int
+		event     string
+		least     time.Duration // delay
+		most      time.Duration
+		trace     bool
+		unstarted bool
+	}
+	retried := want{
+		state: Retryable, class: classError, text: "boom", attempt: 1, failures: 1, event: "failed",
+		least: byDefault, most: byDefault * 5 / 4,
+	}
+	panicked := retried
+	panicked.class, panicked.text, panicked.trace = classPanic, "panic: ", true
+	throttled := retried
+	throttled.class, throttled.least, throttled.most = classThrottled, 10*time.Minute, 12*time.Minute
+	timedOut := retried
+	timedOut.class, timedOut.text = classTimeout, "deadline"
+	uncounted := retried
+	uncounted.attempt, uncounted.uncounted = 0, 1
+	discarded := func(w want, reason string) want {
+		w.state, w.reason, w.event, w.least, w.most = Discarded, reason, "discarded", -time.Hour, 24*time.Hour
+		return w
+	}
+	unrecoverable := discarded(retried, ReasonUnrecoverable)
+	exhausted := discarded(retried, ReasonAttemptsExhausted)
+	completed := want{state: Completed, attempt: 1, event: "completed", least: -time.Hour, most: 24 * time.Hour}
+	snoozed := want{state: Scheduled, snoozes: 1, event: "snoozed", least: time.Hour, most: time.Hour + time.Minute}
+	cancelled := want{state: Cancelled, class: classError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
+	text := func(w want, text string) want {
+		w.text = text
+		return w
+	}
+
+	cases := []struct {
+		name   string
+		opts   WorkerOpts
+		job    EnqueueOpts
+		handle func(context.Context, *Job) error
+		want   want
+	}{
+		{name: "nil", handle: returns(nil), want: completed},
+		{name: "an error", handle: returns(errBoom), want: retried},
+		{name: "an error on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(errBoom), want: exhausted},
+		{name: "an error on the job's last attempt", opts: WorkerOpts{MaxAttempts: 5}, job: EnqueueOpts{MaxAttempts: 1}, handle: returns(errBoom), want: exhausted},
+		{name: "an error whose Error panics", handle: returns(panicsInError{}), want: text(retried, "panic in Error method")},
+		{name: "an error whose Unwrap panics", handle: returns(panicsInUnwrap{}), want: text(retried, "could not be decided")},
+		{name: "an error whose As panics", handle: returns(panicsInAs{}), want: text(retried, "could not be decided")},
+		{name: "an error whose Unwrap panics, RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(panicsInUnwrap{}), want: text(retried, "could not be decided")},
+
+		{name: "RetryAfter", handle: returns(RetryAfter(10*time.Minute, errBoom)), want: throttled},
+		{name: "RetryAfter wrapped", handle: returns(wrapped(RetryAfter(10*time.Minute, errBoom), 9)), want: throttled},
+		{name: "RetryAfter beats the strategy", opts: WorkerOpts{Retry: Constant{Delay: time.Hour}}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: throttled},
+		{name: "RetryAfter on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonAttemptsExhausted)},
+
+		{name: "Discard", handle: returns(Discard(errBoom)), want: unrecoverable},
+		{name: "Discard without an error", handle: returns(Discard(nil)), want: text(unrecoverable, "discard")},
+		{name: "Discard wrapped often", handle: returns(wrapped(Discard(errBoom), 50)), want: unrecoverable},
+		{name: "Discard joined", handle: returns(errors.Join(errors.New("a"), errors.Join(errors.New("b"), Discard(errBoom)))), want: unrecoverable},
+		{name: "Discard around Retry", handle: returns(Discard(fmt.Errorf("x: %w", Retry(errBoom)))), want: unrecoverable},
+		{name: "Discard on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Discard(errBoom)), want: unrecoverable},
+
+		{name: "RetryIf says no", opts: WorkerOpts{RetryIf: never}, handle: returns(errBoom), want: unrecoverable},
+		{name: "RetryIf says yes", opts: WorkerOpts{RetryIf: func(err error) bool { return errors.Is(err, errBoom) }}, handle: returns(wrapped(errBoom, 5)), want: retried},
+		{name: "RetryIf panics", opts: WorkerOpts{RetryIf: func(error) bool { panic("oh") }}, handle: returns(errBoom), want: retried},
+		{name: "Retry beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(Retry(errBoom)), want: retried},
+		{name: "Retry wrapped beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(wrapped(Retry(errBoom), 30)), want: retried},
+		{name: "Retry does not beat the attempts", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Retry(errBoom)), want: exhausted},
+		{name: "RetryAfter beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: throttled},
+		{name: "DontCount beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(DontCount(errBoom)), want: uncounted},
+		{name: "RetryIf is not asked about a panic", opts: WorkerOpts{RetryIf: never}, handle: panics("boom"), want: panicked},
+		{name: "RetryIf is asked about a returned deadline", opts: WorkerOpts{RetryIf: never, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, ReasonUnrecoverable)},
+
+		{name: "DontCount", handle: returns(DontCount(errBoom)), want: uncounted},
+		{name: "DontCount on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(wrapped(DontCount(errBoom), 3)), want: uncounted},
+
+		{name: "Snooze", handle: returns(Snooze(time.Hour)), want: snoozed},
+		{name: "Snooze wrapped, on the last attempt", opts: WorkerOpts{MaxAttempts: 1, RetryIf: never}, handle: returns(wrapped(Snooze(time.Hour), 5)), want: snoozed},
+		{name: "Cancel", handle: returns(Cancel(errBoom)), want: cancelled},
+		{name: "Cancel without an error", handle: returns(wrapped(Cancel(nil), 3)), want: text(cancelled, "cancel")},
+
+		{name: "panic with a string", handle: panics("boom"), want: text(panicked, "panic: boom")},
+		{name: "panic with an error", handle: panics(errBoom), want: text(panicked, "panic: boom")},
+		{name: "panic with nil", handle: panics(nil), want: text(panicked, "nil")},
+		{name: "panic with a struct", handle: panics(struct{ Secret string }{"s3cret"}), want: text(panicked, "panic: value of type struct")},
+		{name: "panic with an error whose Error panics", handle: panics(panicsInError{}), want: text(panicked, "panic: value of type drover.panicsInError")},
+		{name: "panic of the runtime", handle: func(context.Context, *Job) error { return []error{}[len(t.Name())-len(t.Name())] }, want: text(panicked, "index out of range")},
+		{name: "panic on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: panics("boom"), want: discarded(panicked, ReasonAttemptsExhausted)},
+		{name: "DiscardOnPanic", opts: WorkerOpts{DiscardOnPanic: true}, handle: panics("boom"), want: discarded(panicked, ReasonPanic)},
+		{name: "DiscardOnPanic and an error", opts: WorkerOpts{DiscardOnPanic: true}, handle: returns(errBoom), want: retried},
+		{name: "Goexit", handle: func(context.Context, *Job) error { runtime.Goexit(); return nil }, want: text(panicked, "runtime.Goexit")},
+		{name: "Goexit and DiscardOnPanic", opts: WorkerOpts{DiscardOnPanic: true}, handle: func(context.Context, *Job) error { runtime.Goexit(); return nil }, want: discarded(text(panicked, "runtime.Goexit"), ReasonPanic)},
+
+		{name: "past the timeout", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: untilDone, want: timedOut},
+		{name: "past the timeout, told by its cause", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}, want: text(timedOut, "timed out")},
+		{name: "past the timeout on the last attempt", opts: WorkerOpts{MaxAttempts: 1, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, ReasonAttemptsExhausted)},
+		{name: "past the timeout, and done", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return nil
+		}, want: completed},
+
+		{name: "the strategy stops", opts: WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
+		{name: "the strategy panics", opts: WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
+		{name: "the retry would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(10 * time.Second)}, handle: returns(errBoom), want: discarded(retried, ReasonTimeBudget)},
+		{name: "RetryAfter would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(9 * time.Minute)}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonTimeBudget)},
+		{name: "the retry comes before RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Hour)}, handle: returns(errBoom), want: retried},
+		{
+			name: "expired", job: EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}, handle: returns(nil),
+			want: want{state: Discarded, reason: ReasonExpired, event: "discarded", least: -time.Hour, most: 24 * time.Hour, unstarted: true},
+		},
+		{name: "not yet expired", job: EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)}, handle: returns(nil), want: completed},
+	}
+
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 20}}}
+	ids := map[string]string{}
+	for _, c := range cases {
+		cfg.Workers = append(cfg.Workers, dynWorker(c.name, c.opts, c.handle))
+		ids[c.name] = db.enqueue(t, dyn{kind: c.name}, &c.job)
+	}
+	sup := db.run(t, cfg)
+	for _, c := range cases {
+		id := ids[c.name]
+		end := heard.end(t, id)
+		row := db.endRow(t, id)
+		t.Run(c.name, func(t *testing.T) {
+			checkEnd(t, row.State, c.want.state, "state")
+			checkEnd(t, end.name, c.want.event, "event")
+			checkEnd(t, row.Finalized, c.want.state.Final(), "finalized")
+			checkEnd(t, row.Attempt, c.want.attempt, "attempt")
+			checkEnd(t, row.Total, c.want.failures, "errors_total")
+			checkEnd(t, row.Snoozes, c.want.snoozes, "snoozes")
+			checkEnd(t, row.Uncounted, c.want.uncounted, "uncounted")
+			checkEnd(t, row.Crashes, 0, "crashes")
+			checkEnd(t, end.Reason, c.want.reason, "event's reason")
+			if c.want.reason != "" && (row.Reason == nil || *row.Reason != c.want.reason) {
+				t.Errorf("discard_reason = %v, want %q", row.Reason, c.want.reason)
+			}
+			if row.Delay < c.want.least-time.Millisecond || row.Delay > c.want.most+time.Second {
+				t.Errorf("due %v after the run, want %v to %v", row.Delay, c.want.least, c.want.most)
+			}
+			if heard.count(id, "started") != 1 != c.want.unstarted {
+				t.Errorf("%d started events", heard.count(id, "started"))
+			}
+			if n := heard.ends(id); n != 1 {
+				t.Errorf("%d end events, want 1: %v", n, heard.of(id))
+			}
+			if !c.want.unstarted && end.Duration <= 0 {
+				t.Errorf("event's duration = %v", end.Duration)
+			}
+			if (end.name == "failed" || end.name == "snoozed") && (end.Backoff < c.want.least || end.Backoff > c.want.most || time.Until(end.Next) > end.Backoff || time.Until(end.Next) < end.Backoff-time.Minute) {
+				t.Errorf("event's backoff %v, next %v", end.Backoff, end.Next)
+			}
+			if c.want.class == "" {
+				if len(row.Errors) != 0 {
+					t.Errorf("errors = %+v, want none", row.Errors)
+				}
+				return
+			}
+			if len(row.Errors) != 1 {
+				t.Fatalf("errors = %+v, want one", row.Errors)
+			}
+			e := row.Errors[0]
+			checkEnd(t, e.Class, c.want.class, "class")
+			checkEnd(t, end.Class, c.want.class, "event's class")
+			checkEnd(t, end.Error, e.Error, "event's error")
+			checkEnd(t, e.Attempt, 1, "entry's attempt")
+			checkEnd(t, e.ClaimSeq, 1, "entry's claim_seq")
+			checkEnd(t, e.Supervisor, sup.lease.Load().id, "entry's supervisor")
+			checkEnd(t, e.Trace != "", c.want.trace, "trace")
+			if !strings.Contains(e.Error, c.want.text) {
+				t.Errorf("text = %q, want %q in it", e.Error, c.want.text)
+			}
+			if e.At.IsZero() || len(e.Fingerprint) != 16 || e.Type == "" {
+				t.Errorf("entry lacks time, fingerprint or type: %+v", e)
+			}
+			if row.State == Retryable && e.DelayMS != end.Backoff.Milliseconds() {
+				t.Errorf("entry's delay_ms = %d, event's backoff %v", e.DelayMS, end.Backoff)
+			}
+		})
+	}
+}
+
+func checkEnd[T comparable](t *testing.T, got, want T, what string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s = %v, want %v", what, got, want)
+	}
+}
+
+type decodes struct{ N int }
+
+func (decodes) Kind() string { return "decodes" }
+
+// F-7: args that do not fit end the job, and a kind that is not known here waits.
+func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	var bad []string
+	for _, args := range []string{`{"N": "seven"}`, `[1]`, `"x"`, `{"N": 1e40}`, `{"N": 1.5}`} {
+		bad = append(bad, value[string](t, db, `insert into jobs (kind, args) values ('decodes', $1::jsonb) returning id`, args))
+	}
+	unknown := db.enqueue(t, dyn{kind: "of another process"}, nil)
+	good := db.enqueue(t, decodes{7}, nil)
+	calls := atomic.Int64{}
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		Handle(func(context.Context, *Job, decodes) error { calls.Add(1); return nil }, WorkerOpts{MaxAttempts: 10}),
+	}})
+	for _, id := range bad {
+		end := heard.end(t, id)
+		row := db.endRow(t, id)
+		if row.State != Discarded || row.Reason == nil || *row.Reason != ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != classDecode {
+			t.Errorf("undecodable job = %+v", row)
+		}
+		if end.name != "discarded" || end.Reason != ReasonUndecodable || end.Class != classDecode {
+			t.Errorf("event = %+v", end)
+		}
+	}
+	heard.end(t, good)
+	if n := calls.Load(); n != 1 {
+		t.Errorf("handler called %d times, want 1", n)
+	}
+	if row := db.endRow(t, unknown); row.State != Available || row.ClaimSeq != 0 {
+		t.Errorf("job of an unknown kind = %+v", row)
+	}
+	if n := len(heard.of(unknown)); n != 1 { // enqueued
+		t.Errorf("events of an unknown kind: %v", heard.of(unknown))
+	}
+}
+
+// F-2: every failed run is counted; the first 5 and the last 15 are kept, in order, and a trace only in the newest.
+func TestErrorsAreBoundedAndInOrder(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 25, Retry: Constant{Delay: time.Millisecond}}, func(_ context.Context, job *Job) error {
+			panic(fmt.Sprintf("run %d", job.Attempt))
+		}),
+	}})
+	heard.wait(t, id, "discarded")
+	row := db.endRow(t, id)
+	if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.Total != 25 || row.Attempt != 25 || len(row.Errors) != 20 {
+		t.Fatalf("row = %+v", row)
+	}
+	for i, e := range row.Errors {
+		n := i + 1
+		if i >= 5 {
+			n = i + 6
+		}
+		if e.Attempt != n || e.ClaimSeq != n || e.Error != fmt.Sprintf("panic: run %d", n) {
+			t.Errorf("entry %d = attempt %d, claim_seq %d, %q; want %d", i, e.Attempt, e.ClaimSeq, e.Error, n)
+		}
+		if (e.Trace != "") != (i == 19) {
+			t.Errorf("entry %d has a trace of %d bytes", i, len(e.Trace))
+		}
+	}
+	if n := heard.count(id, "failed"); n != 24 {
+		t.Errorf("%d failed events, want 24", n)
+	}
+	// F-11: one line of SQL each.
+	n := value[int](t, db, `select count(*) from jobs, jsonb_array_elements(errors) e where id = $1 and e->>'class' = 'panic'`, id)
+	if n != 20 {
+		t.Errorf("history by SQL has %d entries", n)
+	}
+	if n := value[int](t, db, `select jobs from discarded_summary where fingerprint = $1`, row.Errors[19].Fingerprint); n != 1 {
+		t.Errorf("summary counts %d", n)
+	}
+}
+
+// F-4: a job that only snoozes does not loop unseen, and never runs out of attempts.
+func TestSnoozesAreCounted(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	seen := make(chan Job, 10)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 2}, func(_ context.Context, job *Job) error {
+			seen <- *job //nolint:govet // a copy of what it says now
+			if job.Snoozes < 4 {
+				return Snooze(time.Duration(-job.Snoozes))
+			}
+			return nil
+		}),
+	}})
+	heard.wait(t, id, "completed")
+	for i := range 5 {
+		if job := <-seen; job.Attempt != 1 || job.Snoozes != i || job.Failures != 0 || job.LastError != "" {
+			t.Errorf("run %d saw attempt %d, %d snoozes, %d failures", i, job.Attempt, job.Snoozes, job.Failures)
+		}
+	}
+	if row := db.endRow(t, id); row.Attempt != 1 || row.ClaimSeq != 5 || row.Snoozes != 4 {
+		t.Errorf("row = %+v", row)
+	}
+}
+
+// F-4: DontCount gives back 100 runs of a job; then they count.
+func TestDontCountHasACap(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 2, Retry: Constant{Delay: time.Nanosecond}}, func(context.Context, *Job) error {
+			return DontCount(errBoom)
+		}),
+	}})
+	heard.wait(t, id, "discarded")
+	if row := db.endRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != ReasonAttemptsExhausted {
+		t.Errorf("row = %+v", row)
+	}
+}
+
+// F-4
+func TestThrottledDelayStaysInItsBounds(t *testing.T) {
+	t.Parallel()
+	distinct := map[time.Duration]bool{}
+	for _, d := range []time.Duration{0, 1, time.Millisecond, time.Second, 30 * time.Second, 24 * time.Hour, maxBackoff, math.MaxInt64} {
+		for i := range 1000 {
+			got := throttledDelay(fmt.Sprintf("job %d", i), 1+i%7, d)
+			capped := min(d, maxBackoff)
+			if got < capped || got > capped+capped/5 {
+				t.Fatalf("throttledDelay(%v) = %v", d, got)
+			}
+			if d == 30*time.Second {
+				distinct[got] = true
+			}
+		}
+	}
+	if len(distinct) < 990 {
+		t.Errorf("%d distinct delays of 1000", len(distinct))
+	}
+	var v *verdict
+	if !errors.As(RetryAfter(-time.Hour, errBoom), &v) || v.delay != 0 {
+		t.Errorf("negative RetryAfter = %v", v.delay)
+	}
+}
+
+// longTypeName is a type whose name alone would fill much of an entry.
+type longTypeName[T any] struct{ text string }
+
+func (e longTypeName[T]) Error() string { return e.text }
+
+type fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis struct{}
+
+// F-10: what stands in errors is valid, bounded and without secrets, whatever handlers return.
+func TestErrorsEntriesAreSanitised(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2"
+	redact := func(s string) string {
+		if strings.Contains(s, "panic the redactor") {
+			panic(secret)
+		}
+		return strings.ReplaceAll(s, secret, "***")
+	}
+	big := strings.Repeat("0123456789abcdef ", 50<<20/17)
+	cases := []struct {
+		name string
+		err  error
+		want string // what the text begins with
+		mark bool   // it tells that it was cut
+	}{
+		{name: "nul", err: errors.New("a\x00b"), want: "a\uFFFDb"},
+		{name: "invalid utf-8", err: errors.New("a\xff\xfe\xc3b"), want: "a\uFFFDb"},
+		{name: "half a surrogate", err: errors.New("a\xed\xa0\x80b"), want: "a\uFFFDb"},
+		{name: "nothing but nul", err: errors.New("\x00\x00"), want: "\uFFFD"},
+		{name: "empty", err: errors.New(""), want: ""},
+		{name: "50 MB", err: errors.New(big), want: "0123456789abcdef 01", mark: true},
+		{name: "50 MB of NUL", err: errors.New(strings.Repeat("\x00", 50<<20)), want: "\uFFFD\uFFFD", mark: true},
+		{name: "quotes", err: errors.New(strings.Repeat(`"\<>&`, 1000)), want: `"\<>&`, mark: true},
+		{name: "long type", err: longTypeName[map[fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]{strings.Repeat("x", 5000)}, want: "xxx", mark: true},
+		{name: "a secret", err: errors.New("password " + secret + " refused"), want: "password *** refused"},
+		{name: "a secret at the cut", err: errors.New(strings.Repeat("x", maxErrorText-25) + secret + strings.Repeat("y", 100)), want: "xxx", mark: true},
+		{name: "the redactor panics", err: errors.New("panic the redactor " + secret), want: "[redaction failed]"},
+	}
+	var heard eventLog
+	var logged lockedBuffer
+	db := newTestDBWith(t, Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []Hooks{heard.hooks()}})
+	cfg := SupervisorConfig{Queues: []Queue{{}}}
+	ids := map[string]string{}
+	for _, c := range cases {
+		cfg.Workers = append(cfg.Workers, dynWorker(c.name, WorkerOpts{}, func(context.Context, *Job) error { return c.err }))
+		ids[c.name] = db.enqueue(t, dyn{kind: c.name}, nil)
+	}
+	cfg.Workers = append(cfg.Workers, dynWorker("long", WorkerOpts{}, func(_ context.Context, job *Job) error {
+		return errors.New("job " + strings.Repeat("7", 1+int(job.ID[25])%9) + strings.Repeat(" and so on", 200))
+	}))
+	var long []string
+	for range 20 {
+		long = append(long, db.enqueue(t, dyn{kind: "long"}, nil))
+	}
+	cfg.Workers = append(cfg.Workers, dynWorker("panics", WorkerOpts{}, func(context.Context, *Job) error { panic(secret + "\x00") }))
+	ids["panics"] = db.enqueue(t, dyn{kind: "panics"}, nil)
+	db.run(t, cfg)
+	for _, c := range cases {
+		end := heard.end(t, ids[c.name])
+		e := db.endRow(t, ids[c.name]).Errors[0]
+		if !strings.HasPrefix(e.Error, c.want) || !c.mark && e.Error != c.want && c.want != "\uFFFD" {
+			t.Errorf("%s: text = %.80q, want %q", c.name, e.Error, c.want)
+		}
+		if strings.Contains(e.Error, "bytes]") != c.mark || len(e.Error) > maxErrorText || !utf8.ValidString(e.Error) {
+			t.Errorf("%s: text of %d bytes: %q", c.name, len(e.Error), e.Error)
+		}
+		if end.Error != e.Error {
+			t.Errorf("%s: event's error %.80q is not the entry's", c.name, end.Error)
+		}
+		if c.err.Error() != "" && strings.Contains(e.Error, "hunt") {
+			t.Errorf("%s: part of the secret is left: %q", c.name, e.Error)
+		}
+	}
+	prints := map[string]bool{}
+	for _, id := range long {
+		heard.end(t, id)
+		prints[db.endRow(t, id).Errors[0].Fingerprint] = true
+	}
+	if len(prints) != 1 {
+		t.Errorf("texts that differ in numbers, and so in where they are cut, have %d fingerprints", len(prints))
+	}
+	heard.end(t, ids["panics"])
+	if e := db.endRow(t, ids["panics"]).Errors[0]; e.Error != "panic: ***\uFFFD" || len(e.Trace) > maxErrorTrace || !strings.Contains(e.Trace, "TestErrorsEntriesAreSanitised") {
+		t.Errorf("panic's entry = %+v", e)
+	}
+	if n := value[int](t, db, `select max(pg_column_size(e - 'trace')) from jobs, jsonb_array_elements(errors) e`); n > 1024 {
+		t.Errorf("the largest entry has %d bytes without its trace, want at most 1024", n)
+	}
+	if bytes.Contains(logged.Bytes(), []byte("hunt")) {
+		t.Error("the secret was logged")
+	}
+}
+
+// The type in an entry is that of the handler's error, not of what drover wraps it in.
+func TestAVerdictIsNotTheErrorsType(t *testing.T) {
+	t.Parallel()
+	for _, wrap := range []func(error) error{Discard, Retry, DontCount, func(err error) error { return RetryAfter(0, err) }} {
+		for _, err := range []error{errBoom, context.DeadlineExceeded, &InvalidError{}} {
+			if got, want := errorType(fmt.Errorf("x: %w", wrap(err))), errorType(err); got != want {
+				t.Errorf("type = %q, want %q", got, want)
+			}
+		}
+	}
+}
+
+// F-12: what the database refuses for its data holds up nobody, and is recorded without what it was refused for.
+func TestOneRefusedOutcomeInABatch(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
+	const n = 500
+	batch := make([]Batch, n)
+	for i := range batch {
+		batch[i].Args = dyn{kind: "k", N: i}
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	poison := receipts[321].ID
+	// All end at once, so that they are settled together.
+	all := make(chan struct{})
+	running := atomic.Int64{}
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: n}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 5}, func(_ context.Context, job *Job) error {
+			if running.Add(1) == n {
+				close(all)
+			}
+			<-all
+			switch {
+			case job.ID == poison:
+				return errors.New("poison")
+			case job.ID[25]%2 == 0:
+				return nil
+			}
+			return errBoom
+		}),
+	}})
+	for _, r := range receipts {
+		heard.end(t, r.ID)
+	}
+	if left := value[int](t, db, `select count(*) from jobs where state not in ('completed', 'retryable')`); left != 0 {
+		t.Errorf("%d jobs were not settled", left)
+	}
+	row := db.endRow(t, poison)
+	if row.State != Retryable || row.Total != 1 || row.Errors[0].Class != classError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
+		t.Errorf("refused job = %+v", row)
+	}
+	for _, r := range receipts {
+		if heard.ends(r.ID) != 1 {
+			t.Errorf("%d end events", heard.ends(r.ID))
+		}
+	}
+}

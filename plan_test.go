@@ -1,0 +1,230 @@
+package drover
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// planned is a statement of the queue's with arguments as the library sends them.
+type planned struct {
+	name, sql string
+	args      []any
+	sorts     bool // may sort: a handful of ids
+	rows      int  // it touches at most
+}
+
+// theStatements are those that read or write jobs on a supervisor's connections.
+func theStatements(s *still, ids []string) []planned {
+	groups := s.queueStates()[0].groups(100)
+	req := s.claimer.lanes(s.lease.Load(), groups, 0)
+	req.rooms = []int32{100}
+	outcomes := make([]*outcome, len(ids))
+	for i, id := range ids {
+		r := &run{sup: s.Supervisor, owner: req.supervisor, claimSeq: 1, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
+		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, entry: []byte(`{"class":"error"}`)}
+	}
+	var p pipeline
+	p.claim(req, &claimReply{})
+	_ = p.settle(map[string]bool{}, req.supervisor, outcomes) // strings only: cannot fail
+	claim, settle := p.batch.QueuedQueries[2], p.batch.QueuedQueries[4]
+	sweep := s.claimer.allLanes()
+	queues := make([]string, len(sweep.lanes))
+	for i := range queues {
+		queues[i] = "default"
+	}
+	return []planned{
+		{"claim", claim.SQL, claim.Arguments, false, 100},
+		{"complete", sqlComplete, []any{ids, 1, req.supervisor}, true, len(ids)},
+		{"complete and delete", sqlCompleteDelete, []any{ids, 1, req.supervisor}, true, len(ids)},
+		{"settle", settle.SQL, settle.Arguments, true, len(ids)},
+		{"look", sqlLook, []any{ids}, true, len(ids)},
+		{"held by", sqlHeldBy, []any{"nobody", []string{"default"}, false, ids[:1]}, true, 0},
+		{"sweep", sqlSweep, []any{queues, sweep.lanes, sweep.floorAt, sweep.floorID, []string{"job"}}, true, 0},
+		{"orphans", sqlOrphans, []any{queues, sweep.lanes}, true, 0},
+		{"complete in a transaction", sqlCompleteTx, []any{ids[0], 1, "nobody"}, false, 1},
+		{"delete in a transaction", sqlCompleteDeleteTx, []any{ids[0], 1, "nobody"}, false, 1},
+		{"hold in a transaction", sqlHoldTx, []any{ids[0], 1, "nobody"}, false, 1},
+	}
+}
+
+// planner is a session whose prepared statements live as long as those of a supervisor.
+type planner struct {
+	*pgx.Conn
+	prepared map[string]string
+}
+
+func (db *testDB) planner(t testing.TB) *planner {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeConn(conn) })
+	return &planner{conn, map[string]string{}}
+}
+
+// explain runs an EXPLAIN of the prepared statement in a transaction that begins as the library's do, and rolls back.
+func (p *planner) explain(t testing.TB, st planned, options string) string {
+	t.Helper()
+	ctx := t.Context()
+	exec := func(sql string) {
+		if _, err := p.Exec(ctx, sql); err != nil {
+			t.Fatalf("%s: %v", st.name, err)
+		}
+	}
+	name, ok := p.prepared[st.name]
+	if !ok {
+		name = fmt.Sprint("p", len(p.prepared))
+		exec("prepare " + name + " as " + st.sql)
+		p.prepared[st.name] = name
+	}
+	exec(sqlBegin)
+	defer exec("rollback")
+	exec(sqlOnePlan)
+	marks := make([]string, len(st.args))
+	for i := range marks {
+		marks[i] = fmt.Sprint("$", i+1)
+	}
+	rows, err := p.Query(ctx, "explain ("+options+") execute "+name+"("+strings.Join(marks, ", ")+")",
+		append([]any{pgx.QueryExecModeSimpleProtocol}, st.args...)...)
+	if err != nil {
+		t.Fatalf("%s: %v", st.name, err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", st.name, err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// check fails the test where a plan reads the whole table, or the claim sorts.
+func (p *planner) check(t testing.TB, st planned, when string) {
+	t.Helper()
+	plan := p.explain(t, st, "costs off")
+	if strings.Contains(plan, "Seq Scan on jobs") || !regexp.MustCompile(`jobs_(claim_idx|pkey)`).MatchString(plan) ||
+		!st.sorts && strings.Contains(plan, "Sort") {
+		t.Errorf("%s, %s:\n%s", st.name, when, plan)
+	}
+}
+
+func (db *testDB) fill(t testing.TB, n int) {
+	t.Helper()
+	db.exec(t, `insert into jobs (kind, priority, scheduled_at, created_at) select 'job', 1 + n % 9, now() - n * interval '1 ms', now() from generate_series(1, $1) as n`, n)
+}
+
+// X-3, B75: one sane plan, whatever the statistics say and however the statement was planned.
+func TestPlans(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	ids := []string{"01K00000000000000000000000", "01K00000000000000000000001"}
+	check := func(when string) {
+		t.Helper()
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := db.planner(t)
+			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
+				t.Fatal(err)
+			}
+			for _, st := range theStatements(s, ids) {
+				p.check(t, st, when+", "+mode)
+			}
+		}
+		db.checkPrune(t, when)
+	}
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	check("no statistics")
+	db.exec(t, `analyze jobs`)
+	check("analyzed empty")
+	db.fill(t, rowsForPlans())
+	check("filled since")
+	db.exec(t, `analyze jobs`)
+	check("analyzed full")
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
+	db.exec(t, `analyze jobs`)
+	check("analyzed with nothing but completed jobs")
+}
+
+// rowsForPlans is 20,000, or DROVER_PLAN_ROWS: 1000000 is what X-3 asks for.
+func rowsForPlans() int {
+	if n, err := strconv.Atoi(os.Getenv("DROVER_PLAN_ROWS")); err == nil {
+		return n
+	}
+	return 20_000
+}
+
+// checkPrune sees whether the pruner's function, whose plans plpgsql keeps, ever read the whole table.
+func (db *testDB) checkPrune(t testing.TB, when string) {
+	t.Helper()
+	conn := db.planner(t)
+	for range 8 {
+		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), sqlOnePlan); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(t.Context(), `select last from drover_prune('', now() - interval '1 h', null, 1000)`); err != nil {
+				return err
+			}
+			var scans int
+			err := tx.QueryRow(t.Context(), `select pg_stat_get_xact_numscans('jobs'::regclass)`).Scan(&scans)
+			if scans > 0 {
+				t.Errorf("drover_prune, %s: %d scans of the whole table", when, scans)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A plan that was made and kept while the table was empty must not read all of it once it is full: that was a thousand
+// scans in one settle.
+func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	p := db.planner(t)
+	var ids []string
+	for i := range 100 {
+		ids = append(ids, fmt.Sprintf("01K%023d", i))
+	}
+	for range 10 {
+		for _, st := range theStatements(s, ids) {
+			p.explain(t, st, "analyze, buffers")
+		}
+	}
+	db.fill(t, max(100_000, rowsForPlans()))
+	owner := s.lease.Load().id
+	db.exec(t, `update jobs set state = 'running', claimed_by = $1, claim_seq = 1, attempt = 1 where id in (select id from jobs order by id limit 100)`, owner)
+	rows, err := db.Query(t.Context(), `select id from jobs where claimed_by = $1`, owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		t.Fatal(err)
+	}
+	buffers := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`)
+	for _, st := range theStatements(s, ids) {
+		if st.rows == 0 {
+			continue // these read all due jobs by their nature
+		}
+		plan := p.explain(t, st, "analyze, buffers, timing off")
+		found := buffers.FindStringSubmatch(plan)
+		if found == nil {
+			t.Fatalf("%s: no buffers in\n%s", st.name, plan)
+		}
+		hit, _ := strconv.Atoi(found[1])
+		read, _ := strconv.Atoi(found[2])
+		if most := 60 + 40*st.rows; hit+read > most {
+			t.Errorf("%s: %d buffers for %d rows:\n%s", st.name, hit+read, st.rows, plan)
+		}
+	}
+}

@@ -1,0 +1,409 @@
+package drover
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+// Tests that kill, stop and count processes start this test binary again with a processSpec in its environment.
+
+const processEnv = "DROVER_TEST_PROCESS"
+
+// processSpec says what a worker process runs.
+type processSpec struct {
+	URL, Schema string
+	Concurrency int
+	Lease       time.Duration
+	Drain       time.Duration
+	Poll        time.Duration
+}
+
+// errand is what worker processes know how to do.
+type errand struct {
+	Do string `json:"do"` // "": an effect and done; tx: both at once; block: until cancelled; deaf: for ever; die: kill the process
+	N  int    `json:"n"`
+}
+
+func (errand) Kind() string { return "errand" }
+
+// childProcess runs this process as a worker process of a test if it was started as one.
+func childProcess() bool {
+	text := os.Getenv(processEnv)
+	if text == "" {
+		return false
+	}
+	var spec processSpec
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		panic(err)
+	}
+	go func() { // ends with the test that started it, however that ends
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
+	if err := spec.run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
+}
+
+func (spec *processSpec) run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	config, err := pgxpool.ParseConfig(spec.URL)
+	if err != nil {
+		return err
+	}
+	config.ConnConfig.RuntimeParams["search_path"] = spec.Schema
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	client, err := New(pool, Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	run := func(ctx context.Context, job *Job, e errand) error {
+		fmt.Printf("started %s %d\n", job.ID, job.Attempt)
+		const effect = `insert into effects (job, pid) values ($1, $2)`
+		switch e.Do {
+		case "block":
+			<-ctx.Done()
+			fmt.Printf("cancelled %s %v\n", job.ID, context.Cause(ctx))
+			return ctx.Err()
+		case "late": // finishes whatever happens to the lease
+			<-ctx.Done()
+			fmt.Printf("cancelled %s %v\n", job.ID, context.Cause(ctx))
+			return nil
+		case "deaf":
+			select {}
+		case "die":
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		case "tx":
+			tx, err := pool.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback(ctx)
+			if _, err := tx.Exec(ctx, effect, job.ID, os.Getpid()); err != nil {
+				return err
+			}
+			if err := job.CompleteTx(ctx, tx); err != nil {
+				return err
+			}
+			return tx.Commit(ctx)
+		}
+		_, err := pool.Exec(ctx, effect, job.ID, os.Getpid())
+		return err
+	}
+	sup, err := client.Supervisor(SupervisorConfig{
+		Queues: []Queue{{Concurrency: spec.Concurrency}}, Workers: []Worker{Handle(run, WorkerOpts{Timeout: NoTimeout})},
+		Lease: spec.Lease, DrainTimeout: spec.Drain, PollInterval: spec.Poll,
+	})
+	if err != nil {
+		return err
+	}
+	client.cfg.Hooks = []Hooks{{StaleSettle: func(_ context.Context, e Event) { fmt.Println("stale", e.JobID) }}}
+	err = sup.Run(ctx)
+	fmt.Println("ended")
+	return err
+}
+
+// process is a worker process.
+type process struct {
+	*exec.Cmd
+	mu    sync.Mutex
+	lines []string
+	ended chan struct{}
+	err   error
+}
+
+// spawn starts a worker process, which is gone when the test ends.
+func (db *testDB) spawn(t testing.TB, spec processSpec) *process {
+	t.Helper()
+	spec.URL, spec.Schema = pgtest.URL(t), pgtest.Schema(db.Pool)
+	text, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{Cmd: exec.Command(self), ended: make(chan struct{})}
+	p.Env = append(os.Environ(), processEnv+"="+string(text))
+	p.Stderr = os.Stderr
+	_, err = p.StdinPipe() // open as long as this process lives
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
+			p.mu.Lock()
+			p.lines = append(p.lines, scanner.Text())
+			p.mu.Unlock()
+		}
+		p.err = p.Wait()
+		close(p.ended)
+	}()
+	t.Cleanup(func() { p.kill(t) })
+	return p
+}
+
+// kill ends the process as kill -9 does and waits for its end.
+func (p *process) kill(t testing.TB) {
+	t.Helper()
+	if err := p.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Error(err)
+	}
+	<-p.ended
+}
+
+func (p *process) signal(t testing.TB, sig os.Signal) {
+	t.Helper()
+	if err := p.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// said counts the lines with a prefix.
+func (p *process) said(prefix string) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, line := range p.lines {
+		if strings.HasPrefix(line, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// audit makes the database keep a history of the jobs that the library does not write, and a table for effects.
+func (db *testDB) audit(t testing.TB) {
+	t.Helper()
+	db.exec(t, `
+create table effects (job text not null, pid int not null, at timestamptz not null default clock_timestamp());
+create table audit (
+	n bigint generated always as identity, at timestamptz not null default clock_timestamp(),
+	id text not null, state text not null, claim_seq int not null, attempt int not null, claimed_by text
+);
+create function audit() returns trigger language plpgsql as $$
+begin
+	if tg_op = 'DELETE' then
+		insert into audit (id, state, claim_seq, attempt) values (old.id, 'deleted', old.claim_seq, old.attempt);
+	else
+		insert into audit (id, state, claim_seq, attempt, claimed_by) values (new.id, new.state, new.claim_seq, new.attempt, new.claimed_by);
+	end if;
+	return null;
+end
+$$;
+create trigger audit after insert or update or delete on jobs for each row execute function audit()`)
+}
+
+// checkAudit fails the test unless every job was claimed under rising fences, by one owner at a time, and ended once.
+func (db *testDB) checkAudit(t testing.TB) {
+	t.Helper()
+	const versions = `with v as (select id, state, claim_seq, lag(state) over w as was, lag(claim_seq) over w as seq
+		from audit window w as (partition by id order by n)) `
+	for what, sql := range map[string]string{
+		"claims that did not raise the fence by one":   `select count(*) from v where state = 'running' and claim_seq <> seq + 1`,
+		"claims of a running job":                      `select count(*) from v where state = 'running' and was = 'running'`,
+		"other writes that changed the fence":          `select count(*) from v where state <> 'running' and claim_seq <> seq`,
+		"changes of a job that had ended":              `select count(*) from v where was in ('completed', 'discarded', 'cancelled') and state <> 'deleted'`,
+		"jobs that ended in a run they were not in":    `select count(*) from v where state = 'completed' and was <> 'running'`,
+		"jobs that did not complete exactly once":      `select count(*) from (select from v group by id having count(*) filter (where state = 'completed') <> 1) j`,
+		"jobs without exactly one transactional write": `select count(*) from jobs j where args->>'do' = 'tx' and (select count(*) from effects e where e.job = j.id) <> 1`,
+		"jobs without effect":                          `select count(*) from jobs j where not exists (select from effects e where e.job = j.id) and args->>'do' in ('', 'tx')`,
+	} {
+		if n := value[int](t, db, versions+sql); n > 0 {
+			t.Errorf("%d %s", n, what)
+		}
+	}
+}
+
+// enqueueErrands stores many jobs, alternating between the given doings.
+func (db *testDB) enqueueErrands(t testing.TB, n int, do ...string) {
+	t.Helper()
+	batch := make([]Batch, n)
+	for i := range batch {
+		batch[i] = Batch{Args: errand{Do: do[i%len(do)], N: i}}
+	}
+	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+//nolint:gochecknoglobals // a test flag
+var x2Jobs = flag.Int("drover.jobs", 10_000, "how many jobs TestEightProcessesLoseAndRepeatNothing runs; 100000 is the whole of X-2")
+
+// X-2, I1, I3, I4, I8
+func TestEightProcessesLoseAndRepeatNothing(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.audit(t)
+	for range 8 {
+		db.spawn(t, processSpec{Concurrency: 16, Lease: 30 * time.Second})
+	}
+	for left := *x2Jobs; left > 0; left -= 5000 {
+		db.enqueueErrands(t, min(left, 5000), "", "tx")
+	}
+	db.waitFor(t, 10*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and claim_seq = 1 and attempt = 1`); n != *x2Jobs {
+		t.Errorf("%d of %d jobs completed in one run", n, *x2Jobs)
+	}
+	if n := value[int](t, db, `select count(*) from effects`); n != *x2Jobs {
+		t.Errorf("%d effects of %d jobs", n, *x2Jobs)
+	}
+	if n := value[int](t, db, `select count(distinct pid) from effects`); n < 4 {
+		t.Errorf("%d of 8 processes did the work", n)
+	}
+	db.checkAudit(t)
+}
+
+// waitFor polls the database until a condition holds.
+func (db *testDB) waitFor(t testing.TB, atMost time.Duration, sql string, args ...any) {
+	t.Helper()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	end := time.After(atMost)
+	for !value[bool](t, db, sql, args...) {
+		select {
+		case <-ticker.C:
+		case <-end:
+			t.Fatalf("not within %v: %s", atMost, sql)
+		}
+	}
+}
+
+// P-1, W-1
+func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	spec := processSpec{Concurrency: 4, Lease: time.Second, Poll: 100 * time.Millisecond}
+	id := db.enqueue(t, errand{Do: "block"}, &EnqueueOpts{Retry: Constant{Delay: time.Hour}})
+	first := db.spawn(t, spec)
+	eventually(t, func() bool { return first.said("started "+id) == 1 })
+	db.waitFor(t, 10*time.Second, `select $1 = any(in_flight) from supervisors`, id)
+	second := db.spawn(t, spec)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors`)
+	first.kill(t)
+	eventually(t, func() bool { return second.said("started "+id+" 2") == 1 })
+	if n := value[int](t, db, `select count(*) from jobs where id = $1 and crashes = 1 and errors_total = 1
+		and errors->0->>'class' = 'crash' and (errors->0->>'attempt')::int = 1 and lane = 25`, id); n != 1 {
+		t.Fatal("the first crash is not told as it should be")
+	}
+	db.waitFor(t, 10*time.Second, `select bool_or($1 = any(in_flight)) from supervisors`, id)
+	third := db.spawn(t, spec)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors where lost_at is null`)
+	second.kill(t)
+	db.waitFor(t, 20*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
+	if !value[bool](t, db, `select crashes = 2 and attempt = 2 and errors_total = 2 and last_delay_ms = 3600000
+		and scheduled_at > now() + interval '50 min' from jobs where id = $1`, id) {
+		t.Error("the second crash has no backoff")
+	}
+	if third.said("started") > 0 {
+		t.Error("it ran before its backoff was over")
+	}
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors`) // the dead ones are forgotten
+}
+
+// P-1: what was buffered beside running jobs that took every slot had not started.
+func TestBufferedJobsOfAKilledProcessGetTheirAttemptBack(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+		values ('dead', 1000, '{default}', '{"default": 2}', array[drover_ulid_at('2020-01-01'), drover_ulid_at('2020-01-02')], now())`)
+	insert := `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at) values ($1, 'errand', 'running', 'dead', 1, 1, now())`
+	var ids []string
+	for day := 1; day <= 4; day++ {
+		ids = append(ids, value[string](t, db, `select drover_ulid_at(make_date(2020, 1, $1)::timestamptz)`, day))
+		db.exec(t, insert, ids[day-1])
+	}
+	s := db.stopped(t, SupervisorConfig{})
+	s.beat(t)
+	for i, id := range ids {
+		want := `select state = 'retryable' and attempt = 1 and crashes = 1 and errors_total = 1 from jobs where id = $1`
+		if i >= 2 {
+			want = `select state = 'available' and attempt = 0 and crashes = 0 and errors_total = 0 and lane = 5 from jobs where id = $1`
+		}
+		if !value[bool](t, db, want, id) {
+			t.Errorf("job %d: %s", i, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, id))
+		}
+	}
+}
+
+// W-4, F-8
+func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.audit(t)
+	spec := processSpec{Concurrency: 2, Lease: time.Second, Poll: 100 * time.Millisecond}
+	id := db.enqueue(t, errand{Do: "late"}, nil)
+	paused := db.spawn(t, spec)
+	eventually(t, func() bool { return paused.said("started "+id) == 1 })
+	old := value[string](t, db, `select id from supervisors`)
+	other := db.spawn(t, spec)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors`)
+	paused.signal(t, syscall.SIGSTOP)
+	eventually(t, func() bool { return other.said("started "+id+" 2") == 1 })
+	paused.signal(t, syscall.SIGCONT)
+	eventually(t, func() bool { return paused.said("cancelled "+id+" "+ErrLeaseLost.Error()) == 1 })
+	eventually(t, func() bool { return paused.said("stale "+id) == 1 })
+	if !value[bool](t, db, `select state = 'running' and claim_seq = 2 and claimed_by <> $2 from jobs where id = $1`, id, old) {
+		t.Error("the stale settle changed the row")
+	}
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from supervisors where lost_at is null`, old)
+	other.kill(t)
+	db.enqueueErrands(t, 5, "") // the paused one works on, under its new id
+	db.waitFor(t, 20*time.Second, `select count(*) = 5 from jobs where state = 'completed'`)
+}
+
+// P-5, W-6: SIGTERM with handlers that never return: the process ends in time, and nothing is held in its name.
+func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueueErrands(t, 6, "deaf")
+	p := db.spawn(t, processSpec{Concurrency: 3, Lease: 10 * time.Second, Drain: 100 * time.Millisecond})
+	eventually(t, func() bool { return p.said("started") == 3 })
+	p.signal(t, syscall.SIGTERM)
+	select {
+	case <-p.ended:
+	case <-time.After(handBack + lastSettle + 8*time.Second):
+		t.Fatal("the process did not end")
+	}
+	if p.err != nil || p.said("ended") != 1 {
+		t.Errorf("it ended with %v", p.err)
+	}
+	if !value[bool](t, db, `select count(*) = 6 from jobs where state = 'available' and attempt = 0 and crashes = 0`) {
+		t.Error("not all jobs were handed back")
+	}
+	if n := value[int](t, db, `select count(*) from supervisors`); n > 0 {
+		t.Errorf("%d supervisors are still there", n)
+	}
+}

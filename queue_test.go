@@ -1,0 +1,172 @@
+package drover
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
+	t.Parallel()
+	q := newQueueState(Queue{Concurrency: 10})
+	if got := q.capacity(); got != 10 {
+		t.Errorf("before any run has ended the capacity is %d", got)
+	}
+	for range 8 { // a few looks, as its mean moves by a quarter each
+		q.ran(time.Millisecond)
+		q.capacity()
+	}
+	if got := q.capacity(); got < 400 || got > 520 {
+		t.Errorf("with runs of 1 ms the capacity is %d", got)
+	}
+	for range 100 {
+		q.ran(0)
+		q.capacity()
+	}
+	if got := q.capacity(); got != 10+maxPrefetch {
+		t.Errorf("with runs of no time the capacity is %d", got)
+	}
+	for range 20 {
+		q.ran(prefetchTime + 20*time.Millisecond)
+		q.capacity()
+	}
+	if got := q.capacity(); got != 10 {
+		t.Errorf("with slow runs the capacity is %d", got)
+	}
+}
+
+// Jobs that were handed back because slow ones kept them from starting must not be taken again at once.
+func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
+	t.Parallel()
+	q := newQueueState(Queue{Concurrency: 2})
+	q.ran(time.Microsecond)
+	if q.capacity() <= 2 {
+		t.Fatal("no prefetch for fast runs")
+	}
+	q.pending.Store(2)
+	q.congested()
+	if got := q.room(); got != 0 {
+		t.Errorf("with both slots taken there is room for %d", got)
+	}
+}
+
+// The end of a run that makes room is either seen by the claimer's look, or signals it. Missed, the queue stands still.
+func TestRoomIsNeverMissed(t *testing.T) {
+	t.Parallel()
+	for range 20_000 {
+		q := newQueueState(Queue{Concurrency: 2})
+		q.pending.Store(3)
+		var left sync.WaitGroup
+		signals := make(chan struct{}, 3)
+		for range 3 {
+			left.Go(func() {
+				if q.leave() {
+					signals <- struct{}{}
+				}
+			})
+		}
+		watched := q.watchRoom()
+		seen := q.pending.Load() <= watched
+		left.Wait()
+		if !seen && len(signals) == 0 {
+			t.Fatal("three runs ended, and the claimer heard of none")
+		}
+	}
+}
+
+func TestBufferGivesEachRunToOneWorker(t *testing.T) {
+	t.Parallel()
+	var b buffer
+	q := newQueueState(Queue{Concurrency: 4})
+	const total = 2000
+	var workers sync.WaitGroup
+	var mu sync.Mutex
+	taken := map[*run]int{}
+	take := func(r *run) {
+		mu.Lock()
+		defer mu.Unlock()
+		taken[r]++
+	}
+	for range 4 {
+		workers.Go(func() {
+			for {
+				r, ok := b.take()
+				if !ok {
+					return
+				}
+				take(r)
+			}
+		})
+	}
+	sup := &Supervisor{claimer: &claimer{signal: make(chan struct{}, 1)}}
+	long := time.Now()
+	for i := range total {
+		q.pending.Add(1)
+		if !b.put([]*run{{queue: q, sup: sup, claimedAt: long}}) {
+			t.Fatal("an open buffer refused a run")
+		}
+		if i%100 == 0 {
+			for _, r := range b.drain(long.Add(time.Second)) {
+				take(r)
+			}
+		}
+	}
+	for _, r := range b.close() {
+		take(r)
+	}
+	workers.Wait()
+	if len(taken) != total {
+		t.Errorf("%d of %d runs came out", len(taken), total)
+	}
+	for _, n := range taken {
+		if n != 1 {
+			t.Fatalf("a run came out %d times", n)
+		}
+	}
+	if b.put([]*run{{queue: q}}) {
+		t.Error("a closed buffer took a run")
+	}
+	if b.len() != 0 {
+		t.Errorf("a closed buffer holds %d", b.len())
+	}
+}
+
+// one queue's room must not take all of a claim.
+func TestShareOut(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ room, want []int }{
+		{[]int{}, []int{}},
+		{[]int{5, 7}, []int{5, 7}},
+		{[]int{4000, 10, 0}, []int{1990, 10, 0}},
+		{[]int{0, 10, 4000}, []int{0, 10, 1990}},
+		{[]int{5000, 5000}, []int{1000, 1000}},
+		{[]int{5000, 1, 5000}, []int{1000, 1, 999}},
+	} {
+		queues := make([]*queueState, len(c.room))
+		for i, n := range c.room {
+			queues[i] = newQueueState(Queue{Concurrency: n})
+		}
+		got, sum := shareOut(maxClaim, queues), 0
+		for i := range got {
+			sum += got[i]
+			if got[i] < c.want[i]-1 || got[i] > c.want[i]+1 {
+				t.Errorf("room %v: shares %v, want %v", c.room, got, c.want)
+				break
+			}
+		}
+		if sum > maxClaim {
+			t.Errorf("room %v: %d jobs in one claim", c.room, sum)
+		}
+	}
+	many := make([]*queueState, 3000)
+	for i := range many {
+		many[i] = newQueueState(Queue{Concurrency: 10})
+	}
+	sum := 0
+	for _, n := range shareOut(maxClaim, many) {
+		sum += n
+	}
+	if sum != maxClaim {
+		t.Errorf("3,000 queues share %d", sum)
+	}
+}

@@ -1,0 +1,545 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// start runs a supervisor and returns what ends it and waits for that.
+func (db *testDB) start(t testing.TB, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
+	t.Helper()
+	sup, err := db.client.Supervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := sup.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	t.Cleanup(stop)
+	return sup, stop
+}
+
+// F-6: whose timeout a run has: the job's, the worker's, the supervisor's.
+func TestWhoDecidesTheTimeout(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	left := make(chan time.Duration, 1)
+	handle := func(ctx context.Context, _ *Job) error {
+		deadline, ok := ctx.Deadline()
+		if !ok {
+			left <- 0
+			return nil
+		}
+		left <- time.Until(deadline)
+		return nil
+	}
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Timeout: 9 * time.Hour, Workers: []Worker{
+		dynWorker("unset", WorkerOpts{}, handle),
+		dynWorker("set", WorkerOpts{Timeout: 7 * time.Hour}, handle),
+		dynWorker("none", WorkerOpts{Timeout: NoTimeout}, handle),
+	}})
+	for _, c := range []struct {
+		kind string
+		opts EnqueueOpts
+		want time.Duration // 0 is none
+	}{
+		{"unset", EnqueueOpts{}, 9 * time.Hour},
+		{"unset", EnqueueOpts{Timeout: 11 * time.Hour}, 11 * time.Hour},
+		{"unset", EnqueueOpts{Timeout: NoTimeout}, 0},
+		{"set", EnqueueOpts{}, 7 * time.Hour},
+		{"set", EnqueueOpts{Timeout: 3 * time.Hour}, 3 * time.Hour},
+		{"set", EnqueueOpts{Timeout: NoTimeout}, 0},
+		{"none", EnqueueOpts{}, 0},
+		{"none", EnqueueOpts{Timeout: 5 * time.Hour}, 5 * time.Hour},
+	} {
+		heard.end(t, db.enqueue(t, dyn{kind: c.kind}, &c.opts))
+		if got := <-left; got > c.want || got < c.want-time.Hour {
+			t.Errorf("%s, %+v: %v left, want %v", c.kind, c.opts, got, c.want)
+		}
+	}
+}
+
+// F-6: a handler that ignores the end of its context loses its slot, and what it returns later.
+func TestDeafHandlersFreeTheirSlots(t *testing.T) {
+	t.Parallel()
+	for name, wait := range map[string]func(end *atomic.Bool){
+		"blocks": func(end *atomic.Bool) {
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
+			for !end.Load() {
+				<-tick.C
+			}
+		},
+		"never yields": func(end *atomic.Bool) {
+			for !end.Load() {
+				runtime.Gosched()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var heard eventLog
+			var end atomic.Bool
+			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+			returned := make(chan error, 2)
+			deaf := func(ctx context.Context, job *Job) error {
+				defer func() { returned <- job.CompleteTx(context.WithoutCancel(ctx), db) }()
+				wait(&end)
+				return nil
+			}
+			sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
+				dynWorker("deaf", WorkerOpts{Timeout: 20 * time.Millisecond, Retry: Constant{Delay: time.Hour}, RetryIf: func(error) bool { return false }}, deaf),
+				dynWorker("good", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+			}})
+			t.Cleanup(func() { end.Store(true) })
+			id, last := db.enqueue(t, dyn{kind: "deaf"}, nil), db.enqueue(t, dyn{kind: "deaf"}, &EnqueueOpts{MaxAttempts: 1})
+			for range 5 {
+				if e := heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil)); e.name != "completed" {
+					t.Fatalf("next job = %+v", e)
+				}
+			}
+			check := func() {
+				t.Helper()
+				row := db.endRow(t, id)
+				if row.State != Retryable || row.Attempt != 1 || row.Total != 1 || row.Crashes != 1 || row.Errors[0].Class != classTimeout || row.Delay < time.Hour-time.Minute {
+					t.Errorf("row = %+v", row)
+				}
+				row = db.endRow(t, last)
+				if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.Crashes != 1 || row.Errors[0].Class != classTimeout {
+					t.Errorf("row of the last attempt = %+v", row)
+				}
+				if heard.ends(id) != 1 || heard.ends(last) != 1 || heard.end(t, id).Class != classTimeout || heard.end(t, id).Duration < 20*time.Millisecond {
+					t.Errorf("events = %+v, %+v", heard.of(id), heard.of(last))
+				}
+			}
+			check()
+			if stats := sup.Stats(); stats.Abandoned != 2 || stats.Running != 0 {
+				t.Errorf("stats = %+v", stats)
+			}
+			end.Store(true)
+			for range 2 {
+				if err := <-returned; !errors.Is(err, ErrLeaseLost) {
+					t.Errorf("late CompleteTx = %v", err)
+				}
+			}
+			heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
+			check()
+		})
+	}
+}
+
+// F-5: every runtime.Goexit takes a goroutine with it, and no slot.
+func TestGoexitsLeaveAllSlots(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	var batch []Batch
+	for range 100 {
+		batch = append(batch, Batch{Args: dyn{kind: "exits"}})
+	}
+	for range 200 {
+		batch = append(batch, Batch{Args: dyn{kind: "good"}})
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The good ones need all ten slots at once to get on.
+	meeting, busy := make(chan struct{}), atomic.Int64{}
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}, Workers: []Worker{
+		dynWorker("exits", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { runtime.Goexit(); return nil }),
+		dynWorker("good", WorkerOpts{}, func(context.Context, *Job) error {
+			if busy.Add(1) == 10 {
+				close(meeting)
+			}
+			<-meeting
+			return nil
+		}),
+	}})
+	for i, r := range receipts {
+		want := "completed"
+		if i < 100 {
+			want = "discarded"
+		}
+		if e := heard.end(t, r.ID); e.name != want {
+			t.Fatalf("job %d = %+v", i, e)
+		}
+	}
+	eventually(t, func() bool { return sup.Stats() == Stats{} })
+}
+
+// Runs that need no handler leave room for the next claim all the same.
+func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	var batch []Batch
+	for range 50 {
+		batch = append(batch, Batch{dyn{kind: "k"}, &EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}})
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), append(batch, Batch{Args: dyn{kind: "k"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	}})
+	if e := heard.end(t, receipts[50].ID); e.name != "completed" {
+		t.Errorf("event = %+v", e)
+	}
+}
+
+// A retry that comes too late is not run, and the story of its failures stays.
+func TestAJobExpiresBetweenTwoRuns(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Millisecond}}, func(ctx context.Context, job *Job) error {
+			_, err := db.Exec(ctx, `update jobs set expires_at = now() where id = $1`, job.ID)
+			return errors.Join(errBoom, err)
+		}),
+	}})
+	if e := heard.wait(t, id, "discarded"); e.Reason != ReasonExpired || e.Class != "" {
+		t.Errorf("event = %+v", e)
+	}
+	row := db.endRow(t, id)
+	if row.State != Discarded || *row.Reason != ReasonExpired || row.Attempt != 1 || row.Total != 1 || len(row.Errors) != 1 || heard.count(id, "started") != 1 {
+		t.Errorf("row = %+v", row)
+	}
+}
+
+// F-13: nobody runs a job that was cancelled while it waited.
+func TestCancelAWaitingJob(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	if was, err := db.client.Cancel(t.Context(), id, "not wanted"); err != nil || was != Available {
+		t.Fatalf("Cancel = %v, %v", was, err)
+	}
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	}})
+	heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil))
+	row := db.endRow(t, id)
+	if row.State != Cancelled || row.ClaimSeq != 0 || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Error != "cancelled: not wanted" {
+		t.Errorf("row = %+v", row)
+	}
+	if events := heard.of(id); len(events) != 2 || events[1].name != "cancelled" || events[1].Error != "not wanted" {
+		t.Errorf("events = %+v", events)
+	}
+}
+
+// F-13: a running job that is cancelled has one end, whatever its handler makes of it.
+func TestCancelARunningJob(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	// Another process' client, on connections of its own.
+	config := db.Config()
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	elsewhere, err := New(other, Config{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := map[string]func(context.Context, *Job) error{
+		"its context's error": func(ctx context.Context, _ *Job) error { return ctx.Err() },
+		"its context's cause": func(ctx context.Context, _ *Job) error { return context.Cause(ctx) },
+		"nil":                 func(context.Context, *Job) error { return nil },
+		"an error":            func(context.Context, *Job) error { return errBoom },
+		"Discard":             func(context.Context, *Job) error { return Discard(errBoom) },
+		"Snooze":              func(context.Context, *Job) error { return Snooze(0) },
+		"Cancel":              func(context.Context, *Job) error { return Cancel(errBoom) },
+		"RetryAfter":          func(context.Context, *Job) error { return RetryAfter(0, errBoom) },
+		"a panic":             func(context.Context, *Job) error { panic(errBoom) },
+		"Goexit":              func(context.Context, *Job) error { runtime.Goexit(); return nil },
+		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
+	}
+	var workers []Worker
+	for name, end := range cases {
+		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
+			<-ctx.Done()
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
+				t.Errorf("%s: cause = %v", name, cause)
+			}
+			return end(ctx, job)
+		}))
+	}
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2 * len(cases)}}, Workers: workers})
+	for by, client := range map[string]*Client{"this process": db.client, "another process": elsewhere} {
+		for name := range cases {
+			t.Run(by+", "+name, func(t *testing.T) {
+				id := db.enqueue(t, dyn{kind: name}, nil)
+				heard.wait(t, id, "started")
+				if was, err := client.Cancel(t.Context(), id, ""); err != nil || was != Running {
+					t.Fatalf("Cancel = %v, %v", was, err)
+				}
+				end := heard.end(t, id)
+				row := db.endRow(t, id)
+				if end.name != "cancelled" || end.Attempt != 1 || end.Duration <= 0 {
+					t.Errorf("event = %+v", end)
+				}
+				if row.State != Cancelled || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Class != "operator" || row.Errors[0].Error != "cancelled" {
+					t.Errorf("row = %+v", row)
+				}
+				if heard.ends(id) != 1 {
+					t.Errorf("events = %+v", heard.of(id))
+				}
+			})
+		}
+	}
+	eventually(t, func() bool { return sup.Stats() == Stats{} })
+}
+
+// The word that a run is to be cancelled may come late: when an operator has redriven the job and it runs again.
+func TestACancelMeantForAnEarlierRun(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 1}, func(ctx context.Context, job *Job) error {
+			if job.run.claimSeq > 1 {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+	}})
+	heard.wait(t, id, "started")
+	sup.heard("cancel " + id)
+	heard.wait(t, id, "completed")
+	if row := db.endRow(t, id); row.State != Completed || row.Attempt != 1 || row.ClaimSeq != 2 || len(row.Errors) != 0 {
+		t.Errorf("row = %+v", row)
+	}
+	if heard.count(id, "released") != 1 || heard.ends(id) != 2 {
+		t.Errorf("events = %+v", heard.of(id))
+	}
+}
+
+// A stop is not the job's fault: what it cut short is due again at once, with its attempt.
+func TestHowARunEndsInAStop(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	released := endRow{State: Available}
+	cases := map[string]struct {
+		end  func(ctx context.Context) error
+		want endRow
+	}{
+		"its context's error":      {func(ctx context.Context) error { return ctx.Err() }, released},
+		"its context's cause":      {context.Cause, released},
+		"an error":                 {func(context.Context) error { return errBoom }, released},
+		"a panic":                  {func(context.Context) error { panic("oh") }, released},
+		"RetryAfter":               {func(context.Context) error { return RetryAfter(time.Hour, errBoom) }, released},
+		"Discard of its context's": {func(ctx context.Context) error { return Discard(fmt.Errorf("x: %w", ctx.Err())) }, released},
+		"Discard":                  {func(context.Context) error { return fmt.Errorf("x: %w", Discard(errBoom)) }, endRow{State: Discarded, Attempt: 1, Total: 1}},
+		"nil":                      {func(context.Context) error { return nil }, endRow{State: Completed, Attempt: 1}},
+		"Snooze":                   {func(context.Context) error { return Snooze(time.Hour) }, endRow{State: Scheduled}},
+		"Cancel":                   {func(context.Context) error { return Cancel(errBoom) }, endRow{State: Cancelled, Attempt: 1}},
+	}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases)}}, DrainTimeout: 20 * time.Millisecond}
+	ids := map[string]string{}
+	for name, c := range cases {
+		ids[name] = db.enqueue(t, dyn{kind: name}, nil)
+		cfg.Workers = append(cfg.Workers, dynWorker(name, WorkerOpts{MaxAttempts: 1, DiscardOnPanic: true}, func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrShutdown) {
+				t.Errorf("%s: cause = %v", name, cause)
+			}
+			return c.end(ctx)
+		}))
+	}
+	_, stop := db.start(t, cfg)
+	for name := range cases {
+		heard.wait(t, ids[name], "started")
+	}
+	stop()
+	for name, c := range cases {
+		row := db.endRow(t, ids[name])
+		if row.State != c.want.State || row.Attempt != c.want.Attempt || row.Total != c.want.Total || row.ClaimSeq != 1 {
+			t.Errorf("%s: row = %+v", name, row)
+		}
+		if n := heard.ends(ids[name]); n != 1 || c.want.State == Available != (heard.count(ids[name], "released") == 1) {
+			t.Errorf("%s: events = %+v", name, heard.of(ids[name]))
+		}
+	}
+}
+
+// F-9: where a handler that was given up commits in the end, the row decides what is told.
+func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		retention time.Duration
+		settle    error
+		commit    bool
+		want      State // "" is no row
+		event     string
+	}{
+		"completes":             {settle: nil, commit: true, want: Completed, event: "completed"},
+		"completes and deletes": {settle: nil, commit: true, retention: DeleteOnCompletion, event: "completed"},
+		"discards":              {settle: Discard(errBoom), commit: true, want: Discarded, event: "discarded"},
+		"fails":                 {settle: RetryAfter(time.Hour, errBoom), commit: true, want: Retryable, event: "failed"},
+		"snoozes":               {settle: Snooze(time.Hour), commit: true, want: Scheduled, event: "snoozed"},
+		"rolls back":            {settle: nil, want: Retryable, event: "failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var heard eventLog
+			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+			release, committed := make(chan struct{}), make(chan error, 1)
+			sup := db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: c.retention, Workers: []Worker{
+				dynWorker("deaf", WorkerOpts{Timeout: 20 * time.Millisecond, Retry: Constant{Delay: time.Hour}}, func(ctx context.Context, job *Job) (err error) {
+					defer func() { committed <- err }()
+					ctx = context.WithoutCancel(ctx)
+					tx, err := db.Begin(ctx)
+					if err != nil {
+						return err
+					}
+					defer tx.Rollback(ctx) //nolint:errcheck // after a commit it says so
+					err = job.SettleTx(ctx, tx, c.settle)
+					<-release
+					if err == nil && c.commit {
+						err = tx.Commit(ctx)
+					}
+					return err
+				}),
+				dynWorker("good", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+			}})
+			id := db.enqueue(t, dyn{kind: "deaf"}, nil)
+			eventually(t, func() bool { return sup.Stats().Abandoned == 1 })
+			// Its outcome is tried, and found locked, while others pass.
+			for range 3 {
+				heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
+			}
+			if n := heard.ends(id); n != 0 {
+				t.Errorf("told before it ended: %+v", heard.of(id))
+			}
+			close(release)
+			if err := <-committed; err != nil {
+				t.Fatal(err)
+			}
+			if e := heard.end(t, id); e.name != c.event {
+				t.Errorf("event = %+v", e)
+			}
+			if c.want == "" {
+				if n := value[int](t, db, `select count(*) from jobs where id = $1`, id); n != 0 {
+					t.Error("the row is still there")
+				}
+			} else if row := db.endRow(t, id); row.State != c.want {
+				t.Errorf("row = %+v", row)
+			}
+			heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
+			if n := heard.ends(id); n != 1 {
+				t.Errorf("events = %+v", heard.of(id))
+			}
+		})
+	}
+}
+
+// A completion that was rolled back and then overtaken by an operator's cancel did not take place.
+func TestCancelAfterARolledBackCompletion(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(ctx context.Context, job *Job) error {
+			tx, err := db.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			err = errors.Join(job.CompleteTx(ctx, tx), tx.Rollback(ctx))
+			_, cancelled := db.client.Cancel(ctx, job.ID, "")
+			return errors.Join(err, cancelled)
+		}),
+	}})
+	if e := heard.end(t, id); e.name != "cancelled" {
+		t.Errorf("event = %+v", e)
+	}
+	if row := db.endRow(t, id); row.State != Cancelled {
+		t.Errorf("row = %+v", row)
+	}
+}
+
+// F-8: where completed jobs are deleted, a row that is gone is not taken for one's own completion.
+func TestARowThatSomeoneElseCompleted(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: DeleteOnCompletion, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(ctx context.Context, job *Job) error {
+			job.run.lease.lose() // others rescue the job, complete it and, as here, delete it
+			_, err := db.Exec(context.WithoutCancel(ctx), `delete from jobs where id = $1`, job.ID)
+			return err
+		}),
+	}})
+	if e := heard.end(t, id); e.name != "stale_settle" {
+		t.Errorf("event = %+v", e)
+	}
+}
+
+// F-8: one stale run among many that are settled together makes none of the others stale.
+func TestAStaleRunAmongMany(t *testing.T) {
+	t.Parallel()
+	for name, retention := range map[string]time.Duration{"kept": 0, "deleted": DeleteOnCompletion} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var heard eventLog
+			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+			const n = 50
+			receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]Batch{{Args: dyn{kind: "k"}}}, n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stale := receipts[17].ID
+			all, running := make(chan struct{}), atomic.Int64{}
+			db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: n}}, CompletedRetention: retention, Workers: []Worker{
+				dynWorker("k", WorkerOpts{}, func(ctx context.Context, job *Job) (err error) {
+					if job.ID == stale {
+						_, err = db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'x' where id = $1`, job.ID)
+					}
+					if running.Add(1) == n {
+						close(all)
+					}
+					<-all
+					return err
+				}),
+			}})
+			for _, r := range receipts {
+				want := "completed"
+				if r.ID == stale {
+					want = "stale_settle"
+				}
+				if e := heard.end(t, r.ID); e.name != want {
+					t.Errorf("event = %+v, want %s", e, want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,355 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A cutter stands between a client and the server. Armed, it waits for the reply to the next COMMIT on a connection that
+// has sent a certain text, and cuts that connection in the place of passing it on: the server has done it, the client
+// cannot know.
+type cutter struct {
+	listener net.Listener
+	server   string
+	mu       sync.Mutex
+	sent     string // by the client, ever
+	replied  string // by the server, in the reply to be cut; empty: anything
+	armed    bool
+	cuts     int
+}
+
+// cutting is a client that talks to the server through a cutter.
+func (db *testDB) cutting(t testing.TB, cfg Config) (*testDB, *cutter) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc := db.Config().ConnConfig
+	if cc.Host == "" || cc.Host[0] == '/' {
+		t.Fatalf("the server is on %q, not on a TCP port", cc.Host)
+	}
+	c := &cutter{listener: listener, server: net.JoinHostPort(cc.Host, strconv.Itoa(int(cc.Port)))}
+	var open sync.WaitGroup
+	open.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			open.Go(func() { c.serve(conn) })
+		}
+	})
+	t.Cleanup(func() { _ = listener.Close(); open.Wait() })
+	return db.via(t, cfg, func(config *pgxpool.Config) {
+		addr := listener.Addr().(*net.TCPAddr)
+		cc := config.ConnConfig
+		cc.Host, cc.Port, cc.TLSConfig, cc.Fallbacks = "127.0.0.1", uint16(addr.Port), nil, nil //nolint:gosec // a port
+	}), c
+}
+
+// arm makes it cut one connection that has sent a text, at a reply that holds another.
+func (c *cutter) arm(sent, replied string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent, c.replied, c.armed = sent, replied, true
+}
+
+func (c *cutter) cutSoFar() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cuts
+}
+
+func (c *cutter) serve(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial("tcp", c.server)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	var mu sync.Mutex
+	var heard bytes.Buffer // all that this client has sent
+	go func() {
+		defer server.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := client.Read(buf)
+			mu.Lock()
+			heard.Write(buf[:n])
+			mu.Unlock()
+			if _, werr := server.Write(buf[:n]); err != nil || werr != nil {
+				return
+			}
+		}
+	}()
+	ready := []byte{'Z', 0, 0, 0, 5, 'I'}
+	var held []byte
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := server.Read(buf)
+		held = append(held, buf[:n]...)
+		mu.Lock()
+		text := heard.Bytes()
+		c.mu.Lock()
+		watching := c.armed && bytes.Contains(text, []byte(c.sent))
+		whole := !watching || err != nil || bytes.HasSuffix(held, ready)
+		cut := watching && whole && bytes.Contains(held, []byte("COMMIT\x00")) && bytes.Contains(held, []byte(c.replied))
+		if cut {
+			c.armed = false
+			c.cuts++
+		}
+		c.mu.Unlock()
+		mu.Unlock()
+		if cut {
+			return
+		}
+		if whole {
+			if _, werr := client.Write(held); err != nil || werr != nil {
+				return
+			}
+			held = held[:0]
+		}
+	}
+}
+
+// queryCounter counts the round trips of batches by a text that one of their statements holds.
+type queryCounter struct {
+	text    string
+	batches atomic.Int64
+}
+
+type batchKey struct{}
+
+func (q *queryCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return context.WithValue(ctx, batchKey{}, new(bool))
+}
+
+func (q *queryCounter) TraceBatchQuery(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	if seen, ok := ctx.Value(batchKey{}).(*bool); ok && !*seen && data.SQL == q.text {
+		*seen = true
+		q.batches.Add(1)
+	}
+}
+
+func (q *queryCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func (q *queryCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (q *queryCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func TestCompletionsShareRoundTrips(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	counter := &queryCounter{text: sqlComplete}
+	traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counter })
+	db.enqueueJobs(t, 500, nil)
+	var waiting sync.WaitGroup
+	waiting.Add(500)
+	traced.launch(t, SupervisorConfig{
+		Queues:  []Queue{{Concurrency: 500}},
+		Workers: handling(func(context.Context, *Job, int) error { waiting.Done(); waiting.Wait(); return nil }),
+	})
+	db.waitFor(t, 20*time.Second, `select count(*) = 500 from jobs where state = 'completed'`)
+	if n := counter.batches.Load(); n > 50 {
+		t.Errorf("500 completions took %d round trips", n)
+	}
+}
+
+// F-8, I7: whatever a run that was taken away says, the row stays, and only stale_settle tells of it.
+func TestStaleSettleChangesNothing(t *testing.T) {
+	t.Parallel()
+	for what, err := range map[string]error{
+		"completed": nil, "failed": errors.New("no"), "discarded": Discard(errors.New("no")), "snoozed": Snooze(time.Minute), "cancelled": Cancel(nil),
+	} {
+		for _, taken := range []string{
+			"claim_seq = claim_seq + 1, claimed_by = 'someone else'",                        // rescued and claimed again
+			"claimed_by = 'someone else'",                                                   // the same claim_seq, after a failover that lost a commit
+			"state = 'retryable', claimed_by = null, scheduled_at = now() + interval '1 h'", // rescued, and not claimed again
+			"state = 'discarded', discard_reason = 'operator', finalized_at = now(), claimed_by = null",
+		} {
+			t.Run(what+" after "+taken, func(t *testing.T) {
+				t.Parallel()
+				var book diary
+				db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+				id := db.enqueueJobs(t, 1, nil)[0]
+				release := make(chan struct{})
+				started := make(chan struct{}, 1)
+				db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error {
+					started <- struct{}{}
+					<-release
+					return err
+				})})
+				receive(t, started)
+				db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1`) // what a rescuer does first
+				db.exec(t, `update jobs set `+taken)
+				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
+				close(release)
+				eventually(t, func() bool { return book.count(eventStaleSettle, id) == 1 })
+				if after := value[string](t, db, `select row_to_json(j)::text from jobs j`); after != before {
+					t.Errorf("the row changed:\n%s\n%s", before, after)
+				}
+				for _, kind := range []eventKind{eventCompleted, eventFailed, eventDiscarded, eventSnoozed, eventCancelled, eventReleased} {
+					if n := book.count(kind, id); n > 0 {
+						t.Errorf("%d events of kind %d", n, kind)
+					}
+				}
+			})
+		}
+	}
+}
+
+// F-12, W-3: the reply to a settle's commit is lost; the settle is sent again and recognised as its own.
+func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
+	t.Parallel()
+	for what, end := range map[string]struct {
+		err   error
+		sql   string
+		keep  time.Duration
+		kind  eventKind
+		state string
+	}{
+		"completed":             {nil, sqlComplete, 0, eventCompleted, "completed"},
+		"completed and deleted": {nil, sqlCompleteDelete, DeleteOnCompletion, eventCompleted, ""},
+		"failed":                {errors.New("no"), sqlSettle, 0, eventFailed, "retryable"},
+		"snoozed":               {Snooze(time.Hour), sqlSettle, 0, eventSnoozed, "scheduled"},
+		"discarded":             {Discard(errors.New("no")), sqlSettle, 0, eventDiscarded, "discarded"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			plain := newQuietDB(t)
+			var book diary
+			db, wire := plain.cutting(t, Config{Hooks: book.hooks()})
+			var runs atomic.Int64
+			db.launch(t, SupervisorConfig{CompletedRetention: end.keep, Workers: handling(func(context.Context, *Job, int) error {
+				runs.Add(1)
+				return end.err
+			})})
+			id := plain.enqueueJobs(t, 1, nil)[0] // the statement must have been sent once, or its text is not seen
+			eventually(t, func() bool { return book.count(end.kind, id) == 1 })
+			wire.arm(end.sql[len(end.sql)-60:], "")
+			id = plain.enqueueJobs(t, 1, nil)[0]
+			eventually(t, func() bool { return book.count(end.kind, id) == 1 })
+			if n := wire.cutSoFar(); n != 1 {
+				t.Errorf("%d connections were cut", n)
+			}
+			if n := book.count(eventStaleSettle, ""); n > 0 {
+				t.Errorf("%d settles passed for stale", n)
+			}
+			if n := runs.Load(); n != 2 {
+				t.Errorf("%d runs of 2 jobs", n)
+			}
+			if end.state == "" {
+				if n := value[int](t, plain, `select count(*) from jobs`); n > 0 {
+					t.Errorf("%d rows are left", n)
+				}
+			} else if got := value[string](t, plain, `select state || errors_total from jobs where id = $1`, id); got[:len(end.state)] != end.state {
+				t.Errorf("the row is %s", got)
+			}
+		})
+	}
+}
+
+// A handler that holds its own row in an open transaction must not hold up the settles of others.
+func TestLockedRowDoesNotHoldUpOtherSettles(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueueJobs(t, 50, nil)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	release := make(chan struct{})
+	locked := make(chan struct{})
+	db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}, Workers: handling(func(ctx context.Context, j *Job, n int) error {
+		if n == 7 {
+			_, err := tx.Exec(ctx, `select from jobs where id = $1 for update`, j.ID)
+			close(locked)
+			return err
+		}
+		<-release
+		return nil
+	})})
+	receive(t, locked)
+	close(release)
+	db.waitFor(t, 10*time.Second, `select count(*) = 49 from jobs where state = 'completed'`)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'running' and (args->>'n')::int = 7`); n != 1 {
+		t.Fatal("the locked row was settled")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 10*time.Second, `select count(*) = 50 from jobs where state = 'completed'`)
+}
+
+// A settle that finds its row locked by a rescuer must not take the end of the lock for its own doing.
+func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	s := db.stopped(t, SupervisorConfig{})
+	go s.reporter.run(context.Background(), db.client)
+	defer s.reporter.close()
+	id := db.enqueueJobs(t, 1, nil)[0]
+	r := s.claim(t)[0]
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `update supervisors set lost_at = now(), epoch = epoch + 1`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `update jobs set state = 'retryable', claimed_by = null, scheduled_at = now()`); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t, &outcome{run: r, state: Completed, event: eventCompleted})
+	if len(s.settler.locked) != 1 {
+		t.Fatal("the settle of a locked row is not kept for later")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.settler.lockedAt = time.Time{}
+	s.settle(t)
+	eventually(t, func() bool { return book.count(eventStaleSettle, id) == 1 })
+	if book.count(eventCompleted, id) > 0 {
+		t.Error("it was told as completed")
+	}
+	if !r.lease.ended.Load() {
+		t.Error("the lease is gone, and nobody told the handlers")
+	}
+}
+
+// F-12: while the database refuses, nothing is lost and nothing runs twice; afterwards all of it is recorded.
+func TestSettleIsTriedAgainWhileTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$
+		begin raise exception 'disk full' using errcode = '53100'; end $$;
+		create trigger refuse before update on jobs for each row when (new.state = 'completed') execute function refuse()`)
+	db.enqueueJobs(t, 20, nil)
+	var runs atomic.Int64
+	db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error { runs.Add(1); return nil })})
+	eventually(t, func() bool { return runs.Load() == 20 })
+	db.exec(t, `drop trigger refuse on jobs`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed' and claim_seq = 1`)
+	eventually(t, func() bool { return book.count(eventCompleted, "") == 20 })
+	if runs.Load() != 20 || book.count(eventStaleSettle, "") > 0 {
+		t.Errorf("%d runs, %d stale settles", runs.Load(), book.count(eventStaleSettle, ""))
+	}
+}

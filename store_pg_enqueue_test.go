@@ -1,0 +1,113 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+func TestChunksAreBounded(t *testing.T) {
+	t.Parallel()
+	job := func(args, metadata int) *newJob {
+		return &newJob{Args: make(json.RawMessage, args), Metadata: make(json.RawMessage, metadata)}
+	}
+	repeat := func(n int, j *newJob) []*newJob { return slices.Repeat([]*newJob{j}, n) }
+	for name, tc := range map[string]struct {
+		jobs []*newJob
+		want int
+	}{
+		"none":                     {nil, 0},
+		"one":                      {repeat(1, job(10, 0)), 1},
+		"up to the number":         {repeat(maxBatchJobs, job(10, 0)), maxBatchJobs},
+		"beyond the number":        {repeat(maxBatchJobs+1, job(10, 0)), maxBatchJobs},
+		"up to the bytes":          {repeat(8, job(1<<20, 0)), 8},
+		"beyond the bytes":         {repeat(9, job(1<<20, 0)), 8},
+		"metadata counts":          {repeat(9, job(1<<20-1, 2)), 7},
+		"bigger than all of it":    {repeat(2, job(maxBatchBytes+1, 0)), 1},
+		"a big one behind a small": {append(repeat(1, job(1, 0)), job(maxBatchBytes, 0)), 1},
+	} {
+		if got := chunkLen(tc.jobs); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
+// tracer counts statements and COPYs.
+type tracer struct{ copies, copied, batches atomic.Int32 }
+
+func (tr *tracer) TraceCopyFromStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceCopyFromStartData) context.Context {
+	tr.copies.Add(1)
+	return ctx
+}
+
+func (tr *tracer) TraceCopyFromEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceCopyFromEndData) {
+	tr.copied.Add(int32(data.CommandTag.RowsAffected())) //nolint:gosec // few
+}
+
+func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if data.SQL == sqlEnqueueMany {
+		tr.batches.Add(1)
+	}
+	return ctx
+}
+
+func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// E-3: what needs no option goes by COPY, the rest in as few statements as there may be.
+func TestPlainJobsGoByCopy(t *testing.T) {
+	t.Parallel()
+	tr := &tracer{}
+	db := newTestDBOn(t, pgtest.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
+	var batch []Batch
+	for range 3000 {
+		batch = append(batch, Batch{letter{}, nil}, Batch{letter{}, &EnqueueOpts{Queue: "post", Priority: 1}})
+	}
+	for _, opts := range []*EnqueueOpts{
+		{ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"},
+		{Delay: 1},
+		{ScheduledAt: time.Now()},
+		{MaxAttempts: 1},
+		{MaxRetries: 1},
+		{Retry: Exponential{}},
+		{Timeout: 1},
+		{ExpiresAt: time.Now()},
+		{RetryUntil: time.Now()},
+		{Tags: []string{"a"}},
+		{Metadata: map[string]any{}},
+	} {
+		batch = append(batch, Batch{letter{}, opts})
+	}
+	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	if tr.copies.Load() != 1 || tr.copied.Load() != 6000 || tr.batches.Load() != 1 {
+		t.Errorf("%d COPYs of %d jobs, %d statements", tr.copies.Load(), tr.copied.Load(), tr.batches.Load())
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 6011 {
+		t.Errorf("%d jobs", n)
+	}
+	// 9 MiB of args do not go into one document.
+	tr.batches.Store(0)
+	batch = nil
+	for range 9 {
+		batch = append(batch, Batch{letter{strings.Repeat("x", 1<<20)}, &EnqueueOpts{Tags: []string{"big"}}})
+	}
+	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	if n := tr.batches.Load(); n != 2 {
+		t.Errorf("9 MiB in %d statements", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where tags = '{big}' and args->>'to' = repeat('x', 1 << 20)`); n != 9 {
+		t.Errorf("%d big jobs", n)
+	}
+}

@@ -1,0 +1,524 @@
+package drover
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// eventLog is a subscriber that remembers what it was told. The zero value is ready.
+type eventLog struct {
+	mu     sync.Mutex
+	events []loggedEvent
+	byID   map[string][]loggedEvent
+}
+
+type loggedEvent struct {
+	name string
+	Event
+}
+
+// endEvents are those of which every run that started has exactly one.
+var endEvents = []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle"}
+
+func (l *eventLog) hooks() Hooks {
+	on := func(name string) func(context.Context, Event) {
+		return func(_ context.Context, e Event) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.byID == nil {
+				l.byID = map[string][]loggedEvent{}
+			}
+			l.events = append(l.events, loggedEvent{name, e})
+			l.byID[e.JobID] = append(l.byID[e.JobID], loggedEvent{name, e})
+		}
+	}
+	return Hooks{
+		Enqueued: on("enqueued"), Claimed: on("claimed"), Started: on("started"), Completed: on("completed"),
+		Failed: on("failed"), Discarded: on("discarded"), Snoozed: on("snoozed"), Cancelled: on("cancelled"),
+		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"),
+	}
+}
+
+// of returns the events of one job; "" for those that are about none.
+func (l *eventLog) of(id string) []loggedEvent {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.byID[id])
+}
+
+func (l *eventLog) count(id, name string) (n int) {
+	for _, e := range l.of(id) {
+		if e.name == name {
+			n++
+		}
+	}
+	return n
+}
+
+// ends counts a job's end events.
+func (l *eventLog) ends(id string) (n int) {
+	for _, e := range l.of(id) {
+		if slices.Contains(endEvents, e.name) {
+			n++
+		}
+	}
+	return n
+}
+
+// end waits for the first end event of a job.
+func (l *eventLog) end(t testing.TB, id string) loggedEvent {
+	t.Helper()
+	return l.wait(t, id, endEvents...)
+}
+
+// wait waits for the first event of a job with one of the names.
+func (l *eventLog) wait(t testing.TB, id string, names ...string) (found loggedEvent) {
+	t.Helper()
+	eventually(t, func() bool {
+		for _, e := range l.of(id) {
+			if slices.Contains(names, e.name) {
+				found = e
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// lockedBuffer is a bytes.Buffer that many goroutines may write to.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) Bytes() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.buf.Bytes())
+}
+
+// everyHook is a subscriber with the same function on every event.
+func everyHook(f func(context.Context, Event)) (h Hooks) {
+	for i := range reflect.TypeFor[Hooks]().NumField() {
+		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(f))
+	}
+	return h
+}
+
+// O-1: over a mixed load, every run that started has exactly one end event, which says what the row says.
+func TestEveryRunHasOneEnd(t *testing.T) {
+	t.Parallel()
+	var heard, again eventLog
+	broken := everyHook(func(context.Context, Event) { panic("a broken subscriber") })
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), broken, {}, again.hooks()}})
+
+	quick := Constant{Delay: time.Millisecond}
+	stale := func(ctx context.Context, job *Job) error {
+		_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else' where id = $1`, job.ID)
+		return err
+	}
+	inTx := func(ctx context.Context, commit bool, settle func(Tx) error) error {
+		tx, err := db.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx) //nolint:errcheck // after a commit it says so
+		if err := settle(tx); err != nil || !commit {
+			return err
+		}
+		return tx.Commit(ctx)
+	}
+	release := make(chan struct{})
+	kinds := []struct {
+		kind   string
+		opts   WorkerOpts
+		job    EnqueueOpts
+		ends   string // the end events of one job, in order
+		handle func(context.Context, *Job) error
+	}{
+		{kind: "ok", ends: "completed"},
+		{kind: "fails once", ends: "failed completed", handle: func(_ context.Context, job *Job) error {
+			if job.Attempt == 1 {
+				return errBoom
+			}
+			return nil
+		}},
+		{kind: "fails always", opts: WorkerOpts{MaxAttempts: 3}, ends: "failed failed discarded", handle: func(context.Context, *Job) error { return errBoom }},
+		{kind: "panics", opts: WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *Job) error { panic("oh") }},
+		{kind: "exits", opts: WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *Job) error { runtime.Goexit(); return nil }},
+		{kind: "discards", ends: "discarded", handle: func(context.Context, *Job) error { return Discard(errBoom) }},
+		{kind: "snoozes", ends: "snoozed snoozed completed", handle: func(_ context.Context, job *Job) error {
+			if job.Snoozes < 2 {
+				return Snooze(time.Millisecond)
+			}
+			return nil
+		}},
+		{kind: "is throttled", opts: WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *Job) error { return RetryAfter(time.Millisecond, errBoom) }},
+		{kind: "does not count", opts: WorkerOpts{MaxAttempts: 1}, ends: "failed completed", handle: func(_ context.Context, job *Job) error {
+			if job.Failures == 0 {
+				return DontCount(errBoom)
+			}
+			return nil
+		}},
+		{kind: "times out", opts: WorkerOpts{MaxAttempts: 1, Timeout: 5 * time.Millisecond}, ends: "discarded", handle: func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}},
+		{kind: "cancels itself", ends: "cancelled", handle: func(context.Context, *Job) error { return Cancel(errBoom) }},
+		{kind: "is cancelled", ends: "cancelled", handle: func(ctx context.Context, job *Job) error {
+			_, err := db.client.Cancel(ctx, job.ID, "")
+			return err
+		}},
+		{kind: "is stale", ends: "stale_settle", handle: stale},
+		{kind: "fails and is stale", ends: "stale_settle", handle: func(ctx context.Context, job *Job) error { return errors.Join(errBoom, stale(ctx, job)) }},
+		{kind: "expires", job: EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)}, ends: "discarded"},
+		{kind: "completes in a transaction", ends: "completed", handle: func(ctx context.Context, job *Job) error {
+			return inTx(ctx, true, func(tx Tx) error { return job.CompleteTx(ctx, tx) })
+		}},
+		{kind: "completes in a transaction, then fails", ends: "completed", handle: func(ctx context.Context, job *Job) error {
+			return errors.Join(errBoom, inTx(ctx, true, func(tx Tx) error { return job.CompleteTx(ctx, tx) }))
+		}},
+		{kind: "discards in a transaction", ends: "discarded", handle: func(ctx context.Context, job *Job) error {
+			return inTx(ctx, true, func(tx Tx) error { return job.SettleTx(ctx, tx, Discard(errBoom)) })
+		}},
+		{kind: "does not commit", opts: WorkerOpts{MaxAttempts: 2, RetryIf: func(error) bool { return false }}, ends: "failed discarded", handle: func(ctx context.Context, job *Job) error {
+			return inTx(ctx, false, func(tx Tx) error { return job.CompleteTx(ctx, tx) })
+		}},
+		{kind: "is stopped", ends: "released", handle: func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}},
+		{kind: "ignores everything", opts: WorkerOpts{MaxAttempts: 1, Timeout: 5 * time.Millisecond}, ends: "discarded", handle: func(context.Context, *Job) error {
+			<-release
+			return nil
+		}},
+	}
+	const each = 24
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 60}}, DrainTimeout: time.Millisecond}
+	var batch []Batch
+	for _, k := range kinds {
+		k.opts.Retry = quick
+		if k.handle == nil {
+			k.handle = func(context.Context, *Job) error { return nil }
+		}
+		cfg.Workers = append(cfg.Workers, dynWorker(k.kind, k.opts, k.handle))
+	}
+	for range each {
+		for _, k := range kinds {
+			batch = append(batch, Batch{dyn{kind: k.kind}, &k.job})
+		}
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sup, stop := db.start(t, cfg)
+	t.Cleanup(func() { close(release) })
+	me := ""
+	for i, r := range receipts {
+		if k := kinds[i%len(kinds)]; k.kind == "is stopped" {
+			me = heard.wait(t, r.ID, "started").Supervisor
+		} else {
+			eventually(t, func() bool { return heard.ends(r.ID) >= len(strings.Fields(k.ends)) })
+		}
+	}
+	if n := sup.Stats().Abandoned; n != each {
+		t.Errorf("%d runs abandoned, want %d", n, each)
+	}
+	stop()
+
+	total := map[string]int{}
+	for i, r := range receipts {
+		k, events := kinds[i%len(kinds)], heard.of(r.ID)
+		var ends []string
+		started := 0
+		for _, e := range events {
+			total[e.name]++
+			switch {
+			case e.name == "enqueued":
+			case e.name == "started":
+				started++
+				if e.Attempt < 1 || e.MaxAttempts < 1 || e.Wait <= 0 || e.Supervisor != me || e.Kind != k.kind || e.Queue != "default" {
+					t.Errorf("%s: started = %+v", k.kind, e)
+				}
+			case slices.Contains(endEvents, e.name):
+				ends = append(ends, e.name)
+				checkEndEvent(t, k.kind, me, e)
+			default:
+				t.Errorf("%s: %q", k.kind, e.name)
+			}
+		}
+		if got := strings.Join(ends, " "); got != k.ends || started != len(ends) && k.kind != "expires" {
+			t.Errorf("%s: %d started, ends = %q, want %q", k.kind, started, got, k.ends)
+		}
+		for _, name := range append([]string{"enqueued", "started"}, endEvents...) {
+			if heard.count(r.ID, name) != again.count(r.ID, name) {
+				t.Errorf("%s: two subscribers heard %q differently often", k.kind, name)
+			}
+		}
+	}
+	ended := 0
+	for _, name := range endEvents {
+		ended += total[name]
+	}
+	if total["started"]+each != ended { // the expired ones did not start
+		t.Errorf("%d runs started, %d ended: %v", total["started"], ended, total)
+	}
+	for state, want := range map[State]int{Completed: total["completed"], Discarded: total["discarded"], Cancelled: total["cancelled"]} {
+		if n := value[int](t, db, `select count(*) from jobs where state = $1`, state); n != want {
+			t.Errorf("%d jobs are %s, %d events", n, state, want)
+		}
+	}
+	claimed := 0
+	for _, e := range heard.of("") {
+		if e.name != "claimed" || e.Count < 1 || e.Queue != "default" || e.Supervisor != me {
+			t.Errorf("event without a job: %+v", e)
+		}
+		claimed += e.Count
+	}
+	if n := value[int](t, db, `select sum(claim_seq) from jobs where claimed_by is distinct from 'someone else'`); claimed < n {
+		t.Errorf("%d claimed by events, %d by the table", claimed, n)
+	}
+}
+
+// checkEndEvent looks for what every end event of its name must tell.
+func checkEndEvent(t *testing.T, kind, supervisor string, e loggedEvent) {
+	t.Helper()
+	failed := e.name == "failed" || e.name == "discarded" && e.Reason != ReasonExpired
+	switch {
+	case e.Attempt < 1 || e.MaxAttempts < e.Attempt && e.name != "failed" || e.Kind != kind || e.Queue != "default" || e.Supervisor != supervisor:
+	case e.Duration <= 0 && e.Reason != ReasonExpired:
+	case failed && (e.Class == "" || e.Error == ""):
+	case e.name == "completed" && (e.Class != "" || e.Error != ""):
+	case (e.name == "discarded") != (e.Reason != ""):
+	case (e.name == "failed" || e.name == "snoozed") != (e.Backoff > 0) || e.Backoff > 0 == e.Next.IsZero():
+	case e.name == "cancelled" && e.Error == "":
+	default:
+		return
+	}
+	t.Errorf("%s: %+v", kind, e)
+}
+
+// O-1: a subscriber that blocks delays other subscribers, and no job.
+func TestABlockingHookHoldsUpNoJob(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	release := make(chan struct{})
+	blocks := Hooks{Completed: func(context.Context, Event) { <-release }, Claimed: func(context.Context, Event) { <-release }}
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{blocks, heard.hooks()}})
+	var batch []Batch
+	for range 200 {
+		batch = append(batch, Batch{Args: dyn{kind: "k"}})
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	}})
+	eventually(t, func() bool {
+		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) == len(batch)
+	})
+	close(release)
+	stop() // all events are told before Run returns
+	quickest := time.Hour
+	for _, r := range receipts {
+		if heard.count(r.ID, "completed") != 1 {
+			t.Errorf("events = %+v", heard.of(r.ID))
+		}
+		quickest = min(quickest, heard.end(t, r.ID).Duration)
+	}
+	if quickest <= 0 || quickest >= time.Millisecond {
+		t.Errorf("the quickest of 200 runs took %v: durations are not below milliseconds", quickest)
+	}
+}
+
+// A hook that ends its goroutine, as t.FailNow does, costs no slot.
+func TestAHookThatCallsGoexit(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	var once atomic.Bool
+	exits := Hooks{Started: func(context.Context, Event) {
+		if !once.Swap(true) {
+			runtime.Goexit()
+		}
+	}}
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), exits}})
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{Timeout: NoTimeout}, func(context.Context, *Job) error { return nil }),
+	}})
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "failed" || e.Class != classPanic {
+		t.Errorf("event = %+v", e)
+	}
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
+		t.Errorf("next event = %+v", e)
+	}
+}
+
+// O-1: what the log says of each event, at its level, and never the args.
+func TestEventsInTheLog(t *testing.T) {
+	t.Parallel()
+	var logged lockedBuffer
+	log := slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	db := newTestDBWith(t, Config{Logger: log})
+	const secret = "secret-of-the-args"
+	cfg := SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: time.Millisecond}
+	ends := map[string]func(ctx context.Context, job *Job) error{
+		"job completed": func(_ context.Context, job *Job) error {
+			log.Info("from the handler", slog.Any("job", job))
+			return nil
+		},
+		"job failed, will be retried": func(context.Context, *Job) error { return errBoom },
+		"job discarded":               func(context.Context, *Job) error { return Discard(errBoom) },
+		"job snoozed":                 func(context.Context, *Job) error { return Snooze(time.Hour) },
+		"job cancelled":               func(context.Context, *Job) error { return Cancel(errBoom) },
+		"job handed back": func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+		"stale outcome refused": func(ctx context.Context, job *Job) error {
+			_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'x' where id = $1`, job.ID)
+			return err
+		},
+	}
+	ids := map[string]string{}
+	for message, handle := range ends {
+		cfg.Workers = append(cfg.Workers, dynWorker(message, WorkerOpts{}, handle))
+		ids[message] = db.enqueue(t, dyn{kind: message, S: secret}, nil)
+	}
+	find := func(message, id string) (found map[string]any) {
+		lines := bufio.NewScanner(bytes.NewReader(logged.Bytes()))
+		for lines.Scan() {
+			var line map[string]any
+			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+				t.Fatalf("%s: %v", lines.Text(), err)
+			}
+			if line["msg"] == message && (id == "" || line["id"] == id) {
+				found = line
+			}
+		}
+		return found
+	}
+	_, stop := db.start(t, cfg)
+	for message, id := range ids {
+		if message == "job handed back" {
+			message = "job started"
+		}
+		eventually(t, func() bool { return find(message, id) != nil })
+	}
+	stop()
+	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil); err != nil {
+		t.Fatal(err)
+	}
+	run := []string{"attempt", "duration_ms", "id", "kind", "max_attempts", "queue", "supervisor"}
+	for _, c := range []struct {
+		message, of, level string
+		keys               []string
+	}{
+		{"job enqueued", "job completed", "DEBUG", []string{"id", "kind", "queue"}},
+		{"jobs claimed", "", "DEBUG", []string{"count", "queue", "supervisor"}},
+		{"job started", "job completed", "DEBUG", []string{"attempt", "id", "kind", "max_attempts", "queue", "supervisor"}},
+		{"job completed", "job completed", "DEBUG", run},
+		{"job failed, will be retried", "job failed, will be retried", "DEBUG", append([]string{"backoff_ms", "class", "error"}, run...)},
+		{"job discarded", "job discarded", "WARN", append([]string{"class", "error", "reason"}, run...)},
+		{"job snoozed", "job snoozed", "DEBUG", append([]string{"backoff_ms"}, run...)},
+		{"job cancelled", "job cancelled", "INFO", append([]string{"class", "error"}, run...)},
+		{"job handed back", "job handed back", "DEBUG", run},
+		{"stale outcome refused", "stale outcome refused", "WARN", run},
+		{"job redriven", "job discarded", "INFO", []string{"id"}},
+	} {
+		line := find(c.message, ids[c.of])
+		if line == nil || line["level"] != c.level {
+			t.Errorf("%s: line = %v, want level %s", c.message, line, c.level)
+			continue
+		}
+		for _, key := range c.keys {
+			if _, ok := line[key]; !ok {
+				t.Errorf("%s: no %s in %v", c.message, key, line)
+			}
+		}
+		if len(line) != len(c.keys)+3 { // time, level, msg
+			t.Errorf("%s: line = %v, want keys %v", c.message, line, c.keys)
+		}
+	}
+	for message, level := range map[string]string{"supervisor started": "INFO", "supervisor stopped": "INFO"} {
+		if line := find(message, ""); line == nil || line["level"] != level {
+			t.Errorf("%s: %v", message, line)
+		}
+	}
+	line := find("from the handler", "")
+	if job, ok := line["job"].(map[string]any); !ok || job["id"] != ids["job completed"] || job["kind"] != "job completed" || job["attempt"] != 1.0 || len(job) != 5 {
+		t.Errorf("a job in the log is %v", line["job"])
+	}
+	if bytes.Contains(logged.Bytes(), []byte(secret)) {
+		t.Error("args were logged")
+	}
+}
+
+// A hook that panics is logged, without secrets.
+func TestAPanickingHookIsLogged(t *testing.T) {
+	t.Parallel()
+	var logged lockedBuffer
+	db := newTestDBWith(t, Config{
+		Logger: slog.New(slog.NewTextHandler(&logged, nil)),
+		Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2", "***") },
+		Hooks:  []Hooks{{Enqueued: func(context.Context, Event) { panic("with hunter2") }}},
+	})
+	db.enqueue(t, dyn{kind: "k"}, nil)
+	if log := string(logged.Bytes()); !strings.Contains(log, "hook panicked") || !strings.Contains(log, "with ***") || strings.Contains(log, "hunter2") {
+		t.Errorf("log = %s", log)
+	}
+}
+
+// Every event has a hook, a level and a message of its own.
+func TestEveryEventHasItsHook(t *testing.T) {
+	t.Parallel()
+	var called []string
+	var h Hooks
+	of := reflect.TypeFor[Hooks]()
+	for i := range of.NumField() {
+		name := of.Field(i).Name
+		hook := func(context.Context, Event) { called = append(called, name) }
+		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(hook))
+	}
+	messages := map[string]bool{}
+	for kind := eventEnqueued; kind <= eventRedriven; kind++ {
+		hook, _, message := h.of(kind)
+		if hook == nil || message == "" || messages[message] {
+			t.Fatalf("event %d: message %q", kind, message)
+		}
+		messages[message] = true
+		hook(t.Context(), Event{})
+	}
+	slices.Sort(called)
+	if called = slices.Compact(called); len(called) != of.NumField() {
+		t.Errorf("%d hooks, called are %v", of.NumField(), called)
+	}
+	if hook, _, message := h.of(eventRedriven + 1); hook != nil || message != "" {
+		t.Error("an event without a hook has one")
+	}
+	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {
+		t.Errorf("LogValue = %s", got)
+	}
+}

@@ -1,0 +1,419 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// E-10: what a handler is told about its job.
+func TestTheHandlerSeesItsJob(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k", N: 7}, &EnqueueOpts{
+		Queue: "q", Priority: 3, MaxAttempts: 4, Tags: []string{"a", "b"}, Metadata: map[string]any{"tenant": "x"},
+	})
+	jobs := make(chan Job, 10)
+	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{Retry: Constant{Delay: 2 * time.Millisecond}}, func(_ context.Context, job *Job) error {
+			seen := *job //nolint:govet // a copy of what it says now
+			seen.run = nil
+			jobs <- seen
+			switch job.run.claimSeq {
+			case 1:
+				return errBoom
+			case 2:
+				return Snooze(0)
+			case 3:
+				return RetryAfter(3*time.Millisecond, errors.New("busy"))
+			}
+			return Discard(errors.New("enough"))
+		}),
+	}})
+	heard.wait(t, id, "discarded")
+	first := <-jobs
+	if first.ID != id || first.Queue != "q" || first.Kind != "k" || first.Priority != 3 || first.MaxAttempts != 4 {
+		t.Errorf("first run saw %+v", first)
+	}
+	if first.LastError != "" || first.LastDelay != 0 || first.Failures != 0 || first.Attempt != 1 || first.ScheduledAt.IsZero() {
+		t.Errorf("first run saw a past: %+v", first)
+	}
+	var args struct{ N int }
+	var metadata map[string]string
+	if err := errors.Join(json.Unmarshal(first.Args, &args), json.Unmarshal(first.Metadata, &metadata)); err != nil || args.N != 7 || metadata["tenant"] != "x" || !slices.Equal(first.Tags, []string{"a", "b"}) {
+		t.Errorf("args %s, metadata %s, tags %v: %v", first.Args, first.Metadata, first.Tags, err)
+	}
+	second, third, fourth := <-jobs, <-jobs, <-jobs
+	if second.Attempt != 2 || second.LastError != "boom" || second.LastDelay != 2*time.Millisecond || second.Failures != 1 || second.Priority != 3 {
+		t.Errorf("second run saw %+v", second)
+	}
+	if third.Attempt != 2 || third.Snoozes != 1 || third.LastError != "boom" || third.Failures != 1 {
+		t.Errorf("third run saw %+v", third)
+	}
+	if fourth.Attempt != 3 || fourth.LastError != "busy" || fourth.Failures != 2 || fourth.LastDelay < 3*time.Millisecond || !slices.Equal(fourth.Tags, first.Tags) || string(fourth.Metadata) != string(first.Metadata) {
+		t.Errorf("fourth run saw %+v", fourth)
+	}
+	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		t.Fatal(err)
+	}
+	if again := <-jobs; again.Attempt != 1 || again.Redrives != 1 || again.LastError != "enough" || again.Failures != 3 {
+		t.Errorf("redriven run saw %+v", again)
+	}
+}
+
+// R-9: how many runs a job has is decided by job, worker, queue and default, in this order, up as well as down.
+func TestWhoDecidesMaxAttempts(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	now := Constant{Delay: time.Nanosecond}
+	fails := func(context.Context, *Job) error { return errBoom }
+	cfg := SupervisorConfig{
+		Queues: []Queue{{Retry: now}, {Name: "seven", MaxAttempts: 7, Retry: now}},
+		Workers: []Worker{
+			dynWorker("unset", WorkerOpts{}, fails),
+			dynWorker("three", WorkerOpts{MaxAttempts: 3}, fails),
+			dynWorker("retries", WorkerOpts{MaxRetries: 3}, fails),
+			dynWorker("both", WorkerOpts{MaxAttempts: 3, MaxRetries: 2}, fails),
+			dynWorker("once", WorkerOpts{MaxAttempts: 1}, fails),
+		},
+	}
+	cases := []struct {
+		kind string
+		opts EnqueueOpts
+		want int
+	}{
+		{"unset", EnqueueOpts{}, 20},
+		{"unset", EnqueueOpts{Queue: "seven"}, 7},
+		{"three", EnqueueOpts{}, 3},
+		{"three", EnqueueOpts{Queue: "seven"}, 3},
+		{"three", EnqueueOpts{MaxAttempts: 5}, 5},
+		{"three", EnqueueOpts{MaxAttempts: 2}, 2},
+		{"three", EnqueueOpts{MaxAttempts: 1}, 1},
+		{"three", EnqueueOpts{MaxRetries: 1}, 2},
+		{"three", EnqueueOpts{MaxAttempts: 9, Queue: "seven"}, 9},
+		{"unset", EnqueueOpts{MaxAttempts: 25}, 25},
+		{"retries", EnqueueOpts{}, 4},
+		{"both", EnqueueOpts{}, 3},
+		{"once", EnqueueOpts{}, 1},
+		{"once", EnqueueOpts{MaxRetries: 3}, 4},
+	}
+	ids := make([]string, len(cases))
+	for i, c := range cases {
+		ids[i] = db.enqueue(t, dyn{kind: c.kind}, &c.opts)
+	}
+	db.run(t, cfg)
+	for i, c := range cases {
+		end := heard.wait(t, ids[i], "discarded")
+		if end.Attempt != c.want || end.MaxAttempts != c.want || heard.count(ids[i], "started") != c.want {
+			t.Errorf("%s, %+v: %d runs, event says attempt %d of %d; want %d",
+				c.kind, c.opts, heard.count(ids[i], "started"), end.Attempt, end.MaxAttempts, c.want)
+		}
+		info, err := db.client.Get(t.Context(), ids[i])
+		if err != nil || info.MaxAttempts != c.want || info.DiscardReason != ReasonAttemptsExhausted {
+			t.Errorf("%s, %+v: the row says %d runs, reason %q: %v", c.kind, c.opts, info.MaxAttempts, info.DiscardReason, err)
+		}
+	}
+}
+
+// R-8: which strategy a job has is decided by job, worker, queue and default, in this order, at every retry, after a
+// redrive too. R-10: the first run has no delay.
+func TestWhoDecidesTheStrategy(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	ofJob, ofWorker, ofQueue := Constant{Delay: 1111 * time.Microsecond}, Constant{Delay: 2222 * time.Microsecond}, Constant{Delay: 3333 * time.Microsecond}
+	named := func(d time.Duration) func(Failure) (time.Duration, bool) {
+		return func(Failure) (time.Duration, bool) { return d, true }
+	}
+	fails := func(context.Context, *Job) error { return errBoom }
+	cfg := SupervisorConfig{
+		Queues: []Queue{{MaxAttempts: 4}, {Name: "q", MaxAttempts: 4, Retry: ofQueue}},
+		Workers: []Worker{
+			dynWorker("unset", WorkerOpts{}, fails),
+			dynWorker("set", WorkerOpts{Retry: ofWorker}, fails),
+			dynWorker("shares", WorkerOpts{Retry: Custom{Name: "listed"}}, fails),
+			dynWorker("brings", WorkerOpts{Retry: Custom{Name: "brought", Func: named(5555 * time.Microsecond)}}, fails),
+			dynWorker("anonymous", WorkerOpts{Retry: Custom{Func: named(6666 * time.Microsecond)}}, fails),
+		},
+		Strategies: []Custom{{Name: "listed", Func: named(4444 * time.Microsecond)}},
+	}
+	cases := []struct {
+		kind string
+		opts EnqueueOpts
+		want time.Duration
+	}{
+		{"unset", EnqueueOpts{Queue: "q"}, ofQueue.Delay},
+		{"set", EnqueueOpts{}, ofWorker.Delay},
+		{"set", EnqueueOpts{Queue: "q"}, ofWorker.Delay},
+		{"set", EnqueueOpts{Queue: "q", Retry: ofJob}, ofJob.Delay},
+		{"unset", EnqueueOpts{Queue: "q", Retry: ofJob}, ofJob.Delay},
+		{"unset", EnqueueOpts{Retry: ofJob}, ofJob.Delay},
+		{"shares", EnqueueOpts{}, 4444 * time.Microsecond},
+		{"set", EnqueueOpts{Retry: Custom{Name: "listed"}}, 4444 * time.Microsecond},
+		{"set", EnqueueOpts{Retry: Custom{Name: "brought"}}, 5555 * time.Microsecond},
+		{"set", EnqueueOpts{Retry: Custom{Name: "brought", Max: time.Millisecond}}, time.Millisecond},
+		{"anonymous", EnqueueOpts{Queue: "q"}, 6666 * time.Microsecond},
+		{"anonymous", EnqueueOpts{Retry: ofJob}, ofJob.Delay},
+	}
+	ids := make([]string, len(cases))
+	for i, c := range cases {
+		ids[i] = db.enqueue(t, dyn{kind: c.kind}, &c.opts)
+	}
+	byDefault := db.enqueue(t, dyn{kind: "unset"}, nil)
+	db.run(t, cfg)
+	if e := heard.wait(t, byDefault, "failed"); e.Backoff < 15*time.Second || e.Backoff > 18750*time.Millisecond {
+		t.Errorf("by default the backoff is %v", e.Backoff)
+	}
+	check := func(i int, failures int) {
+		t.Helper()
+		n := 0
+		for _, e := range heard.of(ids[i]) {
+			if e.name == "failed" {
+				if n++; e.Backoff != cases[i].want {
+					t.Errorf("%s, %+v: backoff %v, want %v", cases[i].kind, cases[i].opts, e.Backoff, cases[i].want)
+				}
+			}
+		}
+		if n != failures {
+			t.Errorf("%s: %d failed events, want %d", cases[i].kind, n, failures)
+		}
+	}
+	for i := range cases {
+		heard.wait(t, ids[i], "discarded")
+		check(i, 3)
+		if err := db.client.RedriveJob(t.Context(), ids[i], nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range cases {
+		eventually(t, func() bool { return heard.count(ids[i], "discarded") == 2 })
+		check(i, 6)
+	}
+}
+
+// R-8, R-13: a rescuer that does not know a job's kind keeps its own strategy, its kind's or its queue's.
+func TestTheStrategySurvivesARescue(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	run := func(context.Context, *Job) error { return nil }
+	// The process that dies knew the kind; only its rows are left.
+	dead, err := db.client.Supervisor(SupervisorConfig{
+		Queues:  []Queue{{Name: "q", MaxAttempts: 9, Retry: Constant{Delay: 3 * time.Minute}}},
+		Workers: []Worker{dynWorker("set", WorkerOpts{MaxAttempts: 6, Retry: Linear{Step: time.Minute}}, run), dynWorker("unset", WorkerOpts{}, run)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadControl(t, dead)
+	rescuer, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadControl(t, rescuer)
+	cases := []struct {
+		kind        string
+		opts        EnqueueOpts
+		delay       time.Duration
+		maxAttempts int
+	}{
+		{"set", EnqueueOpts{Queue: "q"}, 2 * time.Minute, 6},
+		{"set", EnqueueOpts{Queue: "q", Retry: Constant{Delay: time.Hour}, MaxAttempts: 3}, time.Hour, 3},
+		{"unset", EnqueueOpts{Queue: "q"}, 3 * time.Minute, 9},
+	}
+	for _, c := range cases {
+		id := db.enqueue(t, dyn{kind: c.kind}, &c.opts)
+		// It runs for the second time, and the process died in the first run too.
+		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, dead.lease.Load().id)
+		conn, err := db.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := rescuer.control.rescue(t.Context(), conn.Conn(), peer{id: dead.lease.Load().id, queues: []string{"q"}}); err != nil {
+			t.Fatal(err)
+		}
+		conn.Release()
+		row := db.endRow(t, id)
+		if info, err := db.client.Get(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
+			t.Errorf("%s: %d attempts, want %d: %v", c.kind, info.MaxAttempts, c.maxAttempts, err)
+		}
+		if row.State != Retryable || row.Crashes != 2 || row.Delay < c.delay-time.Second || row.Delay > c.delay+time.Second {
+			t.Errorf("%s: rescued row = %+v, want it due in %v", c.kind, row, c.delay)
+		}
+	}
+}
+
+// deadControl registers a supervisor that is then never heard of again.
+func deadControl(t *testing.T, s *Supervisor) {
+	t.Helper()
+	s.control.base = context.Background()
+	if err := s.control.register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.control.link.close() })
+}
+
+// R-8: a name that this process lacks is no reason to fail, but worth a line in the log.
+func TestAnUnknownStrategyFallsBackToTheWorkers(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	var logged lockedBuffer
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Retry: Custom{Name: "of another process"}})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom }),
+	}})
+	if e := heard.end(t, id); e.name != "failed" || e.Backoff != time.Hour {
+		t.Errorf("event = %+v", e)
+	}
+	if log := string(logged.Bytes()); !strings.Contains(log, "of another process") || !strings.Contains(log, "job.id="+id) {
+		t.Errorf("log = %s", log)
+	}
+	if stored := value[string](t, db, `select retry->>'name' from jobs where id = $1`, id); stored != "of another process" {
+		t.Errorf("the job's own strategy became %q", stored)
+	}
+}
+
+// R-7: what a Custom sees, and that a panic inside it leads to the default.
+func TestACustomStrategySeesTheFailure(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	var logged lockedBuffer
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{heard.hooks()}})
+	var mu sync.Mutex
+	var failures []Failure
+	custom := Custom{Func: func(f Failure) (time.Duration, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		failures = append(failures, f)
+		switch f.Attempt {
+		case 1:
+			return -time.Hour, true
+		case 2:
+			return 4 * time.Millisecond, true
+		}
+		panic("in the strategy")
+	}}
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{Retry: custom}, func(_ context.Context, job *Job) error { return fmt.Errorf("run %d: %w", job.Attempt, errBoom) }),
+	}})
+	eventually(t, func() bool { return heard.count(id, "failed") == 3 })
+	mu.Lock()
+	defer mu.Unlock()
+	for i, f := range failures {
+		if f.Attempt != i+1 || f.RetryIndex != i || !errors.Is(f.Err, errBoom) || f.Job == nil || f.Job.ID != id {
+			t.Errorf("failure %d = %+v", i, f)
+		}
+	}
+	if len(failures) != 3 || failures[0].LastDelay != 0 || failures[1].LastDelay != 0 || failures[2].LastDelay != 4*time.Millisecond {
+		t.Errorf("failures = %+v", failures)
+	}
+	row := db.endRow(t, id)
+	if row.State != Retryable || row.Delay < 59*time.Second || row.Delay > 76*time.Second { // Exponential{} after attempt 3
+		t.Errorf("row = %+v", row)
+	}
+	if !strings.Contains(string(logged.Bytes()), "in the strategy") {
+		t.Error("the panic was not logged")
+	}
+}
+
+type (
+	ptrArgs struct{ N int }
+	nulKind   struct{}
+	kindPanics   struct{}
+	noKind   struct{}
+)
+
+func (*ptrArgs) Kind() string { return "pointer" }
+func (nulKind) Kind() string    { return "a\x00b" }
+func (kindPanics) Kind() string    { panic("no kind") }
+func (noKind) Kind() string    { return "" }
+
+// Handlers may take a pointer.
+func TestPointerArgs(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	got := make(chan int, 1)
+	id := db.enqueue(t, &ptrArgs{7}, nil)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		Handle(func(_ context.Context, _ *Job, args *ptrArgs) error { got <- args.N; return nil }, WorkerOpts{}),
+	}})
+	if e := heard.end(t, id); e.name != "completed" || <-got != 7 {
+		t.Errorf("event = %+v", e)
+	}
+}
+
+// Every mistake of a configuration is told at once, by the name of its field.
+func TestConfigurationMistakes(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	ok := dynWorker("ok", WorkerOpts{}, func(context.Context, *Job) error { return nil })
+	with := func(opts WorkerOpts) []Worker { return []Worker{dynWorker("k", opts, ok.handle)} }
+	queues := []Queue{{}}
+	wait := func(Failure) (time.Duration, bool) { return 0, true }
+	other := func(Failure) (time.Duration, bool) { return 1, true }
+	for name, c := range map[string]struct {
+		cfg  SupervisorConfig
+		want []string // fields, or parts of what is said
+	}{
+		"nothing":                {SupervisorConfig{}, []string{"Queues:", "Workers:"}},
+		"the same kind twice":    {SupervisorConfig{Queues: queues, Workers: []Worker{ok, ok}}, []string{"Workers[1]", `"ok"`}},
+		"the same queue twice":   {SupervisorConfig{Queues: []Queue{{}, {Name: "default"}}, Workers: []Worker{ok}}, []string{"Queues[1].Name"}},
+		"an empty worker":        {SupervisorConfig{Queues: queues, Workers: []Worker{{}, ok, {}}}, []string{"Workers[0]", "Workers[2]", "Handle"}},
+		"a nil handler":          {SupervisorConfig{Queues: queues, Workers: []Worker{Handle[decodes](nil, WorkerOpts{})}}, []string{"Workers[0]", "nil"}},
+		"args of interface type": {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, Args) error { return nil }, WorkerOpts{})}}, []string{"Workers[0]", "interface"}},
+		"a kind that panics":     {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, kindPanics) error { return nil }, WorkerOpts{})}}, []string{"Workers[0]", "panics"}},
+		"a kind with NUL":        {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, nulKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
+		"an empty kind":          {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, noKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
+		"contradicting attempts": {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{MaxAttempts: 3, MaxRetries: 3})}, []string{"Workers[0].MaxRetries"}},
+		"negative attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: -1}}, Workers: with(WorkerOpts{MaxAttempts: -1, MaxRetries: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts", "Workers[0].MaxRetries"}},
+		"too many attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(WorkerOpts{MaxRetries: math.MaxInt32})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxRetries"}},
+		"negative durations": {
+			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
+			[]string{"Workers[0].Timeout", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},
+		},
+		"too short a lease":    {SupervisorConfig{Queues: queues, Workers: []Worker{ok}, Lease: time.Second - 1}, []string{"Lease"}},
+		"concurrency":          {SupervisorConfig{Queues: []Queue{{Concurrency: -1}, {Name: "b", Concurrency: 10_001}}, Workers: []Worker{ok}}, []string{"Queues[0].Concurrency", "Queues[1].Concurrency"}},
+		"a queue's name":       {SupervisorConfig{Queues: []Queue{{Name: strings.Repeat("x", 129)}, {Name: "\xff"}}, Workers: []Worker{ok}}, []string{"Queues[0].Name", "Queues[1].Name"}},
+		"strategies' settings": {SupervisorConfig{Queues: []Queue{{Retry: Linear{Step: -1}}}, Workers: with(WorkerOpts{Retry: Exponential{Base: -1, Multiplier: math.NaN(), Max: -1, Jitter: "up:2"}})}, []string{"Queues[0].Retry.Step", "Workers[0].Retry.Base", "Workers[0].Retry.Multiplier", "Workers[0].Retry.Max", "Workers[0].Retry.Jitter"}},
+		"a strategy's pointer": {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Retry: &Exponential{}})}, []string{"Workers[0].Retry", "pointer"}},
+		"a nil function":       {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Retry: Custom{}}), Strategies: []Custom{{}}}, []string{"Workers[0].Retry.Func", "Strategies[0].Func"}},
+		"two of one name":      {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Retry: Custom{Name: "n", Func: other}}), Strategies: []Custom{{Name: "n", Func: wait}}}, []string{"Workers[0].Retry.Name", `"n"`}},
+		"a name of nothing":    {SupervisorConfig{Queues: []Queue{{Retry: Custom{Name: "gone"}}}, Workers: with(WorkerOpts{Retry: Custom{Name: "gone"}})}, []string{"Queues[0].Retry.Name", `"k"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sup, err := db.client.Supervisor(c.cfg)
+			if sup != nil || !errors.Is(err, ErrInvalid) {
+				t.Fatalf("Supervisor = %v, %v", sup, err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q is not in:\n%v", want, err)
+				}
+			}
+		})
+	}
+	if _, err := New(nil, Config{MaxArgsBytes: -1, Kinds: []string{"", "ok", "\x00"}}); err == nil || strings.Count(err.Error(), "Config.Kinds") != 2 || !strings.Contains(err.Error(), "MaxArgsBytes") || !strings.Contains(err.Error(), "pool") {
+		t.Errorf("New = %v", err)
+	}
+	// The same strategy may stand in several places.
+	shared := Custom{Name: "shared", Func: wait}
+	if _, err := db.client.Supervisor(SupervisorConfig{
+		Queues: []Queue{{Retry: shared}}, Workers: []Worker{dynWorker("a", WorkerOpts{Retry: shared}, ok.handle), dynWorker("b", WorkerOpts{Retry: shared}, ok.handle)},
+		Strategies: []Custom{shared},
+	}); err != nil {
+		t.Errorf("a shared strategy: %v", err)
+	}
+}
