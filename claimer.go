@@ -77,7 +77,7 @@ func (c *claimer) poke() {
 // run claims until ctx is done, then closes the buffers: what has not started goes back, workers end once their job
 // has. What is under way ends with base.
 func (c *claimer) run(ctx, base context.Context) {
-	defer c.link.close()
+	defer c.link.close(base)
 	defer close(c.ended)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -486,7 +486,7 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	anew := c.anew
 	c.anew = false
 	c.mu.Unlock()
-	if c.sup.cfg.DisableNotify || idle == c.asleep && !anew && !(idle && over) {
+	if c.sup.cfg.DisableNotify || idle == c.asleep && !anew && (!idle || !over) {
 		return
 	}
 	p.begin()

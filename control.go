@@ -96,7 +96,7 @@ func (c *control) register(ctx context.Context) error {
 		return err
 	}
 	c.beaten = sent
-	c.sup.lease.Store(newLease(c.base, id))
+	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.floors.reset()
 	c.sup.claimer.sayAnew()
 	c.sup.claimer.wake()
@@ -105,7 +105,7 @@ func (c *control) register(ctx context.Context) error {
 
 // run beats six times a lease, and more often while beats fail. In between it waits for notifications.
 func (c *control) run(ctx context.Context) {
-	defer func() { c.link.close() }()
+	defer c.link.close(ctx)
 	period := c.sup.cfg.Lease / 6
 	next := c.sup.now().Add(period)
 	for ctx.Err() == nil {
@@ -171,7 +171,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 	}
 	c.mu.Unlock()
 	for ctx.Err() == nil {
-		if !c.listens(ctx) {
+		if !c.listens() { //nolint:contextcheck // an interrupt in the middle of a statement would cost the connection
 			<-ctx.Done()
 			return
 		}
@@ -188,7 +188,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 
 // listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
 // running one was cancelled. Without them the polls find the same.
-func (c *control) listens(ctx context.Context) bool {
+func (c *control) listens() bool {
 	conn := c.link.conn
 	if c.sup.cfg.DisableNotify || conn == nil || conn.IsClosed() {
 		return false
@@ -196,7 +196,6 @@ func (c *control) listens(ctx context.Context) bool {
 	if c.listening == conn {
 		return true
 	}
-	// Not ctx: an interrupt in the middle of a statement would cost the connection.
 	ctx, cancel := context.WithTimeout(c.base, 5*time.Second)
 	defer cancel()
 	var channel string
@@ -251,7 +250,7 @@ func (c *control) beat(ctx context.Context) error {
 	c.beats++
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
-		c.sup.lease.Store(l.renewed(c.base))
+		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.sup.claimer.wake()
 	}
 	c.observe(ctx, conn, l, reply)
@@ -481,11 +480,11 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 }
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
-func (c *control) end() {
-	ctx, cancel := context.WithTimeout(c.base, 2*time.Second)
+func (c *control) end(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	link := link{store: c.sup.client.store}
-	defer link.close()
+	defer link.close(ctx)
 	conn, err := link.get(ctx)
 	if err == nil {
 		err = c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id)

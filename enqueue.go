@@ -199,54 +199,54 @@ func (c *Client) encodeArgs(bad *problems, prefix string, job *newJob, args Args
 	bad.under(prefix, err)
 }
 
-func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts) {
-	if job.Queue == "" {
-		job.Queue = "default"
+func (j *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts) {
+	if j.Queue == "" {
+		j.Queue = "default"
 	}
-	bad.join(checkName(prefix+"Queue", job.Queue))
+	bad.join(checkName(prefix+"Queue", j.Queue))
 	switch {
-	case job.Priority == 0:
-		job.Priority = 5
-	case job.Priority < 1 || job.Priority > 9:
-		bad.add(prefix+"Priority", "%d is not 1 to 9", job.Priority)
+	case j.Priority == 0:
+		j.Priority = 5
+	case j.Priority < 1 || j.Priority > 9:
+		bad.add(prefix+"Priority", "%d is not 1 to 9", j.Priority)
 	}
-	if job.ID == "" {
-		job.ID = ulid.Make().String()
-	} else if parsed, err := ulid.ParseStrict(job.ID); err != nil {
-		bad.add(prefix+"ID", "%q is not a ULID: %v", job.ID, err)
+	if j.ID == "" {
+		j.ID = ulid.Make().String()
+	} else if parsed, err := ulid.ParseStrict(j.ID); err != nil {
+		bad.add(prefix+"ID", "%q is not a ULID: %v", j.ID, err)
 	} else {
-		job.ID = parsed.String() // in capitals, as it is compared
+		j.ID = parsed.String() // in capitals, as it is compared
 	}
 	if !opts.ScheduledAt.IsZero() {
-		job.ScheduledAt = instant(bad, prefix+"ScheduledAt", opts.ScheduledAt)
+		j.ScheduledAt = instant(bad, prefix+"ScheduledAt", opts.ScheduledAt)
 		if opts.Delay != 0 {
 			bad.add(prefix+"Delay", "contradicts ScheduledAt")
 		}
 	}
 	bad.nonNegative(prefix+"Delay", opts.Delay)
 	if opts.Delay > 0 {
-		job.Delay = interval(opts.Delay)
+		j.Delay = interval(opts.Delay)
 	}
 	if n := bad.attempts(prefix, opts.MaxAttempts, opts.MaxRetries); n > 0 {
-		job.MaxAttempts = &n
+		j.MaxAttempts = &n
 	}
 	if mistakes := len(bad.errs); opts.Retry != nil {
 		if bad.strategy(prefix+"Retry", opts.Retry); len(bad.errs) == mistakes {
-			job.Retry = encodeOwn(bad, prefix+"Retry", opts.Retry)
+			j.Retry = encodeOwn(bad, prefix+"Retry", opts.Retry)
 		}
 	}
 	bad.nonNegative(prefix+"Timeout", opts.Timeout)
 	if opts.Timeout > 0 {
-		job.Timeout = interval(max(min(opts.Timeout, maxTimeout), time.Millisecond))
+		j.Timeout = interval(max(min(opts.Timeout, maxTimeout), time.Millisecond))
 	}
 	if !opts.ExpiresAt.IsZero() {
-		job.ExpiresAt = instant(bad, prefix+"ExpiresAt", opts.ExpiresAt)
+		j.ExpiresAt = instant(bad, prefix+"ExpiresAt", opts.ExpiresAt)
 		if !opts.ExpiresAt.After(opts.ScheduledAt) {
 			bad.add(prefix+"ExpiresAt", "is not after ScheduledAt: the job could never run")
 		}
 	}
 	if !opts.RetryUntil.IsZero() {
-		job.RetryUntil = instant(bad, prefix+"RetryUntil", opts.RetryUntil)
+		j.RetryUntil = instant(bad, prefix+"RetryUntil", opts.RetryUntil)
 	}
 	if len(opts.Tags) > 32 {
 		bad.add(prefix+"Tags", "%d tags, at most 32", len(opts.Tags))
@@ -258,7 +258,7 @@ func (job *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts
 		}
 		bad.join(checkText(field, tag, 128))
 	}
-	job.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
+	j.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
 }
 
 // encodeOwn is the stored form of a job's own strategy: a Custom needs a name, functions cannot be stored.
@@ -268,7 +268,7 @@ func encodeOwn(bad *problems, field string, strategy RetryStrategy) json.RawMess
 	return raw
 }
 
-func (job *newJob) encodeMetadata(bad *problems, field string, metadata map[string]any) {
+func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string]any) {
 	if metadata == nil {
 		return
 	}
@@ -279,7 +279,7 @@ func (job *newJob) encodeMetadata(bad *problems, field string, metadata map[stri
 	}
 	raw, err := encodeJSON(field, metadata, 64<<10)
 	bad.join(err)
-	job.Metadata = raw
+	j.Metadata = raw
 }
 
 // maxTimeout stands in the table for NoTimeout: a hundred years.

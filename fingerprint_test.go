@@ -98,7 +98,7 @@ func indexHere(_ any, b []int) { b[len(b)]++ }
 //go:noinline
 func derefHere(_ any, b []int) { *(*int)(nil) = len(b) }
 
-// F-5
+// F-5: where it happened is what a panic is known by.
 func TestPanicsAreToldApartByTheirPlace(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]func(any, []int){

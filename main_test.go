@@ -23,7 +23,10 @@ type testDB struct {
 	client *Client
 }
 
-func newTestDB(t testing.TB) *testDB { return newTestDBWith(t, Config{}) }
+func newTestDB(t testing.TB) *testDB {
+	t.Helper()
+	return newTestDBWith(t, Config{})
+}
 
 func newTestDBWith(t testing.TB, cfg Config) *testDB {
 	t.Helper()

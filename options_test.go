@@ -131,7 +131,7 @@ func TestQueuesAreServedByName(t *testing.T) {
 	}
 }
 
-//
+// lower is sooner.
 func TestPrioritiesInOrder(t *testing.T) {
 	t.Parallel()
 	var heard eventLog

@@ -153,7 +153,7 @@ func (r *run) decide(err error) *outcome {
 	case hasVerdict && v.how == verdictCancel:
 		o.cancel(err)
 		return o
-	case r.interrupted() && !(hasVerdict && v.how == verdictDiscard && !errors.Is(err, context.Canceled)):
+	case r.interrupted() && (!hasVerdict || v.how != verdictDiscard || errors.Is(err, context.Canceled)):
 		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
 		// earlier run, before a redrive, the job must not be lost.
 		o.state, o.now, o.giveBack, o.event = Available, true, true, eventReleased

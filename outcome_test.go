@@ -48,7 +48,7 @@ type endRow struct {
 	Finalized bool
 }
 
-func (db *testDB) endRow(t testing.TB, id string) (r endRow) {
+func (db *testDB) endRow(t *testing.T, id string) (r endRow) {
 	t.Helper()
 	var errs []byte
 	var delay float64
@@ -198,7 +198,7 @@ func TestHowARunCanEnd(t *testing.T) {
 		{name: "panic with nil", handle: panics(nil), want: text(panicked, "nil")},
 		{name: "panic with a struct", handle: panics(struct{ Secret string }{"s3cret"}), want: text(panicked, "panic: value of type struct")},
 		{name: "panic with an error whose Error panics", handle: panics(panicsInError{}), want: text(panicked, "panic: value of type drover.panicsInError")},
-		{name: "panic of the runtime", handle: func(context.Context, *Job) error { return []error{}[len(t.Name())-len(t.Name())] }, want: text(panicked, "index out of range")},
+		{name: "panic of the runtime", handle: func(context.Context, *Job) error { return []error{}[len(t.Name())] }, want: text(panicked, "index out of range")},
 		{name: "panic on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: panics("boom"), want: discarded(panicked, ReasonAttemptsExhausted)},
 		{name: "DiscardOnPanic", opts: WorkerOpts{DiscardOnPanic: true}, handle: panics("boom"), want: discarded(panicked, ReasonPanic)},
 		{name: "DiscardOnPanic and an error", opts: WorkerOpts{DiscardOnPanic: true}, handle: returns(errBoom), want: retried},
@@ -397,7 +397,7 @@ func TestSnoozesAreCounted(t *testing.T) {
 	seen := make(chan Job, 10)
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{MaxAttempts: 2}, func(_ context.Context, job *Job) error {
-			seen <- *job //nolint:govet // a copy of what it says now
+			seen <- *job
 			if job.Snoozes < 4 {
 				return Snooze(time.Duration(-job.Snoozes))
 			}
@@ -432,7 +432,7 @@ func TestDontCountHasACap(t *testing.T) {
 	}
 }
 
-// F-4
+// F-4: jobs that one server sent away do not come back together.
 func TestThrottledDelayStaysInItsBounds(t *testing.T) {
 	t.Parallel()
 	distinct := map[time.Duration]bool{}

@@ -66,7 +66,7 @@ func (db *testDB) planner(t testing.TB) *planner {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeConn(conn) })
+	t.Cleanup(func() { closeConn(t.Context(), conn) })
 	return &planner{conn, map[string]string{}}
 }
 

@@ -12,6 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -406,4 +409,38 @@ func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from supervisors`); n > 0 {
 		t.Errorf("%d supervisors are still there", n)
 	}
+}
+
+// DESIGN.md: 2,000 jobs in flight with 1 KiB of args cost a process little.
+func TestMemoryOfManyJobsInFlight(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	p := db.spawn(t, processSpec{Concurrency: 2000, Lease: 30 * time.Second})
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors`)
+	before := p.rss(t)
+	db.exec(t, `insert into jobs (kind, args) select 'errand', jsonb_build_object('do', 'block', 'text', repeat(md5(n::text), 32)) from generate_series(1, 2000) as n`)
+	eventually(t, func() bool { return p.said("started") == 2000 })
+	if grown := p.rss(t) - before; grown > 60<<20 && !raceDetector() {
+		t.Errorf("2,000 jobs in flight took %d MiB", grown>>20)
+	}
+}
+
+// raceDetector reports whether it is built in: it multiplies the memory of every goroutine.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+}
+
+// rss is the process' resident memory, as ps tells it.
+func (p *process) rss(t testing.TB) int {
+	t.Helper()
+	out, err := exec.Command("ps", "-o", "rss=", "-p", strconv.Itoa(p.Process.Pid)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kib, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
 }

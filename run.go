@@ -152,15 +152,19 @@ func (r *run) outOfTime(d time.Duration) bool {
 	return r.timeBound && r.sup.now().Sub(r.claimedAt)+d > r.timeLeft
 }
 
-// deafGrace is how long after its timeout a handler may take to notice, if its timeout is not shorter.
-const deafGrace = 5 * time.Second
+// How long after its timeout a handler may take to notice: as long again, within these bounds. On a busy machine an
+// honest handler is late by tenths of a second, and deafness counts as a crash.
+const (
+	leastDeafGrace = time.Second
+	deafGrace      = 5 * time.Second
+)
 
 // deaf reports whether the handler has ignored the end of its context.
 func (r *run) deaf(now time.Time) bool {
 	if r.timeout >= maxTimeout {
 		return false
 	}
-	grace := max(min(r.timeout, deafGrace), watchInterval)
+	grace := max(min(r.timeout, deafGrace), leastDeafGrace)
 	return now.Sub(r.startedAt) > r.timeout+grace
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // start runs a supervisor and returns what ends it and waits for that.
-func (db *testDB) start(t testing.TB, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
+func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
 	t.Helper()
 	sup, err := db.client.Supervisor(cfg)
 	if err != nil {
@@ -204,6 +204,19 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	}})
 	if e := heard.end(t, receipts[50].ID); e.name != "completed" {
 		t.Errorf("event = %+v", e)
+	}
+	// Unless the claimer hears of it, it comes by only now and then.
+	sup, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &run{sup: sup, queue: sup.queueStates()[0]}
+	r.queue.pending.Store(r.queue.watched.Load() + 1)
+	r.finish()
+	select {
+	case <-sup.claimer.signal:
+	default:
+		t.Error("the claimer did not hear of the room")
 	}
 }
 
@@ -420,7 +433,7 @@ func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					defer tx.Rollback(ctx) //nolint:errcheck // after a commit it says so
+					defer tx.Rollback(ctx)
 					err = job.SettleTx(ctx, tx, c.settle)
 					<-release
 					if err == nil && c.commit {
@@ -541,5 +554,25 @@ func TestAStaleRunAmongMany(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// F-6: when a handler is taken for deaf. One that is only slow to notice must not be.
+func TestWhenAHandlerIsDeaf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ timeout, deaf time.Duration }{
+		{time.Millisecond, time.Second + time.Millisecond},
+		{time.Second, 2 * time.Second},
+		{3 * time.Second, 6 * time.Second},
+		{time.Hour, time.Hour + 5*time.Second},
+	} {
+		r := &run{timeout: c.timeout, startedAt: time.Unix(1e9, 0)}
+		if r.deaf(r.startedAt.Add(c.deaf)) || !r.deaf(r.startedAt.Add(c.deaf+1)) {
+			t.Errorf("timeout %v: not deaf after %v exactly", c.timeout, c.deaf)
+		}
+	}
+	r := &run{timeout: maxTimeout, startedAt: time.Unix(1e9, 0)}
+	if r.deaf(r.startedAt.Add(maxTimeout)) {
+		t.Error("deaf without a timeout")
 	}
 }

@@ -114,7 +114,7 @@ func (e *settler) poke() {
 
 // run settles until claiming has ended and all that was claimed is settled, or ctx is done.
 func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
-	defer e.link.close()
+	defer e.link.close(ctx)
 	defer close(e.idle)
 	timer := time.NewTimer(0)
 	defer timer.Stop()

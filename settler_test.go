@@ -72,16 +72,16 @@ func (c *cutter) cutSoFar() int {
 }
 
 func (c *cutter) serve(client net.Conn) {
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	server, err := net.Dial("tcp", c.server)
 	if err != nil {
 		return
 	}
-	defer server.Close()
+	defer func() { _ = server.Close() }()
 	var mu sync.Mutex
 	var heard bytes.Buffer // all that this client has sent
 	go func() {
-		defer server.Close()
+		defer func() { _ = server.Close() }()
 		buf := make([]byte, 64<<10)
 		for {
 			n, err := client.Read(buf)

@@ -50,7 +50,7 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 	}
 	if cfg.AfterConnect != nil {
 		if err := cfg.AfterConnect(ctx, conn); err != nil {
-			closeConn(conn)
+			closeConn(ctx, conn)
 			return nil, err
 		}
 	}
@@ -72,14 +72,14 @@ func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
 	return l.conn, err
 }
 
-func (l *link) close() {
+func (l *link) close(ctx context.Context) {
 	if l.conn != nil {
-		closeConn(l.conn)
+		closeConn(ctx, l.conn)
 	}
 }
 
-func closeConn(conn *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+func closeConn(ctx context.Context, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx) // it is going away either way
 }
@@ -148,7 +148,7 @@ func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
 	}
 	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		if _, rollback := conn.Exec(ctx, "rollback"); rollback != nil {
-			closeConn(conn)
+			closeConn(ctx, conn)
 		}
 	}
 	return classify(err)
@@ -164,19 +164,19 @@ func ignoreRepeat(first, again error) error {
 
 // classify gives database errors the names that callers test for.
 func classify(err error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
+	var db interface{ SQLState() string } // of any driver: SQLTx
+	if !errors.As(err, &db) {
 		return err
 	}
-	switch pg.Code {
-	case "42883", "42P01": // undefined function, undefined table
-		return fmt.Errorf("%w (%s)", ErrNotMigrated, pg.Message)
-	case "25006": // read-only transaction
-		return fmt.Errorf("%w (%s)", ErrReadOnly, pg.Message)
-	case "DR001":
-		return fmt.Errorf("%w (%s)", ErrIDConflict, pg.Message)
-	case "DR002":
-		return fmt.Errorf("%w: %s", ErrState, pg.Message)
+	switch code := db.SQLState(); {
+	case code == "42883" || code == "42P01": // undefined function, undefined table
+		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
+	case code == "25006", code == "0A000" && strings.Contains(err.Error(), "recovery"): // read-only, standby
+		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	case code == "DR001":
+		return fmt.Errorf("%w (%w)", ErrIDConflict, err)
+	case code == "DR002":
+		return fmt.Errorf("%w (%w)", ErrState, err)
 	}
 	return err
 }
@@ -452,8 +452,11 @@ func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) error {
 	var id string
 	err := tx.QueryRow(ctx, sql, args...).Scan(&id)
 	var state interface{ SQLState() string }
-	if errors.Is(err, pgx.ErrNoRows) || errors.As(err, &state) && state.SQLState() == "40001" {
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		return ErrLeaseLost
+	case errors.As(err, &state) && state.SQLState() == "40001":
+		return fmt.Errorf("%w (%w)", ErrLeaseLost, err)
 	}
 	return classify(err)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,7 +59,7 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 	p.call(func() { stored = true })
 	p.wake(job)
 	if err := p.send(ctx, conn.Conn()); err != nil && !stored {
-		return false, onStandby(err)
+		return false, err
 	}
 	return existing, nil // a wake-up that failed costs one poll interval at most
 }
@@ -202,7 +201,7 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
 	if err != nil {
-		return onStandby(classify(err))
+		return classify(err)
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -213,14 +212,4 @@ func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 		return err
 	}
 	return classify(tx.Commit(ctx))
-}
-
-// onStandby gives a standby's refusal to begin a transaction that writes its name. The code alone does not tell: it
-// stands for everything a server does not support.
-func onStandby(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "0A000" && strings.Contains(pg.Message, "recovery") {
-		return fmt.Errorf("%w (%s)", ErrReadOnly, pg.Message)
-	}
-	return err
 }

@@ -153,7 +153,7 @@ func (s *store) deleteCompleted(ctx context.Context, cutoff time.Time) (total in
 		p.query(func(rows pgx.Rows) error { return rows.Scan(&last, &deleted) }, sqlDeleteCompleted, after, cutoff)
 		p.commit()
 		if err := p.send(ctx, conn.Conn()); err != nil {
-			return total, onStandby(err)
+			return total, err
 		}
 		total += deleted
 		if last == nil {

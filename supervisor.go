@@ -292,7 +292,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	stopWorking()
 	whileWorking.Wait()
 	if s.settler.book.len() == 0 && s.claimer.doubt == nil { // else our row tells a rescuer what had started
-		s.control.end()
+		s.control.end(base)
 	}
 	s.reporter.close()
 	reporting.Wait()
@@ -355,7 +355,7 @@ func (s *Supervisor) start(ctx, base context.Context) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
 	if err := s.control.register(ctx); err != nil {
-		s.control.link.close()
+		s.control.link.close(ctx)
 		return fmt.Errorf("register supervisor: %w", err)
 	}
 	return nil

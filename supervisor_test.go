@@ -135,9 +135,9 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		sup.control.link.close()
-		sup.claimer.link.close()
-		sup.settler.link.close()
+		sup.control.link.close(context.Background())
+		sup.claimer.link.close(context.Background())
+		sup.settler.link.close(context.Background())
 	})
 	return &still{sup}
 }

@@ -146,8 +146,13 @@ func (c *Client) callHook(ctx context.Context, hook func(context.Context, Event)
 func (e *Event) attrs() []slog.Attr {
 	attrs := make([]slog.Attr, 0, 12)
 	for _, a := range []struct{ key, value string }{
-		{"id", e.JobID}, {"queue", e.Queue}, {"kind", e.Kind}, {"supervisor", e.Supervisor},
-		{"class", e.Class}, {"error", e.Error}, {"reason", e.Reason},
+		{"id", e.JobID},
+		{"queue", e.Queue},
+		{"kind", e.Kind},
+		{"supervisor", e.Supervisor},
+		{"class", e.Class},
+		{"error", e.Error},
+		{"reason", e.Reason},
 	} {
 		if a.value != "" {
 			attrs = append(attrs, slog.String(a.key, a.value))

@@ -25,7 +25,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	jobs := make(chan Job, 10)
 	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{Retry: Constant{Delay: 2 * time.Millisecond}}, func(_ context.Context, job *Job) error {
-			seen := *job //nolint:govet // a copy of what it says now
+			seen := *job
 			seen.run = nil
 			jobs <- seen
 			switch job.run.claimSeq {
@@ -259,7 +259,7 @@ func deadControl(t *testing.T, s *Supervisor) {
 	if err := s.control.register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.control.link.close() })
+	t.Cleanup(func() { s.control.link.close(context.Background()) })
 }
 
 // a name that this process lacks is no reason to fail, but worth a line in the log.
@@ -328,16 +328,16 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 }
 
 type (
-	ptrArgs struct{ N int }
-	nulKind   struct{}
-	kindPanics   struct{}
-	noKind   struct{}
+	ptrArgs    struct{ N int }
+	nulKind    struct{}
+	kindPanics struct{}
+	noKind     struct{}
 )
 
-func (*ptrArgs) Kind() string { return "pointer" }
+func (*ptrArgs) Kind() string   { return "pointer" }
 func (nulKind) Kind() string    { return "a\x00b" }
-func (kindPanics) Kind() string    { panic("no kind") }
-func (noKind) Kind() string    { return "" }
+func (kindPanics) Kind() string { panic("no kind") }
+func (noKind) Kind() string     { return "" }
 
 // Handlers may take a pointer.
 func TestPointerArgs(t *testing.T) {
