@@ -221,7 +221,7 @@ func (s *Supervisor) heard(payload string) {
 			s.claimer.wake()
 		}
 	case "cancel":
-		s.inFlight.cancel(what)
+		s.cancelRun(what)
 	}
 }
 

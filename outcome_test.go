@@ -611,3 +611,24 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 		}
 	}
 }
+
+// F-12: a trigger of the application's that raises an exception over one row does not stop the others.
+func TestATriggerThatRefusesOneRow(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$
+		begin if new.errors::text like '%poison%' then raise exception 'no'; end if; return new; end $$`)
+	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("bad", WorkerOpts{}, func(context.Context, *Job) error { return errors.New("poison") }),
+		dynWorker("good", WorkerOpts{}, doNothing),
+	}})
+	bad := db.enqueue(t, dyn{kind: "bad"}, nil)
+	heard.wait(t, bad, "started")
+	heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
+	heard.end(t, bad)
+	if text := value[string](t, db, `select errors->-1->>'error' from jobs where id = $1`, bad); text != "outcome could not be encoded" {
+		t.Errorf("error = %q", text)
+	}
+}

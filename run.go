@@ -37,6 +37,7 @@ type run struct {
 	ctx       context.Context //nolint:containedctx // a run is one call of a handler
 	cancel    context.CancelCauseFunc
 	phase     atomic.Int32
+	unwanted  atomic.Bool             // cancelled
 	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
 	lateTx    *outcome                // the same, once that transaction was seen open after the run's end; the settler's
 }
@@ -56,6 +57,11 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	if r.expired {
 		r.finish()
 		s.settler.settle(r.expiredOutcome())
+		return true
+	}
+	if r.unwanted.Load() { // its row says so, and refuses this
+		r.finish()
+		s.settler.settle(r.handedBack())
 		return true
 	}
 	r.startedAt = s.now()
@@ -82,6 +88,9 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		cancel(nil)
 	}()
 	s.inFlight.add(r)
+	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
+		cancel(ErrCancelled)
+	}
 	s.tellStarted(r)
 	err = r.call()
 	returned = true

@@ -576,3 +576,37 @@ func TestWhenAHandlerIsDeaf(t *testing.T) {
 		t.Error("deaf without a timeout")
 	}
 }
+
+// F-13: a job that is cancelled while it waits for a slot does not start.
+func TestCancelOfABufferedJob(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	release := make(chan struct{})
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
+		dynWorker("fast", WorkerOpts{}, doNothing),
+		dynWorker("block", WorkerOpts{}, func(context.Context, *Job) error { <-release; return nil }),
+		dynWorker("victim", WorkerOpts{}, doNothing),
+	}})
+	for range 5 { // so that jobs are claimed ahead
+		heard.end(t, db.enqueue(t, dyn{kind: "fast"}, nil))
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{{Args: dyn{kind: "block"}}, {Args: dyn{kind: "victim"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocking, victim := receipts[0].ID, receipts[1].ID
+	heard.wait(t, blocking, "started")
+	if _, err := db.client.Cancel(t.Context(), victim, ""); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	heard.end(t, blocking)
+	heard.end(t, db.enqueue(t, dyn{kind: "fast"}, nil)) // behind the victim
+	if heard.count(victim, "started") > 0 {
+		t.Error("a cancelled job was started")
+	}
+	if state := value[string](t, db, `select state from jobs where id = $1`, victim); state != "cancelled" {
+		t.Errorf("state = %s", state)
+	}
+}

@@ -71,6 +71,12 @@ func (b *book) ids() []string {
 	return slices.Collect(maps.Keys(b.runs))
 }
 
+func (b *book) get(id string) *run {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.runs[id]
+}
+
 func (b *book) len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -314,8 +320,9 @@ func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
 	parts := [][]*outcome{out[:len(out)/2], out[len(out)/2:]}
 	if len(out) == 1 {
 		if out[0].stub {
-			e.sup.log.ErrorContext(ctx, "outcome refused by the database", slog.Any("job", out[0].run.job))
-			e.book.remove(out[0].run)
+			e.sup.log.ErrorContext(ctx, "outcome refused by the database, will be tried again", slog.Any("job", out[0].run.job))
+			e.locked = append(e.locked, out[0])
+			e.lockedAt = e.sup.now().Add(maxRetryPause)
 			return
 		}
 		out[0].stubEntry()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -181,10 +182,11 @@ func classify(err error) error {
 	return err
 }
 
-// badData reports an error that the data of a statement caused, so that the same will fail again.
+// badData reports an error that the data of a statement caused, so that the same will fail again: data exceptions,
+// violated constraints, limits, and what a trigger of the application's raises.
 func badData(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && len(pg.Code) == 5 && (pg.Code[:2] == "22" || pg.Code[:2] == "23" || pg.Code[:2] == "54")
+	return errors.As(err, &pg) && len(pg.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, pg.Code[:2])
 }
 
 // notApplied reports whether the statement behind err certainly changed nothing: the server said so, or never got it.

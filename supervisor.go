@@ -531,6 +531,14 @@ func (s *Supervisor) handBack(runs []*run) {
 	}
 }
 
+// cancelRun ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
+func (s *Supervisor) cancelRun(id string) {
+	if r := s.settler.book.get(id); r != nil {
+		r.unwanted.Store(true)
+	}
+	s.inFlight.cancel(id)
+}
+
 // Stats are a supervisor's figures of the moment.
 type Stats struct {
 	Running   int   // handlers at work
@@ -592,7 +600,7 @@ func stored(strategy RetryStrategy) *string {
 func (s *Supervisor) wait(strategy RetryStrategy, f Failure) (time.Duration, bool) {
 	d, ok, err := strategy.delay(f)
 	if err != nil {
-		s.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", errorText(err)))
+		s.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", s.client.clean(errorText(err), maxErrorText)))
 	}
 	return d, ok
 }
@@ -622,7 +630,7 @@ func (r *registry) cancel(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.sups {
-		s.inFlight.cancel(id)
+		s.cancelRun(id)
 	}
 }
 

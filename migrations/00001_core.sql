@@ -414,7 +414,7 @@ begin
 		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
 	update jobs set state = 'available', scheduled_at = clock_timestamp(), finalized_at = null, discard_reason = null,
-		attempt = 0, redrives = jobs.redrives + 1, redriven_at = clock_timestamp(),
+		attempt = 0, uncounted = null, last_delay_ms = null, redrives = jobs.redrives + 1, redriven_at = clock_timestamp(),
 		crashes = case when j.discard_reason = 'crashed' then 1 else 0 end,
 		retry_until = clock_timestamp() + (j.retry_until - greatest(j.created_at, j.redriven_at)),
 		max_attempts = coalesce(drover_redrive.max_attempts, j.max_attempts),
