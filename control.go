@@ -415,7 +415,7 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool) *outcome {
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts
 		if o.now = j.crashes == 0; !o.now {
-			o.delay, _ = s.wait(s.strategyOf(j.retry), Failure{
+			o.delay, _ = s.wait(s.strategyOf(j), Failure{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
 			})
 		}
@@ -424,15 +424,27 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool) *outcome {
 	return o
 }
 
-// strategyOf reads a stored strategy; one this process cannot read is replaced by the default, and told of.
-func (s *Supervisor) strategyOf(stored *string) RetryStrategy {
+// strategyOf is the strategy of a job by the usual order: its own, its worker's where this process has one, what kinds
+// and queues say, the default. A stored one that this process cannot read is passed over, and told of.
+func (s *Supervisor) strategyOf(j *heldJob) RetryStrategy {
+	if strategy := s.readStrategy(j.id, j.retry); strategy != nil {
+		return strategy
+	}
+	if w := s.workers[j.kind]; w != nil && w.opts.Retry != nil {
+		return w.opts.Retry
+	}
+	return orDefault(s.readStrategy(j.id, j.policy))
+}
+
+func (s *Supervisor) readStrategy(id string, stored *string) RetryStrategy {
 	if stored == nil {
-		return DefaultRetry()
+		return nil
 	}
 	strategy, err := decodeStrategy([]byte(*stored), s.strategies)
 	if err != nil {
-		s.log.Warn("stored retry strategy not known here, default used", slog.String("retry", *stored), slog.String("error", err.Error()))
-		return DefaultRetry()
+		s.log.Warn("stored retry strategy not known here, passed over", slog.String("id", id),
+			slog.String("retry", *stored), slog.String("error", err.Error()))
+		return nil
 	}
 	return strategy
 }

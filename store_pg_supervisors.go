@@ -200,7 +200,7 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 // back under them), and leaves out the ids $4.
 const sqlHeldBy = `
 select j.id, j.queue, j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
-	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), coalesce(j.retry, k.retry, q.retry)::text,
+	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), j.retry::text, coalesce(k.retry, q.retry)::text,
 	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0)
 from unnest($2::text[]) as w(queue)
 cross join generate_series(0, 3) as tier(n)
@@ -228,9 +228,10 @@ type heldJob struct {
 	crashes         int
 	lastDelay       time.Duration
 	maxAttempts     int
-	retry           *string
-	inFlight        bool // its handler was running at the last beat
-	slots           int  // of its queue there
+	retry           *string // the job's own strategy
+	policy          *string // its kind's or queue's
+	inFlight        bool    // its handler was running at the last beat
+	slots           int     // of its queue there
 }
 
 func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues, except []string, all bool) ([]heldJob, error) {
@@ -245,7 +246,7 @@ func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues
 		var j heldJob
 		var lastDelayMS *int64
 		err := rows.Scan(&j.id, &j.queue, &j.kind, &j.attempt, &j.claimSeq, &j.crashes, &lastDelayMS,
-			&j.maxAttempts, &j.retry, &j.inFlight, &j.slots)
+			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots)
 		if lastDelayMS != nil {
 			j.lastDelay = time.Duration(*lastDelayMS) * time.Millisecond
 		}
