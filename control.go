@@ -397,7 +397,7 @@ var errCrashed = errors.New("drover: the process died while the job ran")
 // discarded.
 func (s *Supervisor) rescued(j *heldJob, owner string, started bool) *outcome {
 	r := &run{
-		sup: s, claimSeq: j.claimSeq, owner: owner,
+		sup: s, claimSeq: j.claimSeq, owner: owner, host: j.host,
 		job: &Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts,
 			LastDelay: j.lastDelay, Crashes: j.crashes,

@@ -220,6 +220,83 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	}
 }
 
+// Handlers are told at four fifths of a lease, whatever a beat is waiting for.
+func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
+	now := time.Now()
+	s.Supervisor.now = func() time.Time { return now }
+	s.control.beaten = now
+	if got := s.control.sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
+		t.Errorf("the wait for the next beat ends after %v", got.Sub(now))
+	}
+	if got := s.control.sooner(now.Add(time.Second)); !got.Equal(now.Add(time.Second)) {
+		t.Errorf("a beat that is due in a second waits %v", got.Sub(now))
+	}
+	l := s.lease.Load()
+	now = now.Add(8*time.Second - 1)
+	s.control.expire(t.Context())
+	if l.ended.Load() {
+		t.Fatal("ended too early")
+	}
+	now = now.Add(1)
+	s.control.expire(t.Context())
+	if !l.ended.Load() || !errors.Is(context.Cause(l.ctx), ErrLeaseLost) {
+		t.Fatalf("ended: %v, cause %v", l.ended.Load(), context.Cause(l.ctx))
+	}
+	if got := s.control.sooner(now.Add(time.Minute)); !got.Equal(now.Add(time.Minute)) {
+		t.Error("it is told twice")
+	}
+}
+
+// FAULTS N-2: the way to the database swallows everything. The handler hears that it lost its job before another
+// supervisor starts it; its own outcome is refused; and it goes on under a new id.
+func TestBlackHole(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t)
+	cut, wire := db.cutting(t, Config{Hooks: book.hooks()})
+	const lease = 1500 * time.Millisecond
+	started := make(chan time.Time, 1)
+	lost := make(chan time.Time, 1)
+	cut.launch(t, SupervisorConfig{Lease: lease, Workers: handling(func(ctx context.Context, _ *Job, n int) error {
+		if n > 0 {
+			return nil
+		}
+		started <- time.Now()
+		<-ctx.Done()
+		lost <- time.Now()
+		if !errors.Is(context.Cause(ctx), ErrLeaseLost) {
+			t.Errorf("cause = %v", context.Cause(ctx))
+		}
+		return nil
+	})})
+	id := db.enqueueJobs(t, 1, nil)[0]
+	receive(t, started)
+	old := value[string](t, db, `select id from supervisors`)
+	again := make(chan time.Time, 1)
+	db.launch(t, SupervisorConfig{Lease: lease, PollInterval: 50 * time.Millisecond, Workers: handling(func(_ context.Context, _ *Job, n int) error {
+		if n == 0 {
+			again <- time.Now()
+		}
+		return nil
+	})})
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors`)
+	wire.freeze()
+	told, taken := receive(t, lost), receive(t, again)
+	if !told.Before(taken) {
+		t.Errorf("the handler was told %v after another had started", told.Sub(taken))
+	}
+	db.waitFor(t, 20*time.Second, `select state = 'completed' and claim_seq = 2 from jobs where id = $1`, id)
+	wire.thaw()
+	eventually(t, func() bool { return book.count(eventStaleSettle, id) == 1 })
+	if book.count(eventCompleted, id) > 0 {
+		t.Error("the late outcome was told as completed")
+	}
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from supervisors where lost_at is null`, old)
+}
+
 // What was observed is compared: one beat in the last moment, and the lease stays.
 func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	t.Parallel()
@@ -350,13 +427,15 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	for range 12 {
 		receive(t, running)
 	}
+	db.waitFor(t, 20*time.Second, `select count(*) = 3 from supervisors`)
 	ids := value[string](t, db, `select string_agg(id, ',' order by id) from supervisors`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `lock table jobs, supervisors in access exclusive mode`); err != nil {
+	// In the order in which claims lock them, or the lock itself would be the victim of a deadlock.
+	if _, err := tx.Exec(t.Context(), `lock table supervisors, jobs in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
 	locked := time.Now()
@@ -562,7 +641,7 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `lock table jobs, supervisors in access exclusive mode`); err != nil {
+	if _, err := tx.Exec(t.Context(), `lock table supervisors, jobs in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
 	close(release)

@@ -22,6 +22,7 @@ type RunError struct {
 	DurationMS  int64     `json:"duration_ms"`
 	DelayMS     int64     `json:"delay_ms,omitempty"`
 	Supervisor  string    `json:"supervisor,omitempty"`
+	Host        string    `json:"host,omitempty"`  // and process id, of a process that died
 	Trace       string    `json:"trace,omitempty"` // of a panic, in the newest entry only
 }
 
@@ -161,8 +162,8 @@ type RedriveOpts struct {
 }
 
 // RedriveJob makes one discarded or cancelled job due again, now: same id, attempts fresh, errors kept. A job that
-// was redriven and waits stays as it is. Errors: ErrNotFound, ErrState for one that runs, is completed or has
-// expired, *InvalidError.
+// was redriven and waits stays as it is. Errors: ErrNotFound; ErrState for one that runs, is completed or has
+// expired, or that waits and opts would change; *InvalidError.
 func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) error {
 	var bad problems
 	if opts == nil {

@@ -884,3 +884,24 @@ func accepted(t *testing.T, db *testDB, raw []string, ok bool) []string {
 	}
 	return list
 }
+
+// D-3: a change that comes with the second redrive of a waiting job is not dropped without a word.
+func TestRedriveAgainWithAChange(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := db.enqueue(t, letter{"a"}, nil)
+	if _, err := db.client.Cancel(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, opts := range []*RedriveOpts{{MaxAttempts: 3}, {ArgsPatch: json.RawMessage(`{"To":"b"}`)}} {
+		if err := db.client.RedriveJob(t.Context(), id, opts); !errors.Is(err, ErrState) {
+			t.Errorf("redrive again with %+v = %v, want ErrState", opts, err)
+		}
+	}
+	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		t.Errorf("redrive again: %v", err)
+	}
+}

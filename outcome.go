@@ -272,6 +272,7 @@ type entry struct {
 	DurationMS  int64  `json:"duration_ms"`
 	DelayMS     int64  `json:"delay_ms,omitempty"`
 	Supervisor  string `json:"supervisor"`
+	Host        string `json:"host,omitempty"` // and process id, of a process that died
 	Trace       string `json:"trace,omitempty"`
 }
 
@@ -297,7 +298,7 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Error: o.text, Type: kind,
 		// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
 		Fingerprint: fingerprint(r.job.Kind, kind, text, trace), DurationMS: o.duration.Milliseconds(),
-		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Trace: r.sup.client.clean(trace, maxErrorTrace),
+		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.sup.client.clean(trace, maxErrorTrace),
 	}
 	raw, err := json.Marshal(e)
 	if err != nil { // strings and ints only: cannot happen

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -262,26 +261,30 @@ func (db *testDB) enqueueErrands(t testing.TB, n int, do ...string) {
 	}
 }
 
-//nolint:gochecknoglobals // a test flag
-var x2Jobs = flag.Int("drover.jobs", 10_000, "how many jobs TestEightProcessesLoseAndRepeatNothing runs; 100000 is the whole of X-2")
-
-// X-2, I1, I3, I4, I8
+// X-2, I1, I3, I4, I8. DROVER_X2_JOBS=100000 is the whole of X-2; without it 10,000 jobs run.
 func TestEightProcessesLoseAndRepeatNothing(t *testing.T) {
 	t.Parallel()
+	jobs := 10_000
+	if text := os.Getenv("DROVER_X2_JOBS"); text != "" {
+		var err error
+		if jobs, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
 	db := newQuietDB(t)
 	db.audit(t)
 	for range 8 {
 		db.spawn(t, processSpec{Concurrency: 16, Lease: 30 * time.Second})
 	}
-	for left := *x2Jobs; left > 0; left -= 5000 {
+	for left := jobs; left > 0; left -= 5000 {
 		db.enqueueErrands(t, min(left, 5000), "", "tx")
 	}
 	db.waitFor(t, 10*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
-	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and claim_seq = 1 and attempt = 1`); n != *x2Jobs {
-		t.Errorf("%d of %d jobs completed in one run", n, *x2Jobs)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and claim_seq = 1 and attempt = 1`); n != jobs {
+		t.Errorf("%d of %d jobs completed in one run", n, jobs)
 	}
-	if n := value[int](t, db, `select count(*) from effects`); n != *x2Jobs {
-		t.Errorf("%d effects of %d jobs", n, *x2Jobs)
+	if n := value[int](t, db, `select count(*) from effects`); n != jobs {
+		t.Errorf("%d effects of %d jobs", n, jobs)
 	}
 	if n := value[int](t, db, `select count(distinct pid) from effects`); n < 4 {
 		t.Errorf("%d of 8 processes did the work", n)

@@ -21,6 +21,7 @@ type run struct {
 	queue           *queueState
 	lease           *lease
 	owner           string // the supervisor id of the claim
+	host            string // where the process ran that died, of a rescued job
 	claimSeq        int
 	strategy        RetryStrategy
 	timeout         time.Duration

@@ -26,6 +26,17 @@ type cutter struct {
 	replied  string // by the server, in the reply to be cut; empty: anything
 	armed    bool
 	cuts     int
+	gate     sync.RWMutex // held while nothing passes
+}
+
+// freeze lets nothing pass, in either direction, until thaw.
+func (c *cutter) freeze() { c.gate.Lock() }
+func (c *cutter) thaw()   { c.gate.Unlock() }
+
+// passes waits while nothing may pass.
+func (c *cutter) passes() {
+	c.gate.RLock()
+	defer c.gate.RUnlock()
 }
 
 // cutting is a client that talks to the server through a cutter.
@@ -88,6 +99,7 @@ func (c *cutter) serve(client net.Conn) {
 			mu.Lock()
 			heard.Write(buf[:n])
 			mu.Unlock()
+			c.passes()
 			if _, werr := server.Write(buf[:n]); err != nil || werr != nil {
 				return
 			}
@@ -115,6 +127,7 @@ func (c *cutter) serve(client net.Conn) {
 			return
 		}
 		if whole {
+			c.passes()
 			if _, werr := client.Write(held); err != nil || werr != nil {
 				return
 			}
@@ -295,42 +308,44 @@ func TestLockedRowDoesNotHoldUpOtherSettles(t *testing.T) {
 	db.waitFor(t, 10*time.Second, `select count(*) = 50 from jobs where state = 'completed'`)
 }
 
-// A settle that finds its row locked by a rescuer must not take the end of the lock for its own doing.
+// A settle that finds its row locked must not take what comes of the lock for its own doing.
 func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
 	t.Parallel()
-	var book diary
-	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	s := db.stopped(t, SupervisorConfig{})
-	go s.reporter.run(context.Background(), db.client)
-	defer s.reporter.close()
-	id := db.enqueueJobs(t, 1, nil)[0]
-	r := s.claim(t)[0]
-	tx, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `update supervisors set lost_at = now(), epoch = epoch + 1`); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), `update jobs set state = 'retryable', claimed_by = null, scheduled_at = now()`); err != nil {
-		t.Fatal(err)
-	}
-	s.settle(t, &outcome{run: r, state: Completed, event: eventCompleted})
-	if len(s.settler.locked) != 1 {
-		t.Fatal("the settle of a locked row is not kept for later")
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	s.settler.lockedAt = time.Time{}
-	s.settle(t)
-	eventually(t, func() bool { return book.count(eventStaleSettle, id) == 1 })
-	if book.count(eventCompleted, id) > 0 {
-		t.Error("it was told as completed")
-	}
-	if !r.lease.ended.Load() {
-		t.Error("the lease is gone, and nobody told the handlers")
+	for name, byRescuer := range map[string]bool{"by a rescuer": true, "by hand": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var book diary
+			db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+			s := db.stopped(t, SupervisorConfig{})
+			id := db.enqueueJobs(t, 1, nil)[0]
+			r := s.claim(t)[0]
+			err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+				if byRescuer {
+					if _, err := tx.Exec(t.Context(), `update supervisors set lost_at = now(), epoch = epoch + 1`); err != nil {
+						return err
+					}
+				}
+				_, err := tx.Exec(t.Context(), `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else'`)
+				s.settle(t, &outcome{run: r, state: Completed, event: eventCompleted})
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.settler.locked) != 1 {
+				t.Fatal("the settle of a locked row is not kept for later")
+			}
+			s.settler.lockedAt = time.Time{}
+			s.settle(t)
+			s.reporter.close()
+			s.reporter.run(t.Context(), db.client)
+			if book.count(eventStaleSettle, id) != 1 || book.count(eventCompleted, id) > 0 {
+				t.Errorf("%d told as stale, %d as completed", book.count(eventStaleSettle, id), book.count(eventCompleted, id))
+			}
+			if r.lease.ended.Load() != byRescuer {
+				t.Errorf("lease ended: %v", r.lease.ended.Load())
+			}
+		})
 	}
 }
 

@@ -198,14 +198,19 @@ func notApplied(err error) bool {
 const schemaVersion = 1
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
-const sqlCheck = `select current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null`
+const sqlCheck = `
+select current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
+	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),
+		(select '; there is one in ' || string_agg('schema ' || n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ', which this role may not use' end, ', ')
+		from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n))`
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
 func (s *store) check(ctx context.Context) error {
 	var server, schema int
 	var standby, migrated bool
-	if err := s.pool.QueryRow(ctx, sqlCheck).Scan(&server, &standby, &migrated); err != nil {
+	var where string
+	if err := s.pool.QueryRow(ctx, sqlCheck).Scan(&server, &standby, &migrated, &where); err != nil {
 		return fmt.Errorf("ask the server what it is: %w", classify(err))
 	}
 	switch {
@@ -214,13 +219,13 @@ func (s *store) check(ctx context.Context) error {
 	case standby:
 		return ErrReadOnly
 	case !migrated:
-		return ErrNotMigrated
+		return fmt.Errorf("%w (%s)", ErrNotMigrated, where)
 	}
 	if err := s.pool.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
 		return fmt.Errorf("ask for the schema's version: %w", classify(err))
 	}
 	if schema < schemaVersion {
-		return fmt.Errorf("%w (version %d, this library needs %d)", ErrNotMigrated, schema, schemaVersion)
+		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
 	}
 	return nil
 }
@@ -230,8 +235,8 @@ func (s *store) check(ctx context.Context) error {
 // me: the key share lock makes a raised epoch wait for this claim and refuse later ones, and lets heartbeats pass.
 // due: for every queue its groups of lanes, for every group its lanes, in the order given, each lane read from
 // jobs_claim_idx beyond its floor in index order, so that LIMIT ends the scan and there is no sort; the limits of
-// group and queue stop before lanes there is no room for. SKIP LOCKED lets claimers pass each other. Eligibility stands inside the LIMIT, or ineligible rows would
-// fill it for ever. All of it materialized: a subquery may be executed again and claim too many.
+// group and queue stop before lanes there is no room for. SKIP LOCKED lets claimers pass each other. Eligibility
+// stands inside the LIMIT, or ineligible rows would fill it for ever. All of it materialized: a subquery may be executed again and claim too many.
 // claimed: no indexed column changes, so the update is HOT. A join with due instead of the array becomes a scan of
 // the whole table under a generic plan.
 // The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.

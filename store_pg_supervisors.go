@@ -201,7 +201,8 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 const sqlHeldBy = `
 select j.id, j.queue, j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), j.retry::text, coalesce(k.retry, q.retry)::text,
-	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0)
+	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0),
+	coalesce(format('%s, process %s', s.host, s.pid), '')
 from unnest($2::text[]) as w(queue)
 cross join generate_series(0, 3) as tier(n)
 cross join generate_series(1, 9) as priority(n)
@@ -232,6 +233,7 @@ type heldJob struct {
 	policy          *string // its kind's or queue's
 	inFlight        bool    // its handler was running at the last beat
 	slots           int     // of its queue there
+	host            string
 }
 
 func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues, except []string, all bool) ([]heldJob, error) {
@@ -246,7 +248,7 @@ func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues
 		var j heldJob
 		var lastDelayMS *int64
 		err := rows.Scan(&j.id, &j.queue, &j.kind, &j.attempt, &j.claimSeq, &j.crashes, &lastDelayMS,
-			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots)
+			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host)
 		if lastDelayMS != nil {
 			j.lastDelay = time.Duration(*lastDelayMS) * time.Millisecond
 		}

@@ -174,7 +174,7 @@ comment on column jobs.attempted_at is 'When it was last claimed.';
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
 comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object per failed run, oldest first: attempt, claim_seq, at, class, error, type, duration_ms, delay_ms, supervisor, trace. The first 5 and last 15 are kept, whatever becomes of the job.';
+comment on column jobs.errors is 'One object per failed run, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
 comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
 comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
 comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
@@ -401,8 +401,11 @@ begin
 		return null;
 	end if;
 	if j.state not in ('discarded', 'cancelled') then
-		-- A second redrive of a job that waits changes nothing.
+		-- A second redrive of a job that waits changes nothing; one that wants to change it must say so first.
 		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
+			if max_attempts <> coalesce(j.max_attempts, 0) or j.args || args_patch <> j.args then
+				raise exception 'drover: job % was redriven before and waits; cancel it first to change it', job_id using errcode = 'DR002';
+			end if;
 			return j.state;
 		end if;
 		raise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';
