@@ -36,6 +36,7 @@ type claimer struct {
 	// The rest is the claimer goroutine's own.
 	link    link
 	doubt   []string // queues of a claim whose outcome is unknown: find out before the next
+	hunt    *hunt    // for what it claimed
 	trouble trouble
 	next    time.Time     // look not before
 	step    time.Duration // the last wait
@@ -43,7 +44,8 @@ type claimer struct {
 	asleep  bool          // sleepers says so
 	until   time.Time     // and until when; zero: for good
 
-	wantsRoom bool // it is time to look, but no slot is free: a slot will signal
+	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
+	fullAt    time.Time // since when; zero while there is room
 }
 
 func newClaimer(s *Supervisor) *claimer {
@@ -94,6 +96,10 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.trip(base, plan)
 				continue
 			}
+			if c.fullFor(now) >= sleepAfter && !c.asleep && !c.sup.cfg.DisableNotify {
+				c.sleepFull(base)
+				continue
+			}
 			rest = c.rest(now)
 		}
 		timer.Reset(rest)
@@ -130,8 +136,11 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	if c.sup.lease.Load().ended.Load() {
 		return retryPause // until control has a lease again
 	}
-	if !c.wantsRoom {
+	switch {
+	case !c.wantsRoom:
 		rest = c.lookAt().Sub(now)
+	case !c.asleep && !c.sup.cfg.DisableNotify:
+		rest = sleepAfter - c.fullFor(now)
 	}
 	for _, q := range c.sup.queueStates() {
 		if q.buffer.len() > 0 {
@@ -166,8 +175,8 @@ type claimGroup struct {
 	room  int
 }
 
-// groups divides what a queue has room for. While fresh jobs wait, retries get a fifth; suspects come a few at a
-// time always, for they may take the process with them.
+// groups divides what a queue has room for. While fresh jobs wait, retries get a fifth. Of suspects at most the root
+// of the slots are claimed at a time, of strong ones one: they may take the process with them, and all beside them.
 func (q *queueState) groups(room int) []claimGroup {
 	retries := room
 	if q.full {
@@ -176,8 +185,8 @@ func (q *queueState) groups(room int) []claimGroup {
 	}
 	return []claimGroup{
 		{q, tierRetry, retries},
-		{q, tierSuspect, int(math.Ceil(math.Sqrt(float64(room))))},
-		{q, tierStrong, min(room, 1)},
+		{q, tierSuspect, max(0, int(math.Ceil(math.Sqrt(float64(q.Concurrency))))-int(q.suspect.Load()))},
+		{q, tierStrong, max(0, 1-int(q.strong.Load()))},
 		{q, tierFresh, room},
 	}
 }
@@ -240,8 +249,12 @@ func (c *claimer) request(now time.Time) *plan {
 	}
 	queues := c.sup.queueStates()
 	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
+		if c.fullAt.IsZero() {
+			c.fullAt = now
+		}
 		return nil
 	}
+	c.fullAt = time.Time{}
 	p := &plan{lease: l, floors: c.floors.now(), lowered: c.floors.due(now)}
 	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
 	c.mu.Lock()
@@ -277,6 +290,35 @@ func shareOut(n int, queues []*queueState) []int {
 		}
 	}
 	return given
+}
+
+// fullFor is how long no slot has been free.
+func (c *claimer) fullFor(now time.Time) time.Duration {
+	if !c.wantsRoom || c.fullAt.IsZero() {
+		return 0
+	}
+	return now.Sub(c.fullAt)
+}
+
+// sleepFull says in sleepers that this supervisor takes nothing for now: else it would pass for awake, and nobody
+// would notify those that have a free slot. The first claim when there is room says the contrary.
+func (c *claimer) sleepFull(base context.Context) {
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err == nil {
+		var p pipeline
+		p.begin()
+		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil)
+		p.commit()
+		err = p.send(ctx, conn)
+	}
+	if err != nil {
+		c.sayAnew()
+		c.trouble.failed(base, c.sup, "falling asleep", err)
+		return
+	}
+	c.asleep, c.until = true, time.Time{}
 }
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
@@ -419,8 +461,8 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 		if len(runs) == 0 {
 			continue
 		}
-		c.sup.settler.book.add(runs)
-		q.pending.Add(int64(len(runs)))
+		c.sup.settler.book.add(runs...)
+		q.enter(runs)
 		if !q.buffer.put(runs) { // the queue was removed meanwhile
 			for _, r := range runs {
 				r.finish()
@@ -521,26 +563,29 @@ func (c *claimer) findOut(base context.Context) {
 }
 
 // recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
-// alone could come before its commit. Only then it looks at what is held in this supervisor's name and not known to
-// it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it, and nobody
-// would rescue what is held in its name.
+// alone could come before its commit. Only then it looks, page by page, at what is held in this supervisor's name and
+// not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
+// and nobody would rescue what is held in its name.
 func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 	l := c.sup.lease.Load()
 	store := c.sup.client.store
-	epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
-	if errors.Is(err, ErrLeaseLost) {
-		l.lose() // all of it is for others to rescue
-		c.doubt = nil
-		c.sup.control.interrupt()
-		return nil
+	if c.hunt == nil || c.hunt.owner != l.id {
+		epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
+		if errors.Is(err, ErrLeaseLost) {
+			l.lose() // all of it is for others to rescue
+			c.doubt = nil
+			c.sup.control.interrupt()
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		l.raise(epoch)
+		c.floors.reset()
+		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
 	}
-	if err != nil {
-		return err
-	}
-	l.raise(epoch)
-	c.floors.reset()
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	held, err := store.heldBy(ctx, conn, l.id, union(c.doubt, c.sup.queueNames()), c.sup.settler.book.ids(), false)
+	held, err := store.hunt(ctx, conn, c.hunt, ids(c.sup.settler.book.all()))
 	if err != nil {
 		return err
 	}
@@ -548,10 +593,10 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 	for i := range held {
 		unknown[i] = c.sup.unstarted(&held[i], l)
 	}
-	c.sup.settler.book.add(unknown)
+	c.sup.settler.book.add(unknown...)
 	c.sup.handBack(unknown)
-	if len(held) < maxHeld { // else there may be more
-		c.doubt = nil
+	if c.hunt.ended() {
+		c.doubt, c.hunt = nil, nil
 	}
 	return nil
 }

@@ -700,3 +700,72 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		t.Errorf("%d statements in 5 s", n)
 	}
 }
+
+// A supervisor without a free slot must not pass for awake: nobody would notify one that has some.
+func TestAFullSupervisorIsAsleep(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release, started := make(chan struct{}), make(chan struct{}, 2)
+	full := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(context.Context, *Job, int) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	})})
+	db.enqueue(t, job{0}, nil)
+	receive(t, started)
+	db.waitFor(t, 10*time.Second, `select coalesce(sleeps_until = 'infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
+	close(release)
+	db.enqueue(t, job{1}, nil) // and it wakes up again
+	receive(t, started)
+}
+
+// P-1: jobs that processes died of leave slots to others, also where slots get free one by one.
+func TestSuspectsLeaveSlotsToOthers(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, crashes) select 'job', 1 + n % 2 from generate_series(1, 100) n`)
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 1000)`)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 16}}})
+	running := s.claim(t)
+	for range 40 { // each run that ends frees one slot
+		i := slices.IndexFunc(running, func(r *run) bool { return r.job.Crashes == 0 })
+		if i < 0 {
+			t.Fatalf("all %d running jobs were in crashes", len(running))
+		}
+		r := running[i]
+		r.finish()
+		s.settle(t, r.decide(nil))
+		running = append(slices.Delete(running, i, i+1), s.claim(t)...)
+	}
+	crashes := map[int]int{}
+	for _, r := range running {
+		crashes[r.job.Crashes]++
+	}
+	if crashes[1] > 4 || crashes[2] > 1 {
+		t.Errorf("running by crashes: %v, want at most 4 of one and 1 of two", crashes)
+	}
+}
+
+// A search behind a backlog goes on where it was: a page is read to its end, whatever the time allows.
+func TestHuntGoesOnPageByPage(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, huntPage+10)
+	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
+	s := db.stopped(t, SupervisorConfig{})
+	conn, err := s.control.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, owner := range []string{"nobody", ""} { // the owner's, and an orphan's
+		h := newHunt(owner, []string{"default"}, false)
+		first, err := s.client.store.hunt(t.Context(), conn, h, nil)
+		if err != nil || len(first) != 0 || len(h.lanes) != 1 {
+			t.Fatalf("first page: %v, %v, %d lanes to go on with", first, err, len(h.lanes))
+		}
+		second, err := s.client.store.hunt(t.Context(), conn, h, nil)
+		if err != nil || len(second) != 1 || second[0].owner != "nobody" || !h.ended() {
+			t.Fatalf("second page: %v, %v, %d lanes to go on with", second, err, len(h.lanes))
+		}
+	}
+}

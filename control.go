@@ -64,9 +64,10 @@ type control struct {
 	beaten    time.Time // when the last successful beat was sent
 	beats     int       // successful ones
 	peers     map[string]observation
-	searched  map[string]int // looks at a lost peer that found nothing
-	sweeps    int64          // the last sweep's turn
-	sweepAt   time.Time      // not before
+	hunts     map[string]*hunt // for the jobs of lost peers
+	orphans   *hunt            // for jobs whose owner no row speaks for
+	sweeps    int64            // the last turn looked at
+	sweepAt   time.Time        // not before
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -82,7 +83,7 @@ type observation struct {
 }
 
 func newControl(s *Supervisor) *control {
-	return &control{sup: s, link: link{store: s.client.store}, peers: map[string]observation{}, searched: map[string]int{}}
+	return &control{sup: s, link: link{store: s.client.store}, peers: map[string]observation{}, hunts: map[string]*hunt{}}
 }
 
 // register takes a fresh id.
@@ -196,7 +197,7 @@ func (c *control) listens() bool {
 	if c.listening == conn {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(c.base, 5*time.Second)
+	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.sup.now().Add(min(5*time.Second, c.sup.cfg.Lease/6))))
 	defer cancel()
 	var channel string
 	err := conn.QueryRow(ctx, sqlListen).Scan(&channel)
@@ -232,9 +233,10 @@ func (c *control) beat(ctx context.Context) error {
 	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
 	defer cancel()
 	conn, err := c.link.get(beating)
+	running := c.sup.inFlight.under(l.id)
 	var reply beatReply
 	if err == nil {
-		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), c.sup.inFlight.ids(l.id), c.sup.draining.Load())
+		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), ids(running), c.sup.draining.Load())
 	}
 	if err != nil {
 		c.expire(ctx)
@@ -253,8 +255,25 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.sup.claimer.wake()
 	}
+	c.tellGone(running, reply)
 	c.observe(ctx, conn, l, reply)
 	return c.sweep(ctx, conn, l, reply)
+}
+
+// tellGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
+// its own may work on.
+func (c *control) tellGone(running []*run, reply beatReply) {
+	for _, r := range running {
+		cancelled, gone := reply.gone[r.job.ID]
+		if !gone || r.txOutcome.Load() != nil || !c.sup.inFlight.has(r) {
+			continue
+		}
+		if cancelled {
+			r.cancel(ErrCancelled)
+		} else {
+			r.cancel(ErrLeaseLost)
+		}
+	}
 }
 
 // refused finds out why our row did not take a beat. Either the claimer raised the epoch, perhaps without having
@@ -304,46 +323,64 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.id))
 		}
 		if x.lost {
-			if err := c.rescue(ctx, conn, x); err != nil && ctx.Err() == nil {
-				c.sup.log.WarnContext(ctx, "rescue failed, will be tried again", slog.String("supervisor", x.id), slog.String("error", err.Error()))
+			if err := c.rescue(ctx, conn, x); err != nil {
+				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.id), slog.String("error", err.Error()))
 			}
 		}
 	}
 	for id := range c.peers {
 		if !seen[id] {
 			delete(c.peers, id)
-			delete(c.searched, id)
+			delete(c.hunts, id)
 		}
 	}
 	c.sup.pruner.Store(first == l.id)
 }
 
-// rescue frees a lost supervisor's jobs. Its row goes once a later look, through all of the index, found none.
+// rescue frees a lost supervisor's jobs, page by page over as many beats as it takes. Its row goes once a later
+// search, through all of the index, found none.
 func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 	queues := union(x.queues, c.sup.queueNames())
-	for {
-		all := c.searched[x.id] > 0
-		held, err := c.sup.client.store.heldBy(ctx, conn, x.id, queues, nil, all)
+	h := c.hunts[x.id]
+	if h == nil {
+		h = newHunt(x.id, queues, false)
+		c.hunts[x.id] = h
+	}
+	if err := c.search(ctx, conn, h); err != nil {
+		return err
+	}
+	if h.all && h.found == 0 {
+		delete(c.hunts, x.id)
+		return c.sup.client.store.forget(ctx, conn, x.id)
+	}
+	c.hunts[x.id] = newHunt(x.id, queues, true)
+	return nil
+}
+
+// search goes on with a hunt and frees what it finds. What someone holds just now, the next hunt finds.
+func (c *control) search(ctx context.Context, conn *pgx.Conn, h *hunt) error {
+	for !h.ended() {
+		held, err := c.sup.client.store.hunt(ctx, conn, h, nil)
 		if err != nil {
 			return err
 		}
-		if len(held) == 0 {
-			c.searched[x.id]++
-			if all {
-				return c.sup.client.store.forget(ctx, conn, x.id)
-			}
-			return nil
+		byOwner := map[string][]heldJob{}
+		for _, j := range held {
+			byOwner[j.owner] = append(byOwner[j.owner], j)
 		}
-		if freed, err := c.free(ctx, conn, x.id, held); err != nil || freed == 0 {
-			return err // someone holds the rest: the next beat tries again
+		for owner, held := range byOwner {
+			if err := c.free(ctx, conn, owner, held); err != nil {
+				return err
+			}
 		}
 	}
+	return nil
 }
 
-// free ends the runs of a dead supervisor. It reports how many; fewer than given where their owner settled them in
-// the last moment, or someone holds their rows.
-func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held []heldJob) (int, error) {
-	started, freed := startedJobs(held), 0
+// free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
+// someone holds.
+func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held []heldJob) error {
+	started := startedJobs(held)
 	for chunk := range slices.Chunk(held, maxSettle) {
 		outcomes := make([]*outcome, len(chunk))
 		for i := range chunk {
@@ -354,13 +391,12 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 		p.begin()
 		p.exec(nil, sqlOnePlan)
 		if err := p.settle(settled, owner, outcomes); err != nil {
-			return freed, err
+			return err
 		}
 		p.commit()
 		if err := p.send(ctx, conn); err != nil {
-			return freed, err
+			return err
 		}
-		freed += len(settled)
 		for _, o := range outcomes {
 			if settled[o.run.job.ID] {
 				c.sup.reporter.tell(o.tell(o.event))
@@ -368,11 +404,11 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 		}
 	}
 	c.sup.claimer.wake()
-	return freed, nil
+	return nil
 }
 
 // startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
-// is impossible: at the last beat every slot of the queue was taken by a job that is running still.
+// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still.
 func startedJobs(held []heldJob) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {
@@ -463,30 +499,42 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		}
 	}
 	slices.Sort(alive)
-	turn := int64(reply.clock) / sweepEvery
+	// Any turn since the last look: where beats are further apart than turns, one that looked at this turn alone
+	// could miss its own every time.
+	turn, n, mine := int64(reply.clock)/sweepEvery, int64(len(alive)), false
+	if c.sweeps == 0 || c.sweeps > turn { // the first look, or the server's clock has gone back
+		c.sweeps = turn - 1
+	}
+	for t := max(c.sweeps+1, turn-n+1); t <= turn; t++ {
+		mine = mine || alive[t%n] == l.id
+	}
 	started := c.sup.now()
-	if turn == c.sweeps || alive[turn%int64(len(alive))] != l.id || started.Before(c.sweepAt) {
+	if !mine || started.Before(c.sweepAt) {
+		if !mine {
+			c.sweeps = turn
+		}
 		return nil
 	}
 	c.sweeps = turn
 	req := c.sup.claimer.allLanes()
-	behind, orphaned, err := c.sup.client.store.sweep(ctx, conn, req)
+	behind, err := c.sup.client.store.sweep(ctx, conn, req)
 	if err != nil {
 		return fmt.Errorf("full sweep: %w", err)
 	}
-	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))
 	for _, found := range behind {
 		c.sup.claimer.floors.lower(found.lane, found.at)
 	}
 	if len(behind) > 0 {
 		c.sup.claimer.wake()
 	}
-	for _, owner := range orphaned {
-		c.sup.log.WarnContext(ctx, "jobs of an unknown supervisor are rescued", slog.String("supervisor", owner))
-		if err := c.rescue(ctx, conn, peer{id: owner, queues: req.queues}); err != nil {
-			return err
-		}
-		delete(c.searched, owner) // no row to forget
+	// Jobs whose owner no row speaks for would be rescued by nobody.
+	if c.orphans == nil || c.orphans.ended() {
+		c.orphans = newHunt("", req.queues, false)
+	}
+	err = c.search(ctx, conn, c.orphans)
+	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))
+	if err != nil {
+		return fmt.Errorf("full sweep: %w", err)
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 			owner.settle(t, out...)
 		}
 		for owner.settler.book.len() > 0 {
-			owner.settler.lockedAt = time.Time{}
+			owner.settler.retryLocked()
 			owner.settle(t)
 		}
 	})
@@ -141,8 +141,8 @@ func TestFullSweepFindsJobsOfUnknownOwners(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 30 {
 		t.Errorf("%d of 30 jobs were rescued", n)
 	}
-	if len(s.control.searched) > 0 {
-		t.Errorf("owners without a row are remembered: %v", s.control.searched)
+	if len(s.control.hunts) > 0 {
+		t.Errorf("owners without a row are remembered: %v", s.control.hunts)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestSweepsTakeTurns(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if s.control.sweeps == turn+1000 {
+			if !s.control.sweepAt.IsZero() {
 				swept++
 			}
 		}
@@ -660,5 +660,33 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	}
 	if !value[bool](t, plain, `select state = 'running' and exists (select from supervisors where id = claimed_by) from jobs where id = $1`, id) {
 		t.Error("no rescuer would know what had started")
+	}
+}
+
+// Beats that come further apart than the turns of the full sweep must not miss their own every time.
+func TestSweepTurnsBetweenBeats(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
+	peers := []peer{{id: a.lease.Load().id}, {id: b.lease.Load().id}}
+	for i, s := range []*still{a, b} {
+		conn, err := s.control.link.get(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		swept := 0
+		for beat := range int64(6) { // every second turn
+			s.control.sweepAt = time.Time{}
+			clock := float64((1000 + int64(i) + 2*beat) * sweepEvery)
+			if err := s.control.sweep(t.Context(), conn, s.lease.Load(), beatReply{alive: true, clock: clock, peers: peers}); err != nil {
+				t.Fatal(err)
+			}
+			if !s.control.sweepAt.IsZero() {
+				swept++
+			}
+		}
+		if swept < 5 {
+			t.Errorf("supervisor %d: %d sweeps in 6 beats", i, swept)
+		}
 	}
 }

@@ -132,6 +132,7 @@ type outcome struct {
 	entry     json.RawMessage // for errors; nil adds none
 	stub      bool            // entry was replaced, for the database refused it
 	event     eventKind
+	notBefore time.Time // the settler's: its row was held, or refused it
 	duration  time.Duration
 }
 

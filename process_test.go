@@ -211,6 +211,7 @@ func (db *testDB) audit(t testing.TB) {
 	t.Helper()
 	db.exec(t, `
 create table effects (job text not null, pid int not null, at timestamptz not null default clock_timestamp());
+create index on effects (job);
 create table audit (
 	n bigint generated always as identity, at timestamptz not null default clock_timestamp(),
 	id text not null, state text not null, claim_seq int not null, attempt int not null, claimed_by text
@@ -279,7 +280,7 @@ func TestEightProcessesLoseAndRepeatNothing(t *testing.T) {
 	for left := jobs; left > 0; left -= 5000 {
 		db.enqueueErrands(t, min(left, 5000), "", "tx")
 	}
-	db.waitFor(t, 10*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
+	db.waitFor(t, 10*time.Minute, `select not exists (select from jobs where finalized_at is null)`) // cheaper than a count
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and claim_seq = 1 and attempt = 1`); n != jobs {
 		t.Errorf("%d of %d jobs completed in one run", n, jobs)
 	}

@@ -60,7 +60,7 @@ func TestRoomIsNeverMissed(t *testing.T) {
 		signals := make(chan struct{}, 2)
 		for range 2 { // the third runs on: one slot is free
 			left.Go(func() {
-				if q.leave() {
+				if q.leave(tierFresh) {
 					signals <- struct{}{}
 				}
 			})

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +25,7 @@ type run struct {
 	owner           string // the supervisor id of the claim
 	host            string // where the process ran that died, of a rescued job
 	claimSeq        int
+	tier            int16 // of its lane
 	strategy        RetryStrategy
 	timeout         time.Duration
 	uncounted       int
@@ -139,7 +142,7 @@ func (r *run) finish() {
 
 // leave makes room for the next claim.
 func (r *run) leave() {
-	if r.queue.leave() {
+	if r.queue.leave(r.tier) {
 		r.sup.claimer.poke()
 	}
 }
@@ -211,73 +214,82 @@ func (r *run) abandonedOutcome() *outcome {
 	return o
 }
 
-// inFlight are the runs whose handlers are at work.
-type inFlight struct {
+// runSet is a set of runs. One job may have several: a handler that was given up works on beside the next.
+type runSet struct {
 	mu   sync.Mutex
-	runs map[string]*run
+	runs map[*run]struct{}
 }
 
-func (f *inFlight) add(r *run) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.runs == nil {
-		f.runs = map[string]*run{}
+func (s *runSet) add(runs ...*run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.runs == nil {
+		s.runs = map[*run]struct{}{}
 	}
-	f.runs[r.job.ID] = r
-}
-
-// remove leaves a later run of the same job in place.
-func (f *inFlight) remove(r *run) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.runs[r.job.ID] == r {
-		delete(f.runs, r.job.ID)
+	for _, r := range runs {
+		s.runs[r] = struct{}{}
 	}
 }
 
-func (f *inFlight) cancel(id string) {
-	f.mu.Lock()
-	r := f.runs[id]
-	f.mu.Unlock()
-	if r != nil {
-		r.cancel(ErrCancelled)
-	}
+func (s *runSet) remove(r *run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.runs, r)
 }
 
-func (f *inFlight) all() []*run {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	runs := make([]*run, 0, len(f.runs))
-	for _, r := range f.runs {
-		runs = append(runs, r)
+func (s *runSet) has(r *run) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, found := s.runs[r]
+	return found
+}
+
+func (s *runSet) all() []*run {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.runs))
+}
+
+// under are the runs claimed by a supervisor of the given id.
+func (s *runSet) under(owner string) (runs []*run) {
+	for _, r := range s.all() {
+		if r.owner == owner {
+			runs = append(runs, r)
+		}
 	}
 	return runs
 }
 
-// ids are those claimed under the given supervisor id.
-func (f *inFlight) ids(owner string) []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	ids := make([]string, 0, len(f.runs))
-	for id, r := range f.runs {
-		if r.owner == owner {
-			ids = append(ids, id)
+// of are the runs of one job.
+func (s *runSet) of(id string) (runs []*run) {
+	for _, r := range s.all() {
+		if r.job.ID == id {
+			runs = append(runs, r)
 		}
 	}
-	return ids
+	return runs
 }
 
-func (f *inFlight) len() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.runs)
+func (s *runSet) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.runs)
+}
+
+// ids are the jobs of runs.
+func ids(runs []*run) []string {
+	ids := make([]string, len(runs))
+	for i, r := range runs {
+		ids[i] = r.job.ID
+	}
+	return ids
 }
 
 // newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.
 func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time.Time) *run {
 	w := s.workers[j.kind]
 	r := &run{
-		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, claimedAt: now, late: at.Sub(j.scheduledAt),
+		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
 		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: s.cfg.CompletedRetention == DeleteOnCompletion,
 		job: &Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),

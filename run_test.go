@@ -610,3 +610,58 @@ func TestCancelOfABufferedJob(t *testing.T) {
 		t.Errorf("state = %s", state)
 	}
 }
+
+// F-6, P-5: a deaf handler is given up although its job was cancelled, redriven and run again meanwhile.
+func TestADeafHandlerBesideTheNextRun(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	release, started := make(chan struct{}), make(chan struct{})
+	defer close(release)
+	var runs atomic.Int32
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, DrainTimeout: 100 * time.Millisecond, Workers: []Worker{
+		dynWorker("deaf", WorkerOpts{Timeout: 300 * time.Millisecond}, func(context.Context, *Job) error {
+			if runs.Add(1) == 1 {
+				close(started)
+				<-release
+			}
+			return nil
+		}),
+	}})
+	id := db.enqueue(t, dyn{kind: "deaf"}, nil)
+	<-started
+	if _, err := db.client.Cancel(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return value[string](t, db, `select state from jobs where id = $1`, id) == "completed" })
+	eventually(t, func() bool { return sup.Stats().Abandoned == 1 })
+}
+
+// F-13: a cancel from elsewhere is heard of without LISTEN too, by the heartbeat.
+func TestCancelIsHeardOfWithoutListen(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet()})
+	elsewhere, err := New(db.Pool, Config{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, cause := make(chan struct{}), make(chan error, 1)
+	db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Second, Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("long", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+			close(started)
+			<-ctx.Done()
+			cause <- context.Cause(ctx)
+			return ctx.Err()
+		}),
+	}})
+	id := db.enqueue(t, dyn{kind: "long"}, nil)
+	<-started
+	if _, err := elsewhere.Cancel(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-cause; !errors.Is(err, ErrCancelled) {
+		t.Errorf("cause = %v, want ErrCancelled", err)
+	}
+}

@@ -3,7 +3,6 @@ package drover
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,60 +26,15 @@ type settler struct {
 	sup    *Supervisor
 	signal chan struct{} // something to do
 	idle   chan struct{} // closed once claiming has ended and all is settled
-	book   book
+	book   runSet        // claimed and not yet settled
 
 	mu       sync.Mutex
 	outcomes []*outcome
 
 	// The rest is the settler goroutine's own.
-	link     link
-	locked   []*outcome // their rows were held by someone
-	lockedAt time.Time  // when to try them again
-	trouble  trouble
-}
-
-// book lists the runs that are claimed and not yet settled, by job id.
-type book struct {
-	mu   sync.Mutex
-	runs map[string]*run
-}
-
-func (b *book) add(runs []*run) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.runs == nil {
-		b.runs = map[string]*run{}
-	}
-	for _, r := range runs {
-		b.runs[r.job.ID] = r
-	}
-}
-
-// remove leaves a later run of the same job in place.
-func (b *book) remove(r *run) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.runs[r.job.ID] == r {
-		delete(b.runs, r.job.ID)
-	}
-}
-
-func (b *book) ids() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Collect(maps.Keys(b.runs))
-}
-
-func (b *book) get(id string) *run {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.runs[id]
-}
-
-func (b *book) len() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.runs)
+	link    link
+	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
+	trouble trouble
 }
 
 // trouble spaces round trips after failed ones.
@@ -137,8 +91,9 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 			continue
 		case ended && e.book.len() == 0:
 			return
-		case len(e.locked) > 0:
-			rest = e.lockedAt.Sub(now)
+		}
+		for _, o := range e.locked {
+			rest = min(rest, o.notBefore.Sub(now))
 		}
 		timer.Reset(max(rest, 0))
 		select {
@@ -155,10 +110,13 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 func (e *settler) take(now time.Time) (out []*outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.locked) > 0 && !now.Before(e.lockedAt) {
-		e.outcomes = append(e.outcomes, e.locked...)
-		e.locked = nil
-	}
+	e.locked = slices.DeleteFunc(e.locked, func(o *outcome) bool {
+		if now.Before(o.notBefore) {
+			return false
+		}
+		e.outcomes = append(e.outcomes, o)
+		return true
+	})
 	complete, other := 0, 0
 	for i, o := range e.outcomes {
 		if o.completes() {
@@ -321,8 +279,7 @@ func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
 	if len(out) == 1 {
 		if out[0].stub {
 			e.sup.log.ErrorContext(ctx, "outcome refused by the database, will be tried again", slog.Any("job", out[0].run.job))
-			e.locked = append(e.locked, out[0])
-			e.lockedAt = e.sup.now().Add(maxRetryPause)
+			e.later(out[0], maxRetryPause)
 			return
 		}
 		out[0].stubEntry()
@@ -376,8 +333,7 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			e.putBack([]*outcome{o.notCommitted()})
 		case foundHeld:
 			unsent(o)
-			e.locked = append(e.locked, o)
-			e.lockedAt = e.sup.now().Add(lockedPause)
+			e.later(o, lockedPause)
 		case foundCancelled:
 			e.done(o.cancelled())
 		case foundStale:
@@ -385,6 +341,12 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			e.sup.reporter.tell(o.tell(eventStaleSettle))
 		}
 	}
+}
+
+// later tries an outcome again after a pause.
+func (e *settler) later(o *outcome, pause time.Duration) {
+	o.notBefore = e.sup.now().Add(pause)
+	e.locked = append(e.locked, o)
 }
 
 // done tells of settled runs.

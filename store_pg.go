@@ -189,10 +189,15 @@ func badData(err error) bool {
 	return errors.As(err, &pg) && len(pg.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, pg.Code[:2])
 }
 
-// notApplied reports whether the statement behind err certainly changed nothing: the server said so, or never got it.
+// notApplied reports whether the statement behind err certainly changed nothing: the server said so and goes on, or
+// never got it. A FATAL error tells nothing: the session is gone, and a pooler sends one for a server that may have
+// committed before it went.
 func notApplied(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && !strings.HasPrefix(pg.Code, "57") || pgconn.SafeToRetry(err)
+	if !errors.As(err, &pg) {
+		return pgconn.SafeToRetry(err)
+	}
+	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
 const schemaVersion = 1

@@ -119,6 +119,13 @@ with mine as (
 select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine)
 from supervisors s`
 
+// sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: cancelled, or someone
+// else's. A notification that was lost, or could not be had, is made good here.
+const sqlGone = `
+select f.id, coalesce((select j.state = 'cancelled' from jobs j where j.id = f.id), false)
+from unnest($2::text[]) as f(id)
+where not exists (select from jobs j where j.id = f.id and j.state = 'running' and j.claimed_by = $1)`
+
 // peer is a supervisor as another one sees it.
 type peer struct {
 	id      string
@@ -133,12 +140,13 @@ type peer struct {
 type beatReply struct {
 	alive bool // our own row took the beat
 	peers []peer
-	clock float64 // the server's, in seconds
+	clock float64         // the server's, in seconds
+	gone  map[string]bool // jobs in flight that are not ours any more, and whether they were cancelled
 }
 
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {
 	var p pipeline
-	var reply beatReply
+	reply := beatReply{gone: map[string]bool{}}
 	p.begin()
 	p.query(func(rows pgx.Rows) error {
 		var other peer
@@ -148,6 +156,16 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining)
+	if len(inFlight) > 0 {
+		p.exec(nil, sqlOnePlan)
+		p.query(func(rows pgx.Rows) error {
+			var job string
+			var cancelled bool
+			err := rows.Scan(&job, &cancelled)
+			reply.gone[job] = cancelled
+			return err
+		}, sqlGone, id, inFlight)
+	}
 	p.commit()
 	return reply, p.send(ctx, conn)
 }
@@ -195,31 +213,65 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 	return n == 1, p.send(ctx, conn)
 }
 
-// sqlHeldBy lists running jobs of supervisor $1 with the policies that apply to them. No index serves claimed_by:
-// it reads jobs_claim_idx lane by lane, up to now unless $3 says to read it all (the server's clock may have gone
-// back under them), and leaves out the ids $4.
-const sqlHeldBy = `
-select j.id, j.queue, j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
+// sqlHunt looks through the next page of each lane, from the key $4, $5 on, for running jobs of supervisor $1, or
+// with $1 empty of owners that no row of supervisors speaks for. It gives those with the policies that apply to
+// them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
+// unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
+// jobs a search in one statement could run out of time, again and again from the start. $8 are known to be held.
+const sqlHunt = `
+select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
+	j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), j.retry::text, coalesce(k.retry, q.retry)::text,
 	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0),
 	coalesce(format('%s, process %s', s.host, s.pid), '')
-from unnest($2::text[]) as w(queue)
-cross join generate_series(0, 3) as tier(n)
-cross join generate_series(1, 9) as priority(n)
+from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
 cross join lateral (
-	select * from jobs
-	where finalized_at is null and queue = w.queue and lane = tier.n * 10 + priority.n
-		and ($3 or scheduled_at <= now() + interval '1 minute')
-		and state = 'running' and claimed_by = $1 and id <> all($4)
-	limit 1000 -- maxHeld
+	select *, state = 'running' and id <> all($8::text[]) and case when $1 = ''
+			then not exists (select from supervisors o where o.id = claimed_by) else claimed_by = $1 end as held
+	from (
+		select *, row_number() over (order by scheduled_at, id) as n from (
+			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry from jobs
+			where finalized_at is null and queue = l.queue and lane = l.lane and (scheduled_at, id) > (l.from_at, l.from_id)
+				and scheduled_at <= case when $7 then 'infinity' else now() + interval '1 minute' end
+			order by scheduled_at, id limit $6
+		) page
+	) numbered
 ) j
 left join kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
-left join supervisors s on s.id = $1
-limit 1000`
+left join supervisors s on s.id = j.claimed_by
+where j.held or j.n = $6`
 
-// maxHeld is how many sqlHeldBy lists.
-const maxHeld = 1000
+// hunt is a search for running jobs that goes on where it was.
+type hunt struct {
+	owner string // empty: whoever no row of supervisors speaks for
+	all   bool   // beyond now, too
+	lanes []huntLane
+	found int
+}
+
+type huntLane struct {
+	key  laneKey
+	from floor
+}
+
+// huntPage is how many rows of a lane are read at a time: some 20 ms.
+const huntPage = 20_000
+
+func newHunt(owner string, queues []string, all bool) *hunt {
+	h := &hunt{owner: owner, all: all}
+	for _, queue := range queues {
+		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
+			for priority := int16(1); priority <= 9; priority++ {
+				h.lanes = append(h.lanes, huntLane{key: laneKey{queue, tier + priority}})
+			}
+		}
+	}
+	return h
+}
+
+// ended reports whether all lanes were read to their end.
+func (h *hunt) ended() bool { return len(h.lanes) == 0 }
 
 // heldJob is a running job of a supervisor that cannot end it.
 type heldJob struct {
@@ -234,29 +286,53 @@ type heldJob struct {
 	inFlight        bool    // its handler was running at the last beat
 	slots           int     // of its queue there
 	host            string
+	owner           string
 }
 
-func (s *store) heldBy(ctx context.Context, conn *pgx.Conn, owner string, queues, except []string, all bool) ([]heldJob, error) {
+// hunt reads one page of each lane of h and moves h on. except are jobs known to be held.
+func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []string) ([]heldJob, error) {
+	var p pipeline
+	var queues, fromID []string
+	var lanes []int16
+	var fromAt []time.Time
+	for _, l := range h.lanes {
+		queues, lanes = append(queues, l.key.queue), append(lanes, l.key.lane)
+		fromAt, fromID = append(fromAt, l.from.at), append(fromID, l.from.id)
+	}
 	if except == nil {
 		except = []string{} // null would compare with nothing
 	}
-	var p pipeline
 	var held []heldJob
+	var rest []huntLane
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error {
 		var j heldJob
+		var at huntLane
+		var last, isHeld bool
 		var lastDelayMS *int64
-		err := rows.Scan(&j.id, &j.queue, &j.kind, &j.attempt, &j.claimSeq, &j.crashes, &lastDelayMS,
+		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.from.at, &last, &isHeld, &j.owner,
+			&j.kind, &j.attempt, &j.claimSeq, &j.crashes, &lastDelayMS,
 			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host)
 		if lastDelayMS != nil {
 			j.lastDelay = time.Duration(*lastDelayMS) * time.Millisecond
 		}
-		held = append(held, j)
+		if last {
+			at.key.queue, at.from.id = j.queue, j.id
+			rest = append(rest, at)
+		}
+		if isHeld {
+			held = append(held, j)
+		}
 		return err
-	}, sqlHeldBy, owner, queues, all, except)
+	}, sqlHunt, h.owner, queues, lanes, fromAt, fromID, huntPage, h.all, except)
 	p.commit()
-	return held, p.send(ctx, conn)
+	if err := p.send(ctx, conn); err != nil {
+		return nil, err
+	}
+	h.lanes = rest
+	h.found += len(held)
+	return held, nil
 }
 
 // sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more.
@@ -268,8 +344,8 @@ const (
 func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	var p pipeline
 	p.begin()
+	p.exec(nil, sqlForget, id) // supervisors before sleepers, as everywhere
 	p.exec(nil, sqlForgetSleeper, id)
-	p.exec(nil, sqlForget, id)
 	p.commit()
 	return p.send(ctx, conn)
 }
@@ -286,25 +362,13 @@ cross join lateral (
 	order by scheduled_at, id limit 1
 ) j`
 
-// sqlOrphans finds owners that no row of supervisors speaks for any more: nobody would rescue their jobs. Lane by
-// lane, so that it does not read a million jobs that are not due yet.
-const sqlOrphans = `
-select distinct j.claimed_by
-from unnest($1::text[], $2::smallint[]) as w(queue, lane)
-cross join lateral (
-	select claimed_by from jobs
-	where finalized_at is null and queue = w.queue and lane = w.lane and scheduled_at <= now() + interval '1 minute'
-		and state = 'running' and not exists (select from supervisors s where s.id = jobs.claimed_by)
-	limit 1000
-) j`
-
 // straggler is a due job behind a floor.
 type straggler struct {
 	lane laneKey
 	at   time.Time
 }
 
-func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (behind []straggler, orphaned []string, err error) {
+func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (behind []straggler, err error) {
 	var p pipeline
 	queues := make([]string, len(req.lanes))
 	for i, g := range req.laneGroup {
@@ -318,14 +382,8 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (b
 		behind = append(behind, found)
 		return err
 	}, sqlSweep, queues, req.lanes, req.floorAt, req.floorID, req.kinds)
-	p.query(func(rows pgx.Rows) error {
-		var owner string
-		err := rows.Scan(&owner)
-		orphaned = append(orphaned, owner)
-		return err
-	}, sqlOrphans, queues, req.lanes)
 	p.commit()
-	return behind, orphaned, p.send(ctx, conn)
+	return behind, p.send(ctx, conn)
 }
 
 // sqlFallAsleep says until when a supervisor looks at nothing by itself; $3 null is for good. Written on

@@ -123,14 +123,17 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 		err                 error
 		notApplied, badData bool
 	}{
-		{&pgconn.PgError{Code: "40001"}, true, false},
-		{&pgconn.PgError{Code: "53100"}, true, false},
-		{&pgconn.PgError{Code: "22P05"}, true, true},
-		{&pgconn.PgError{Code: "23514"}, true, true},
-		{&pgconn.PgError{Code: "54000"}, true, true},
-		{&pgconn.PgError{Code: "57P01"}, false, false}, // terminated, perhaps after the commit
-		{&pgconn.PgError{Code: "57014"}, false, false},
-		{&pgconn.PgError{}, true, false},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}, true, false},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "53100"}, true, false},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "22P05"}, true, true},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "23514"}, true, true},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "54000"}, true, true},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "P0001"}, true, true},
+		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, false, false}, // terminated, perhaps after the commit
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014"}, false, false},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40003"}, false, false}, // says so itself
+		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "08P01"}, false, false}, // a pooler whose server went away
+		{&pgconn.PgError{}, false, false},
 		{context.DeadlineExceeded, false, false},
 		{errors.New("connection reset"), false, false},
 	} {

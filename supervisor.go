@@ -98,7 +98,7 @@ type Supervisor struct {
 	closed   bool          // their buffers are closed: no queue may be added
 
 	lease    atomic.Pointer[lease]
-	inFlight inFlight
+	inFlight runSet // handlers at work
 	claimer  *claimer
 	settler  *settler
 	control  *control
@@ -533,10 +533,12 @@ func (s *Supervisor) handBack(runs []*run) {
 
 // cancelRun ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
 func (s *Supervisor) cancelRun(id string) {
-	if r := s.settler.book.get(id); r != nil {
+	for _, r := range s.settler.book.of(id) {
 		r.unwanted.Store(true)
 	}
-	s.inFlight.cancel(id)
+	for _, r := range s.inFlight.of(id) {
+		r.cancel(ErrCancelled)
+	}
 }
 
 // Stats are a supervisor's figures of the moment.
