@@ -426,7 +426,7 @@ func startedJobs(held []heldJob) map[string]bool {
 // maxCrashes is how many process deaths one job may be in before it is taken for their cause.
 const maxCrashes = 10
 
-var errCrashed = errors.New("drover: the process died while the job ran")
+var errCrashed = errors.New("drover: the process died while it held the job")
 
 // rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
 // been. A crash counts as a run, but does not exhaust a job: only one with a single run, or with ten crashes, is

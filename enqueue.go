@@ -90,6 +90,9 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 	if err != nil {
 		return Receipt{}, err
 	}
+	if err := checkTx(tx); err != nil {
+		return Receipt{}, err
+	}
 	existing, err := c.store.enqueueTx(ctx, tx, job)
 	if err != nil {
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, err)
@@ -122,6 +125,9 @@ func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, err
 func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, batch []Batch) ([]Receipt, error) {
 	jobs, err := c.encodeAll(batch)
 	if err != nil || len(jobs) == 0 {
+		return nil, err
+	}
+	if err := checkTx(tx); err != nil {
 		return nil, err
 	}
 	existing, err := c.store.enqueueManyTx(ctx, tx, jobs)

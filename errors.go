@@ -21,8 +21,8 @@ var (
 	ErrNotFound = errors.New("drover: no such job")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them.
-	ErrNotMigrated = errors.New("drover: the database is not migrated; run: " +
-		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up (or: drover migrate up)`)
+	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
+		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.
 	ErrServerTooOld = errors.New("drover: PostgreSQL 15 or newer is needed")

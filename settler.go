@@ -327,6 +327,10 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		case foundSettled:
 			e.done(o)
 		case foundInTx:
+			if o.err != nil {
+				e.sup.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
+					slog.Any("job", o.run.job), slog.String("error", o.text))
+			}
 			e.done(o.inTx())
 		case foundNotCommitted:
 			unsent(o)

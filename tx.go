@@ -7,11 +7,24 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Tx is what drover needs of a caller's transaction. pgx.Tx, *pgx.Conn and *pgxpool.Pool satisfy it.
+// Tx is what drover needs of a caller's transaction. A pgx.Tx is one, SQLTx makes one of a *sql.Tx. A pool has the
+// method too but is no transaction: it is refused with an *InvalidError.
 type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// checkTx refuses what would commit by itself: pool in the place of tx is a slip that would break the promise unseen.
+func checkTx(tx Tx) error {
+	switch tx.(type) {
+	case nil:
+		return &InvalidError{Field: "tx", Reason: "is nil"}
+	case *pgxpool.Pool, *pgxpool.Conn:
+		return &InvalidError{Field: "tx", Reason: fmt.Sprintf("%T is no transaction", tx)}
+	}
+	return nil
 }
 
 // SQLTx makes a database/sql transaction a Tx, so that users of database/sql, GORM, ent, bun or sqlx settle and
@@ -44,6 +57,9 @@ func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(c
 // that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. It is fenced like
 // CompleteTx; what the handler returns after committing does not matter any more.
 func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
+	if err := checkTx(tx); err != nil {
+		return err
+	}
 	if j.run == nil {
 		return ErrLeaseLost
 	}
@@ -73,6 +89,9 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) error {
 // must be enqueued by one run only. It holds the job's row until the transaction ends. It comes before CompleteTx or
 // SettleTx, after which the job is nobody's any more. Errors as Client.EnqueueTx, and ErrLeaseLost.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
+	if err := checkTx(tx); err != nil {
+		return Receipt{}, err
+	}
 	if j.run == nil {
 		return Receipt{}, ErrLeaseLost
 	}

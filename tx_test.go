@@ -505,3 +505,18 @@ func TestChangesAreWhatTheSQLReads(t *testing.T) {
 		t.Errorf("not read: %q", unread)
 	}
 }
+
+// F-9: a pool in the place of a transaction would complete the job outside the handler's.
+func TestAPoolIsNoTransaction(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	if _, err := db.client.EnqueueTx(t.Context(), db.Pool, letter{}, nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("EnqueueTx(pool) = %v, want ErrInvalid", err)
+	}
+	if _, err := db.client.EnqueueManyTx(t.Context(), nil, []Batch{{Args: letter{}}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("EnqueueManyTx(nil) = %v, want ErrInvalid", err)
+	}
+	if err := (&Job{}).CompleteTx(t.Context(), db.Pool); !errors.Is(err, ErrInvalid) {
+		t.Errorf("CompleteTx(pool) = %v, want ErrInvalid", err)
+	}
+}

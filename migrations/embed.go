@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
@@ -76,6 +77,10 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) erro
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
 	if err := fn(provider); err != nil {
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) && pg.Hint != "" {
+			return fmt.Errorf("drover: migrate: %w; %s", err, pg.Hint)
+		}
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
 	return nil

@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/oklog/ulid/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
@@ -28,17 +31,30 @@ func newJobsListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List jobs, newest first",
-		Long:  "List jobs, newest first. All filters must fit; one that fits few jobs reads far.",
+		Long: `List jobs, newest first. All filters must fit; one that fits few jobs reads far.
+
+States:  ` + strings.Join(states(), ", ") + `
+Reasons: ` + strings.Join(reasons(), ", ") + `
+
+With --json the value is {"jobs": [...], "next": ID}; next is for --after, and is left out on the last page.`,
 		Example: `  drover jobs list --state discarded --reason attempts_exhausted
   drover jobs list --queue payments --error timeout --limit 200
-  drover jobs list --state discarded --json | jq -r '.jobs[].id' | xargs drover jobs redrive`,
+  drover jobs list --state discarded --limit 1000 --json | jq -r '.jobs[].id' | xargs -r drover jobs redrive  # one page`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if limit < 1 {
-				return usagef("--limit %d is not 1 to 1000", limit)
-			}
 			filter.State = drover.State(state)
-			return a.listJobs(cmd.Context(), filter, strings.ToUpper(after), limit)
+			after = jobID(after)
+			switch {
+			case limit < 1 || limit > 1000:
+				return usagef("--limit %d is not 1 to 1000", limit)
+			case state != "" && !slices.Contains(states(), state):
+				return usagef("--state %q is none of %s", shorten(state, 40), strings.Join(states(), ", "))
+			case filter.Reason != "" && !slices.Contains(reasons(), filter.Reason):
+				return usagef("--reason %q is none of %s", shorten(filter.Reason, 40), strings.Join(reasons(), ", "))
+			case after != "" && !isULID(after):
+				return usagef("--after %q is not a job id: 26 letters and digits, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV", shorten(after, 40))
+			}
+			return flagNames(a.listJobs(cmd.Context(), filter, after, limit))
 		},
 	}
 	f := cmd.Flags()
@@ -50,11 +66,43 @@ func newJobsListCommand(a *app) *cobra.Command {
 	f.StringVar(&filter.Tag, "tag", "", "jobs with this tag")
 	f.IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
 	f.StringVar(&after, "after", "", "go on below this id, the last of the page before")
-	complete(cmd, "state", string(drover.Available), string(drover.Scheduled), string(drover.Retryable), string(drover.Running),
-		string(drover.Parked), string(drover.Completed), string(drover.Discarded), string(drover.Cancelled))
-	complete(cmd, "reason", drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
-		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget)
+	complete(cmd, "state", states()...)
+	complete(cmd, "reason", reasons()...)
 	return cmd
+}
+
+// states are what --state takes.
+func states() []string {
+	return []string{
+		string(drover.Available), string(drover.Scheduled), string(drover.Retryable), string(drover.Running),
+		string(drover.Parked), string(drover.Completed), string(drover.Discarded), string(drover.Cancelled),
+	}
+}
+
+// reasons are what --reason takes: those for which this version discards.
+func reasons() []string {
+	return []string{
+		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
+		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget,
+	}
+}
+
+// jobID is an id as the table has it, without what a copy from elsewhere brings along.
+func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word)) }
+
+func isULID(id string) bool {
+	_, err := ulid.ParseStrict(id)
+	return err == nil
+}
+
+// flagNames makes an argument that the library refused a wrong use, and calls it by its flag.
+func flagNames(err error) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	return usagef("%s", strings.NewReplacer("Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.State:", "--state:",
+		"Filter.Reason:", "--reason:", "Filter.Error:", "--error:", "Filter.Tag:", "--tag:",
+		"ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:").Replace(err.Error()))
 }
 
 // complete offers the words a flag takes to the shell.
@@ -74,6 +122,9 @@ func (a *app) listJobs(ctx context.Context, filter drover.Filter, after string, 
 	if err != nil {
 		return err
 	}
+	if page.Next != "" {
+		defer fmt.Fprintf(a.stderr, "%d shown, more with --after %s\n", len(page.Jobs), page.Next)
+	}
 	if a.json {
 		if page.Jobs == nil {
 			page.Jobs = []drover.JobInfo{}
@@ -91,13 +142,7 @@ func (a *app) listJobs(ctx context.Context, filter drover.Filter, after string, 
 			due(&j, s.now), shorten(j.LastError(), 60),
 		})
 	}
-	if err := table(a.stdout, rows); err != nil {
-		return err
-	}
-	if page.Next != "" {
-		fmt.Fprintln(a.stdout, "more: --after "+page.Next)
-	}
-	return nil
+	return table(a.stdout, rows)
 }
 
 // stateOf is the state, and of a discarded job why.
@@ -112,9 +157,9 @@ func stateOf(j *drover.JobInfo) string {
 func due(j *drover.JobInfo, now time.Time) string {
 	switch {
 	case j.FinalizedAt != nil:
-		return "ended " + relative(*j.FinalizedAt, now)
+		return "ended " + ago(*j.FinalizedAt, now)
 	case j.State == drover.Running && j.AttemptedAt != nil:
-		return "began " + relative(*j.AttemptedAt, now)
+		return "began " + ago(*j.AttemptedAt, now)
 	case j.State == drover.Parked:
 		return "-"
 	}
@@ -127,7 +172,11 @@ func newJobsShowCommand(a *app) *cobra.Command {
 		Short: "Show one job with its whole history of errors",
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.showJob(cmd.Context(), strings.ToUpper(args[0]))
+			id := jobID(args[0])
+			if len(id) != ulid.EncodedSize {
+				return usagef("%q is not a job id", shorten(id, 40))
+			}
+			return a.showJob(cmd.Context(), id)
 		},
 	}
 }
@@ -150,7 +199,7 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	}
 	a.printErrors(job)
 	if job.State == drover.Discarded {
-		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  drover jobs redrive%s %s\n", s.psql(job.ID), a.schemaFlag(), job.ID)
+		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  %s\n", s.psql(job.ID), a.again("jobs redrive", job.ID))
 	}
 	return nil
 }
@@ -164,7 +213,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 		{"state", stateOf(j)},
 		{"priority", fmt.Sprint(j.Priority)},
 		{"attempt", fmt.Sprintf("%d of %d", j.Attempt, j.MaxAttempts)},
-		{"enqueued", when(j.CreatedAt, now)},
+		{"enqueued", instant(j.CreatedAt) + " (" + ago(j.CreatedAt, now) + ")"},
 	}
 	add := func(name, value string) {
 		if value != "" {
@@ -173,7 +222,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	}
 	at := func(name string, t *time.Time) {
 		if t != nil {
-			add(name, when(*t, now))
+			add(name, instant(*t)+" ("+ago(*t, now)+")")
 		}
 	}
 	count := func(name string, n int) {
@@ -182,12 +231,13 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 		}
 	}
 	if !j.State.Final() && j.State != drover.Parked {
-		at("due", &j.ScheduledAt)
+		add("due", instant(j.ScheduledAt)+" ("+relative(j.ScheduledAt, now)+")")
 	}
 	at("last claimed", j.AttemptedAt)
 	at("ended", j.FinalizedAt)
 	add("claimed by", j.ClaimedBy)
 	count("failed runs", j.ErrorsTotal)
+	add("fingerprint", fingerprint(j))
 	count("crashes", j.Crashes)
 	count("redrives", j.Redrives)
 	count("snoozes", j.Snoozes)
@@ -196,6 +246,16 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	add("metadata", compact(j.Metadata))
 	add("args", compact(j.Args))
 	return rows
+}
+
+// fingerprint is that of the newest failed run.
+func fingerprint(j *drover.JobInfo) string {
+	for _, e := range slices.Backward(j.Errors) {
+		if e.Class != "operator" {
+			return e.Fingerprint
+		}
+	}
+	return ""
 }
 
 // compact is JSON on one line.
@@ -234,9 +294,12 @@ func countRuns(entries []drover.RunError) (n int) {
 
 // heading says of one entry when, what, how long, and what followed.
 func heading(e *drover.RunError) string {
-	parts := []string{e.At.UTC().Format(time.RFC3339), e.Class}
+	parts := []string{instant(e.At), e.Class}
 	if e.Class != "operator" {
-		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt), "after "+span(time.Duration(e.DurationMS)*time.Millisecond))
+		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
+	}
+	if e.Class != "operator" && e.Class != "crash" { // nobody saw how long a run took whose process died
+		parts = append(parts, "after "+span(time.Duration(e.DurationMS)*time.Millisecond))
 	}
 	if e.DelayMS > 0 {
 		parts = append(parts, "next in "+span(time.Duration(e.DelayMS)*time.Millisecond))
@@ -246,6 +309,9 @@ func heading(e *drover.RunError) string {
 	}
 	if e.Supervisor != "" {
 		parts = append(parts, "on "+e.Supervisor)
+	}
+	if e.Host != "" {
+		parts = append(parts, "host "+e.Host)
 	}
 	return strings.Join(parts, "  ")
 }
@@ -292,6 +358,10 @@ A job that was redriven and waits stays as it is. The jobs are redriven one by o
 			}
 			if cmd.Flags().Changed("args-patch") {
 				opts.ArgsPatch = json.RawMessage(strings.TrimSpace(patch))
+				var object map[string]json.RawMessage
+				if json.Unmarshal(opts.ArgsPatch, &object) != nil || object == nil {
+					return usagef("--args-patch: is not a JSON object")
+				}
 			}
 			return a.redriveJobs(cmd.Context(), ids, &opts)
 		},
@@ -354,32 +424,48 @@ type done struct {
 	Error  string `json:"error,omitempty"`
 }
 
+// doneList is what became of all.
+type doneList struct {
+	Jobs    []done `json:"jobs"` // every id, in the order given
+	Failed  int    `json:"failed"`
+	Untried int    `json:"untried,omitempty"`
+}
+
 // each does one thing to each job and tells id by id what happened. An id that is unknown or refused does not keep
-// it from the next; it is an error in the end.
+// it from the next; it is an error in the end. After an error that no next id escapes, the rest is told as not tried.
 func (a *app) each(verb string, ids []string, do func(id string) (string, error)) error {
-	all := struct {
-		Jobs   []done `json:"jobs"`
-		Failed int    `json:"failed"`
-	}{Jobs: []done{}}
-	var stopped error
-	for _, id := range ids {
-		id = strings.ToUpper(id)
-		result, err := do(id)
-		if errors.Is(err, drover.ErrInvalid) {
-			return err // wrong for each of them
-		}
-		d := done{ID: id, Result: result}
-		if err != nil {
-			d.Result, d.Error = "", message(err)
-			all.Failed++
-		}
+	all := doneList{Jobs: []done{}}
+	tell := func(d done) {
 		all.Jobs = append(all.Jobs, d)
 		if !a.json {
 			fmt.Fprintln(a.stdout, printable(d.ID+"  "+d.Result+d.Error))
 		}
+	}
+	var stopped error
+	for i, id := range ids {
+		id = jobID(id)
+		switch {
+		case stopped != nil:
+			all.Untried++
+			tell(done{ID: id, Error: "not tried"})
+			continue
+		case len(id) != ulid.EncodedSize:
+			all.Failed++
+			tell(done{ID: id, Error: "is not a job id"})
+			continue
+		}
+		result, err := do(id)
+		if wrongForAll(err) && i == all.Failed {
+			return flagNames(err)
+		}
+		if err != nil {
+			all.Failed++
+			tell(done{ID: id, Error: refusal(id, err)})
+		} else {
+			tell(done{ID: id, Result: result})
+		}
 		if stops(err) {
 			stopped = err
-			break
 		}
 	}
 	if a.json {
@@ -388,10 +474,34 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 		}
 	}
 	if stopped != nil {
-		return fmt.Errorf("gave up after %d of %s: %w", len(all.Jobs), plural(int64(len(ids)), "job"), stopped)
+		return fmt.Errorf("gave up after %d of %s: %w", len(ids)-all.Untried, plural(int64(len(ids)), "job"), stopped)
 	}
 	if all.Failed > 0 {
 		return fmt.Errorf("%d of %s not %s", all.Failed, plural(int64(len(ids)), "job"), verb)
 	}
 	return nil
+}
+
+// wrongForAll reports whether the library refused a flag, before it looked at the job.
+func wrongForAll(err error) bool {
+	var invalid *drover.InvalidError
+	var db *pgconn.PgError // the server looked at the job
+	return errors.As(err, &invalid) && !errors.As(err, &db) && (invalid.Field == "ArgsPatch" || invalid.Field == "MaxAttempts")
+}
+
+// refusal says why one job stayed as it was, without the id, which stands before it.
+func refusal(id string, err error) string {
+	var db *pgconn.PgError
+	if errors.Is(err, context.Canceled) {
+		return "interrupted; it may have been done"
+	}
+	if errors.As(err, &db) && !stops(err) {
+		text := strings.TrimPrefix(db.Message, "drover: ")
+		return message(errors.New(strings.TrimPrefix(text, "job "+id+" ")))
+	}
+	text := message(err)
+	if _, why, found := strings.Cut(text, id+": "); found {
+		return why
+	}
+	return text
 }

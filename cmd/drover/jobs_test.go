@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,11 +18,6 @@ type charge struct {
 }
 
 func (charge) Kind() string { return "charge" }
-
-type doneList struct {
-	Jobs   []done `json:"jobs"`
-	Failed int    `json:"failed"`
-}
 
 func enqueue(t *testing.T, client *drover.Client, args drover.Args, opts *drover.EnqueueOpts) string {
 	t.Helper()
@@ -100,7 +96,15 @@ func TestJobsList(t *testing.T) {
 			t.Errorf("drover %s: %q, want %q", o.line, got, c.want)
 		}
 	}
-	sh.run(t, "jobs", "list", "--limit", "2").ok(t).says(t, "more: --after "+later)
+	for _, flags := range [][]string{nil, {"--json"}} {
+		o := sh.run(t, append([]string{"jobs", "list", "--limit", "2"}, flags...)...).ends(t, 0, "2 shown, more with --after "+later)
+		if strings.Contains(o.stdout, "--after") {
+			t.Errorf("the note is on stdout:\n%s", o.stdout)
+		}
+	}
+	if o := sh.run(t, "jobs", "list", "--limit", "3").ok(t); o.stderr != "" {
+		t.Errorf("a note on the last page: %s", o.stderr)
+	}
 }
 
 // D-2: the whole history of one job, readable.
@@ -117,7 +121,7 @@ func TestJobsShow(t *testing.T) {
 	discard(t, sh)
 	o := sh.run(t, "jobs", "show", id).ok(t).says(t, "discarded (unrecoverable)", "2 of 5", "history, oldest first",
 		`      gateway \u001b[31mtimeout`, "attempt 1", "attempt 2", "      card\n      refused",
-		"psql -x ", pgtest.Schema(sh.pool), "discarded_jobs", "redrive:  drover jobs redrive --schema "+pgtest.Schema(sh.pool)+" "+id)
+		"psql -x ", pgtest.Schema(sh.pool), "discarded_jobs", "redrive:  drover jobs redrive ", " --schema "+pgtest.Schema(sh.pool)+" "+id, "fingerprint")
 	if password := sh.pool.Config().ConnConfig.Password; password != "" && strings.Contains(o.stdout, password) {
 		t.Errorf("tells the password:\n%s", o.stdout)
 	}
@@ -134,8 +138,9 @@ func TestJobsShowGap(t *testing.T) {
 	id := enqueue(t, client, charge{}, nil)
 	sh.exec(t, `update jobs set errors_total = 31, errors = jsonb_build_array(
 		jsonb_build_object('attempt', 1, 'claim_seq', 1, 'at', now(), 'class', 'panic', 'error', 'boom', 'duration_ms', 3, 'trace', E'main.f\n\tf.go:3'),
+		jsonb_build_object('attempt', 2, 'claim_seq', 2, 'at', now(), 'class', 'crash', 'error', 'died', 'host', 'h1, process 7', 'duration_ms', 0),
 		jsonb_build_object('at', now(), 'class', 'operator', 'error', 'redriven'))`)
-	sh.run(t, "jobs", "show", id).ok(t).says(t, "(30 runs from the middle not kept)", "panic", "      main.f\n        f.go:3", "operator", "redriven")
+	sh.run(t, "jobs", "show", id).ok(t).says(t, "(29 runs from the middle not kept)", "panic", "      main.f\n        f.go:3", "operator", "redriven", "crash  attempt 2  host h1, process 7\n")
 }
 
 // D-3, D-8: redrive one by one, each id's fate told.
@@ -148,7 +153,7 @@ func TestJobsRedrive(t *testing.T) {
 	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 	o := sh.run(t, "jobs", "redrive", unknown, strings.ToLower(dead), fresh, "--max-attempts", "3", "--args-patch", `{"Note":"again"}`)
-	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "no such job", dead+"  redriven", fresh+"  ", "only discarded and cancelled")
+	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "no such job", dead+"  redriven", fresh+"  is available, only discarded and cancelled")
 	job, err := client.Get(t.Context(), dead)
 	if err != nil {
 		t.Fatal(err)
@@ -167,6 +172,46 @@ func TestJobsRedrive(t *testing.T) {
 	failed := decode[doneList](t, sh.run(t, "jobs", "redrive", unknown, "--json").ends(t, 1))
 	if failed.Failed != 1 || failed.Jobs[0].ID != unknown || !strings.Contains(failed.Jobs[0].Error, "no such job") {
 		t.Errorf("an unknown id: %+v", failed)
+	}
+}
+
+// D-3: args that cannot take the patch keep no other job from it, and every id is told of.
+func TestJobsRedriveRefused(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	list, object := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
+	sh.run(t, "jobs", "cancel", list, object).ok(t)
+	sh.exec(t, `update jobs set args = '[1]' where id = $1`, list)
+	o := sh.run(t, "jobs", "redrive", "nonsense", list, " "+object+"\r", "--args-patch", `{"Note":"x"}`, "--json").ends(t, 1, "2 of 3 jobs not redriven")
+	got := decode[doneList](t, o)
+	if len(got.Jobs) != 3 || got.Failed != 2 || got.Jobs[0].Error != "is not a job id" ||
+		!strings.Contains(got.Jobs[1].Error, "must be JSON objects") || got.Jobs[2] != (done{ID: object, Result: "redriven"}) {
+		t.Errorf("%+v", got)
+	}
+	text := sh.run(t, "jobs", "redrive", "01ARZ3NDEKTSV4RRFFQ69G5FAV").ends(t, 1)
+	if strings.Count(text.stdout, "01ARZ3NDEKTSV4RRFFQ69G5FAV") != 1 {
+		t.Errorf("tells the id more than once: %s", text.stdout)
+	}
+}
+
+// D-3: after an interruption the ids that were not tried are told too.
+func TestEachInterrupted(t *testing.T) {
+	t.Parallel()
+	const one, two, three = "01ARZ3NDEKTSV4RRFFQ69G5FA1", "01ARZ3NDEKTSV4RRFFQ69G5FA2", "01ARZ3NDEKTSV4RRFFQ69G5FA3"
+	var stdout bytes.Buffer
+	a := &app{stdout: &stdout, json: true}
+	err := a.each("redriven", []string{one, two, three}, func(id string) (string, error) {
+		if id == two {
+			return "", context.Canceled
+		}
+		return "redriven", nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("each = %v", err)
+	}
+	got := decode[doneList](t, &output{stdout: stdout.String()})
+	if len(got.Jobs) != 3 || got.Failed != 1 || got.Untried != 1 || got.Jobs[2].Error != "not tried" || !strings.Contains(got.Jobs[1].Error, "interrupted") {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -32,6 +32,8 @@ type app struct {
 	url    string // --url; see databaseURL
 	schema string // --schema
 	json   bool   // --json
+
+	helpErr error // help was asked for a command that there is not
 }
 
 // run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use.
@@ -39,6 +41,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root := newRootCommand(a) //nolint:contextcheck // a command gets its context when it runs
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = a.helpErr
+	}
 	if err == nil {
 		return 0
 	}

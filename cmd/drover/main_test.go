@@ -135,12 +135,20 @@ func TestErrors(t *testing.T) {
 		{nowhere, []string{"migrate", "up", "--create-schema"}, 2, []string{"needs --schema"}},
 		{nowhere, []string{"bench", "--retention", "some"}, 2, []string{`"some"`}},
 		{closed, []string{"stats"}, 1, []string{"the database cannot be reached", "127.0.0.1:1"}},
-		{there, []string{"stats"}, 1, []string{"not migrated", "goose -dir migrations", "drover migrate up"}},
+		{there, []string{"stats"}, 1, []string{"not migrated", "database ", "search_path", "drover migrate up", "--schema " + pgtest.Schema(there.pool)}},
 		{&shell{flags: append(there.flags[:2:2], "--schema", "Nowhere Land")}, []string{"stats"}, 1, []string{`schema "Nowhere Land" does not exist`, "--create-schema"}},
-		{migrated, []string{"jobs", "list", "--state", "dead"}, 2, []string{"Filter.State", `"dead"`}},
+		{migrated, []string{"jobs", "list", "--state", "dead"}, 2, []string{"--state", `"dead"`, "parked"}},
 		{migrated, []string{"jobs", "list", "--limit", "1001"}, 2, []string{"1001"}},
-		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"ArgsPatch", "not a JSON object"}},
-		{migrated, []string{"jobs", "redrive", id, "--args-patch", ""}, 2, []string{"ArgsPatch"}},
+		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"--args-patch", "not a JSON object"}},
+		{migrated, []string{"jobs", "redrive", id, "--args-patch", ""}, 2, []string{"--args-patch"}},
+		{migrated, []string{"jobs", "list", "--reason", "bored"}, 2, []string{"--reason", "attempts_exhausted"}},
+		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after", "not a job id"}},
+		{migrated, []string{"jobs", "list", "--kind", "a\x00b"}, 2, []string{"--kind"}},
+		{nowhere, []string{"jobs", "show", "x"}, 2, []string{"not a job id"}},
+		{nowhere, []string{"stats", "--url", ""}, 2, []string{"--url is empty"}},
+		{nowhere, []string{"stats", "--schema="}, 2, []string{"--schema is empty"}},
+		{nowhere, []string{"help", "jobz"}, 2, []string{`unknown command "jobz"`}},
+		{nowhere, []string{"jobs", "shwo", "--help"}, 2, []string{`unknown command "shwo"`}},
 		{migrated, []string{"jobs", "show", id}, 1, []string{"no such job", id}},
 	} {
 		o := c.sh.run(t, c.args...).ends(t, c.code, c.texts...)
@@ -178,6 +186,7 @@ func TestHelp(t *testing.T) {
 	sh := &shell{}
 	sh.run(t).ok(t).says(t, "jobs", "migrate", "stats", "bench", "demo")
 	sh.run(t, "jobs").ok(t).says(t, "list", "show", "redrive", "cancel")
+	sh.run(t, "help", "jobs", "list").ok(t).says(t, "parked", "time_budget", "--limit", "xargs -r")
 	sh.run(t, "completion", "bash").ok(t).says(t, "drover")
 	sh.run(t, "__complete", "jobs", "list", "--state", "d").ok(t).says(t, "discarded")
 }
@@ -214,6 +223,23 @@ func (c *cancelAt) Write(p []byte) (int, error) {
 		c.cancel()
 	}
 	return n, err
+}
+
+// A line printed for copying reaches the same tables and tells no password.
+func TestAgain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ url, schema, want string }{
+		{"", "", "drover jobs redrive X"},
+		{"", "a b", "drover jobs redrive --schema 'a b' X"},
+		{"postgres://u@h:1/db", "s", "drover jobs redrive --url 'postgres://u@h:1/db' --schema s X"},
+		{"postgres://u:secret@h/db", "s", "drover jobs redrive --schema s X  # with the same --url"},
+		{"postgres://h/db?p%61ssword=secret", "", "drover jobs redrive X  # with the same --url"},
+		{"host=h password=secret", "", "drover jobs redrive X  # with the same --url"},
+	} {
+		if got := (&app{url: c.url, schema: c.schema}).again("jobs redrive", "X"); got != c.want {
+			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
 }
 
 func TestOutput(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -117,41 +118,65 @@ func (a *app) migrateDown(ctx context.Context, yes bool) error {
 		return err
 	}
 	defer pool.Close()
-	if !yes {
-		if err := a.confirmDown(ctx, pool); err != nil {
+	list, err := migrations.List(ctx, pool)
+	if err != nil {
+		return err
+	}
+	var w doomed
+	if err := pool.QueryRow(ctx, sqlDoomed).Scan(&w.database, &w.schema, &w.there); err != nil {
+		return fmt.Errorf("look at what would go: %w", err)
+	}
+	dropped := slices.ContainsFunc(list, func(m migrations.Status) bool { return m.Applied })
+	if dropped {
+		if !yes {
+			if err := a.confirmDown(ctx, pool, &w); err != nil {
+				return err
+			}
+		}
+		if err := migrations.Down(ctx, pool); err != nil {
 			return err
 		}
 	}
-	if err := migrations.Down(ctx, pool); err != nil {
-		return err
-	}
 	if a.json {
 		return a.printJSON(struct {
-			Down bool `json:"down"`
-		}{true})
+			Down     bool   `json:"down"` // false: there was nothing to drop
+			Database string `json:"database"`
+			Schema   string `json:"schema"`
+		}{dropped, w.database, w.schema})
 	}
-	fmt.Fprintln(a.stdout, "drover's tables are gone")
+	if !dropped {
+		fmt.Fprintf(a.stdout, "nothing to drop: drover's tables are not in database %q, schema %q\n", w.database, w.schema)
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "drover's tables, views and functions are gone from database %q, schema %q\n", w.database, w.schema)
 	return nil
 }
 
+// doomed is what a migration down would drop.
+type doomed struct {
+	database, schema                  string
+	there                             bool // the tables are
+	jobs, unfinished, liveSupervisors int64
+}
+
 const (
-	sqlJobsThere = `select coalesce(current_schema(), ''), to_regclass('jobs') is not null`
-	sqlCountJobs = `select count(*) from jobs`
+	sqlDoomed = `
+select current_database(), coalesce((select relnamespace::regnamespace::name from pg_class where oid = to_regclass('jobs')), current_schema(), ''),
+	to_regclass('jobs') is not null and to_regclass('supervisors') is not null`
+	sqlCountDoomed = `
+select count(*), count(*) filter (where finalized_at is null),
+	(select count(*) from supervisors where lost_at is null and beat_at >= now() - lease_ms * interval '1 ms')
+from jobs`
 )
 
-func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool) error {
-	var schema string
-	var there bool
-	var jobs int64
-	if err := pool.QueryRow(ctx, sqlJobsThere).Scan(&schema, &there); err != nil {
-		return fmt.Errorf("look at what would go: %w", err)
-	}
-	if there {
-		if err := pool.QueryRow(ctx, sqlCountJobs).Scan(&jobs); err != nil {
+func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) error {
+	if w.there {
+		if err := pool.QueryRow(ctx, sqlCountDoomed).Scan(&w.jobs, &w.unfinished, &w.liveSupervisors); err != nil {
 			return fmt.Errorf("count what would go: %w", err)
 		}
 	}
-	fmt.Fprintf(a.stderr, "This drops drover's tables in schema %q with %s. Type yes to go on: ", schema, plural(jobs, "job"))
+	fmt.Fprintf(a.stderr, "This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s. Type yes to go on: ",
+		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor"))
 	answer := make(chan string, 1)
 	go func() { // left behind when Ctrl-C comes first: nothing can interrupt a read from a terminal
 		line, _ := bufio.NewReader(a.stdin).ReadString('\n')

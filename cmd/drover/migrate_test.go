@@ -39,7 +39,7 @@ func TestMigrate(t *testing.T) {
 	sh.exec(t, `insert into jobs (kind) values ('a'), ('b')`)
 	for _, answer := range []string{"", "no\n", "y\n"} {
 		sh.input = answer
-		sh.run(t, "migrate", "down").ends(t, 1, "with 2 jobs", pgtest.Schema(sh.pool), "nothing was dropped", "--yes")
+		sh.run(t, "migrate", "down").ends(t, 1, "with 2 jobs, 2 of them unfinished; 0 live supervisors", "database ", pgtest.Schema(sh.pool), "nothing was dropped", "--yes")
 	}
 	sh.run(t, "stats").ok(t)
 	sh.input = "yes\n"
@@ -47,7 +47,8 @@ func TestMigrate(t *testing.T) {
 	sh.run(t, "stats").ends(t, 1, "not migrated")
 	sh.run(t, "migrate", "up").ok(t).says(t, "applied 00001_core.sql")
 	sh.input = ""
-	sh.run(t, "migrate", "down", "--yes", "--json").ok(t).says(t, `{"down":true}`)
+	sh.run(t, "migrate", "down", "--yes", "--json").ok(t).says(t, `{"down":true,`)
+	sh.run(t, "migrate", "down").ok(t).says(t, "nothing to drop", pgtest.Schema(sh.pool))
 }
 
 func TestMigrateCreateSchema(t *testing.T) {
@@ -64,6 +65,7 @@ func TestMigrateCreateSchema(t *testing.T) {
 	sh.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "applied")
 	sh.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "nothing to do")
 	sh.run(t, "stats").ok(t).says(t, "no jobs")
+	sh.input = "no\n"
 	if o := sh.run(t, "migrate", "down").ends(t, 1); !strings.Contains(o.stderr, name) {
 		t.Errorf("asks without the schema's name: %s", o.stderr)
 	}

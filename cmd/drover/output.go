@@ -62,6 +62,14 @@ func relative(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
+// ago says how long before now something happened; what a clock read a moment later is 0 s old.
+func ago(t, now time.Time) string {
+	if !now.After(t) {
+		return "0s ago"
+	}
+	return relative(t, now)
+}
+
 // span rounds a duration to what a person reads at a glance: 450ms, 12s, 3m, 5h, 4d.
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
@@ -78,10 +86,8 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// when is a time in full and from now.
-func when(t, now time.Time) string {
-	return t.UTC().Format(time.RFC3339) + " (" + relative(t, now) + ")"
-}
+// instant is a time in full: milliseconds tell runs apart that follow each other fast.
+func instant(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 
 // plural is "1 job", "3 jobs".
 func plural(n int64, noun string) string {

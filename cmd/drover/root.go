@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -36,6 +39,16 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	flags.StringVar(&a.url, "url", "", "database URL (default $DATABASE_URL)")
 	flags.StringVar(&a.schema, "schema", "", "schema with drover's tables (default: the search_path of the URL, then of the server)")
 	flags.BoolVar(&a.json, "json", false, "print JSON")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkFlags(cmd) }
+	root.SetHelpCommand(newHelpCommand())
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if words := cmd.Flags().Args(); cmd.HasSubCommands() && len(words) > 0 {
+			a.helpErr = cmd.Args(cmd, words)
+			return
+		}
+		help(cmd, args)
+	})
 	root.AddCommand(
 		newMigrateCommand(a),
 		newJobsCommand(a),
@@ -44,6 +57,34 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 		newDemoCommand(a),
 	)
 	return root
+}
+
+// checkFlags refuses an empty --url or --schema: a variable that is not set must not lead to another database.
+func (a *app) checkFlags(cmd *cobra.Command) error {
+	for _, flag := range []struct{ name, value string }{{"url", a.url}, {"schema", a.schema}} {
+		if cmd.Flags().Changed(flag.name) && strings.TrimSpace(flag.value) == "" {
+			return usagef("--%s is empty", flag.name)
+		}
+	}
+	return nil
+}
+
+func newHelpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Help about any command",
+		RunE: func(cmd *cobra.Command, words []string) error {
+			found, rest, err := cmd.Root().Find(words)
+			if err != nil {
+				return &usageError{err}
+			}
+			if len(rest) > 0 {
+				return usagef("unknown command %q for %q: see %s --help", rest[0], found.CommandPath(), found.CommandPath())
+			}
+			found.InitDefaultHelpFlag()
+			return found.Help()
+		},
+	}
 }
 
 // group makes a command that only holds others: alone it shows its help, and an unknown word is a wrong use.
@@ -86,11 +127,11 @@ const connectTimeout = 10 * time.Second
 
 // poolConfig is the database of the command line, with --schema as its search_path.
 func (a *app) poolConfig() (*pgxpool.Config, error) {
-	url := a.databaseURL()
-	if url == "" {
+	given := a.databaseURL()
+	if given == "" {
 		return nil, usagef("no database given: use --url or set DATABASE_URL, such as postgres://user@localhost:5432/app")
 	}
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgxpool.ParseConfig(given)
 	if err != nil {
 		return nil, usagef("the database URL cannot be read: %w", err)
 	}
@@ -147,10 +188,11 @@ func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 
 // session is a migrated database and a client on it.
 type session struct {
-	pool   *pgxpool.Pool
-	client *drover.Client
-	schema string // where drover's tables are
-	now    time.Time
+	pool     *pgxpool.Pool
+	client   *drover.Client
+	database string
+	schema   string // where drover's tables are
+	now      time.Time
 }
 
 // open connects and makes sure that the schema is there. The caller closes.
@@ -160,12 +202,28 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 		return nil, err
 	}
 	s := &session{pool: pool}
-	if err := s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks}); err != nil {
+	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks})
+	if errors.Is(err, drover.ErrNotMigrated) {
+		err = a.notMigrated(ctx, pool)
+	}
+	if err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
 }
+
+// notMigrated says where drover's tables were looked for, and how to make them in that place.
+func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
+	var database, schema, path string
+	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
+		return fmt.Errorf("ask for the schema: %w", err)
+	}
+	return fmt.Errorf("the database is not migrated: drover's tables are missing or of an older version in database %q, schema %q (search_path %s); to make them: %s",
+		database, schema, path, a.again("migrate up", ""))
+}
+
+const sqlWhere = `select current_database(), coalesce(current_schema(), ''), current_setting('search_path')`
 
 func (s *session) prepare(ctx context.Context, config drover.Config) (err error) {
 	if s.client, err = drover.New(s.pool, config); err != nil {
@@ -174,7 +232,7 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 	if err := s.client.Check(ctx); err != nil {
 		return err
 	}
-	if err := s.pool.QueryRow(ctx, sqlWhereAndWhen).Scan(&s.schema, &s.now); err != nil {
+	if err := s.pool.QueryRow(ctx, sqlWhereAndWhen).Scan(&s.database, &s.schema, &s.now); err != nil {
 		return fmt.Errorf("ask for the schema: %w", err)
 	}
 	return nil
@@ -182,7 +240,7 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 
 // The schema is where the tables are found, which need not be the first of the search_path.
 const sqlWhereAndWhen = `
-select n.nspname, now() from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
+select current_database(), n.nspname, now() from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 func (s *session) close() { s.pool.Close() }
 
@@ -191,12 +249,37 @@ func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// schemaFlag is what a command line printed for copying needs to reach the same schema.
-func (a *app) schemaFlag() string {
-	if a.schema == "" {
-		return ""
+// again is a command line, fit for copying, that reaches the same tables. A URL that may hold a password is not
+// repeated; the line says so in a comment of the shell.
+func (a *app) again(verb, words string) string {
+	line, note := "drover "+verb, ""
+	switch {
+	case a.url == "":
+	case secret(a.url):
+		note = "  # with the same --url"
+	default:
+		line += " --url " + shellQuote(a.url)
 	}
-	return " --schema " + shellQuote(a.schema)
+	if a.schema != "" {
+		line += " --schema " + shellQuote(a.schema)
+	}
+	if words != "" {
+		line += " " + words
+	}
+	return line + note
+}
+
+// secret reports whether a database URL may hold a password.
+func secret(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil {
+		return true
+	}
+	if _, has := u.User.Password(); has {
+		return true
+	}
+	plain, err := url.QueryUnescape(text)
+	return err != nil || strings.Contains(strings.ToLower(plain), "password")
 }
 
 func version() string {
@@ -208,5 +291,12 @@ func version() string {
 
 // stops reports whether an error says that going on with the next job is no use.
 func stops(err error) bool {
-	return err != nil && !errors.Is(err, drover.ErrNotFound) && !errors.Is(err, drover.ErrState)
+	var db *pgconn.PgError
+	switch {
+	case err == nil, errors.Is(err, drover.ErrNotFound), errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrInvalid):
+		return false
+	case errors.As(err, &db) && len(db.Code) == 5: // data that this job cannot take
+		return !slices.Contains([]string{"22", "23", "54", "P0"}, db.Code[:2])
+	}
+	return true
 }

@@ -22,10 +22,27 @@ func newStatsCommand(a *app) *cobra.Command {
 
 // statistics are what the verb stats tells.
 type statistics struct {
+	Database    string           `json:"database"`
+	Schema      string           `json:"schema"`
 	At          time.Time        `json:"at"` // the server's clock
 	Counts      []drover.Count   `json:"counts"`
 	Supervisors []supervisorInfo `json:"supervisors"`
+	Unserved    []unserved       `json:"unserved"` // due, and nobody is there to run it
 	Discarded   []discardedInfo  `json:"discarded"`
+}
+
+// unserved are due jobs of a queue that no live supervisor serves, or of a kind that none has registered.
+type unserved struct {
+	Queue string `json:"queue,omitempty"`
+	Kind  string `json:"kind,omitempty"`
+	Jobs  int64  `json:"jobs"`
+}
+
+func (u *unserved) String() string {
+	if u.Kind != "" {
+		return fmt.Sprintf("%s due of kind %s: no supervisor has registered it", plural(u.Jobs, "job"), u.Kind)
+	}
+	return fmt.Sprintf("%s due in queue %s: no live supervisor serves it", plural(u.Jobs, "job"), u.Queue)
 }
 
 // supervisorInfo is one row of supervisors.
@@ -38,6 +55,7 @@ type supervisorInfo struct {
 	State    string    `json:"state"` // alive, draining, silent (no beat for a lease) or lost (being rescued)
 	BeatAt   time.Time `json:"beat_at"`
 	InFlight int       `json:"in_flight"` // at the last beat
+	LeaseMS  int64     `json:"lease_ms"`
 }
 
 // discardedInfo is one row of discarded_summary.
@@ -49,6 +67,7 @@ type discardedInfo struct {
 	LastAt      time.Time `json:"last_discarded_at"`
 	NewestError string    `json:"newest_error,omitempty"`
 	NewestID    string    `json:"newest_id"`
+	Fingerprint string    `json:"newest_fingerprint,omitempty"`
 }
 
 func (a *app) stats(ctx context.Context) error {
@@ -57,11 +76,14 @@ func (a *app) stats(ctx context.Context) error {
 		return err
 	}
 	defer s.close()
-	all := statistics{At: s.now}
+	all := statistics{Database: s.database, Schema: s.schema, At: s.now}
 	if all.Counts, err = s.client.Counts(ctx); err != nil {
 		return err
 	}
 	if all.Supervisors, err = s.supervisors(ctx); err != nil {
+		return err
+	}
+	if all.Unserved, err = s.unserved(ctx); err != nil {
 		return err
 	}
 	if all.Discarded, err = s.discarded(ctx); err != nil {
@@ -79,7 +101,7 @@ select id, host, pid, build, queues,
 	case when lost_at is not null then 'lost'
 		when beat_at < now() - lease_ms * interval '1 ms' then 'silent'
 		when draining then 'draining' else 'alive' end,
-	beat_at, cardinality(in_flight)
+	beat_at, cardinality(in_flight), lease_ms
 from supervisors order by started_at, id`
 
 func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
@@ -94,10 +116,37 @@ func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
 	return list, nil
 }
 
+// Reads the jobs that have not ended, by jobs_claim_idx. A draining supervisor claims nothing more.
+const sqlUnserved = `
+with due as materialized (
+	select queue, kind, count(*) as jobs from jobs
+	where finalized_at is null and state <> 'running' and scheduled_at <= now() group by queue, kind
+)
+select queue, '', sum(jobs)::bigint from due
+where not exists (select from supervisors s where due.queue = any(s.queues)
+	and s.lost_at is null and not s.draining and s.beat_at >= now() - s.lease_ms * interval '1 ms')
+group by queue
+union all
+select '', kind, sum(jobs)::bigint from due where not exists (select from kinds k where k.kind = due.kind) group by kind
+order by 2, 1`
+
+func (s *session) unserved(ctx context.Context) ([]unserved, error) {
+	rows, err := s.pool.Query(ctx, sqlUnserved)
+	if err != nil {
+		return nil, fmt.Errorf("look for jobs nobody serves: %w", err)
+	}
+	list, err := pgx.AppendRows([]unserved{}, rows, pgx.RowToStructByPos[unserved])
+	if err != nil {
+		return nil, fmt.Errorf("look for jobs nobody serves: %w", err)
+	}
+	return list, nil
+}
+
 // One row for all fingerprints of a reason; the view is served by jobs_discarded_idx.
 const sqlDiscarded = `
 select queue, kind, reason, sum(jobs)::bigint, max(last_discarded_at),
-	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1]
+	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],
+	coalesce((array_agg(fingerprint order by last_discarded_at desc))[1], '')
 from discarded_summary group by queue, kind, reason order by 4 desc, 1, 2, 3`
 
 func (s *session) discarded(ctx context.Context) ([]discardedInfo, error) {
@@ -113,39 +162,58 @@ func (s *session) discarded(ctx context.Context) ([]discardedInfo, error) {
 }
 
 func (a *app) printStats(all *statistics) error {
+	fmt.Fprintln(a.stdout, printable(fmt.Sprintf("database %s, schema %s", all.Database, all.Schema)))
 	counts := [][]string{{"QUEUE", "STATE", "JOBS", "OLDEST DUE"}}
 	for _, c := range all.Counts {
 		oldest := "-"
 		if c.OldestDue != nil {
-			oldest = relative(*c.OldestDue, all.At)
+			oldest = ago(*c.OldestDue, all.At)
 		}
 		counts = append(counts, []string{c.Queue, string(c.State), fmt.Sprint(c.Jobs), oldest})
 	}
 	supervisors := [][]string{{"SUPERVISOR", "STATE", "LAST BEAT", "IN FLIGHT", "HOST", "PID", "QUEUES"}}
+	var silent []string
+	running := false
 	for _, s := range all.Supervisors {
+		running = running || s.State == "alive" || s.State == "draining"
+		if s.State == "silent" {
+			silent = append(silent, fmt.Sprintf("%s: silent %s, rescued after %s of another's watch",
+				s.ID, span(all.At.Sub(s.BeatAt)), span(time.Duration(s.LeaseMS)*time.Millisecond)))
+		}
 		supervisors = append(supervisors, []string{
-			s.ID, s.State, relative(s.BeatAt, all.At), fmt.Sprint(s.InFlight), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
+			s.ID, s.State, ago(s.BeatAt, all.At), fmt.Sprint(s.InFlight), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
 		})
 	}
 	discarded := [][]string{{"DISCARDED", "QUEUE", "KIND", "JOBS", "LAST", "NEWEST ERROR"}}
 	for _, d := range all.Discarded {
 		discarded = append(discarded, []string{
-			d.Reason, d.Queue, d.Kind, fmt.Sprint(d.Jobs), relative(d.LastAt, all.At), shorten(d.NewestError, 60),
+			d.Reason, d.Queue, d.Kind, fmt.Sprint(d.Jobs), ago(d.LastAt, all.At), shorten(d.NewestError, 60),
 		})
 	}
-	for i, section := range []struct {
-		rows [][]string
-		none string
-	}{{counts, "no jobs"}, {supervisors, "no supervisor has run"}, {discarded, "nothing discarded"}} {
-		if i > 0 {
-			fmt.Fprintln(a.stdout)
-		}
+	if !running && len(all.Supervisors) > 0 {
+		silent = append(silent, "no supervisor is running")
+	}
+	due := make([]string, len(all.Unserved))
+	for i := range all.Unserved {
+		due[i] = all.Unserved[i].String()
+	}
+	for _, section := range []struct {
+		rows  [][]string
+		none  string
+		notes []string // below the table
+	}{
+		{counts, "no jobs", due},
+		{supervisors, "no supervisor is running", silent},
+		{discarded, "nothing discarded", nil},
+	} {
+		fmt.Fprintln(a.stdout)
 		if len(section.rows) == 1 {
 			fmt.Fprintln(a.stdout, section.none)
-			continue
-		}
-		if err := table(a.stdout, section.rows); err != nil {
+		} else if err := table(a.stdout, section.rows); err != nil {
 			return err
+		}
+		for _, note := range section.notes {
+			fmt.Fprintln(a.stdout, printable(note))
 		}
 	}
 	return nil

@@ -4,13 +4,14 @@ import (
 	"testing"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 // D-2, D-8: counts, supervisors and the dead letters by reason.
 func TestStats(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
-	sh.run(t, "stats").ok(t).says(t, "no jobs", "no supervisor has run", "nothing discarded")
+	sh.run(t, "stats").ok(t).says(t, "schema "+pgtest.Schema(sh.pool), "no jobs", "no supervisor is running", "nothing discarded")
 	enqueue(t, client, charge{Order: 1}, nil)
 	discard(t, sh)
 	enqueue(t, client, charge{Order: 2}, &drover.EnqueueOpts{Queue: "slow"})
@@ -22,7 +23,7 @@ func TestStats(t *testing.T) {
 		('d', 30000, '{slow}', '{}', 'h4', 14, now(), null, true)`)
 
 	sh.run(t, "stats").ok(t).says(t, "default  discarded  1     -", "slow     available  1     5m ago",
-		"alive", "silent", "lost", "draining", "[default slow]", "unrecoverable", "card refused")
+		"b: silent 60s, rescued after 30s of another's watch", "alive", "silent", "lost", "draining", "[default slow]", "unrecoverable", "card refused")
 	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
 	if len(got.Counts) != 2 || len(got.Discarded) != 1 || got.Discarded[0].Jobs != 1 || got.Discarded[0].Reason != drover.ReasonUnrecoverable {
 		t.Errorf("%+v", got)
@@ -39,4 +40,29 @@ func TestStats(t *testing.T) {
 			t.Errorf("supervisor %s is %q, want %q", id, states[id], want)
 		}
 	}
+}
+
+// D-2: jobs that are due and that nobody will run are told by queue and by kind.
+func TestStatsUnserved(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	enqueue(t, client, charge{Order: 1}, &drover.EnqueueOpts{Queue: "slow"})
+	enqueue(t, client, charge{Order: 2}, nil)
+	enqueue(t, client, charge{Order: 3}, &drover.EnqueueOpts{Queue: "later", Delay: 1 << 40})
+	sh.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at, draining) values
+		('alive', 30000, '{default}', now() + interval '1 min', false),
+		('drains', 30000, '{slow}', now(), true),
+		('silent', 30000, '{slow}', now() - interval '1 min', false)`)
+	sh.run(t, "stats").ok(t).says(t, "1 job due in queue slow: no live supervisor serves it",
+		"2 jobs due of kind charge: no supervisor has registered it", "0s ago")
+	sh.exec(t, `insert into kinds (kind) values ('charge')`)
+	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
+	if len(got.Unserved) != 1 || got.Unserved[0] != (unserved{Queue: "slow", Jobs: 1}) {
+		t.Errorf("unserved %+v", got.Unserved)
+	}
+	if got.Schema != pgtest.Schema(sh.pool) || got.Database == "" {
+		t.Errorf("database %q, schema %q", got.Database, got.Schema)
+	}
+	sh.exec(t, `delete from supervisors where id <> 'silent'`)
+	sh.run(t, "stats").ok(t).says(t, "1 job due in queue default: no live", "no supervisor is running")
 }
