@@ -57,11 +57,11 @@ func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(c
 // that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. It is fenced like
 // CompleteTx; what the handler returns after committing does not matter any more.
 func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
-	if err := checkTx(tx); err != nil {
-		return err
-	}
 	if j.run == nil {
 		return ErrLeaseLost
+	}
+	if err := checkTx(tx); err != nil {
+		return err
 	}
 	o := j.run.decide(err)
 	failed := j.run.settleTx(ctx, tx, o)
@@ -89,11 +89,11 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) error {
 // must be enqueued by one run only. It holds the job's row until the transaction ends. It comes before CompleteTx or
 // SettleTx, after which the job is nobody's any more. Errors as Client.EnqueueTx, and ErrLeaseLost.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
-	if err := checkTx(tx); err != nil {
-		return Receipt{}, err
-	}
 	if j.run == nil {
 		return Receipt{}, ErrLeaseLost
+	}
+	if err := checkTx(tx); err != nil {
+		return Receipt{}, err
 	}
 	if err := fencedTx(ctx, tx, sqlHoldTx, j.run.job.ID, j.run.claimSeq, j.run.owner); err != nil {
 		return Receipt{}, err
