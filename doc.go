@@ -64,6 +64,7 @@
 //	fingerprint.go           tells which failures are the same
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
 //	prune.go                 deletes old completed and cancelled jobs
+//	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle

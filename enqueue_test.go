@@ -789,7 +789,7 @@ func TestEnqueueInEveryExecMode(t *testing.T) {
 				}
 			}
 		}
-		if page, err := other.client.List(t.Context(), Filter{Tag: "it's"}, "", 0); err != nil || len(page.Jobs) == 0 {
+		if page, err := other.client.List(t.Context(), Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
 			t.Errorf("%v: List: %d jobs, %v", mode, len(page.Jobs), err)
 		}
 	}

@@ -79,16 +79,6 @@ func isID(id string) bool {
 	return len(id) == ulid.EncodedSize && checkText("id", id, ulid.EncodedSize) == nil
 }
 
-// Filter picks jobs; its fields must all fit. The zero value picks every job.
-type Filter struct {
-	Queue  string
-	Kind   string
-	State  State
-	Reason string // discard reason
-	Error  string // part of the newest entry's text, case ignored
-	Tag    string
-}
-
 // Page is one page of a list.
 type Page struct {
 	Jobs []JobInfo `json:"jobs"`
@@ -105,25 +95,12 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 	case limit < 0 || limit > 1000:
 		bad.add("limit", "%d is not 1 to 1000", limit)
 	}
-	switch filter.State {
-	case "", Available, Scheduled, Retryable, Running, Parked, Completed, Discarded, Cancelled:
-	default:
-		bad.add("Filter.State", "%q is no state", filter.State)
-	}
-	for _, text := range []struct{ field, value string }{
-		{"Filter.Queue", filter.Queue},
-		{"Filter.Kind", filter.Kind},
-		{"Filter.Reason", filter.Reason},
-		{"Filter.Error", filter.Error},
-		{"Filter.Tag", filter.Tag},
-		{"after", after},
-	} {
-		bad.join(checkText(text.field, text.value, 1024))
-	}
+	doc := filter.encode(&bad)
+	bad.join(checkText("after", after, 1024))
 	if err := bad.err(); err != nil {
 		return Page{}, err
 	}
-	jobs, err := c.store.list(ctx, filter, after, limit+1)
+	jobs, err := c.store.list(ctx, doc, after, limit+1)
 	if err != nil {
 		return Page{}, fmt.Errorf("list jobs: %w", err)
 	}

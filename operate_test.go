@@ -125,13 +125,13 @@ func TestListFilters(t *testing.T) {
 	db.put(t, "id, queue", "'"+strings.Repeat("1", 26)+"', 'post'")
 	db.exec(t, `insert into jobs (id, kind) values (repeat('2', 26), 'parcel')`)
 	db.put(t, "id, state, scheduled_at", "repeat('3', 26), 'scheduled', now() + interval '1 day'")
-	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('4', 26), 'discarded', now(), 'panic', '[{"error": "first"}, {"error": "100% of_it \\ Gone"}]'`)
-	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('5', 26), 'discarded', now(), 'expired', '[{"error": "1000 ofXit"}]'`)
+	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('4', 26), 'discarded', now(), 'panic', '[{"class": "error", "error": "first"}, {"class": "error", "error": "100% of_it \\ Gone"}]'`)
+	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('5', 26), 'discarded', now(), 'expired', '[{"class": "error", "error": "1000 ofXit"}]'`)
 	db.put(t, "id, tags", "repeat('6', 26), '{red,green}'")
 	db.put(t, "id, state, finalized_at", "repeat('7', 26), 'cancelled', now()")
 	for want, f := range map[string]Filter{
 		"7654321": {}, "1": {Queue: "post"}, "2": {Kind: "parcel"}, "3": {State: Scheduled}, "54": {State: Discarded}, "7": {State: Cancelled},
-		"4": {Reason: "panic"}, "6": {Tag: "green"}, "5": {Error: "OFXIT"}, "": {Tag: "gre"},
+		"4": {Reason: "panic"}, "6": {Tags: []string{"green"}}, "5": {Error: "OFXIT"}, "": {Tags: []string{"gre"}},
 	} {
 		if got := listed(t, db, f); got != want {
 			t.Errorf("%+v: %q, want %q", f, got, want)
@@ -147,8 +147,8 @@ func TestListFilters(t *testing.T) {
 			t.Errorf("%+v: %q, want none", f, got)
 		}
 	}
-	_, err := db.client.List(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tag: strings.Repeat("t", 1025)}, "\x00", 1001)
-	want := []string{"limit", "Filter.State", "Filter.Queue", "Filter.Error", "Filter.Tag", "after"}
+	_, err := db.client.List(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tags: []string{strings.Repeat("t", 1025)}}, "\x00", 1001)
+	want := []string{"limit", "Filter.State", "Filter.Queue", "Filter.Error", "Filter.Tags[0]", "after"}
 	if got := fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("told %q, want %q", got, want)
 	}

@@ -200,7 +200,7 @@ func notApplied(err error) bool {
 	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
-const schemaVersion = 1
+const schemaVersion = 2
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `
@@ -425,6 +425,8 @@ const settleColumns = `
 	uncounted = case when $2::jsonb->id ? 'uncounted' then coalesce(uncounted, 0) + 1 else uncounted end,
 	crashes = crashes + case when $2::jsonb->id ? 'crashed' then 1 else 0 end,
 	errors_total = errors_total + case when $2::jsonb->id ? 'failed' then 1 else 0 end,
+	class = coalesce($2::jsonb->id->'entry'->>'class', class),
+	fingerprint = coalesce($2::jsonb->id->'entry'->>'fingerprint', fingerprint),
 	errors = case when $2::jsonb->id ? 'entry'
 		then drover_append_error(errors, $2::jsonb->id->'entry' || jsonb_build_object('at', now())) else errors end`
 

@@ -12,19 +12,21 @@ import (
 
 // What operators do: through the same SQL functions and views that psql has.
 
-// sqlJobInfo reads jobs as people want to see them.
-const sqlJobInfo = `
+// jobInfoColumns are a job as people want to see it; it is joined with its kind's and its queue's policies.
+const (
+	jobInfoColumns = `
 select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20),
 	case when j.scheduled_at = 'infinity' then j.created_at else j.scheduled_at end, j.created_at, j.attempted_at, j.finalized_at,
 	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total,
-	j.errors::text, j.args::text, coalesce(j.retry::text, ''), j.tags, coalesce(j.metadata::text, '')
-from jobs j
+	j.errors::text, j.args::text, coalesce(j.retry::text, ''), j.tags, coalesce(j.metadata::text, '')`
+	jobInfoPolicies = `
 left join kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
 `
+)
 
 // sqlGet stands apart from sqlList: one plan for both would be one that walks the table.
-const sqlGet = sqlJobInfo + `where j.id = $1`
+const sqlGet = jobInfoColumns + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 
 func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
 	jobs, err := s.jobInfos(ctx, sqlGet, id)
@@ -37,16 +39,11 @@ func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
 	return &jobs[0], nil
 }
 
-// sqlList walks the primary key downwards; a filter for discarded jobs is served by jobs_discarded_idx instead
-// where the planner finds that cheaper.
-const sqlList = sqlJobInfo + `
-where ($1 = '' or j.queue = $1) and ($2 = '' or j.kind = $2) and ($3 = '' or j.state = $3)
-	and ($4 = '' or j.discard_reason = $4) and ($5 = '' or j.errors->-1->>'error' ilike '%' || $5 || '%')
-	and ($6 = '' or $6 = any(j.tags)) and ($7 = '' or j.id < $7)
-order by j.id desc limit $8`
+// sqlList walks the primary key downwards, or what else serves the filter.
+const sqlList = jobInfoColumns + ` from drover_list($1::jsonb, $2, $3) j` + jobInfoPolicies + `order by j.id desc`
 
-func (s *store) list(ctx context.Context, f Filter, after string, limit int) ([]JobInfo, error) {
-	return s.jobInfos(ctx, sqlList, f.Queue, f.Kind, string(f.State), f.Reason, likeLiteral(f.Error), f.Tag, after, limit)
+func (s *store) list(ctx context.Context, filter, after string, limit int) ([]JobInfo, error) {
+	return s.jobInfos(ctx, sqlList, filter, after, limit)
 }
 
 func (s *store) jobInfos(ctx context.Context, sql string, args ...any) ([]JobInfo, error) {
@@ -75,18 +72,6 @@ func raw(text string) json.RawMessage {
 		return nil
 	}
 	return json.RawMessage(text)
-}
-
-// likeLiteral escapes what like would read as a pattern.
-func likeLiteral(s string) string {
-	var out []byte
-	for i := range len(s) {
-		if s[i] == '\\' || s[i] == '%' || s[i] == '_' {
-			out = append(out, '\\')
-		}
-		out = append(out, s[i])
-	}
-	return string(out)
 }
 
 const sqlCounts = `select queue, state, jobs, oldest_due from job_counts order by queue, state`

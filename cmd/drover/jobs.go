@@ -63,7 +63,7 @@ With --json the value is {"jobs": [...], "next": ID}; next is for --after, and i
 	f.StringVar(&state, "state", "", "jobs in this state")
 	f.StringVar(&filter.Reason, "reason", "", "jobs discarded for this reason")
 	f.StringVar(&filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
-	f.StringVar(&filter.Tag, "tag", "", "jobs with this tag")
+	f.StringSliceVar(&filter.Tags, "tag", nil, "jobs with this tag, or with all of several")
 	f.IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
 	f.StringVar(&after, "after", "", "go on below this id, the last of the page before")
 	complete(cmd, "state", states()...)
@@ -101,7 +101,7 @@ func flagNames(err error) error {
 		return err
 	}
 	return usagef("%s", strings.NewReplacer("Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.State:", "--state:",
-		"Filter.Reason:", "--reason:", "Filter.Error:", "--error:", "Filter.Tag:", "--tag:",
+		"Filter.Reason:", "--reason:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
 		"ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:").Replace(err.Error()))
 }
 
