@@ -223,6 +223,8 @@ func (s *Supervisor) heard(payload string) {
 		}
 	case "cancel":
 		s.cancelRun(what)
+	case "redrive":
+		s.redriver.poke()
 	}
 }
 
@@ -256,6 +258,9 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.claimer.wake()
 	}
 	c.tellGone(running, reply)
+	if reply.paces {
+		c.sup.redriver.poke()
+	}
 	c.observe(ctx, conn, l, reply)
 	return c.sweep(ctx, conn, l, reply)
 }

@@ -63,6 +63,9 @@
 //	sanitize.go              makes error texts fit to be stored
 //	fingerprint.go           tells which failures are the same
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
+//	redrive.go               dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
+//	redriver.go              carries redrives on, whoever began them
+//	args_shape.go            what an args patch is checked against
 //	prune.go                 deletes old completed and cancelled jobs
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
@@ -71,6 +74,7 @@
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
 //	store_pg_operate.go      SQL: what operators do
+//	store_pg_redrives.go     SQL: redrives
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
 // docs/sql.md what to ask from psql.

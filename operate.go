@@ -1,7 +1,6 @@
 package drover
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -134,7 +133,8 @@ type RedriveOpts struct {
 	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON object whose keys replace those of the args, which must be an object too. Nil leaves them.
+	// ArgsPatch is a JSON merge patch (RFC 7396) of the args, which must be an object: its keys replace theirs, null
+	// takes one out. One that the kind's worker could not decode is refused. Nil leaves them.
 	ArgsPatch json.RawMessage
 }
 
@@ -147,13 +147,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 		opts = &RedriveOpts{}
 	}
 	bad.attempts("", opts.MaxAttempts, 0)
-	if opts.ArgsPatch != nil {
-		if err := checkJSON("ArgsPatch", opts.ArgsPatch, c.cfg.MaxArgsBytes, maxJSONDepth); err != nil {
-			bad.join(err)
-		} else if bytes.TrimLeft(opts.ArgsPatch, " \t\r\n")[0] != '{' {
-			bad.add("ArgsPatch", "is not a JSON object")
-		}
-	}
+	bad.join(c.checkPatch(opts.ArgsPatch))
 	if err := bad.err(); err != nil {
 		return err
 	}

@@ -67,6 +67,18 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"EnqueueOpts.RetryUntil":  "TestHowARunCanEnd",
 		"EnqueueOpts.Tags":        "TestTheHandlerSeesItsJob",
 		"EnqueueOpts.Metadata":    "TestTheHandlerSeesItsJob",
+
+		"RedrivePlan.Filter":         "TestRedrivesShareSlots",
+		"RedrivePlan.Rate":           "TestRedrivesShareSlots",
+		"RedrivePlan.PerKey":         "TestRedriveCapsKeys",
+		"RedrivePlan.KeyFrom":        "TestRedriveCapsKeys",
+		"RedrivePlan.Limit":          "TestRedrivePreviewAndLimit",
+		"RedrivePlan.MaxAttempts":    "TestRedriveChangesArgs",
+		"RedrivePlan.ArgsPatch":      "TestRedriveChangesArgs",
+		"RedrivePlan.Canary":         "TestRedriveCanary",
+		"RedrivePlan.CanaryFailures": "TestRedriveCanary",
+		"RedrivePlan.By":             "TestRedriveChangesArgs",
+		"RedrivePlan.Why":            "TestRedriveChangesArgs",
 	}
 	tests := testNames(t)
 	for field, test := range named {
@@ -76,6 +88,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 	}
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
+		reflect.TypeFor[RedrivePlan](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

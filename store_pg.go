@@ -200,7 +200,7 @@ func notApplied(err error) bool {
 	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
-const schemaVersion = 2
+const schemaVersion = 3
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `
@@ -409,13 +409,17 @@ func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del b
 }
 
 // settleColumns is what the object $2 holds for a row's id, put into its columns. A job that is due "at once" gets
-// the time of this statement, not of the transaction's start: in front of the floors.
+// the time of this statement, not of the transaction's start: in front of the floors. One that a redrive lets run within
+// its key's cap gives its place back, and waits until the redrive has one again.
 const settleColumns = `
-	state = $2::jsonb->id->>'state',
+	state = case when paced_at is not null and $2::jsonb->id->>'state' in ('retryable', 'scheduled') then 'parked' else $2::jsonb->id->>'state' end,
+	paced_at = case when paced_at is not null and $2::jsonb->id->>'state' in ('retryable', 'scheduled')
+		then now() + coalesce(($2::jsonb->id->>'delay_us')::bigint, 0) * interval '1 microsecond' else paced_at end,
 	finalized_at = case when $2::jsonb->id->>'state' in ('discarded', 'cancelled') then now() end,
 	discard_reason = $2::jsonb->id->>'reason',
 	claimed_by = null,
 	scheduled_at = case
+		when paced_at is not null and $2::jsonb->id->>'state' in ('retryable', 'scheduled') then 'infinity'
 		when $2::jsonb->id ? 'now' then clock_timestamp()
 		when $2::jsonb->id ? 'delay_us' then now() + ($2::jsonb->id->>'delay_us')::bigint * interval '1 microsecond'
 		else scheduled_at end,

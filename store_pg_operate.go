@@ -95,7 +95,7 @@ func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was 
 	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "22023" { // invalid parameter: the job's own args are no object
-		err = &InvalidError{Field: "ArgsPatch", Reason: pg.Message, Err: err}
+		err = &InvalidError{Field: "ArgsPatch", Reason: refusal(err), Err: err}
 	}
 	return was, found, err
 }

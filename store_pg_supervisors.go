@@ -21,9 +21,9 @@ on conflict (name) do update set max_attempts = excluded.max_attempts, retry = e
 where (queues.max_attempts, queues.retry) is distinct from (excluded.max_attempts, excluded.retry)`
 
 	sqlRegisterKind = `
-insert into kinds (kind, max_attempts, retry, timeout_ms, build) values ($1, $2, $3, $4, $5)
+insert into kinds (kind, max_attempts, retry, timeout_ms, build, args_shape) values ($1, $2, $3, $4, $5, $6)
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms,
-	build = excluded.build, seen_at = now()`
+	build = excluded.build, args_shape = excluded.args_shape, seen_at = now()`
 
 	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
@@ -52,6 +52,7 @@ type kindPolicy struct {
 	maxAttempts *int
 	retry       *string
 	timeoutMS   *int64
+	argsShape   *string
 }
 
 func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration) error {
@@ -61,7 +62,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	p.exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build)
 	p.queues(reg)
 	for _, k := range reg.kinds {
-		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build)
+		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape)
 	}
 	p.commit()
 	return p.send(ctx, conn)
@@ -116,7 +117,8 @@ with mine as (
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
-select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine)
+select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
+	exists (select from redrives where finished_at is null and paused_at is null)
 from supervisors s`
 
 // sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: cancelled, or someone
@@ -141,6 +143,7 @@ type beatReply struct {
 	alive bool // our own row took the beat
 	peers []peer
 	clock float64         // the server's, in seconds
+	paces bool            // a redrive is under way
 	gone  map[string]bool // jobs in flight that are not ours any more, and whether they were cancelled
 }
 
@@ -150,7 +153,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.begin()
 	p.query(func(rows pgx.Rows) error {
 		var other peer
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive); err != nil {
+		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive, &reply.paces); err != nil {
 			return err
 		}
 		reply.peers = append(reply.peers, other)

@@ -102,6 +102,7 @@ type Supervisor struct {
 	claimer  *claimer
 	settler  *settler
 	control  *control
+	redriver *redriver
 	reporter reporter
 	pruner   atomic.Bool // this supervisor's turn to prune
 	draining atomic.Bool
@@ -166,7 +167,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	s.claimer, s.settler, s.control = newClaimer(s), newSettler(s), newControl(s)
+	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
 	return s, nil
 }
 
@@ -251,6 +252,7 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 //	control ×1  heartbeat, notifications, rescue, sweeps; stops after settle
 //	watch   ×1  finds handlers deaf to their timeout; stops after settle
 //	prune   ×1  deletes old completed jobs; stops with ctx
+//	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
 //	report  ×1  calls hooks; stops when all events are told
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
@@ -275,6 +277,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	var reporting, claimingToo, whileWorking, settling sync.WaitGroup
 	reporting.Go(func() { s.reporter.run(base, s.client) })
 	claimingToo.Go(func() { s.prune(claiming) })
+	claimingToo.Go(func() { s.redriver.run(claiming) })
 	claimingToo.Go(func() { s.claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { s.control.run(working) })
 	whileWorking.Go(func() { s.watch(working) })
@@ -573,7 +576,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 			n := max(w.opts.Timeout.Milliseconds(), 1)
 			ms = &n
 		}
-		reg.kinds = append(reg.kinds, kindPolicy{kind, positive(w.opts.MaxAttempts), stored(w.opts.Retry), ms})
+		reg.kinds = append(reg.kinds, kindPolicy{kind, positive(w.opts.MaxAttempts), stored(w.opts.Retry), ms, w.shape})
 	}
 	return reg
 }
@@ -645,6 +648,15 @@ func (r *registry) wake(jobs ...*newJob) {
 		if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && slices.Contains(names, j.Queue) }) {
 			s.claimer.wake()
 		}
+	}
+}
+
+// redrive tells this process' own supervisors that there is a redrive to carry on.
+func (r *registry) redrive() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		s.redriver.poke()
 	}
 }
 

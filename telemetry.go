@@ -21,7 +21,7 @@ type Event struct {
 	Reason      string        // of a discard
 	Backoff     time.Duration // until the next run: failed, snoozed
 	Next        time.Time     // when that is, by this process' clock
-	Count       int           // claimed: jobs taken in one claim
+	Count       int           // claimed: jobs taken in one claim; redriven: jobs made due in one tick
 }
 
 // Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
@@ -46,7 +46,7 @@ type Event struct {
 //	Released     handed back by a stop        … Duration
 //	StaleSettle  the outcome was refused: the job was someone else's by then
 //	Rescued      freed from a dead supervisor … Class Error Backoff (Supervisor is the dead one)
-//	Redriven     an operator made it due      JobID
+//	Redriven     an operator made it due      JobID; of a paced redrive Supervisor Count
 type Hooks struct {
 	Enqueued, Claimed, Started, Completed, Failed, Discarded, Snoozed, Cancelled,
 	Released, StaleSettle, Rescued, Redriven func(context.Context, Event)

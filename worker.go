@@ -42,6 +42,7 @@ type Worker struct {
 	kind    string
 	opts    WorkerOpts
 	handle  func(context.Context, *Job) error
+	shape   *string // see argsShape
 	problem error
 }
 
@@ -54,6 +55,7 @@ type Worker struct {
 func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, opts WorkerOpts) Worker {
 	w := Worker{opts: opts}
 	w.kind, w.problem = kindOfType[A]()
+	w.shape = argsShape(reflect.TypeFor[A]())
 	if handler == nil && w.problem == nil {
 		w.problem = fmt.Errorf("the handler is nil")
 	}

@@ -114,3 +114,14 @@ alter table jobs drop constraint jobs_paced, drop constraint jobs_concurrency_ke
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 1';
 -- +goose StatementEnd
+-- +goose StatementBegin
+do $$
+declare
+	f regprocedure;
+begin
+	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
+		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
+	end loop;
+end
+$$;
+-- +goose StatementEnd

@@ -1,0 +1,279 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// RedrivePlan says which dead jobs come back, and at what pace.
+type RedrivePlan struct {
+	// Filter picks them. State may be Discarded (the zero value means that too), Cancelled or Parked; parked jobs
+	// go on where they were. It must say something, or All.
+	Filter Filter
+
+	// Rate is how many jobs of one queue get due in a second; redrives of one queue share its slots. Zero means 50;
+	// 0.001 to 10,000.
+	Rate float64
+
+	// PerKey is how many jobs of one key may be out at once, over all supervisors: due, running or between. A failed
+	// one gives its place back until its retry is due. Zero means no cap.
+	PerKey int
+
+	// KeyFrom is where in the args a job's key is, e.g. "customer.id". Zero means EnqueueOpts.ConcurrencyKey. Jobs
+	// without a key are not capped.
+	KeyFrom string
+
+	// Limit is how many jobs at most, those that ended first. Zero means all.
+	Limit int
+
+	// MaxAttempts and ArgsPatch change the jobs, as in RedriveOpts.
+	MaxAttempts int
+	ArgsPatch   json.RawMessage
+
+	// Canary is how many go first. The others wait until all of these have completed; when more than CanaryFailures
+	// of them fail a run, the redrive is aborted. Zero means no canaries, and none that may fail.
+	Canary         int
+	CanaryFailures int
+
+	// By and Why are kept with the redrive. By's zero value means the database's user.
+	By, Why string
+}
+
+// redriveDoc is a RedrivePlan as drover_redrive_start reads it.
+type redriveDoc struct {
+	Filter         json.RawMessage `json:"filter"`
+	Rate           float64         `json:"rate,omitempty"`
+	PerKey         int             `json:"per_key,omitempty"`
+	KeyFrom        string          `json:"key_from,omitempty"`
+	Limit          int             `json:"limit,omitempty"`
+	MaxAttempts    int             `json:"max_attempts,omitempty"`
+	ArgsPatch      json.RawMessage `json:"args_patch,omitempty"`
+	Canary         int             `json:"canary,omitempty"`
+	CanaryFailures int             `json:"canary_failures,omitempty"`
+	By             string          `json:"by,omitempty"`
+	Why            string          `json:"why,omitempty"`
+}
+
+func (c *Client) encodePlan(p RedrivePlan) (string, error) {
+	var bad problems
+	doc := redriveDoc{
+		Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
+		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: p.By, Why: p.Why,
+	}
+	if string(doc.Filter) == "{}" {
+		bad.add("Filter", "is empty; set All to redrive every dead job")
+	}
+	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 10_000) { // not-a-number too
+		bad.add("Rate", "%v is not 0.001 to 10,000 a second", p.Rate)
+	}
+	for _, n := range []struct {
+		field string
+		value int
+	}{{"PerKey", p.PerKey}, {"Limit", p.Limit}, {"Canary", p.Canary}, {"CanaryFailures", p.CanaryFailures}} {
+		if n.value < 0 || n.value > maxInt32 {
+			bad.add(n.field, "%d is not 0 to %d", n.value, maxInt32)
+		}
+	}
+	if p.KeyFrom != "" && p.PerKey == 0 {
+		bad.add("KeyFrom", "needs PerKey: how many of one key may be out at once")
+	}
+	bad.attempts("", p.MaxAttempts, 0)
+	bad.join(c.checkPatch(p.ArgsPatch))
+	bad.join(checkText("KeyFrom", p.KeyFrom, 256))
+	bad.join(checkText("By", p.By, 128))
+	bad.join(checkText("Why", p.Why, 1024))
+	if err := bad.err(); err != nil {
+		return "", err
+	}
+	raw, err := json.Marshal(doc)
+	return string(raw), err
+}
+
+const maxInt32 = 1<<31 - 1
+
+// checkPatch refuses what is no JSON object.
+func (c *Client) checkPatch(patch json.RawMessage) error {
+	if patch == nil {
+		return nil
+	}
+	if err := checkJSON("ArgsPatch", patch, c.cfg.MaxArgsBytes, maxJSONDepth); err != nil {
+		return err
+	}
+	if bytes.TrimLeft(patch, " \t\r\n")[0] != '{' {
+		return &InvalidError{Field: "ArgsPatch", Reason: "is not a JSON object"}
+	}
+	return nil
+}
+
+// RedriveState is how far a redrive is.
+type RedriveState string
+
+// The states of a redrive.
+const (
+	RedriveMarking RedriveState = "marking" // finding its jobs
+	RedriveCanary  RedriveState = "canary"  // the first few are out
+	RedriveRunning RedriveState = "running"
+	RedriveDone    RedriveState = "done"
+	RedriveAborted RedriveState = "aborted" // what it had not made due stays dead
+)
+
+// Redrive is a bulk redrive as it stands in the table redrives.
+type Redrive struct {
+	ID         string          `json:"id"`
+	State      RedriveState    `json:"state"`
+	Paused     bool            `json:"paused,omitempty"`
+	Filter     json.RawMessage `json:"filter"` // as in drover_where
+	Rate       float64         `json:"rate"`   // jobs a second and queue
+	PerKey     int             `json:"per_key,omitempty"`
+	Matched    int64           `json:"matched"`  // jobs it is for
+	Released   int64           `json:"released"` // jobs it made due
+	Skipped    int64           `json:"skipped"`
+	Skips      []SkippedJob    `json:"skips,omitempty"` // the first 1,000
+	By         string          `json:"by"`
+	Why        string          `json:"why,omitempty"`
+	Note       string          `json:"note,omitempty"` // why it was aborted
+	CreatedAt  time.Time       `json:"created_at"`
+	FinishedAt *time.Time      `json:"finished_at,omitempty"`
+}
+
+// SkippedJob is a job that a redrive left dead.
+type SkippedJob struct {
+	ID  string `json:"id"`
+	Why string `json:"why"`
+}
+
+// Redrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table redrives
+// that supervisors carry on, whoever started it: they make jobs due at the plan's rate, at most a second ahead, and
+// none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
+// that end later than it began are not among them. See GetRedrive, PauseRedrive, AbortRedrive.
+//
+// Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. Errors, before
+// anything is changed: *InvalidError for a plan that makes no sense or a patch that does not fit the kind's args,
+// ErrState if Filter.IDs names a job that is not dead.
+func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {
+	doc, err := c.encodePlan(plan)
+	if err != nil {
+		return nil, err
+	}
+	id, err := c.store.startRedrive(ctx, doc)
+	if err != nil {
+		return nil, fmt.Errorf("redrive: %w", planError(err))
+	}
+	r, err := c.store.markRedrive(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("redrive %s, which goes on: %w", id, err)
+	}
+	c.running.redrive()
+	return r, nil
+}
+
+// RedriveGroup is what a redrive would take up, of one queue, kind, reason and fingerprint.
+type RedriveGroup struct {
+	Queue       string `json:"queue"`
+	Kind        string `json:"kind"`
+	Reason      string `json:"reason,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty"`
+	Jobs        int64  `json:"jobs"`
+	Expired     int64  `json:"expired,omitempty"` // of these, to be skipped
+	Held        int64  `json:"held,omitempty"`    // of these, by another redrive: to be skipped
+	Error       string `json:"error,omitempty"`   // of the newest
+}
+
+// PreviewRedrive tells what Redrive would take up, most jobs first, and changes nothing. It does not mind Limit.
+// Errors as Redrive.
+func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
+	doc, err := c.encodePlan(plan)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := c.store.previewRedrive(ctx, doc)
+	if err != nil {
+		return nil, fmt.Errorf("preview redrive: %w", planError(err))
+	}
+	return groups, nil
+}
+
+// planError makes what the database refuses of a plan an *InvalidError.
+func planError(err error) error {
+	var db interface{ SQLState() string }
+	if errors.As(err, &db) && (db.SQLState() == "22023" || db.SQLState() == "22007" || db.SQLState() == "22008") {
+		field, text := "Plan", err.Error()
+		if strings.Contains(text, "args patch") {
+			field = "ArgsPatch"
+		}
+		return &InvalidError{Field: field, Reason: refusal(err), Err: err}
+	}
+	return err
+}
+
+// GetRedrive reads one redrive. Errors: ErrNotFound.
+func (c *Client) GetRedrive(ctx context.Context, id string) (*Redrive, error) {
+	if !isID(id) {
+		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
+	}
+	r, err := c.store.getRedrive(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("get redrive %s: %w", id, err)
+	}
+	return r, nil
+}
+
+// Redrives lists the newest redrives, at most limit: zero means 50; at most 1000.
+func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
+	switch {
+	case limit == 0:
+		limit = 50
+	case limit < 0 || limit > 1000:
+		return nil, &InvalidError{Field: "limit", Reason: fmt.Sprintf("%d is not 1 to 1000", limit)}
+	}
+	list, err := c.store.listRedrives(ctx, limit)
+	if err != nil {
+		return nil, fmt.Errorf("list redrives: %w", err)
+	}
+	return list, nil
+}
+
+// PauseRedrive stops a redrive from making more jobs due. What it has made due runs; of capped keys, retries wait too.
+// Errors: ErrNotFound; ErrState if it has ended.
+func (c *Client) PauseRedrive(ctx context.Context, id string) error {
+	return c.changeRedrive(ctx, "pause", id, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, true) })
+}
+
+// ResumeRedrive lets a paused redrive go on. Errors: ErrNotFound; ErrState if it has ended.
+func (c *Client) ResumeRedrive(ctx context.Context, id string) error {
+	err := c.changeRedrive(ctx, "resume", id, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, false) })
+	c.running.redrive()
+	return err
+}
+
+// AbortRedrive ends a redrive: what it has not made due stays dead. why is kept. Aborting it again changes nothing.
+// Errors: ErrNotFound; ErrState if it is done.
+func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
+	why, _ = sanitizeText(why, 1024)
+	return c.changeRedrive(ctx, "abort", id, func() (RedriveState, error) {
+		state, err := c.store.abortRedrive(ctx, id, why)
+		if state == RedriveAborted {
+			state = RedriveRunning // as asked
+		}
+		return state, err
+	})
+}
+
+func (c *Client) changeRedrive(_ context.Context, verb, id string, change func() (RedriveState, error)) error {
+	if !isID(id) {
+		return fmt.Errorf("%s redrive %q: %w", verb, id, ErrNotFound)
+	}
+	state, err := change()
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s redrive %s: %w", verb, id, err)
+	case state == RedriveDone || state == RedriveAborted:
+		return fmt.Errorf("%s redrive %s, which is %s: %w", verb, id, state, ErrState)
+	}
+	return nil
+}

@@ -1,0 +1,557 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// bury stores n discarded jobs of one queue, spread over keys customers.
+func (db *testDB) bury(t testing.TB, n, customers int) {
+	t.Helper()
+	db.exec(t, `
+insert into jobs (id, queue, kind, args, state, attempt, finalized_at, discard_reason, class, fingerprint, errors_total, errors, concurrency_key)
+select drover_ulid(), 'default', 'job', jsonb_build_object('n', i, 'customer', jsonb_build_object('id', i % $2)), 'discarded', 20,
+	now() - (($1 - i) * interval '1 millisecond') - interval '1 hour', 'attempts_exhausted', 'error', 'f' || i % 2, 20,
+	jsonb_build_array(jsonb_build_object('class', 'error', 'error', 'down', 'at', now())), 'c' || i % $2
+from generate_series(1, $1::int) as i`, n, customers)
+	db.exec(t, `analyze jobs`)
+}
+
+// virtual is a redrive in a time of the test's own: no supervisor, no waiting.
+type virtual struct {
+	*testDB
+	at time.Time
+}
+
+func newVirtual(t *testing.T) *virtual {
+	t.Helper()
+	db := newTestDB(t)
+	return &virtual{db, value[time.Time](t, db, `select clock_timestamp()`)}
+}
+
+// pass lets time pass and gives the next slots.
+func (v *virtual) pass(t testing.TB, d time.Duration) (released int) {
+	t.Helper()
+	v.at = v.at.Add(d)
+	return value[int](t, v.testDB, `select released from drover_pace($1)`, v.at)
+}
+
+const (
+	// virtualStart starts what is due, as a claim does; virtualEnd ends all that runs.
+	virtualStart = `
+update jobs set state = 'running', claimed_by = 'w', attempt = attempt + 1, claim_seq = claim_seq + 1, attempted_at = $1
+where finalized_at is null and state in ('available', 'scheduled', 'retryable') and queue = 'default' and scheduled_at <= $1`
+	virtualEnd = `
+update jobs set state = 'completed', claimed_by = null, finalized_at = $1 where finalized_at is null and state = 'running' and queue = 'default'`
+)
+
+// work starts and ends what is due and tells how many.
+func (v *virtual) work(t testing.TB) int {
+	t.Helper()
+	tag, err := v.Exec(t.Context(), virtualStart, v.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.exec(t, virtualEnd, v.at)
+	return int(tag.RowsAffected())
+}
+
+// busiest is the most instants in any closed window, wherever it begins.
+func busiest(instants []time.Time, window time.Duration) (most int) {
+	slices.SortFunc(instants, time.Time.Compare)
+	first := 0
+	for last, at := range instants {
+		for at.Sub(instants[first]) > window {
+			first++
+		}
+		most = max(most, last-first+1)
+	}
+	return most
+}
+
+func TestBusiest(t *testing.T) {
+	t.Parallel()
+	var at []time.Time
+	for i := range 101 {
+		at = append(at, time.Unix(0, int64(i)*int64(20*time.Millisecond)))
+	}
+	if n := busiest(at, time.Second); n != 51 {
+		t.Error(n)
+	}
+	if n := busiest(append(at, at[50]), time.Second); n != 52 {
+		t.Error(n)
+	}
+}
+
+// D-5: 45,000 dead jobs at 50/s: no second has more than 51 due, across two ticks that died, and five minutes without
+// workers in the middle; each comes back once.
+func TestRedriveOf45000IsPaced(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 45_000, 7)
+	began := time.Now()
+	r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "job"}, Why: "the bank is back"})
+	if err != nil || r.State != RedriveRunning || r.Matched != 45_000 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	t.Logf("marked in %v", time.Since(began))
+	var due, starts []time.Time
+	away, died := 0, 0
+	ticks := 0
+	for ; r.State == RedriveRunning && ticks < 10_000; ticks++ {
+		switch {
+		case ticks == 300 || ticks == 2500: // whoever ticks dies before the commit
+			tx, err := v.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `select drover_pace($1)`, v.at.Add(time.Second/4)); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			died++
+		case ticks >= 1000 && ticks < 2200: // no workers for five minutes
+			away += v.pass(t, time.Second/4)
+			continue
+		}
+		v.pass(t, time.Second/4)
+		for range v.work(t) {
+			starts = append(starts, v.at)
+		}
+		if ticks%500 == 0 || ticks > 4500 {
+			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if r.State != RedriveDone || r.Released != 45_000 || died != 2 {
+		t.Fatalf("after %d ticks %+v", ticks, r)
+	}
+	v.at = v.at.Add(time.Second)
+	v.work(t)
+	if away > 100 {
+		t.Errorf("%d jobs were released while nobody worked", away)
+	}
+	rows, err := v.Query(t.Context(), `select scheduled_at from jobs where state = 'completed' and redrives = 1 and attempt = 1 and jsonb_array_length(errors) = 2`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if due, err = pgx.CollectRows(rows, pgx.RowTo[time.Time]); err != nil || len(due) != 45_000 {
+		t.Fatalf("%d jobs came back once, %v", len(due), err)
+	}
+	if n := busiest(due, time.Second); n > 51 {
+		t.Errorf("%d jobs due within a second", n)
+	}
+	// What was overdue when the workers came back is one job, not all.
+	if n := busiest(starts, 999*time.Millisecond); n > 51+13 { // starts are seen by quarters of a second
+		t.Errorf("%d jobs started within a second", n)
+	}
+}
+
+// D-5, B-3: of one key no more than its cap are out, also when all of them fail and wait for a retry.
+func TestRedriveCapsKeys(t *testing.T) {
+	t.Parallel()
+	for name, plan := range map[string]RedrivePlan{
+		"concurrency key": {PerKey: 5}, "from args": {PerKey: 5, KeyFrom: "customer.id"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVirtual(t)
+			v.bury(t, 300, 3)
+			plan.Filter, plan.Rate = Filter{All: true}, 1000
+			r, err := v.client.Redrive(t.Context(), plan)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rounds := 0
+			for ; r.State == RedriveRunning && rounds < 500; rounds++ {
+				v.pass(t, time.Second/4)
+				out := value[int](t, v.testDB, `select coalesce(max(n), 0) from (
+					select count(*) as n from jobs where finalized_at is null and state <> 'parked' group by concurrency_key) k`)
+				if out > 5 {
+					t.Fatalf("%d jobs of one key are out", out)
+				}
+				v.exec(t, virtualStart, v.at)
+				// Half of them fail, as a settle has it.
+				v.exec(t, `update jobs set`+settleColumns+` where state = 'running' and attempt = $1::int and (args->>'n')::int % 2 = 0`,
+					1, v.failing(t))
+				v.exec(t, virtualEnd, v.at)
+				if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'completed' and redrives = 1`); r.State != RedriveDone || n != 300 {
+				t.Errorf("%d jobs completed in %d rounds, %+v", n, rounds, r)
+			}
+			if n := value[int](t, v.testDB, `select count(*) from jobs where attempt = 2`); n != 150 {
+				t.Errorf("%d jobs ran twice, want 150", n)
+			}
+		})
+	}
+}
+
+// failing is what a settle sends of the failed runs.
+func (v *virtual) failing(t testing.TB) string {
+	t.Helper()
+	return value[string](t, v.testDB, `
+select coalesce(jsonb_object_agg(id, jsonb_build_object('state', 'retryable', 'delay_us', 1000000, 'delay_ms', 1000, 'failed', true,
+	'entry', jsonb_build_object('class', 'error', 'error', 'again')))::text, '{}') from jobs where state = 'running'`)
+}
+
+// D-5: redrives of one queue share its slots, and none takes another's jobs.
+func TestRedrivesShareSlots(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 600, 2)
+	var all []*Redrive
+	for _, filter := range []Filter{{Fingerprint: "f0"}, {Fingerprint: "f1"}, {All: true}} {
+		r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: filter, Rate: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	if last := all[2]; all[0].Matched != 300 || all[1].Matched != 300 || last.Matched != 0 || last.Skipped != 600 || len(last.Skips) != 600 ||
+		last.Skips[0].Why != "held by redrive "+all[1].ID && last.Skips[0].Why != "held by redrive "+all[0].ID {
+		t.Fatalf("%+v", all)
+	}
+	for range 40 {
+		v.pass(t, time.Second/4)
+		v.work(t)
+	}
+	rows, err := v.Query(t.Context(), `select scheduled_at from jobs where state = 'completed' and redrives = 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	due, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
+	if err != nil || len(due) != 600 || busiest(due, time.Second) > 101 {
+		t.Errorf("%d jobs, %d in a second, %v", len(due), busiest(due, time.Second), err)
+	}
+	if n := value[int](t, v.testDB, `select count(*) from redrives where state = 'done' and finished_at is not null`); n != 3 {
+		t.Errorf("%d redrives done", n)
+	}
+}
+
+// D-6: the canaries go first; when they end well the rest follows, when they fail nothing does.
+func TestRedriveCanary(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		failures, allowed int
+		want              RedriveState
+	}{
+		"well": {0, 0, RedriveRunning}, "one ill": {1, 0, RedriveAborted}, "one may be ill": {1, 1, RedriveRunning}, "two ill": {2, 1, RedriveAborted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVirtual(t)
+			v.bury(t, 50, 2)
+			r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Canary: 5, CanaryFailures: c.allowed})
+			if err != nil || r.State != RedriveCanary {
+				t.Fatal(r, err)
+			}
+			v.pass(t, time.Second/4)
+			v.pass(t, time.Second/4)
+			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil || r.State != RedriveCanary || r.Released != 5 {
+				t.Fatalf("before they ran: %+v, %v", r, err)
+			}
+			v.exec(t, virtualStart, v.at)
+			v.exec(t, `update jobs set`+settleColumns+` where id = any(array(select id from jobs where state = 'running' order by id limit $1::int))`, c.failures, v.failing(t))
+			v.exec(t, virtualEnd, v.at)
+			v.pass(t, time.Second/4)
+			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil || r.State != c.want {
+				t.Fatalf("%+v, %v, want %s", r, err, c.want)
+			}
+			released := v.pass(t, time.Second/4)
+			if c.want == RedriveAborted {
+				if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
+					t.Fatal(err)
+				}
+				if !strings.Contains(r.Note, "canaries failed: again") || released != 0 {
+					t.Errorf("%d released, %q", released, r.Note)
+				}
+				if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'discarded' and paced_at is null`); n != 45 {
+					t.Errorf("%d stayed dead and free", n)
+				}
+			} else if released == 0 {
+				t.Error("the rest did not follow")
+			}
+		})
+	}
+}
+
+// D-4: a preview counts by kind and fingerprint and changes nothing; a limit takes those that ended first.
+func TestRedrivePreviewAndLimit(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 9, 2)
+	v.exec(t, `update jobs set expires_at = now() - interval '1 minute' where args @> '{"n": 1}'`)
+	plan := RedrivePlan{Filter: Filter{Kind: "job"}, Limit: 3}
+	groups, err := v.client.PreviewRedrive(t.Context(), plan)
+	want := []RedriveGroup{
+		{"default", "job", ReasonAttemptsExhausted, "f1", 5, 1, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f0", 4, 0, 0, "down"},
+	}
+	if err != nil || !reflect.DeepEqual(groups, want) {
+		t.Fatalf("%+v, %v", groups, err)
+	}
+	if n := value[int](t, v.testDB, `select count(*) from jobs where redrive_id is not null`) + value[int](t, v.testDB, `select count(*) from redrives`); n != 0 {
+		t.Error("a preview left something behind")
+	}
+	r, err := v.client.Redrive(t.Context(), plan)
+	if err != nil || r.Matched != 3 || !slices.Equal(r.Skips, []SkippedJob{{value[string](t, v.testDB, `select id from jobs where args @> '{"n": 1}'`), "expired"}}) {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if ns := value[string](t, v.testDB, `select string_agg(args->>'n', '' order by finalized_at) from jobs where paced_at is not null`); ns != "234" {
+		t.Errorf("took %s", ns)
+	}
+}
+
+// D-4: pause holds, resume goes on, abort leaves the rest dead; each says so of a redrive that has ended.
+func TestRedrivePauseResumeAbort(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 200, 2)
+	r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 90})
+	if err != nil {
+		t.Fatal(err)
+	}
+	do := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	if v.pass(t, 0) == 0 {
+		t.Fatal("nothing released")
+	}
+	v.pass(t, time.Second)
+	v.work(t)
+	do("pause", v.client.PauseRedrive(t.Context(), r.ID))
+	if n := v.pass(t, time.Second); n != 0 {
+		t.Errorf("%d released while paused", n)
+	}
+	if got, err := v.client.GetRedrive(t.Context(), r.ID); err != nil || !got.Paused {
+		t.Error(got, err)
+	}
+	do("resume", v.client.ResumeRedrive(t.Context(), r.ID))
+	if v.pass(t, time.Second) == 0 {
+		t.Error("nothing released after resume")
+	}
+	v.exec(t, virtualStart, v.at.Add(time.Second))
+	v.exec(t, `update jobs set`+settleColumns+` where state = 'running' and $1`, true, v.failing(t)) // they wait for a place
+	do("abort", v.client.AbortRedrive(t.Context(), r.ID, "enough"))
+	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, "enough"))
+	v.pass(t, time.Second)
+	got, err := v.client.GetRedrive(t.Context(), r.ID)
+	if err != nil || got.State != RedriveAborted || got.Note != "enough" || got.FinishedAt == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if n := value[int](t, v.testDB, `select count(*) from jobs where paced_at is not null or state = 'parked'`); n != 0 {
+		t.Errorf("the redrive still holds %d jobs", n)
+	}
+	counts := value[string](t, v.testDB, `select string_agg(state, ' ' order by state) from (select distinct state from jobs) s`)
+	if counts != "completed discarded retryable" {
+		t.Error(counts)
+	}
+	for what, err := range map[string]error{
+		"pause": v.client.PauseRedrive(t.Context(), r.ID), "resume": v.client.ResumeRedrive(t.Context(), r.ID),
+	} {
+		if !errors.Is(err, ErrState) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	missing := strings.Repeat("0", 26)
+	for what, err := range map[string]error{
+		"pause": v.client.PauseRedrive(t.Context(), missing), "abort": v.client.AbortRedrive(t.Context(), missing, ""),
+		"resume": v.client.ResumeRedrive(t.Context(), "x"), "get": second(v.client.GetRedrive(t.Context(), missing)), "get x": second(v.client.GetRedrive(t.Context(), "x")),
+	} {
+		if !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	// What it left can be taken up again.
+	again, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}})
+	if err != nil || again.Matched == 0 || again.Skipped != 0 {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if list, err := v.client.Redrives(t.Context(), 0); err != nil || len(list) != 2 || list[0].ID != again.ID {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func second[A, B any](_ A, b B) B { return b }
+
+// D-4: bad plans are refused before anything is written.
+func TestRedriveRefusesBadPlans(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.bury(t, 3, 1)
+	done := db.enqueue(t, job{}, nil)
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
+	db.exec(t, `insert into kinds (kind, args_shape) values ('job', '{"N": "integer", "customer": {"id": "string"}}')`)
+	all := Filter{All: true}
+	for want, plan := range map[string]RedrivePlan{
+		"Filter":                          {},
+		"Rate":                            {Filter: all, Rate: -1},
+		"PerKey":                          {Filter: all, PerKey: -5},
+		"Limit":                           {Filter: all, Limit: -1},
+		"Canary":                          {Filter: all, Canary: -1},
+		"CanaryFailures":                  {Filter: all, CanaryFailures: -1},
+		"KeyFrom":                         {Filter: all, KeyFrom: "customer"},
+		"MaxAttempts":                     {Filter: all, MaxAttempts: -1},
+		"ArgsPatch":                       {Filter: all, ArgsPatch: json.RawMessage(`[]`)},
+		"ArgsPatch: N is string":          {Filter: all, ArgsPatch: json.RawMessage(`{"N": "no"}`)},
+		"ArgsPatch: customer.id is array": {Filter: all, ArgsPatch: json.RawMessage(`{"customer": {"id": []}}`)},
+		"By":                              {Filter: all, By: "\x00"},
+		"Why":                             {Filter: all, Why: strings.Repeat("y", 2000)},
+	} {
+		field, text, _ := strings.Cut(want, ": ")
+		_, err := db.client.Redrive(t.Context(), plan)
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != field || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v", want, err)
+		}
+		if _, err := db.client.PreviewRedrive(t.Context(), plan); !strings.Contains(want, ": ") && !errors.As(err, &invalid) {
+			t.Errorf("preview, %s: %v", want, err)
+		}
+	}
+	for _, filter := range []Filter{{State: Running}, {IDs: []string{done}}} {
+		if _, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: filter}); !errors.Is(err, ErrState) || len(filter.IDs) == 1 && !strings.Contains(err.Error(), done+" is completed") {
+			t.Errorf("%+v: %v", filter, err)
+		}
+	}
+	for _, plan := range []string{`{}`, `{"filter": {"quene": "x"}}`, `{"filter": {"all": true}, "rate": 0}`, `{"filter": {"all": true}, "speed": 5}`, `{"filter": {"all": false}}`} {
+		if _, err := db.Exec(t.Context(), `select drover_redrive_start($1)`, plan); err == nil {
+			t.Errorf("%s was taken", plan)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from redrives`); n != 0 {
+		t.Errorf("%d redrives were begun", n)
+	}
+	// Unknown ids are listed; the others go.
+	ghost := strings.Repeat("0", 26)
+	id := value[string](t, db, `select min(id) from jobs where state = 'discarded'`)
+	r, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{IDs: []string{ghost, id}}})
+	if err != nil || r.Matched != 1 || !slices.Equal(r.Skips, []SkippedJob{{ghost, "unknown id"}}) {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// D-3, D-4: a redriven job is the same job with fresh attempts and its history; args and attempts change as asked.
+func TestRedriveChangesArgs(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 1, 1)
+	v.exec(t, `update jobs set retry_until = created_at + interval '1 hour', max_attempts = 20, discard_reason = 'crashed', crashes = 3`)
+	_, err := v.client.Redrive(t.Context(), RedrivePlan{
+		Filter: Filter{All: true}, MaxAttempts: 3, ArgsPatch: json.RawMessage(`{"customer": {"name": "A"}, "n": null}`), By: "ann", Why: "ticket 7",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, time.Second)
+	got := value[string](t, v.testDB, `select concat_ws(' ', state, attempt, max_attempts, redrives, crashes, errors_total, jsonb_array_length(errors), errors->1->>'error' like 'redriven by %',
+		args, discard_reason, finalized_at, retry_until = scheduled_at + interval '1 hour', redriven_at = scheduled_at) from jobs`)
+	if want := `available 0 3 1 1 20 2 t {"customer": {"id": 0, "name": "A"}} t t`; got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	if got := value[string](t, v.testDB, `select started_by || ' ' || why from redrives`); got != "ann ticket 7" {
+		t.Error(got)
+	}
+}
+
+// D-5: supervisors carry a redrive on, whoever began it, and one that comes later takes over.
+func TestSupervisorsCarryRedrivesOn(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.bury(t, 60, 2)
+	id := value[string](t, db, `select drover_redrive_start('{"filter": {"all": true}, "rate": 200, "per_key": 2, "key_from": "customer.id"}')`)
+	var log eventLog
+	first := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()}).launch(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: time.Second})
+	eventually(t, func() bool {
+		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) >= 10
+	})
+	first.stop(t)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: time.Second})
+	eventually(t, func() bool {
+		r, err := db.client.GetRedrive(t.Context(), id)
+		return err == nil && r.State == RedriveDone && r.Released == 60
+	})
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and redrives = 1`); n != 60 {
+		t.Errorf("%d jobs completed", n)
+	}
+}
+
+func handlingAll() []Worker {
+	return []Worker{dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error { return nil })}
+}
+
+// The shape of a worker's args is what its Go type takes of JSON.
+func TestArgsShape(t *testing.T) {
+	t.Parallel()
+	type inner struct{ A int }
+	type outer struct {
+		inner
+		ID    int64 `json:"id"`
+		Name  *string
+		Price float64 `json:"price,omitempty"`
+		OK    bool
+		At    time.Time
+		Raw   json.RawMessage
+		Tags  []string
+		Blob  []byte
+		Meta  map[string]any
+		Deep  struct{ B string }
+		Quote int    `json:",string"`
+		Skip  string `json:"-"`
+		Any   any
+		Self  *outer
+		hid   int //nolint:unused // not exported: no part of the JSON
+	}
+	want := `{"A":"integer","Any":"any","At":"any","Blob":"string","Deep":{"B":"string"},"Meta":"object","Name":"string","OK":"boolean",` +
+		`"Quote":"any","Raw":"any","Self":"object","Tags":"array","id":"integer","price":"number"}`
+	if got := *cmp.Or(argsShape(reflect.TypeFor[*outer]()), new(string)); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	for _, none := range []reflect.Type{reflect.TypeFor[map[string]int](), reflect.TypeFor[struct{}](), reflect.TypeFor[time.Time]()} {
+		if got := argsShape(none); got != nil {
+			t.Errorf("%v: %s", none, *got)
+		}
+	}
+}
+
+// The patch is RFC 7396's.
+func TestMergePatch(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, c := range [][3]string{
+		{`{"a":"b"}`, `{"a":"c"}`, `{"a": "c"}`},
+		{`{"a":"b"}`, `{"b":"c"}`, `{"a": "b", "b": "c"}`},
+		{`{"a":"b"}`, `{"a":null}`, `{}`},
+		{`{"a":"b","b":"c"}`, `{"a":null}`, `{"b": "c"}`},
+		{`{"a":["b"]}`, `{"a":"c"}`, `{"a": "c"}`},
+		{`{"a":"c"}`, `{"a":["b"]}`, `{"a": ["b"]}`},
+		{`{"a":{"b":"c"}}`, `{"a":{"b":"d","c":null}}`, `{"a": {"b": "d"}}`},
+		{`{"a":[{"b":"c"}]}`, `{"a":[1]}`, `{"a": [1]}`},
+		{`["a","b"]`, `["c","d"]`, `["c", "d"]`},
+		{`{"a":"b"}`, `["c"]`, `["c"]`},
+		{`{"a":"foo"}`, `null`, `null`},
+		{`{"e":null}`, `{"a":1}`, `{"a": 1, "e": null}`},
+		{`[1,2]`, `{"a":"b","c":null}`, `{"a": "b"}`},
+		{`{}`, `{"a":{"bb":{"ccc":null}}}`, `{"a": {"bb": {}}}`},
+	} {
+		if got := value[string](t, db, `select drover_merge_patch($1, $2)::text`, c[0], c[1]); got != c[2] {
+			t.Errorf("%s with %s: %s, want %s", c[0], c[1], got, c[2])
+		}
+	}
+}

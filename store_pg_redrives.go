@@ -1,0 +1,155 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Redrives: the work is in the SQL functions of migrations/00003_redrives.sql, for psql does the same.
+
+const (
+	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
+	sqlMarkRedrive    = `select drover_redrive_mark($1)`
+	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
+	sqlPauseRedrive   = `select drover_redrive_pause($1, $2)`
+	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
+
+	// sqlPace is one tick of all redrives.
+	sqlPace = `select extract(epoch from wait)::float8, released from drover_pace()`
+
+	sqlRedrives = `
+select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, skips::text,
+	started_by, why, note, created_at, finished_at
+from redrives `
+	sqlGetRedrive   = sqlRedrives + `where id = $1`
+	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
+)
+
+func (s *store) startRedrive(ctx context.Context, plan string) (id string, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
+	return id, classify(err)
+}
+
+// markPause is before a marking is looked at again that a supervisor has in hand, or that a locked row holds up.
+const markPause = 20 * time.Millisecond
+
+// markRedrive takes up a redrive's jobs, batch by batch, together with the supervisors.
+func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
+	for {
+		err := s.inTx(ctx, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, sqlOnePlan); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, sqlMarkRedrive, id)
+			return err
+		})
+		if err != nil {
+			return nil, classify(err)
+		}
+		before, err := s.getRedrive(ctx, id)
+		if err != nil || before.State != RedriveMarking || before.Paused {
+			return before, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(markPause):
+		}
+	}
+}
+
+func (s *store) previewRedrive(ctx context.Context, plan string) (groups []RedriveGroup, err error) {
+	rows, err := s.pool.Query(ctx, sqlPreviewRedrive, plan)
+	if err != nil {
+		return nil, classify(err)
+	}
+	groups, err = pgx.CollectRows(rows, pgx.RowToStructByPos[RedriveGroup])
+	return groups, classify(err)
+}
+
+func (s *store) getRedrive(ctx context.Context, id string) (*Redrive, error) {
+	list, err := s.redrives(ctx, sqlGetRedrive, id)
+	if err == nil && len(list) == 0 {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &list[0], nil
+}
+
+func (s *store) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {
+	return s.redrives(ctx, sqlListRedrives, limit)
+}
+
+func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
+	rows, err := s.pool.Query(ctx, sql, arg)
+	if err != nil {
+		return nil, classify(err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Redrive, error) {
+		var r Redrive
+		var filter, skips string
+		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &skips,
+			&r.By, &r.Why, &r.Note, &r.CreatedAt, &r.FinishedAt)
+		if err != nil {
+			return r, err
+		}
+		r.Filter = raw(filter)
+		return r, json.Unmarshal([]byte(skips), &r.Skips)
+	})
+	return list, classify(err)
+}
+
+func (s *store) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {
+	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause)
+}
+
+func (s *store) abortRedrive(ctx context.Context, id, why string) (RedriveState, error) {
+	return s.redriveVerb(ctx, sqlAbortRedrive, id, why)
+}
+
+func (s *store) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
+	var state *RedriveState
+	err := s.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
+	if err == nil && state == nil {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return "", classify(err)
+	}
+	return *state, nil
+}
+
+// pace is one tick. idle means that there is nothing to do until someone says so.
+func (s *store) pace(ctx context.Context) (wait time.Duration, idle bool, released int64, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return 0, false, 0, err
+	}
+	defer conn.Release()
+	var p pipeline
+	var seconds *float64
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &released) }, sqlPace)
+	p.commit()
+	if err := p.send(ctx, conn.Conn()); err != nil || seconds == nil {
+		return 0, err == nil, released, err
+	}
+	return time.Duration(*seconds * float64(time.Second)), false, released, nil
+}
+
+// refusal is the text of what the database refused, without the driver's words around it.
+func refusal(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Message
+	}
+	return err.Error()
+}
