@@ -67,6 +67,7 @@ const docsJobs = `
 insert into kinds (kind, max_attempts) values ('charge', 10);
 insert into queues (name) values ('payments');
 insert into supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
+insert into redrives (filter, rate) values ('{"kind": "charge"}', 50);
 insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
 insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, errors) select 'charge', 'payments', 'retryable', now() + interval '1 min', 1, 1,
@@ -99,7 +100,8 @@ func TestSQLOfTheDocuments(t *testing.T) {
 	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
 	schema := pgtest.Schema(pool)
 	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
-	for _, b := range append(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql")...) {
+	recipes := slices.Concat(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql"), blocks(t, "docs/redrive.md", "sql"))
+	for _, b := range recipes {
 		if _, err := run("begin;" + docsJobs); err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -468,6 +469,67 @@ func TestRedriveChangesArgs(t *testing.T) {
 	if got := value[string](t, v.testDB, `select started_by || ' ' || why from redrives`); got != "ann ticket 7" {
 		t.Error(got)
 	}
+}
+
+// D-5: however many tick at once, the pace is one.
+func TestManyTickersPaceAsOne(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 400, 4)
+	r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 200, PerKey: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tickers errgroup
+	for range 8 {
+		tickers.Go(func() error {
+			for {
+				if _, err := v.Exec(t.Context(), `select drover_pace()`); err != nil {
+					return err
+				}
+				if got, err := v.client.GetRedrive(t.Context(), r.ID); err != nil || got.State == RedriveDone {
+					return err
+				}
+				if _, err := v.Exec(t.Context(), `
+update jobs set state = 'completed', finalized_at = clock_timestamp() where id = any(array(
+	select id from jobs where finalized_at is null and state <> 'parked' and scheduled_at <= clock_timestamp() order by id for update skip locked))`); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	if err := tickers.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := v.Query(t.Context(), `select scheduled_at from jobs where state = 'completed' and redrives = 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	due, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
+	if err != nil || len(due) != 400 || busiest(due, time.Second) > 201 {
+		t.Errorf("%d jobs, %d in a second, %v", len(due), busiest(due, time.Second), err)
+	}
+}
+
+// errgroup waits for goroutines and keeps the errors of all.
+type errgroup struct {
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	errs []error
+}
+
+func (g *errgroup) Go(f func() error) {
+	g.wg.Go(func() {
+		err := f()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.errs = append(g.errs, err)
+	})
+}
+
+func (g *errgroup) Wait() error {
+	g.wg.Wait()
+	return errors.Join(g.errs...)
 }
 
 // D-5: supervisors carry a redrive on, whoever began it, and one that comes later takes over.
