@@ -17,7 +17,7 @@ type RedrivePlan struct {
 	Filter Filter
 
 	// Rate is how many jobs of one queue get due in a second; redrives of one queue share its slots. Zero means 50;
-	// 0.001 to 10,000.
+	// 0.001 to 5,000.
 	Rate float64
 
 	// PerKey is how many jobs of one key may be out at once, over all supervisors: due, running or between. A failed
@@ -68,8 +68,8 @@ func (c *Client) encodePlan(p RedrivePlan) (string, error) {
 	if string(doc.Filter) == "{}" {
 		bad.add("Filter", "is empty; set All to redrive every dead job")
 	}
-	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 10_000) { // not-a-number too
-		bad.add("Rate", "%v is not 0.001 to 10,000 a second", p.Rate)
+	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 5000) { // not-a-number too
+		bad.add("Rate", "%v is not 0.001 to 5,000 a second", p.Rate)
 	}
 	for _, n := range []struct {
 		field string

@@ -392,6 +392,49 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 
 func second[A, B any](_ A, b B) B { return b }
 
+// D-4, F-13: what an operator ends in a redrive's hands stays ended, and its place is free.
+func TestJobsEndedInARedrivesHands(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 4, 1)
+	if _, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}); err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, 0)
+	v.exec(t, virtualStart, v.at)
+	v.exec(t, `update jobs set`+settleColumns+` where state = 'running' and $1`, true, v.failing(t))
+	parked := value[string](t, v.testDB, `select id from jobs where state = 'parked' and isfinite(paced_at)`)
+	if was, err := v.client.Cancel(t.Context(), parked, "no"); err != nil || was != Parked {
+		t.Fatal(was, err)
+	}
+	for range 40 {
+		v.pass(t, time.Second/4)
+		v.work(t)
+	}
+	if got := value[string](t, v.testDB, `select string_agg(state || n, ' ' order by state) from (select state, count(*) as n from jobs where paced_at is null group by 1) s`); got != "cancelled1 completed3" {
+		t.Error(got)
+	}
+	if got := value[string](t, v.testDB, `select state from redrives`); got != "done" {
+		t.Error(got)
+	}
+}
+
+// D-5: a server's clock that goes back holds nothing up.
+func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 100, 1)
+	if _, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}); err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, time.Hour)
+	v.at = v.at.Add(time.Second)
+	v.work(t)
+	if n := v.pass(t, -time.Hour) + v.pass(t, time.Second); n == 0 {
+		t.Error("nothing is released until the clock is where it was")
+	}
+}
+
 // D-4: bad plans are refused before anything is written.
 func TestRedriveRefusesBadPlans(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,7 @@ comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in
 comment on column jobs.concurrency_key is 'What it must not overload, e.g. a customer: a paced redrive runs at most so many of one key at once.';
 comment on column jobs.redrive_id is 'The redrive that took it up last.';
 comment on column jobs.pace_key is 'Its key in that redrive.';
-comment on column jobs.paced_at is 'While a redrive holds it back: since when it could go. infinity: let go, and counted for its key until it ends. Null: no redrive has a hold on it.';
+comment on column jobs.paced_at is 'While a redrive holds it back: since when it could go, of a dead job its finalized_at. infinity: let go, and counted for its key until it ends. Null: no redrive has a hold on it.';
 
 -- Serves the summary of dead letters (index only), failure groups, and lists of one group. A claim leaves its columns alone.
 create index jobs_discarded_groups_idx on jobs (queue, kind, discard_reason, class, fingerprint, finalized_at, id) where discard_reason is not null;

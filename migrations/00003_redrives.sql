@@ -9,7 +9,7 @@ create table redrives (
 	state           text        not null default 'marking' check (state in ('marking', 'canary', 'running', 'done', 'aborted')),
 	paused_at       timestamptz,
 	filter          jsonb       not null,
-	rate            numeric     not null check (rate between 0.001 and 10000),
+	rate            numeric     not null check (rate between 0.001 and 5000),
 	per_key         int         check (per_key > 0),
 	key_from        text        check (key_from <> ''),
 	max_jobs        bigint      check (max_jobs > 0),
@@ -206,8 +206,8 @@ begin
 	r.why := coalesce(plan->>'why', '');
 	r.created_at := clock_timestamp();
 	case
-	when r.rate not between 0.001 and 10000 then
-		raise exception 'drover: rate % is not 0.001 to 10,000 a second', r.rate using errcode = '22023';
+	when r.rate not between 0.001 and 5000 then
+		raise exception 'drover: rate % is not 0.001 to 5,000 a second', r.rate using errcode = '22023';
 	when r.per_key <= 0 or r.max_jobs <= 0 or r.max_attempts <= 0 or r.canary < 0 or r.canary_failures < 0 then
 		raise exception 'drover: a redrive''s numbers cannot be negative, nor its caps 0' using errcode = '22023';
 	when r.key_from is not null and r.per_key is null then
@@ -277,7 +277,7 @@ begin
 		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, (select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
 		from (
 			select j.queue, j.kind, j.discard_reason as reason, j.fingerprint, count(*) as jobs,
-				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where isfinite(j.paced_at)) as held, max(j.id) as newest
+				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at) as held, max(j.id) as newest
 			from jobs j where %s group by 1, 2, 3, 4
 		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r));
 end
@@ -311,7 +311,7 @@ begin
 			select j.*, row_number() over () as n from (
 				select j.id, coalesce(j.finalized_at, ''-infinity'') as at, case
 					when j.expires_at <= clock_timestamp() then ''expired''
-					when isfinite(j.paced_at) and exists (select from redrives o where o.id = j.redrive_id and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
+					when j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
 					when $4 and jsonb_typeof(j.args) <> ''object'' then ''args are no object'' end as why,
 					case when $5 then left(coalesce(case when $6 is null then j.concurrency_key else j.args #>> string_to_array($6, ''.'') end, ''''), 256) else '''' end as key
 				from jobs j where %1$s and %2$s limit $3
@@ -327,7 +327,7 @@ begin
 			update jobs j set redrive_id = $8, pace_key = coalesce((select jsonb_object_agg(id, key) from fit where key <> '''')->>j.id, ''''),
 				paced_at = case when j.finalized_at is null then clock_timestamp() else j.finalized_at end
 			where j.id = any(array(select id from fit))
-				and (j.paced_at is null or not isfinite(j.paced_at) or exists (select from redrives o where o.id = j.redrive_id and o.state = ''aborted''))
+				and (j.paced_at is null or j.paced_at <> j.finalized_at or exists (select from redrives o where o.id = j.redrive_id and o.state = ''aborted''))
 			returning j.queue
 		)
 		select (select count(*) from seen), (select at from walked order by n desc limit 1), (select id from walked order by n desc limit 1),
@@ -388,6 +388,9 @@ begin
 			update redrive_queues set ticked_at = as_of, released = late[1:1] where queue = q.queue;
 			continue;
 		end if;
+		if q.ticked_at > as_of then -- the server's clock has gone back
+			q.next_at := q.next_at - (q.ticked_at - as_of);
+		end if;
 		slot := greatest(q.next_at, as_of);
 		let_go := '{}';
 		for r in select * from redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by id for update skip locked loop
@@ -404,7 +407,7 @@ begin
 			released := released + n;
 			let_go := let_go || picked;
 		end loop;
-		update redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then next_at else slot end, key = q.key,
+		update redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key,
 			released = q.released || let_go where queue = q.queue;
 		if let_go <> '{}' then
 			perform drover_wake(q.queue, as_of);
@@ -426,10 +429,11 @@ create function drover_redrive_next(r redrives, of_queue text, after_key text, n
 declare
 	keys text[];
 begin
+	-- A dead job that the redrive holds has paced_at = finalized_at; one that an operator ended in its hands has not.
 	-- Jobs without a key go by their turn.
 	picked := array(
 		select j.id from jobs j
-		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
+		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of and (j.finalized_at is null or j.finalized_at = j.paced_at)
 		order by j.paced_at, j.id limit n);
 	last_key := '';
 	if r.per_key is null then
@@ -449,7 +453,7 @@ begin
 	end if;
 	with ended as materialized (
 		select j.id from jobs j
-		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = any(keys) and j.paced_at = 'infinity' and j.finalized_at is not null
+		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = any(keys) and j.paced_at is not null and j.finalized_at <> j.paced_at
 		order by j.id for update skip locked
 	)
 	update jobs j set paced_at = null where j.id = any(array(select e.id from ended e));
@@ -457,7 +461,7 @@ begin
 		select p.id from unnest(keys) as k(key)
 		cross join lateral (
 			select j.id, j.paced_at from jobs j
-			where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = k.key and j.paced_at <= as_of
+			where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = k.key and j.paced_at <= as_of and (j.finalized_at is null or j.finalized_at = j.paced_at)
 			order by j.paced_at, j.id
 			limit greatest(0, r.per_key - (select count(*) from redrives o join jobs i on i.redrive_id = o.id
 				where o.finished_at is null and i.queue = of_queue and i.pace_key = k.key and i.paced_at = 'infinity' and i.finalized_at is null))
@@ -476,7 +480,8 @@ declare
 	going int;
 begin
 	-- is true: by primary key, whatever the statistics say of redrive_id.
-	held := array(select j from jobs j where j.id = any(picked) and (j.redrive_id = r.id) is true and isfinite(j.paced_at) order by j.id for update skip locked);
+	held := array(select j from jobs j where j.id = any(picked) and (j.redrive_id = r.id) is true
+		and isfinite(j.paced_at) and (j.finalized_at is null or j.finalized_at = j.paced_at) order by j.id for update skip locked);
 	select array_agg(h.id order by h.id) into gone from unnest(held) h where h.finalized_at is not null and h.expires_at <= clock_timestamp();
 	if gone is not null then
 		update jobs set paced_at = null where id = any(gone);
@@ -520,7 +525,7 @@ begin
 	end if;
 	update redrives set state = 'done', finished_at = clock_timestamp()
 	where id = r.id and not exists (
-		select from jobs j where j.redrive_id = r.id and j.paced_at is not null and (j.finalized_at is null or isfinite(j.paced_at)));
+		select from jobs j where j.redrive_id = r.id and j.paced_at is not null and (j.finalized_at is null or j.finalized_at = j.paced_at));
 end
 $$;
 -- +goose StatementEnd
