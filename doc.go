@@ -65,7 +65,8 @@
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
 //	prune.go                 deletes old completed and cancelled jobs
 //	filter.go                Filter: which jobs a verb is for
-//	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
+//	operate.go               Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
+//	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
