@@ -74,5 +74,5 @@
 //	store_pg_operate.go      SQL: what operators do
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
-// docs/sql.md what to ask from psql.
+// docs/sql.md and docs/dead-letters.md what to ask from psql.
 package drover
