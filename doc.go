@@ -68,7 +68,8 @@
 //	args_shape.go            what an args patch is checked against
 //	prune.go                 deletes old completed and cancelled jobs
 //	filter.go                Filter: which jobs a verb is for
-//	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
+//	operate.go               Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
+//	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
@@ -77,5 +78,5 @@
 //	store_pg_redrives.go     SQL: redrives
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
-// docs/sql.md what to ask from psql.
+// docs/sql.md and docs/dead-letters.md what to ask from psql.
 package drover

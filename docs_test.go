@@ -59,6 +59,25 @@ func blocks(t *testing.T, file, language string) (found []block) {
 	return found
 }
 
+// recipes are the SQL blocks of all documents for users.
+func recipes(t *testing.T) (found []block) {
+	t.Helper()
+	files, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(files, "README.md") {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(raw), "```sql\n") {
+			found = append(found, blocks(t, file, "sql")...)
+		}
+	}
+	return found
+}
+
 // docsID is the job that the recipes are about.
 const docsID = "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"
 
@@ -75,8 +94,8 @@ insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, error
 insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from supervisors;
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'parked', 'infinity');
 insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
-insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, attempt, errors_total, errors)
-select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 10, 2, jsonb_build_array(
+insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)
+select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 'error', '00c0ffee00c0ffee', 10, 2, jsonb_build_array(
 	jsonb_build_object('attempt', 9, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee', 'delay_ms', 15000),
 	jsonb_build_object('attempt', 10, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee'));
 `
@@ -100,8 +119,7 @@ func TestSQLOfTheDocuments(t *testing.T) {
 	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
 	schema := pgtest.Schema(pool)
 	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
-	recipes := slices.Concat(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql"), blocks(t, "docs/redrive.md", "sql"))
-	for _, b := range recipes {
+	for _, b := range recipes(t) {
 		if _, err := run("begin;" + docsJobs); err != nil {
 			t.Fatal(err)
 		}

@@ -34,7 +34,7 @@ var (
 	// committing that transaction.
 	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")
 
-	// ErrCancelled is the cause of a handler's context when its job was cancelled.
+	// ErrCancelled is the cause of a handler's context when its job was cancelled, or discarded by an operator.
 	ErrCancelled = errors.New("drover: job cancelled")
 
 	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.

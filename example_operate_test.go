@@ -141,3 +141,90 @@ func ExampleClient_DeleteCompleted() {
 	// 1 <nil>
 	// 1 discarded
 }
+
+// How many have failed of what, without reading them.
+func ExampleClient_Count() {
+	client, _, end := withDiscarded()
+	defer end()
+
+	fmt.Println(client.Count(context.Background(), drover.Filter{State: drover.Discarded, Error: "no address"}))
+	// Output: 1 <nil>
+}
+
+func ExampleClient_Summary() {
+	client, _, end := withDiscarded()
+	defer end()
+
+	groups, err := client.Summary(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for _, g := range groups {
+		fmt.Println(g.Jobs, g.Queue, g.Kind, g.Reason, g.Class, g.NewestError)
+	}
+	// Output: 1 default parcel attempts_exhausted error parcel has no address
+}
+
+// A waiting job that somebody shall look at first.
+func ExampleClient_Discard() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+
+	was, err := client.Discard(ctx, receipt.ID, "address in doubt")
+	fmt.Println(was, err)
+	job, err := client.Get(ctx, receipt.ID)
+	must(err)
+	fmt.Println(job.State, job.DiscardReason, job.Errors[0].Error)
+	// Output:
+	// available <nil>
+	// discarded operator discarded: address in doubt
+}
+
+func ExampleClient_CancelMany() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	for n := range 3 {
+		_, err := client.Enqueue(ctx, Parcel{Number: n}, &drover.EnqueueOpts{Tags: []string{"winter"}})
+		must(err)
+	}
+
+	done, err := client.CancelMany(ctx, drover.Filter{Tags: []string{"winter"}}, "the sale is over")
+	fmt.Println(done.Changed, err)
+	_, err = client.CancelMany(ctx, drover.Filter{}, "")
+	fmt.Println(err)
+	// Output:
+	// 3 <nil>
+	// drover: Filter: is empty; to mean every job say All
+}
+
+// An id that no job has is told of, and keeps nothing from the others.
+func ExampleClient_DiscardMany() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+
+	done, err := client.DiscardMany(ctx, drover.Filter{IDs: []string{receipt.ID, "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}, "address in doubt")
+	fmt.Println(done.Changed, done.Missing, err)
+	// Output: 1 [01ARZ3NDEKTSV4RRFFQ69G5FAV] <nil>
+}
+
+// Dead letters go only where the filter names them.
+func ExampleClient_DeleteMany() {
+	ctx := context.Background()
+	client, _, end := withDiscarded()
+	defer end()
+
+	done, err := client.DeleteMany(ctx, drover.Filter{Kind: "parcel"})
+	fmt.Println(done.Changed, err)
+	done, err = client.DeleteMany(ctx, drover.Filter{Kind: "parcel", State: drover.Discarded})
+	fmt.Println(done.Changed, err)
+	// Output:
+	// 0 <nil>
+	// 1 <nil>
+}

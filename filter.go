@@ -10,7 +10,7 @@ import (
 // changes many jobs, in Go, SQL (drover_where) and on the command line. The zero value picks every job; a verb that
 // changes jobs refuses it unless All says so.
 type Filter struct {
-	IDs         []string // at most 10,000
+	IDs         []string // at most 10,000; empty but not nil picks none
 	Queue       string
 	Kind        string
 	State       State
@@ -30,7 +30,7 @@ type Filter struct {
 
 // filterDoc is a Filter as drover_where reads it.
 type filterDoc struct {
-	IDs             []string        `json:"ids,omitempty"`
+	IDs             []string        `json:"ids,omitzero"`
 	Queue           string          `json:"queue,omitempty"`
 	Kind            string          `json:"kind,omitempty"`
 	State           State           `json:"state,omitempty"`

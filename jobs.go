@@ -133,4 +133,5 @@ const (
 	ReasonUndecodable       = "undecodable"        // its args do not fit its worker's type
 	ReasonExpired           = "expired"            // ExpiresAt passed before a run
 	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
+	ReasonOperator          = "operator"           // Client.Discard or DiscardMany said so
 )

@@ -81,11 +81,13 @@ func isID(id string) bool {
 // Page is one page of a list.
 type Page struct {
 	Jobs []JobInfo `json:"jobs"`
-	Next string    `json:"next,omitempty"` // give it to List for the next page; "" at the end
+	Next string    `json:"next,omitempty"` // give it to List, with the same filter, for the next page; "" at the end
 }
 
-// List reads jobs, newest id first: at most limit (zero means 50; at most 1000), from below the id after ("" begins
-// at the newest). It walks the primary key, so a filter that fits few jobs reads far.
+// List reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
+// top). Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
+// own indexes; all others newest id first along the primary key, so that a filter which fits few of them reads far. A
+// job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. Errors: *InvalidError.
 func (c *Client) List(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
 	switch {
@@ -99,16 +101,34 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 	if err := bad.err(); err != nil {
 		return Page{}, err
 	}
-	jobs, err := c.store.list(ctx, doc, after, limit+1)
+	jobs, cursors, err := c.store.list(ctx, doc, after, limit+1)
+	if badData(err) { // the filter was checked
+		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page of this filter", Err: err}
+	}
 	if err != nil {
 		return Page{}, fmt.Errorf("list jobs: %w", err)
 	}
 	page := Page{Jobs: jobs}
 	if len(jobs) > limit {
 		page.Jobs = jobs[:limit]
-		page.Next = jobs[limit-1].ID
+		page.Next = cursors[limit-1]
 	}
 	return page, nil
+}
+
+// Count counts the jobs that the filter picks. Of dead letters, by queue, kind, reason, class, fingerprint and the time
+// of their end, an index tells; all else reads the rows. Errors: *InvalidError.
+func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
+	var bad problems
+	doc := filter.encode(&bad)
+	if err := bad.err(); err != nil {
+		return 0, err
+	}
+	n, err := c.store.count(ctx, doc)
+	if err != nil {
+		return 0, fmt.Errorf("count jobs: %w", err)
+	}
+	return n, nil
 }
 
 // Count is how many jobs of one queue are in one state.
@@ -126,6 +146,30 @@ func (c *Client) Counts(ctx context.Context) ([]Count, error) {
 		return nil, fmt.Errorf("count jobs: %w", err)
 	}
 	return counts, nil
+}
+
+// DiscardedGroup is what dead letters of one queue and kind, discarded for one reason, have failed of.
+type DiscardedGroup struct {
+	Queue            string    `json:"queue"`
+	Kind             string    `json:"kind"`
+	Reason           string    `json:"reason"`
+	Class            string    `json:"class,omitempty"`       // of the last failed run
+	Fingerprint      string    `json:"fingerprint,omitempty"` // of the last failed run
+	Jobs             int64     `json:"jobs"`
+	FirstDiscardedAt time.Time `json:"first_discarded_at"`
+	LastDiscardedAt  time.Time `json:"last_discarded_at"`
+	NewestError      string    `json:"newest_error,omitempty"`
+	NewestID         string    `json:"newest_id"`
+}
+
+// Summary counts the dead letters by queue, kind, reason and what they failed of, most first. An index tells, and a
+// million take less than a second.
+func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
+	groups, err := c.store.summary(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
+	}
+	return groups, nil
 }
 
 // RedriveOpts change a job as it is redriven. Nil changes nothing.
@@ -172,25 +216,39 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 // returns is refused. Cancelling a job that has ended changes nothing. It returns the state the job was in.
 // Errors: ErrNotFound.
 func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
+	return c.endJob(ctx, "cancel", sqlCancel, id, reason, told{kind: eventCancelled})
+}
+
+// Discard ends a job as a dead letter, reason ReasonOperator, with why in its history: for one that somebody shall look
+// at before it runs again. All else is as with Cancel. Errors: ErrNotFound.
+func (c *Client) Discard(ctx context.Context, id, why string) (State, error) {
+	return c.endJob(ctx, "discard", sqlDiscard, id, why, told{eventDiscarded, Event{Reason: ReasonOperator}})
+}
+
+func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) (State, error) {
 	if !isID(id) {
-		return "", fmt.Errorf("cancel job %q: %w", id, ErrNotFound)
+		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
 	}
-	reason, _ = sanitizeText(reason, 256)
-	was, found, err := c.store.cancel(ctx, id, reason)
+	why, _ = sanitizeText(why, maxWhy)
+	was, found, err := c.store.verb(ctx, sql, id, why)
 	if err != nil {
-		return "", fmt.Errorf("cancel job %s: %w", id, err)
+		return "", fmt.Errorf("%s job %s: %w", verb, id, err)
 	}
 	if !found {
-		return "", fmt.Errorf("cancel job %s: %w", id, ErrNotFound)
+		return "", fmt.Errorf("%s job %s: %w", verb, id, ErrNotFound)
 	}
 	switch {
-	case was == Running:
+	case was == Running: // its owner tells
 		c.running.cancel(id)
 	case !was.Final():
-		c.emit(ctx, told{eventCancelled, Event{JobID: id, Error: reason}})
+		t.event.JobID, t.event.Error = id, why
+		c.emit(ctx, t)
 	}
 	return was, nil
 }
+
+// maxWhy bounds what an operator says of a verb, in bytes.
+const maxWhy = 256
 
 // DeleteCompleted deletes completed jobs that ended before the cutoff, in small transactions, and never any other.
 // It walks the whole primary key and returns how many.

@@ -693,10 +693,10 @@ func TestViewsOfTheDead(t *testing.T) {
 	db.exec(t, `insert into kinds (kind, max_attempts) values ('letter', 7)`)
 	const entry = `{"class": "error", "error": "e%d", "fingerprint": "f1", "at": "2031-01-0%dT00:00:00+00:00"}`
 	operator := `{"class": "operator", "error": "redriven", "at": "2030-01-01T00:00:00+00:00"}`
-	const columns = "attempt, redrives, errors_total, state, finalized_at, discard_reason, errors, tags"
-	first := db.put(t, columns, fmt.Sprintf(`3, 1, 2, 'discarded', '2031-02-01+00', 'panic', '[`+operator+`,`+entry+`,`+entry+`,`+operator+`]', '{a}'`, 1, 1, 2, 2))
-	second := db.put(t, columns, fmt.Sprintf(`1, 0, 1, 'discarded', '2031-02-02+00', 'panic', '[`+entry+`]', null`, 3, 3))
-	db.put(t, columns, `0, 0, 0, 'discarded', '2031-02-03+00', 'expired', '[]', null`)
+	const columns = "attempt, redrives, errors_total, state, finalized_at, discard_reason, class, fingerprint, errors, tags"
+	first := db.put(t, columns, fmt.Sprintf(`3, 1, 2, 'discarded', '2031-02-01+00', 'panic', 'error', 'f1', '[`+operator+`,`+entry+`,`+entry+`,`+operator+`]', '{a}'`, 1, 1, 2, 2))
+	second := db.put(t, columns, fmt.Sprintf(`1, 0, 1, 'discarded', '2031-02-02+00', 'panic', 'error', 'f1', '[`+entry+`]', null`, 3, 3))
+	db.put(t, columns, `0, 0, 0, 'discarded', '2031-02-03+00', 'expired', null, null, '[]', null`)
 	db.put(t, "state, finalized_at", "'cancelled', now()")
 	db.enqueue(t, letter{}, nil)
 	if n := value[int](t, db, `select count(*) from discarded_jobs`); n != 3 {

@@ -80,6 +80,9 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"RedrivePlan.By":             "TestRedriveChangesArgs",
 		"RedrivePlan.Why":            "TestRedriveChangesArgs",
 	}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Filter]()) {
+		named["Filter."+field.Name] = "TestEveryKeyOfAFilter" // which has a case for each
+	}
 	tests := testNames(t)
 	for field, test := range named {
 		if !tests[test] {
@@ -88,7 +91,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 	}
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
-		reflect.TypeFor[RedrivePlan](),
+		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

@@ -333,12 +333,12 @@ const (
 	foundInTx                        // in the handler's transaction
 	foundNotCommitted                // the handler's transaction did not commit
 	foundHeld                        // still ours, but someone holds the row
-	foundCancelled                   // by an operator
+	foundEnded                       // by an operator
 	foundStale                       // someone else's
 )
 
 // found compares the row with the run. Nobody but its owner changes a running row, except a rescuer, which takes
-// the lease first, and an operator's cancel.
+// the lease first, and an operator's cancel or discard.
 func (o *outcome) found(row seenJob, exists bool) finding {
 	r := o.run
 	tx := r.txOutcome.Load()
@@ -349,16 +349,16 @@ func (o *outcome) found(row seenJob, exists bool) finding {
 		return foundNotCommitted
 	case held:
 		return foundHeld
-	case tx != nil && ours && row.state == Cancelled && tx.state != Cancelled:
-		return foundCancelled
+	case tx != nil && ours && (row.state == Cancelled && tx.state != Cancelled || row.reason == ReasonOperator):
+		return foundEnded
 	case tx != nil && (!exists || ours && row.state == tx.state || !r.lease.ended.Load()):
 		return foundInTx
 	case tx != nil:
 		return foundStale
 	case o.committedLate(row, exists, ours):
 		return foundInTx
-	case ours && row.state == Cancelled:
-		return foundCancelled
+	case ours && (row.state == Cancelled || row.reason == ReasonOperator):
+		return foundEnded
 	case o.completes() && (ours && row.state == Completed || !exists && r.deleteCompleted && !r.lease.ended.Load()):
 		return foundSettled // with others, one of which was not ours: complete tells only how many there were
 	case r.tries > 1 && (!exists || ours && row.state == o.state || !r.lease.ended.Load()):
@@ -408,9 +408,12 @@ func (o *outcome) notCommitted() *outcome {
 	return failed
 }
 
-// cancelled is the outcome of a run whose job an operator cancelled meanwhile.
-func (o *outcome) cancelled() *outcome {
-	if o.state == Cancelled {
+// ended is the outcome of a run whose job an operator cancelled or discarded meanwhile.
+func (o *outcome) ended(row seenJob) *outcome {
+	switch {
+	case row.state == Discarded:
+		return &outcome{run: o.run, state: Discarded, reason: row.reason, event: eventDiscarded, duration: o.duration}
+	case o.state == Cancelled:
 		return o
 	}
 	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -227,4 +228,107 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 			t.Errorf("%s: %d buffers for %d rows:\n%s", st.name, hit+read, st.rows, plan)
 		}
 	}
+}
+
+// buffersOf runs a query under EXPLAIN in a transaction that begins as the library's do, rolls back, and tells how many
+// buffers it touched and how often it read the whole table, functions included.
+func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
+	t.Helper()
+	var plan string
+	err := pgx.BeginFunc(t.Context(), p, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), sqlOnePlan); err != nil {
+			return err
+		}
+		for range 2 { // the second has what planning reads behind it
+			rows, _ := tx.Query(t.Context(), `explain (analyze, buffers, costs off, timing off, summary off) `+sql)
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				return err
+			}
+			plan = strings.Join(lines, "\n")
+		}
+		if err := tx.QueryRow(t.Context(), `select pg_stat_get_xact_numscans('jobs'::regclass)`).Scan(&scans); err != nil {
+			return err
+		}
+		return errRollback
+	})
+	found := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`).FindStringSubmatch(plan)
+	if !errors.Is(err, errRollback) || found == nil {
+		t.Fatalf("%s: %v\n%s", sql, err, plan)
+	}
+	hit, _ := strconv.Atoi(found[1])
+	read, _ := strconv.Atoi(found[2])
+	return hit + read, scans
+}
+
+var errRollback = errors.New("roll back")
+
+// D-2: dead letters are listed, counted, summed up and picked from their own indexes, whatever the statistics say: few
+// of them among many finished jobs, and many. With DROVER_PLAN_ROWS=1000000 it tells the milliseconds too.
+func TestPlansOfTheDead(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	n := rowsForPlans()
+	type bound struct {
+		sql  string
+		most int // buffers
+	}
+	pages := []bound{
+		{`select * from drover_list('{"state": "discarded"}')`, 400},
+		{`select * from drover_list('{"state": "discarded", "kind": "k3"}')`, 3000},
+		{`select * from drover_list('{"reason": "panic", "error": "refused"}')`, 3000},
+		{`select * from drover_list('{"state": "discarded", "fingerprint": "f7"}')`, 4000},
+		{`select * from drover_list('{"reason": "panic", "queue": "q2", "kind": "k7", "class": "error", "fingerprint": "f7"}')`, 3000},
+		{`select * from drover_delete_many('{"state": "discarded", "kind": "k3"}', 'delete', batch => 50)`, 5000},
+		{`select * from drover_cancel_many('{"kind": "k3"}', batch => 50)`, 3000},
+	}
+	all := []bound{
+		{`select drover_count('{"state": "discarded"}')`, 2 * n},
+		{`select drover_count('{"state": "discarded", "kind": "k3"}')`, n},
+		{`select * from discarded_summary`, 2 * n},
+	}
+	check := func(when string, bounds ...bound) {
+		t.Helper()
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := db.planner(t)
+			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
+				t.Fatal(err)
+			}
+			for _, b := range bounds {
+				began := time.Now()
+				buffers, scans := p.buffersOf(t, b.sql)
+				if scans > 0 || buffers > b.most {
+					t.Errorf("%s, %s, %s: %d buffers (at most %d), %d scans of the table", b.sql, when, mode, buffers, b.most, scans)
+				}
+				if n >= 1_000_000 {
+					t.Logf("%s, %s: %d buffers, %v", b.sql, when, buffers, time.Since(began)/2)
+				}
+			}
+		}
+	}
+	fill := func(n int) {
+		db.exec(t, `
+insert into jobs (kind, queue, state, finalized_at, discard_reason, class, fingerprint, errors)
+select 'k' || n % 20, 'q' || n % 5, 'discarded', now() - n * interval '1 ms', (array['attempts_exhausted', 'panic', 'unrecoverable'])[1 + n % 3],
+	case when n % 50 > 0 then 'error' end, case when n % 50 > 0 then 'f' || n % 40 end,
+	jsonb_build_array(jsonb_build_object('class', 'error', 'error', 'connection refused ' || n)) from generate_series(1, $1) n`, n)
+	}
+	check("no statistics", pages...)
+	db.exec(t, `analyze jobs`)
+	check("analyzed empty", pages...)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, class) select 'k' || n % 20, 'q' || n % 5, 'completed', now(), 'error' from generate_series(1, $1) n`, n)
+	fill(100)
+	few := make([]bound, 0, len(pages)+len(all))
+	for _, b := range append(pages[:6:6], all...) {
+		few = append(few, bound{b.sql, 1500})
+	}
+	check("a hundred among finished ones, no statistics", few...)
+	db.exec(t, `vacuum analyze jobs`)
+	check("a hundred among finished ones", few...)
+	db.exec(t, `delete from jobs where state = 'completed'`)
+	fill(n)
+	check("many, statistics of before", pages...)
+	db.exec(t, `vacuum analyze jobs`)
+	check("many", append(pages, all...)...)
 }

@@ -41,7 +41,7 @@ type run struct {
 	ctx       context.Context //nolint:containedctx // a run is one call of a handler
 	cancel    context.CancelCauseFunc
 	phase     atomic.Int32
-	unwanted  atomic.Bool             // cancelled
+	unwanted  atomic.Bool             // an operator has ended its job
 	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
 	lateTx    *outcome                // the same, once that transaction was seen open after the run's end; the settler's
 }

@@ -299,7 +299,7 @@ func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
 }
 
 // look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
-// transaction, cancelled, held by someone, or not ours any more.
+// transaction, ended by an operator, held by someone, or not ours any more.
 func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 	ids := make([]string, len(unsure))
 	for i, o := range unsure {
@@ -338,8 +338,8 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		case foundHeld:
 			unsent(o)
 			e.later(o, lockedPause)
-		case foundCancelled:
-			e.done(o.cancelled())
+		case foundEnded:
+			e.done(o.ended(row))
 		case foundStale:
 			e.book.remove(o.run)
 			e.sup.reporter.tell(o.tell(eventStaleSettle))

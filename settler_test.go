@@ -188,10 +188,10 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 		"completed": nil, "failed": errors.New("no"), "discarded": Discard(errors.New("no")), "snoozed": Snooze(time.Minute), "cancelled": Cancel(nil),
 	} {
 		for _, taken := range []string{
-			"claim_seq = claim_seq + 1, claimed_by = 'someone else'",                        // rescued and claimed again
-			"claimed_by = 'someone else'",                                                   // the same claim_seq, after a failover that lost a commit
-			"state = 'retryable', claimed_by = null, scheduled_at = now() + interval '1 h'", // rescued, and not claimed again
-			"state = 'discarded', discard_reason = 'operator', finalized_at = now(), claimed_by = null",
+			"claim_seq = claim_seq + 1, claimed_by = 'someone else'",                                   // rescued and claimed again
+			"claimed_by = 'someone else'",                                                              // the same claim_seq, after a failover that lost a commit
+			"state = 'retryable', claimed_by = null, scheduled_at = now() + interval '1 h'",            // rescued, and not claimed again
+			"state = 'discarded', discard_reason = 'crashed', finalized_at = now(), claimed_by = null", // rescued, and convicted
 		} {
 			t.Run(what+" after "+taken, func(t *testing.T) {
 				t.Parallel()

@@ -200,7 +200,7 @@ func notApplied(err error) bool {
 	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
-const schemaVersion = 3
+const schemaVersion = 4
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `
@@ -533,19 +533,20 @@ func (p *pipeline) settle(settled map[string]bool, owner string, outcomes []*out
 }
 
 // sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
-const sqlLook = `select id, state, claim_seq, coalesce(claimed_by, '') from jobs where id = any($1)`
+const sqlLook = `select id, state, claim_seq, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 type seenJob struct {
 	state    State
 	claimSeq int
 	owner    string
+	reason   string // of a discard
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 	p.query(func(rows pgx.Rows) error {
 		var id string
 		var j seenJob
-		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.owner); err != nil {
+		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.owner, &j.reason); err != nil {
 			return err
 		}
 		seen[id] = j

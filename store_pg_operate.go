@@ -29,41 +29,49 @@ left join queues q on q.name = j.queue
 const sqlGet = jobInfoColumns + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 
 func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
-	jobs, err := s.jobInfos(ctx, sqlGet, id)
-	if err != nil {
-		return nil, err
-	}
-	if len(jobs) == 0 {
-		return nil, ErrNotFound
-	}
-	return &jobs[0], nil
-}
-
-// sqlList walks the primary key downwards, or what else serves the filter.
-const sqlList = jobInfoColumns + ` from drover_list($1::jsonb, $2, $3) j` + jobInfoPolicies + `order by j.id desc`
-
-func (s *store) list(ctx context.Context, filter, after string, limit int) ([]JobInfo, error) {
-	return s.jobInfos(ctx, sqlList, filter, after, limit)
-}
-
-func (s *store) jobInfos(ctx context.Context, sql string, args ...any) ([]JobInfo, error) {
-	rows, err := s.pool.Query(ctx, sql, args...)
+	rows, err := s.pool.Query(ctx, sqlGet, id)
 	if err != nil {
 		return nil, classify(err)
 	}
-	jobs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (JobInfo, error) {
-		var j JobInfo
-		var errs, args, retry, metadata string
-		err := row.Scan(&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
-			&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
-			&errs, &args, &retry, &j.Tags, &metadata)
-		if err != nil {
-			return j, err
-		}
-		j.Args, j.Retry, j.Metadata = raw(args), raw(retry), raw(metadata)
-		return j, json.Unmarshal([]byte(errs), &j.Errors)
+	job, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row) })
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, ErrNotFound
+	}
+	return job, classify(err)
+}
+
+// sqlList keeps the order in which drover_list finds them, and tells where each stands.
+const sqlList = jobInfoColumns + `, drover_cursor($1::jsonb, j.finalized_at, j.id)
+from drover_list($1::jsonb, $2, $3) with ordinality as j` + jobInfoPolicies + `order by j.ordinality`
+
+func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
+	rows, err := s.pool.Query(ctx, sqlList, filter, after, limit)
+	if err != nil {
+		return nil, nil, classify(err)
+	}
+	jobs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (JobInfo, error) {
+		var cursor string
+		job, err := scanJobInfo(row, &cursor)
+		cursors = append(cursors, cursor)
+		return *job, err
 	})
-	return jobs, classify(err)
+	return jobs, cursors, classify(err)
+}
+
+// scanJobInfo reads jobInfoColumns and what stands behind them.
+func scanJobInfo(row pgx.CollectableRow, more ...any) (*JobInfo, error) {
+	var j JobInfo
+	var errs, args, retry, metadata string
+	err := row.Scan(append([]any{
+		&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
+		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
+		&errs, &args, &retry, &j.Tags, &metadata,
+	}, more...)...)
+	if err != nil {
+		return &j, err
+	}
+	j.Args, j.Retry, j.Metadata = raw(args), raw(retry), raw(metadata)
+	return &j, json.Unmarshal([]byte(errs), &j.Errors)
 }
 
 // raw is JSON text, nil if empty.
@@ -89,6 +97,34 @@ func (s *store) counts(ctx context.Context) ([]Count, error) {
 	return counts, classify(err)
 }
 
+const sqlCount = `select drover_count($1::jsonb)`
+
+func (s *store) count(ctx context.Context, filter string) (n int64, err error) {
+	err = s.pool.QueryRow(ctx, sqlCount, filter).Scan(&n)
+	return n, classify(err)
+}
+
+const sqlSummary = `
+select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs, first_discarded_at, last_discarded_at,
+	coalesce(newest_error, ''), newest_id
+from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
+
+// summary holds the view to its index: without statistics the planner would rather read the table.
+func (s *store) summary(ctx context.Context) (groups []DiscardedGroup, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sqlOnePlan); err != nil {
+			return classify(err)
+		}
+		rows, err := tx.Query(ctx, sqlSummary)
+		if err != nil {
+			return classify(err)
+		}
+		groups, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DiscardedGroup])
+		return classify(err)
+	})
+	return groups, err
+}
+
 const sqlRedrive = `select drover_redrive($1, $2, $3::jsonb)`
 
 func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
@@ -100,11 +136,10 @@ func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was 
 	return was, found, err
 }
 
-const sqlCancel = `select drover_cancel($1, $2)`
-
-func (s *store) cancel(ctx context.Context, id, reason string) (was State, found bool, err error) {
-	return s.verb(ctx, sqlCancel, id, reason)
-}
+const (
+	sqlCancel  = `select drover_cancel($1, $2)`
+	sqlDiscard = `select drover_discard($1, $2)`
+)
 
 // verb calls a function that tells the state a job was in, null for no such job.
 func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
@@ -146,4 +181,39 @@ func (s *store) deleteCompleted(ctx context.Context, cutoff time.Time) (total in
 		}
 		after = *last
 	}
+}
+
+// The verbs over many jobs, a batch at a time: $1 the filter, $2 why, $3 where to go on, $4 whether to wait for rows that
+// others hold.
+const (
+	sqlCancelMany  = `select changed, running, locked, last from drover_cancel_many($1::jsonb, $2, $3, wait => $4)`
+	sqlDiscardMany = `select changed, running, locked, last from drover_discard_many($1::jsonb, $2, $3, wait => $4)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last from drover_delete_many($1::jsonb, $2, $3, wait => $4)`
+)
+
+// bulkBatch is what one batch did.
+type bulkBatch struct {
+	changed int
+	running []string // of those changed
+	locked  []string // others hold them
+	last    *string  // where the next batch goes on; nil at the end
+}
+
+func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		return classify(tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last))
+	})
+	return b, err
+}
+
+const sqlUnknown = `select drover_unknown($1::jsonb)`
+
+// unknown lists those of the filter's ids that no job has.
+func (s *store) unknown(ctx context.Context, filter string) ([]string, error) {
+	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
+	if err != nil {
+		return nil, classify(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return ids, classify(err)
 }

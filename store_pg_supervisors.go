@@ -121,10 +121,10 @@ select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extra
 	exists (select from redrives where finished_at is null and paused_at is null)
 from supervisors s`
 
-// sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: cancelled, or someone
-// else's. A notification that was lost, or could not be had, is made good here.
+// sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: ended by an operator,
+// or someone else's. A notification that was lost, or could not be had, is made good here.
 const sqlGone = `
-select f.id, coalesce((select j.state = 'cancelled' from jobs j where j.id = f.id), false)
+select f.id, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
 from unnest($2::text[]) as f(id)
 where not exists (select from jobs j where j.id = f.id and j.state = 'running' and j.claimed_by = $1)`
 
@@ -144,7 +144,7 @@ type beatReply struct {
 	peers []peer
 	clock float64         // the server's, in seconds
 	paces bool            // a redrive is under way
-	gone  map[string]bool // jobs in flight that are not ours any more, and whether they were cancelled
+	gone  map[string]bool // jobs in flight that are not ours any more, and whether an operator ended them
 }
 
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {

@@ -21,7 +21,7 @@ type Event struct {
 	Reason      string        // of a discard
 	Backoff     time.Duration // until the next run: failed, snoozed
 	Next        time.Time     // when that is, by this process' clock
-	Count       int           // claimed: jobs taken in one claim; redriven: jobs made due in one tick
+	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany
 }
 
 // Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
@@ -33,7 +33,8 @@ type Event struct {
 //
 // Every run that Started ends in exactly one of Completed, Failed, Discarded, Snoozed, Cancelled, Released and
 // StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded) tells of it. Jobs that
-// are discarded without a run (expired) have the end event alone.
+// end without a run (expired, or an operator's verb) have the end event alone. Of CancelMany and DiscardMany one event
+// with Count, and no JobID, tells of all that did not run in one of their transactions.
 //
 //	Enqueued     a job was stored             JobID Queue Kind
 //	Claimed      jobs were claimed            Supervisor Queue Count

@@ -19,56 +19,55 @@ import (
 )
 
 func newJobsCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, redrive and cancel jobs"})
-	cmd.AddCommand(newJobsListCommand(a), newJobsShowCommand(a), newJobsRedriveCommand(a), newJobsCancelCommand(a))
+	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, cancel, discard and delete jobs"})
+	cmd.AddCommand(
+		newJobsListCommand(a), newJobsShowCommand(a), newJobsCountCommand(a), newJobsSummaryCommand(a),
+		newJobsRedriveCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
+	)
 	return cmd
 }
 
 func newJobsListCommand(a *app) *cobra.Command {
-	var filter drover.Filter
-	var state, after string
+	var after string
 	var limit int
 	cmd := &cobra.Command{
-		Use:   "list",
+		Use:   "list [ID...]",
 		Short: "List jobs, newest first",
-		Long: `List jobs, newest first. All filters must fit; one that fits few jobs reads far.
+		Long: `List jobs, newest first; dead letters, picked by --state discarded or --reason, latest discarded first. All that is
+said must fit. Dead letters have indexes of their own; of other jobs a filter that fits few reads far.
 
 States:  ` + strings.Join(states(), ", ") + `
 Reasons: ` + strings.Join(reasons(), ", ") + `
 
-With --json the value is {"jobs": [...], "next": ID}; next is for --after, and is left out on the last page.`,
+With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, and is left out on the last page.`,
 		Example: `  drover jobs list --state discarded --reason attempts_exhausted
   drover jobs list --queue payments --error timeout --limit 200
   drover jobs list --state discarded --limit 1000 --json | jq -r '.jobs[].id' | xargs -r drover jobs redrive  # one page`,
-		Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			filter.State = drover.State(state)
-			after = jobID(after)
-			switch {
-			case limit < 1 || limit > 1000:
-				return usagef("--limit %d is not 1 to 1000", limit)
-			case state != "" && !slices.Contains(states(), state):
-				return usagef("--state %q is none of %s", shorten(state, 40), strings.Join(states(), ", "))
-			case filter.Reason != "" && !slices.Contains(reasons(), filter.Reason):
-				return usagef("--reason %q is none of %s", shorten(filter.Reason, 40), strings.Join(reasons(), ", "))
-			case after != "" && !isULID(after):
-				return usagef("--after %q is not a job id: 26 letters and digits, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV", shorten(after, 40))
-			}
-			return flagNames(a.listJobs(cmd.Context(), filter, after, limit))
-		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&filter.Queue, "queue", "", "jobs of this queue")
-	f.StringVar(&filter.Kind, "kind", "", "jobs of this kind")
-	f.StringVar(&state, "state", "", "jobs in this state")
-	f.StringVar(&filter.Reason, "reason", "", "jobs discarded for this reason")
-	f.StringVar(&filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
-	f.StringSliceVar(&filter.Tags, "tag", nil, "jobs with this tag, or with all of several")
-	f.IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
-	f.StringVar(&after, "after", "", "go on below this id, the last of the page before")
-	complete(cmd, "state", states()...)
-	complete(cmd, "reason", reasons()...)
+	picked := addFilterFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		if err := picked.check(cmd, ids); err != nil {
+			return err
+		}
+		if limit < 1 || limit > 1000 {
+			return usagef("--limit %d is not 1 to 1000", limit)
+		}
+		if after = place(after); after != "" && len(after) != ulid.EncodedSize && !strings.Contains(after, "/") {
+			return usagef("--after %q is no place in a list: it is told below every page but the last", shorten(after, 40))
+		}
+		return flagNames(a.listJobs(cmd.Context(), picked, after, limit))
+	}
+	cmd.Flags().IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
+	cmd.Flags().StringVar(&after, "after", "", "go on where the page before ended, with the same filter")
 	return cmd
+}
+
+// place is what --after was given: an id may have got small letters on its way.
+func place(after string) string {
+	if id := jobID(after); len(id) == ulid.EncodedSize {
+		return id
+	}
+	return strings.TrimSpace(after)
 }
 
 // states are what --state takes.
@@ -83,26 +82,20 @@ func states() []string {
 func reasons() []string {
 	return []string{
 		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
-		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget,
+		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonOperator,
 	}
 }
 
 // jobID is an id as the table has it, without what a copy from elsewhere brings along.
 func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word)) }
 
-func isULID(id string) bool {
-	_, err := ulid.ParseStrict(id)
-	return err == nil
-}
-
 // flagNames makes an argument that the library refused a wrong use, and calls it by its flag.
 func flagNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
-	return usagef("%s", strings.NewReplacer("Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.State:", "--state:",
-		"Filter.Reason:", "--reason:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
-		"ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:").Replace(err.Error()))
+	names := append(filterNames(), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:")
+	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }
 
 // complete offers the words a flag takes to the shell.
@@ -112,13 +105,13 @@ func complete(cmd *cobra.Command, flag string, words ...string) {
 	}
 }
 
-func (a *app) listJobs(ctx context.Context, filter drover.Filter, after string, limit int) error {
+func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, limit int) error {
 	s, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	page, err := s.client.List(ctx, filter, after, limit)
+	page, err := s.client.List(ctx, picked.at(s.now), after, limit)
 	if err != nil {
 		return err
 	}
@@ -385,35 +378,6 @@ func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.Redriv
 			return "redriven", err
 		}
 		return "was redriven before and waits", err
-	})
-}
-
-func newJobsCancelCommand(a *app) *cobra.Command {
-	var reason string
-	cmd := &cobra.Command{
-		Use:   "cancel ID...",
-		Short: "End jobs that nobody wants any more",
-		Long: `End jobs that nobody wants any more. A running one is final at once: its handler's context is cancelled and
-whatever it returns is refused. A job that has ended stays as it is.`,
-		Args: args(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, ids []string) error { return a.cancelJobs(cmd.Context(), ids, reason) },
-	}
-	cmd.Flags().StringVar(&reason, "reason", "", "why, kept in the job's history")
-	return cmd
-}
-
-func (a *app) cancelJobs(ctx context.Context, ids []string, reason string) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return a.each("cancelled", ids, func(id string) (string, error) {
-		was, err := s.client.Cancel(ctx, id, reason)
-		if was.Final() {
-			return fmt.Sprintf("had ended: %s", was), err
-		}
-		return fmt.Sprintf("cancelled, was %s", was), err
 	})
 }
 

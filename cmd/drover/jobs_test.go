@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -85,6 +86,19 @@ func TestJobsList(t *testing.T) {
 		{[]string{"--kind", "refund"}, nil},
 		{[]string{"--after", strings.ToLower(later)}, []string{dead}},
 		{[]string{"--limit", "2"}, []string{fresh, later}},
+		{[]string{"--id", dead, "--id", strings.ToLower(fresh)}, []string{fresh, dead}},
+		{[]string{dead, "--id", fresh, "--state", "available"}, []string{fresh}},
+		{[]string{"--class", "error"}, []string{dead}},
+		{[]string{"--fingerprint", "0000000000000000"}, nil},
+		{[]string{"--redrive", "r"}, nil},
+		{[]string{"--args-contain", `{"Order": 2}`}, []string{later}},
+		{[]string{"--created-after", "1h"}, []string{fresh, later, dead}},
+		{[]string{"--created-before", "1h"}, nil},
+		{[]string{"--created-before", "2000-01-01T00:00:00Z"}, nil},
+		{[]string{"--created-after", "2000-01-01T00:00:00+01:00", "--finalized-after", "1d"}, []string{dead}},
+		{[]string{"--finalized-before", "0s"}, []string{dead}},
+		{[]string{"--finalized-before", "1d"}, nil},
+		{[]string{"--all"}, []string{fresh, later, dead}},
 	} {
 		o := sh.run(t, append([]string{"jobs", "list", "--json"}, c.flags...)...).ok(t)
 		page := decode[drover.Page](t, o)
@@ -95,12 +109,20 @@ func TestJobsList(t *testing.T) {
 		if strings.Join(got, " ") != strings.Join(c.want, " ") || page.Jobs == nil {
 			t.Errorf("drover %s: %q, want %q", o.line, got, c.want)
 		}
+		if c.flags == nil || c.flags[0] == "--after" || c.flags[0] == "--limit" {
+			continue
+		}
+		sh.run(t, append([]string{"jobs", "count"}, c.flags...)...).ok(t).says(t, fmt.Sprintln(len(c.want)))
 	}
 	for _, flags := range [][]string{nil, {"--json"}} {
 		o := sh.run(t, append([]string{"jobs", "list", "--limit", "2"}, flags...)...).ends(t, 0, "2 shown, more with --after "+later)
 		if strings.Contains(o.stdout, "--after") {
 			t.Errorf("the note is on stdout:\n%s", o.stdout)
 		}
+	}
+	one := sh.run(t, "jobs", "count", "--state", "discarded", "--json").ok(t)
+	if decode[struct{ Count int }](t, one).Count != 1 {
+		t.Error(one.stdout)
 	}
 	if o := sh.run(t, "jobs", "list", "--limit", "3").ok(t); o.stderr != "" {
 		t.Errorf("a note on the last page: %s", o.stderr)
@@ -219,7 +241,7 @@ func TestJobsCancel(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
 	one, two := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
-	sh.run(t, "jobs", "cancel", one, "--reason", "sold out").ok(t).says(t, one+"  cancelled, was available")
+	sh.run(t, "jobs", "cancel", one, "--why", "sold out").ok(t).says(t, one+"  cancelled, was available")
 	sh.run(t, "jobs", "show", one).ok(t).says(t, "cancelled: sold out")
 	o := sh.run(t, "jobs", "cancel", one, "nonsense", two, "--json").ends(t, 1, "1 of 3 jobs not cancelled")
 	got := decode[doneList](t, o)

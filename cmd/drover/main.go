@@ -17,7 +17,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
-	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
+	a := &app{stdin: os.Stdin, interactive: interactive(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -26,6 +26,7 @@ func main() {
 // app is what the commands share: the process around them and the flags that all of them take.
 type app struct {
 	stdin          io.Reader
+	interactive    bool // someone can be asked at stdin
 	stdout, stderr io.Writer
 	getenv         func(string) string
 

@@ -59,7 +59,7 @@ func (sh *shell) run(t *testing.T, args ...string) *output {
 
 func (sh *shell) runIn(ctx context.Context, args ...string) *output {
 	var stdout, stderr bytes.Buffer
-	a := &app{stdin: strings.NewReader(sh.input), stdout: &stdout, stderr: &stderr, getenv: func(name string) string { return sh.env[name] }}
+	a := &app{stdin: strings.NewReader(sh.input), interactive: sh.input != "", stdout: &stdout, stderr: &stderr, getenv: func(name string) string { return sh.env[name] }}
 	code := a.run(ctx, append(append([]string{}, args...), sh.flags...))
 	return &output{line: strings.Join(args, " "), stdout: stdout.String(), stderr: stderr.String(), code: code}
 }
@@ -142,8 +142,22 @@ func TestErrors(t *testing.T) {
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"--args-patch", "not a JSON object"}},
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", ""}, 2, []string{"--args-patch"}},
 		{migrated, []string{"jobs", "list", "--reason", "bored"}, 2, []string{"--reason", "attempts_exhausted"}},
-		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after", "not a job id"}},
+		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after", "no place in a list"}},
 		{migrated, []string{"jobs", "list", "--kind", "a\x00b"}, 2, []string{"--kind"}},
+		{migrated, []string{"jobs", "list", "--state", "discarded", "--after", id}, 2, []string{"--after: ", "this filter"}},
+		{migrated, []string{"jobs", "count", "--args-contain", "{"}, 2, []string{"--args-contain"}},
+		{migrated, []string{"jobs", "count", "--args-contain", `{"a": "\u0000"}`}, 2, []string{"--args-contain: "}},
+		{nowhere, []string{"jobs", "count", "--created-after", "yesterday"}, 2, []string{"--created-after", "RFC", "2h"}},
+		{nowhere, []string{"jobs", "count", "--created-after", "-2h"}, 2, []string{"--created-after"}},
+		{nowhere, []string{"jobs", "count", "--queue", ""}, 2, []string{"--queue is empty"}},
+		{nowhere, []string{"jobs", "cancel", "--kind", "k", "--id", ""}, 2, []string{"--id is empty"}},
+		{nowhere, []string{"jobs", "cancel", "--kind", "k", "--finalized-after="}, 2, []string{"--finalized-after"}},
+		{nowhere, []string{"jobs", "cancel", "--kind", "k", "x"}, 2, []string{`"x" is not a job id`}},
+		{nowhere, []string{"jobs", "cancel"}, 2, []string{"which jobs?", "--all"}},
+		{nowhere, []string{"jobs", "discard", "--why", "x"}, 2, []string{"which jobs?"}},
+		{nowhere, []string{"jobs", "delete", "--yes"}, 2, []string{"which jobs?"}},
+		{migrated, []string{"jobs", "delete", "--state", "running", "--yes"}, 2, []string{"running jobs cannot be deleted"}},
+		{migrated, []string{"jobs", "cancel", "--all"}, 2, []string{"0 jobs in database", "--yes"}},
 		{nowhere, []string{"jobs", "show", "x"}, 2, []string{"not a job id"}},
 		{nowhere, []string{"stats", "--url", ""}, 2, []string{"--url is empty"}},
 		{nowhere, []string{"stats", "--schema="}, 2, []string{"--schema is empty"}},
@@ -185,7 +199,7 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	sh := &shell{}
 	sh.run(t).ok(t).says(t, "jobs", "migrate", "stats", "bench", "demo")
-	sh.run(t, "jobs").ok(t).says(t, "list", "show", "redrive", "cancel")
+	sh.run(t, "jobs").ok(t).says(t, "list", "show", "count", "summary", "redrive", "cancel", "discard", "delete")
 	sh.run(t, "help", "jobs", "list").ok(t).says(t, "parked", "time_budget", "--limit", "xargs -r")
 	sh.run(t, "completion", "bash").ok(t).says(t, "drover")
 	sh.run(t, "__complete", "jobs", "list", "--state", "d").ok(t).says(t, "discarded")

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -175,23 +173,12 @@ func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) er
 			return fmt.Errorf("count what would go: %w", err)
 		}
 	}
-	fmt.Fprintf(a.stderr, "This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s. Type yes to go on: ",
-		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor"))
-	answer := make(chan string, 1)
-	go func() { // left behind when Ctrl-C comes first: nothing can interrupt a read from a terminal
-		line, _ := bufio.NewReader(a.stdin).ReadString('\n')
-		answer <- line
-	}()
-	select {
-	case <-ctx.Done():
-		fmt.Fprintln(a.stderr)
-		return ctx.Err()
-	case line := <-answer:
-		if strings.TrimSpace(line) != "yes" {
-			return errors.New("not confirmed, nothing was dropped; --yes does not ask")
-		}
+	yes, err := a.confirmed(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s.",
+		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor")))
+	if err == nil && !yes {
+		err = errors.New("not confirmed, nothing was dropped; --yes does not ask")
 	}
-	return nil
+	return err
 }
 
 func newMigrateStatusCommand(a *app) *cobra.Command {

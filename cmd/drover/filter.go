@@ -1,0 +1,148 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+// filterFlags are the flags that pick jobs, the same for every verb.
+type filterFlags struct {
+	filter      drover.Filter
+	ids         []string
+	state, args string
+
+	createdAfter, createdBefore, finalizedAfter, finalizedBefore moment
+}
+
+func addFilterFlags(cmd *cobra.Command) *filterFlags {
+	p := &filterFlags{}
+	f := cmd.Flags()
+	f.StringSliceVar(&p.ids, "id", nil, "jobs with this id, or with any of several")
+	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
+	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
+	f.StringVar(&p.state, "state", "", "jobs in this state")
+	f.StringVar(&p.filter.Reason, "reason", "", "jobs discarded for this reason")
+	f.StringVar(&p.filter.Class, "class", "", "jobs whose newest failure is of this class: error, throttled, panic, timeout, decode, crash")
+	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
+	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
+	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
+	f.StringSliceVar(&p.filter.Tags, "tag", nil, "jobs with this tag, or with all of several")
+	f.StringVar(&p.args, "args-contain", "", `jobs whose args contain this JSON, such as '{"Order": 42}'`)
+	f.Var(&p.createdAfter, "created-after", "jobs enqueued since then: RFC 3339, or how long ago, such as 90m, 2h, 7d")
+	f.Var(&p.createdBefore, "created-before", "jobs enqueued before then")
+	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended since then")
+	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before then")
+	f.BoolVar(&p.filter.All, "all", false, "every job is meant")
+	complete(cmd, "state", states()...)
+	complete(cmd, "reason", reasons()...)
+	complete(cmd, "class", "error", "throttled", "panic", "timeout", "decode", "crash")
+	return p
+}
+
+// check refuses what no job can have, and takes the ids named without a flag. An empty value is refused too: a variable
+// that is not set must not make a filter that fits more jobs.
+func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
+	for _, name := range filterFlagNames() {
+		if value := cmd.Flags().Lookup(name).Value.String(); cmd.Flags().Changed(name) && (value == "" || value == "[]") {
+			return usagef("--%s is empty", name)
+		}
+	}
+	for _, word := range slices.Concat(p.ids, ids) {
+		id := jobID(word)
+		if len(id) != ulid.EncodedSize {
+			return usagef("%q is not a job id", shorten(word, 40))
+		}
+		p.filter.IDs = append(p.filter.IDs, id)
+	}
+	p.filter.State = drover.State(p.state)
+	switch {
+	case p.state != "" && !slices.Contains(states(), p.state):
+		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(states(), ", "))
+	case p.filter.Reason != "" && !slices.Contains(reasons(), p.filter.Reason):
+		return usagef("--reason %q is none of %s", shorten(p.filter.Reason, 40), strings.Join(reasons(), ", "))
+	case p.args != "" && !json.Valid([]byte(p.args)):
+		return usagef("--args-contain: is not JSON")
+	case p.args != "":
+		p.filter.Args = json.RawMessage(p.args)
+	}
+	return nil
+}
+
+// filterFlagNames are the flags that pick jobs.
+func filterFlagNames() []string {
+	return []string{
+		"id", "queue", "kind", "state", "reason", "class", "fingerprint", "redrive", "error", "tag", "args-contain",
+		"created-after", "created-before", "finalized-after", "finalized-before", "all",
+	}
+}
+
+// givenFilter reports whether the command line has one of them.
+func givenFilter(cmd *cobra.Command) bool {
+	return slices.ContainsFunc(filterFlagNames(), cmd.Flags().Changed)
+}
+
+// at is the filter by the server's clock.
+func (p *filterFlags) at(now time.Time) drover.Filter {
+	f := p.filter
+	f.CreatedAfter, f.CreatedBefore = p.createdAfter.before(now), p.createdBefore.before(now)
+	f.FinalizedAfter, f.FinalizedBefore = p.finalizedAfter.before(now), p.finalizedBefore.before(now)
+	return f
+}
+
+// filterNames are the library's fields by their flags.
+func filterNames() []string {
+	return []string{
+		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
+		"Filter.Fingerprint:", "--fingerprint:", "Filter.Redrive:", "--redrive:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
+		"Filter.Args:", "--args-contain:", "Filter.IDs:", "--id:", "Filter.CreatedAfter:", "--created-after:", "Filter.CreatedBefore:", "--created-before:",
+		"Filter.FinalizedAfter:", "--finalized-after:", "Filter.FinalizedBefore:", "--finalized-before:", "Filter: ", "", "after:", "--after:",
+	}
+}
+
+// moment is a flag that takes a time, or how long ago it was.
+type moment struct {
+	text string
+	time time.Time
+	ago  time.Duration
+}
+
+// Set reads the flag.
+func (m *moment) Set(text string) (err error) {
+	*m = moment{text: text}
+	if m.time, err = time.Parse(time.RFC3339, text); err == nil {
+		return nil
+	}
+	if days, found := strings.CutSuffix(text, "d"); found {
+		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
+			m.ago = time.Duration(n) * 24 * time.Hour //nolint:gosec // at most 65,535 days
+			return nil
+		}
+	}
+	if m.ago, err = time.ParseDuration(text); err != nil || m.ago < 0 {
+		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long ago, such as 90m, 2h or 7d")
+	}
+	return nil
+}
+
+// String is what was given.
+func (m *moment) String() string { return m.text }
+
+// Type stands in the help.
+func (m *moment) Type() string { return "time" }
+
+// before is the time, zero if the flag was not given.
+func (m *moment) before(now time.Time) time.Time {
+	if m.text == "" || !m.time.IsZero() {
+		return m.time
+	}
+	return now.Add(-m.ago)
+}

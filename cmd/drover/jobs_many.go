@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newJobsCountCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "count [ID...]",
+		Short: "Count jobs",
+		Example: `  drover jobs count --state discarded --finalized-after 24h
+  drover jobs count --queue payments --state available`,
+	}
+	picked := addFilterFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		if err := picked.check(cmd, ids); err != nil {
+			return err
+		}
+		return flagNames(a.countJobs(cmd.Context(), picked))
+	}
+	return cmd
+}
+
+func (a *app) countJobs(ctx context.Context, picked *filterFlags) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	n, err := s.client.Count(ctx, picked.at(s.now))
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(struct {
+			Count int64 `json:"count"`
+		}{n})
+	}
+	fmt.Fprintln(a.stdout, n)
+	return nil
+}
+
+func newJobsSummaryCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "summary",
+		Short: "Count discarded jobs by queue, kind, reason and what they failed of",
+		Args:  args(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.summary(cmd.Context()) },
+	}
+}
+
+func (a *app) summary(ctx context.Context) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	groups, err := s.client.Summary(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		if groups == nil {
+			groups = []drover.DiscardedGroup{}
+		}
+		return a.printJSON(struct {
+			Groups []drover.DiscardedGroup `json:"groups"`
+		}{groups})
+	}
+	if len(groups) == 0 {
+		fmt.Fprintln(a.stdout, "no discarded jobs")
+		return nil
+	}
+	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "CLASS", "FINGERPRINT", "LAST", "NEWEST ERROR"}}
+	for _, g := range groups {
+		rows = append(rows, []string{
+			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Class, g.Fingerprint, ago(g.LastDiscardedAt, s.now), shorten(g.NewestError, 60),
+		})
+	}
+	return table(a.stdout, rows)
+}
+
+// manyVerb is a verb over all jobs that fit.
+type manyVerb struct {
+	done string // what becomes of the jobs: cancelled
+	of   string // which of those that fit
+	do   func(ctx context.Context, client *drover.Client, filter drover.Filter, why string) (drover.Bulk, error)
+	one  func(ctx context.Context, client *drover.Client, id, why string) (drover.State, error) // nil: ids are asked for like a filter
+}
+
+func newJobsCancelCommand(a *app) *cobra.Command {
+	return newManyCommand(a, &cobra.Command{
+		Use:   "cancel [ID...]",
+		Short: "End jobs that nobody wants any more",
+		Long: `End jobs that nobody wants any more. A running one is final at once: its handler's context is cancelled and
+whatever it returns is refused. A job that has ended stays as it is.`,
+		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
+  drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
+	}, manyVerb{
+		done: "cancelled", of: "those that have not ended will be cancelled",
+		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.Bulk, error) {
+			return c.CancelMany(ctx, f, why)
+		},
+		one: func(ctx context.Context, c *drover.Client, id, why string) (drover.State, error) {
+			return c.Cancel(ctx, id, why)
+		},
+	})
+}
+
+func newJobsDiscardCommand(a *app) *cobra.Command {
+	return newManyCommand(a, &cobra.Command{
+		Use:   "discard [ID...]",
+		Short: "Make unfinished jobs dead letters, to be looked at and redriven",
+		Long: `Make unfinished jobs dead letters, reason operator, to be looked at and redriven. A running one is final at once,
+as with cancel. A job that has ended stays as it is.`,
+		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
+  drover jobs discard --state retryable --error "no such account"`,
+	}, manyVerb{
+		done: "discarded", of: "those that have not ended will be discarded",
+		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.Bulk, error) {
+			return c.DiscardMany(ctx, f, why)
+		},
+		one: func(ctx context.Context, c *drover.Client, id, why string) (drover.State, error) {
+			return c.Discard(ctx, id, why)
+		},
+	})
+}
+
+func newJobsDeleteCommand(a *app) *cobra.Command {
+	return newManyCommand(a, &cobra.Command{
+		Use:   "delete [ID...]",
+		Short: "Delete jobs that have ended, for good",
+		Long: `Delete jobs that have ended, for good; unfinished ones stay. Discarded ones go only where they are named: by
+--state discarded, by --reason, or by their ids.`,
+		Example: `  drover jobs delete --state completed --finalized-before 1h
+  drover jobs delete --reason expired --finalized-before 30d --yes`,
+	}, manyVerb{
+		done: "deleted", of: "those that have ended will be deleted for good, dead letters only where the flags name them",
+		do: func(ctx context.Context, c *drover.Client, f drover.Filter, _ string) (drover.Bulk, error) {
+			return c.DeleteMany(ctx, f)
+		},
+	})
+}
+
+// newManyCommand gives a command the filter's flags. Ids alone are done one by one, without a question.
+func newManyCommand(a *app, cmd *cobra.Command, v manyVerb) *cobra.Command {
+	cmd.Long += `
+
+Ids are done one by one. With flags that pick jobs all must fit, ids too, and how many do is told before a question.`
+	if v.one == nil {
+		cmd.Long += " Here ids bring the question too."
+	}
+	picked := addFilterFlags(cmd)
+	var why string
+	var yes bool
+	if v.one != nil {
+		cmd.Flags().StringVar(&why, "why", "", "why, kept in the jobs' history")
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		switch filtered := givenFilter(cmd); {
+		case !filtered && len(ids) == 0:
+			return usagef("which jobs? Name ids or what they have in common (see --help), or say --all")
+		case !filtered && v.one != nil:
+			return a.eachJob(cmd.Context(), v, ids, why)
+		}
+		if err := picked.check(cmd, ids); err != nil {
+			return err
+		}
+		return flagNames(a.manyJobs(cmd.Context(), v, picked, why, yes))
+	}
+	return cmd
+}
+
+func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, why string) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return a.each(v.done, ids, func(id string) (string, error) {
+		was, err := v.one(ctx, s.client, id, why)
+		if was.Final() {
+			return fmt.Sprintf("had ended: %s", was), err
+		}
+		return fmt.Sprintf("%s, was %s", v.done, was), err
+	})
+}
+
+func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why string, yes bool) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	filter := picked.at(s.now)
+	if !yes {
+		n, err := s.client.Count(ctx, filter)
+		if err != nil {
+			return err
+		}
+		if err := a.confirmMany(ctx, s, n, v); err != nil {
+			return err
+		}
+	}
+	bulk, err := v.do(ctx, s.client, filter, why)
+	if errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	if a.json {
+		if err := a.printJSON(bulk); err != nil {
+			return err
+		}
+	} else {
+		for _, id := range bulk.Missing {
+			fmt.Fprintln(a.stdout, printable(id+"  no such job"))
+		}
+		fmt.Fprintf(a.stdout, "%s %s\n", plural(bulk.Changed, "job"), v.done)
+	}
+	if err == nil && len(bulk.Missing) > 0 {
+		return fmt.Errorf("no job has %d of the %s", len(bulk.Missing), plural(int64(len(filter.IDs)), "id"))
+	}
+	return err
+}
+
+// confirmMany asks once it is known how many jobs it is about.
+func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) error {
+	fit := fmt.Sprintf("%s in database %q, schema %q", plural(n, "job"), s.database, s.schema)
+	if !a.interactive {
+		return usagef("%s fit, and nobody is there to be asked: --yes does not ask", fit)
+	}
+	yes, err := a.confirmed(ctx, fmt.Sprintf("%s fit; %s.", fit, v.of))
+	if err == nil && !yes {
+		err = fmt.Errorf("not confirmed, nothing was %s; --yes does not ask", v.done)
+	}
+	return err
+}

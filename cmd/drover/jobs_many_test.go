@@ -1,0 +1,100 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/drover-queue/drover"
+)
+
+// D-2: pages of dead letters by the place that the page before tells.
+func TestPagesOfDeadLetters(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	for n := range 3 {
+		enqueue(t, client, charge{Order: n}, nil)
+	}
+	sh.run(t, "jobs", "discard", "--kind", "charge", "--yes", "--why", "a test").ok(t).says(t, "3 jobs discarded")
+	var seen []string
+	for after := []string(nil); ; {
+		page := decode[drover.Page](t, sh.run(t, append([]string{"jobs", "list", "--reason", "operator", "--limit", "1", "--json"}, after...)...).ok(t))
+		for _, j := range page.Jobs {
+			seen = append(seen, j.ID)
+		}
+		if page.Next == "" {
+			break
+		}
+		after = []string{"--after", page.Next}
+	}
+	if len(seen) != 3 || seen[0] == seen[1] || seen[1] == seen[2] || seen[0] == seen[2] {
+		t.Errorf("%q", seen)
+	}
+}
+
+// D-8: a verb over many jobs tells how many they are and asks; where nobody can be asked it needs --yes.
+func TestVerbsOverManyAsk(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []struct{ name, done string }{{"cancel", "cancelled"}, {"discard", "discarded"}, {"delete", "deleted"}} {
+		sh, client := newMigratedShell(t)
+		for n := range 3 {
+			enqueue(t, client, charge{Order: n % 2}, nil)
+		}
+		if verb.name == "delete" {
+			sh.run(t, "jobs", "cancel", "--all", "--yes").ok(t).says(t, "3 jobs cancelled")
+		}
+		count := func() string { return strings.TrimSpace(sh.run(t, "jobs", "count").ok(t).stdout) }
+		changed := func() string {
+			return strings.TrimSpace(sh.run(t, "jobs", "count", "--state", map[string]string{"cancel": "cancelled", "discard": "discarded", "delete": "available"}[verb.name]).ok(t).stdout)
+		}
+		line := []string{"jobs", verb.name, "--args-contain", `{"Order": 0}`}
+
+		sh.run(t, line...).ends(t, 2, "2 jobs in database", "--yes")
+		sh.input = "no\n"
+		sh.run(t, line...).ends(t, 1, "2 jobs in database", "schema", "Type yes", "nothing was "+verb.done)
+		if count() != "3" || changed() != "0" {
+			t.Errorf("%s: not confirmed, and %s of %s changed", verb.name, changed(), count())
+		}
+		sh.input = "yes\n"
+		sh.run(t, line...).ends(t, 0, "2 jobs in database").says(t, "2 jobs "+verb.done)
+		sh.input = ""
+		done := decode[drover.Bulk](t, sh.run(t, "jobs", verb.name, "--all", "--yes", "--json").ok(t))
+		if done.Changed != 1 || done.Missing != nil {
+			t.Errorf("%s --all: %+v", verb.name, done)
+		}
+	}
+}
+
+// D-8: ids that no job has are listed, and keep nothing from the others.
+func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	one, two := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
+	sh.run(t, "jobs", "discard", strings.ToLower(one), unknown, "--kind", "charge", "--yes", "--why", "in doubt").ends(t, 1, "no job has 1 of the 2 ids").
+		says(t, unknown+"  no such job", "1 job discarded")
+	sh.run(t, "jobs", "show", one).ok(t).says(t, "discarded (operator)", "discarded: in doubt")
+	sh.run(t, "jobs", "discard", one, two, unknown).ends(t, 1, "1 of 3 jobs not discarded").
+		says(t, one+"  had ended: discarded", two+"  discarded, was available", unknown+"  ")
+	// Ids alone are named well enough to delete dead letters, and asked about all the same.
+	sh.run(t, "jobs", "delete", one, unknown).ends(t, 2, "1 job in database", "--yes")
+	done := decode[drover.Bulk](t, sh.run(t, "jobs", "delete", one, unknown, "--yes", "--json").ends(t, 1))
+	if done.Changed != 1 || len(done.Missing) != 1 || done.Missing[0] != unknown {
+		t.Errorf("%+v", done)
+	}
+	sh.run(t, "jobs", "delete", "--kind", "charge", "--yes").ok(t).says(t, "0 jobs deleted") // the other one is a dead letter
+	sh.run(t, "jobs", "redrive", two).ok(t)
+}
+
+// D-2.
+func TestJobsSummary(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	sh.run(t, "jobs", "summary").ok(t).says(t, "no discarded jobs")
+	id := enqueue(t, client, charge{Order: 1}, nil)
+	discard(t, sh)
+	sh.run(t, "jobs", "summary").ok(t).says(t, "JOBS", "charge", "unrecoverable", "error", "card refused")
+	all := decode[struct{ Groups []drover.DiscardedGroup }](t, sh.run(t, "jobs", "summary", "--json").ok(t))
+	if len(all.Groups) != 1 || all.Groups[0].Jobs != 1 || all.Groups[0].NewestID != id {
+		t.Errorf("%+v", all)
+	}
+}

@@ -1,0 +1,291 @@
+package drover
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// idsOf runs a query for ids.
+func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
+	t.Helper()
+	rows, _ := db.Query(t.Context(), sql, args...)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s %v: %v", sql, args, err)
+	}
+	return ids
+}
+
+// listed are the ids of a filter's first page.
+func (db *testDB) listed(t testing.TB, f Filter) []string {
+	t.Helper()
+	page, err := db.client.List(t.Context(), f, "", 1000)
+	if err != nil {
+		t.Fatalf("%+v: %v", f, err)
+	}
+	var ids []string
+	for _, j := range page.Jobs {
+		ids = append(ids, j.ID)
+	}
+	return ids
+}
+
+// D-2, D-8, X-5: what every key of a filter picks, in Go and in SQL, in lists and counts.
+func TestEveryKeyOfAFilter(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	const columns = `queue, state, created_at, finalized_at, discard_reason, class, fingerprint, redrive_id, tags, args, errors`
+	put := func(values string) string { return db.put(t, columns, values) }
+	one := put(`'post', 'discarded', '2030-01-01+00', '2030-02-01+00', 'panic', 'error', 'f1', 'r1', '{vip,eu}', '{"a": {"b": 1, "c": [1, 2]}}',
+		'[{"class": "error", "error": "old"}, {"class": "error", "error": "Card 100% DECLINED\\"}, {"class": "operator", "error": "redriven"}]'`)
+	two := put(`'post', 'discarded', '2030-01-02+00', '2030-02-02+00', 'crashed', 'crash', 'f2', 'r2', '{eu}', '{"a": {"b": 2}}', '[{"class": "crash", "error": "died"}]'`)
+	done := put(`'default', 'completed', '2030-01-03+00', '2030-02-03+00', null, 'error', 'f1', null, null, '[1]', '[{"class": "error", "error": "card declined"}]'`)
+	waits := put(`'default', 'available', '2030-01-04+00', null, null, null, null, null, '{}', '{"a": 1}', '[]'`)
+	other := value[string](t, db, `insert into jobs (kind, created_at) values ('parcel', '2030-01-05+00') returning id`)
+	day := func(month time.Month, d int) time.Time { return time.Date(2030, month, d, 0, 0, 0, 0, time.UTC) }
+	const unknown = "00000000000000000000000000"
+
+	covered := map[string]bool{}
+	for _, tc := range []struct {
+		filter Filter
+		sql    string
+		want   []string
+	}{
+		{Filter{}, `{}`, []string{one, two, done, waits, other}},
+		{Filter{All: true}, `{"all": true}`, []string{one, two, done, waits, other}},
+		{Filter{IDs: []string{one, waits, one, unknown}}, `{"ids": ["` + one + `", "` + waits + `", "` + unknown + `"]}`, []string{one, waits}},
+		{Filter{IDs: []string{}, Queue: "post"}, `{"ids": [], "queue": "post"}`, nil},
+		{Filter{Queue: "post"}, `{"queue": "post"}`, []string{one, two}},
+		{Filter{Kind: "parcel"}, `{"kind": "parcel"}`, []string{other}},
+		{Filter{State: Completed}, `{"state": "completed"}`, []string{done}},
+		{Filter{State: Discarded}, `{"state": "discarded"}`, []string{one, two}},
+		{Filter{State: Discarded, Queue: "default"}, `{"state": "discarded", "queue": "default"}`, nil},
+		{Filter{State: Available, Reason: "panic"}, `{"state": "available", "reason": "panic"}`, nil},
+		{Filter{State: Discarded, Reason: "panic"}, `{"state": "discarded", "reason": "panic"}`, []string{one}},
+		{Filter{Reason: ReasonCrashed}, `{"reason": "crashed"}`, []string{two}},
+		{Filter{Class: "error"}, `{"class": "error"}`, []string{one, done}},
+		{Filter{Fingerprint: "f1"}, `{"fingerprint": "f1"}`, []string{one, done}},
+		{Filter{State: Discarded, Fingerprint: "f1"}, `{"state": "discarded", "fingerprint": "f1"}`, []string{one}},
+		{Filter{Redrive: "r2"}, `{"redrive": "r2"}`, []string{two}},
+		{Filter{Error: "card"}, `{"error": "card"}`, []string{one, done}},
+		{Filter{Error: `100% dEclined\`}, `{"error": "100% dEclined\\"}`, []string{one}},
+		{Filter{Error: "old"}, `{"error": "old"}`, nil}, // of the last run
+		{Filter{Error: "redriven"}, `{"error": "redriven"}`, nil},
+		{Filter{Tags: []string{"eu"}}, `{"tags": ["eu"]}`, []string{one, two}},
+		{Filter{Tags: []string{"eu", "vip"}}, `{"tags": ["eu", "vip"]}`, []string{one}},
+		{Filter{Args: json.RawMessage(`{"a": {"b": 1}}`)}, `{"args": {"a": {"b": 1}}}`, []string{one}},
+		{Filter{Args: json.RawMessage(`{"a": {}}`)}, `{"args": {"a": {}}}`, []string{one, two}},
+		{Filter{Args: json.RawMessage(`1`)}, `{"args": 1}`, []string{done}},
+		{Filter{CreatedAfter: day(1, 4)}, `{"created_after": "2030-01-04T00:00:00Z"}`, []string{waits, other}},
+		{Filter{CreatedBefore: day(1, 2)}, `{"created_before": "2030-01-02T01:00:00+01:00"}`, []string{one}},
+		{Filter{FinalizedAfter: day(2, 2)}, `{"finalized_after": "2030-02-02T00:00:00Z"}`, []string{two, done}},
+		{Filter{FinalizedBefore: day(2, 2)}, `{"finalized_before": "2030-02-02T00:00:00Z"}`, []string{one}},
+		{
+			Filter{State: Discarded, FinalizedAfter: day(1, 1), FinalizedBefore: day(2, 2), Queue: "post", Tags: []string{"eu"}},
+			`{"state": "discarded", "finalized_after": "2030-01-01T00:00:00Z", "finalized_before": "2030-02-02T00:00:00Z", "queue": "post", "tags": ["eu"]}`,
+			[]string{one},
+		},
+	} {
+		for i := range reflect.TypeFor[Filter]().NumField() {
+			if !reflect.ValueOf(tc.filter).Field(i).IsZero() {
+				covered[reflect.TypeFor[Filter]().Field(i).Name] = true
+			}
+		}
+		slices.Sort(tc.want)
+		for from, got := range map[string][]string{
+			"List":        db.listed(t, tc.filter),
+			"drover_list": db.idsOf(t, `select id from drover_list($1::jsonb)`, tc.sql),
+		} {
+			if slices.Sort(got); !slices.Equal(got, tc.want) {
+				t.Errorf("%s of %s: %q, want %q", from, tc.sql, got, tc.want)
+			}
+		}
+		n, err := db.client.Count(t.Context(), tc.filter)
+		if err != nil || int(n) != len(tc.want) || value[int](t, db, `select drover_count($1::jsonb)`, tc.sql) != len(tc.want) {
+			t.Errorf("Count of %s = %d, %v, want %d", tc.sql, n, err, len(tc.want))
+		}
+	}
+	for i := range reflect.TypeFor[Filter]().NumField() {
+		if name := reflect.TypeFor[Filter]().Field(i).Name; !covered[name] {
+			t.Errorf("no case for %s", name)
+		}
+	}
+}
+
+// D-8: a filter that says what it does not mean is refused, by every function and before anything is read or written.
+func TestAWrongFilterIsRefused(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := db.enqueue(t, letter{}, nil)
+	for _, filter := range []string{
+		`null`, `1`, `"kind"`, `[]`, `["state"]`, `{"knid": "letter"}`, `{"State": "discarded"}`, `{"kind": null}`, `{"kind": 1}`, `{"kind": ["letter"]}`, `{"ids": "x"}`,
+		`{"ids": null}`, `{"tags": "vip"}`, `{"state": "dead"}`, `{"state": ["discarded"]}`, `{"all": "yes"}`, `{"reason": {}}`, `{"created_after": 0}`, `{"created_after": "soon"}`,
+		`{"finalized_before": ""}`, `{"state": "discarded", "limit": 5}`,
+	} {
+		for _, call := range []string{
+			`drover_list`, `drover_count`, `drover_cancel_many`, `drover_discard_many`, `drover_delete_many`,
+		} {
+			args := ""
+			if call == "drover_delete_many" {
+				args = ", 'delete'"
+			}
+			_, err := db.Exec(t.Context(), `select `+call+`($1::jsonb`+args+`)`, filter)
+			var pg *pgconn.PgError
+			if !errors.As(err, &pg) || pg.Code[:2] != "22" {
+				t.Errorf("%s(%s): %v", call, filter, err)
+			}
+		}
+	}
+	for _, filter := range []Filter{
+		{State: "dead"},
+		{Kind: "a\x00b"},
+		{Queue: "\xff"},
+		{IDs: []string{"\x00"}},
+		{IDs: make([]string, maxFilterIDs+1)},
+		{Tags: []string{"\xff"}},
+		{Args: json.RawMessage(`{`)},
+		{Args: json.RawMessage(``)},
+		{CreatedAfter: time.Unix(1<<50, 0)},
+		{Error: strings.Repeat("x", 1025)},
+		{Reason: "\x00"},
+		{Class: "\x00"},
+		{Fingerprint: "\x00"},
+		{Redrive: "\x00"},
+	} {
+		_, listErr := db.client.List(t.Context(), filter, "", 0)
+		_, countErr := db.client.Count(t.Context(), filter)
+		_, cancelErr := db.client.CancelMany(t.Context(), filter, "")
+		_, discardErr := db.client.DiscardMany(t.Context(), filter, "")
+		_, deleteErr := db.client.DeleteMany(t.Context(), filter)
+		for _, err := range []error{listErr, countErr, cancelErr, discardErr, deleteErr} {
+			if !errors.Is(err, ErrInvalid) {
+				t.Errorf("%.100v: %v", filter, err)
+			}
+		}
+	}
+	if j := db.get(t, id); j.State != Available {
+		t.Errorf("%+v", j)
+	}
+}
+
+// D-8: an empty filter means every job where jobs are looked at, and nothing where they are changed.
+func TestAnEmptyFilterChangesNothing(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := db.enqueue(t, letter{}, nil)
+	_, cancelErr := db.client.CancelMany(t.Context(), Filter{}, "")
+	_, discardErr := db.client.DiscardMany(t.Context(), Filter{}, "")
+	_, deleteErr := db.client.DeleteMany(t.Context(), Filter{})
+	for _, err := range []error{cancelErr, discardErr, deleteErr} {
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != "Filter" || !strings.Contains(invalid.Reason, "All") {
+			t.Errorf("an empty filter: %v", err)
+		}
+	}
+	for _, filter := range []string{`{}`, `{"all": false}`} {
+		for _, call := range []string{`drover_cancel_many($1::jsonb)`, `drover_discard_many($1::jsonb)`, `drover_delete_many($1::jsonb, 'delete')`} {
+			var pg *pgconn.PgError
+			if _, err := db.Exec(t.Context(), `select `+call, filter); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "all") {
+				t.Errorf("%s of %s: %v", call, filter, err)
+			}
+		}
+	}
+	if j := db.get(t, id); j.State != Available {
+		t.Errorf("%+v", j)
+	}
+	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, ""); err != nil || done.Changed != 1 {
+		t.Errorf("all: %+v, %v", done, err)
+	}
+}
+
+// D-8: a value is a value, whatever it looks like.
+func TestFiltersQuote(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.enqueue(t, letter{}, nil)
+	hostile := []string{`'`, `''`, `\`, `\'`, `' or true --`, `'; drop table jobs; --`, `"`, `%s`, `%L %I %%`, `$1`, `{a,"b`, `null`, `j.state = 'discarded'`, "a\nb", `/*`, `é—`, `?`, `:x`}
+	for _, text := range hostile {
+		raw, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := value[string](t, db, `
+insert into jobs (id, kind, queue, state, finalized_at, discard_reason, class, fingerprint, redrive_id, tags, args, errors)
+values (left('x' || md5($1) || md5('y'), 24) || '''/', left($1, 100), $1, 'discarded', now(), 'panic', $1, $1, $1, array[$1], to_jsonb($1::text), jsonb_build_array(jsonb_build_object('class', 'error', 'error', $1)))
+returning id`, text)
+		for _, f := range []Filter{
+			{IDs: []string{id}},
+			{Kind: text},
+			{Queue: text},
+			{Class: text},
+			{Fingerprint: text},
+			{Redrive: text},
+			{Tags: []string{text}},
+			{Args: raw},
+			{State: Discarded, Error: text, Kind: text},
+			{State: Discarded, Kind: text},
+		} {
+			if got := db.listed(t, f); !slices.Equal(got, []string{id}) {
+				t.Errorf("%q: %+v picks %q, want %q", text, f, got, id)
+			}
+			if n, err := db.client.Count(t.Context(), f); err != nil || n != 1 {
+				t.Errorf("%q: %+v counts %d, %v", text, f, n, err)
+			}
+		}
+		if got := db.listed(t, Filter{Reason: text}); len(got) != 0 {
+			t.Errorf("reason %q picks %q", text, got)
+		}
+		// Places in a list too.
+		page, err := db.client.List(t.Context(), Filter{State: Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
+		if err != nil || len(page.Jobs) != 1 {
+			t.Errorf("after %q: %+v, %v", text, page, err)
+		}
+		if _, err := db.client.List(t.Context(), Filter{}, text, 1); err != nil {
+			t.Errorf("after %q: %v", text, err)
+		}
+		if _, err := db.client.List(t.Context(), Filter{State: Discarded}, text, 1); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a place that is none, %q: %v", text, err)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 1+len(hostile) {
+		t.Errorf("%d jobs", n)
+	}
+	for _, text := range hostile {
+		if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded, Kind: text}); err != nil || done.Changed != 1 {
+			t.Errorf("delete %q: %+v, %v", text, done, err)
+		}
+	}
+}
+
+// Times mean the same in a session that writes them in another way.
+func TestFilterTimesInAnyDateStyle(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.put(t, "created_at, state, finalized_at, discard_reason", "'2030-03-04 05:06:07.000001+00', 'discarded', '2030-03-04 05:06:07.000001+00', 'panic'")
+	for _, style := range []string{"ISO, DMY", "SQL, DMY", "SQL, MDY", "Postgres, DMY", "German"} {
+		for _, zone := range []string{"UTC", "Asia/Kolkata", "America/New_York", "Europe/Dublin"} {
+			conn := db.planner(t)
+			if _, err := conn.Exec(t.Context(), `select set_config('datestyle', $1, false), set_config('timezone', $2, false)`, style, zone); err != nil {
+				t.Fatal(err)
+			}
+			var from, before, next int
+			var cursor string
+			err := conn.QueryRow(t.Context(), `select drover_count('{"created_after": "2030-03-04T05:06:07.000001Z"}'), drover_count('{"created_before": "2030-03-04T05:06:07.000001Z"}'),
+	(select drover_cursor('{"reason": "panic"}', finalized_at, id) from jobs)`).Scan(&from, &before, &cursor)
+			if err == nil {
+				err = conn.QueryRow(t.Context(), `select count(*) from drover_list('{"reason": "panic"}', $1)`, cursor).Scan(&next)
+			}
+			if err != nil || from != 1 || before != 0 || next != 0 {
+				t.Errorf("%s, %s: from %d, before %d, behind %s %d, %v", style, zone, from, before, cursor, next, err)
+			}
+		}
+	}
+}

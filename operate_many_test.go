@@ -1,0 +1,484 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// D-2: pages of dead letters, latest discarded first, whatever arrives, goes or ends at the same instant meanwhile.
+func TestPagesOfTheDead(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `
+insert into jobs (kind, state, finalized_at, discard_reason, class, fingerprint)
+select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'error', 'f' || n % 3 from generate_series(1, 250) n`)
+	db.enqueue(t, letter{}, nil)
+	stay := db.idsOf(t, `select id from jobs where state = 'discarded' order by finalized_at desc, id desc`)
+	for i, tc := range []struct {
+		filter Filter
+		limit  int
+	}{{Filter{State: Discarded}, 7}, {Filter{Reason: ReasonPanic}, 40}, {Filter{State: Discarded, Kind: "letter"}, 1}, {Filter{State: Discarded}, 1000}} {
+		var got []string
+		for after, n := "", 0; ; n++ {
+			page, err := db.client.List(t.Context(), tc.filter, after, tc.limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, j := range page.Jobs {
+				got = append(got, j.ID)
+			}
+			if n%20 == 1 {
+				db.put(t, "state, finalized_at, discard_reason", "'discarded', clock_timestamp(), 'panic'") // above
+				gone := page.Jobs[len(page.Jobs)-1].ID                                                      // at which the next page goes on
+				db.exec(t, `update jobs set state = 'available', discard_reason = null, finalized_at = null where id = $1`, gone)
+				stay = slices.DeleteFunc(stay, func(id string) bool { return id == gone })
+				got = slices.DeleteFunc(got, func(id string) bool { return id == gone })
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+		}
+		if got = slices.DeleteFunc(got, func(id string) bool { return !slices.Contains(stay, id) }); !slices.Equal(got, stay) {
+			t.Errorf("case %d: %d of %d jobs, or in another order", i, len(got), len(stay))
+		}
+	}
+	for _, after := range []string{"yesterday", "/", "soon/x", strings.Repeat("0", 26), "2030-01-01T00:00:00Z", "2030-13-01T00:00:00Z/x"} {
+		var invalid *InvalidError
+		if _, err := db.client.List(t.Context(), Filter{State: Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
+			t.Errorf("after %q: %v", after, err)
+		}
+	}
+}
+
+// D-2, F-11: every group once, with its newest job; null is a value like others.
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	if groups, err := db.client.Summary(t.Context()); err != nil || len(groups) != 0 {
+		t.Errorf("of no job: %v, %v", groups, err)
+	}
+	put := func(queue, reason, class, fingerprint, at, text string) string {
+		return db.put(t, "queue, state, finalized_at, discard_reason, class, fingerprint, errors", fmt.Sprintf(
+			`'%s', 'discarded', '2031-01-%s+00', '%s', nullif('%s', ''), nullif('%s', ''), '[{"class": "error", "error": "%s"}, {"class": "operator", "error": "x"}]'`,
+			queue, at, reason, class, fingerprint, text))
+	}
+	var want []string
+	for n, group := range [][4]string{
+		{"default", "panic", "error", "f1"},
+		{"default", "panic", "error", ""},
+		{"default", "panic", "", "f1"},
+		{"default", "panic", "", ""},
+		{"default", "panic", "crash", "f1"},
+		{"default", "panic", "error", "f2"},
+		{"default", "expired", "error", "f1"},
+		{"post", "panic", "error", "f1"},
+	} {
+		put(group[0], group[1], group[2], group[3], "05", "older")
+		newest := put(group[0], group[1], group[2], group[3], "09", fmt.Sprint("newest ", n)) // the same instant, another id
+		if again := put(group[0], group[1], group[2], group[3], "09", fmt.Sprint("newest ", n)); again > newest {
+			newest = again
+		}
+		put(group[0], group[1], group[2], group[3], "01", "oldest")
+		want = append(want, fmt.Sprint(group, " 4 2031-01-01 2031-01-09 newest ", n, " ", newest))
+	}
+	db.put(t, "class, fingerprint", "'error', 'f1'")
+	groups, err := db.client.Summary(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, g := range groups {
+		got = append(got, fmt.Sprint([4]string{g.Queue, g.Reason, g.Class, g.Fingerprint}, " ", g.Jobs, " ", g.FirstDiscardedAt.UTC().Format(time.DateOnly), " ",
+			g.LastDiscardedAt.UTC().Format(time.DateOnly), " ", g.NewestError, " ", g.NewestID))
+	}
+	slices.Sort(want)
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// inEveryState puts one job in each state, all with the tag, and returns their ids.
+func (db *testDB) inEveryState(t *testing.T, tag string) map[State]string {
+	t.Helper()
+	ids := map[State]string{}
+	for state, values := range map[State][2]string{
+		Available: {"priority", "1"}, Scheduled: {"state, scheduled_at", "'scheduled', now() + interval '1 h'"}, Retryable: {"state", "'retryable'"},
+		Parked: {"state, scheduled_at", "'parked', 'infinity'"}, Running: {"state, claimed_by, attempt, claim_seq", "'running', 's', 2, 3"},
+		Completed: {"state, finalized_at", "'completed', now()"}, Discarded: {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
+		Cancelled: {"state, finalized_at", "'cancelled', now()"},
+	} {
+		ids[state] = db.put(t, "tags, "+values[0], "'{"+tag+"}', "+values[1])
+	}
+	return ids
+}
+
+// D-8: a job is discarded like it is cancelled: what has ended stays, a running one is final at once.
+func TestDiscardByAnOperator(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	for state, id := range db.inEveryState(t, "x") {
+		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
+		sent := notes(t, db, func() {
+			if was, err := db.client.Discard(t.Context(), id, "bad \x00 address"); err != nil || was != state {
+				t.Errorf("Discard of %s = %s, %v", state, was, err)
+			}
+		})
+		if state.Final() {
+			if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before || len(heard.of(id)) != 0 {
+				t.Errorf("Discard of %s changed it to %s", state, after)
+			}
+			continue
+		}
+		j := db.get(t, id)
+		if j.State != Discarded || j.DiscardReason != ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
+			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad \uFFFD address" || j.Errors[0].At.IsZero() {
+			t.Errorf("%s became %+v", state, j)
+		}
+		if state == Running { // its owner tells; here there is none
+			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.of(id)) != 0 {
+				t.Errorf("%q, %+v for a running job", sent, heard.of(id))
+			}
+		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != ReasonOperator || e.Error != "bad \uFFFD address" || heard.ends(id) != 1 {
+			t.Errorf("%q, %+v for a waiting job", sent, heard.of(id))
+		}
+		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+			t.Errorf("redrive: %v", err)
+		}
+	}
+	for _, id := range []string{"", "x", "00000000000000000000000000"} {
+		if _, err := db.client.Discard(t.Context(), id, ""); !errors.Is(err, ErrNotFound) {
+			t.Errorf("Discard of %q: %v", id, err)
+		}
+	}
+}
+
+// F-13, D-8: an operator's discard of a running job, from this process and another, single or by filter: the handler's
+// context ends, whatever it returns is refused, and its end is told once.
+func TestDiscardOfARunningJob(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	elsewhere := db.via(t, Config{}).client
+	cases := map[string]func(context.Context, *Job) error{
+		"its context's error": func(ctx context.Context, _ *Job) error { return ctx.Err() },
+		"nil":                 func(context.Context, *Job) error { return nil },
+		"an error":            func(context.Context, *Job) error { return errBoom },
+		"Discard":             func(context.Context, *Job) error { return Discard(errBoom) },
+		"Cancel":              func(context.Context, *Job) error { return Cancel(errBoom) },
+		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
+	}
+	var workers []Worker
+	for name, end := range cases {
+		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
+			<-ctx.Done()
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
+				t.Errorf("%s: cause = %v", name, cause)
+			}
+			return end(ctx, job)
+		}))
+	}
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: workers})
+	for by, discard := range map[string]func(id string) error{
+		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, "no"); return err },
+		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, "no"); return err },
+		"DiscardMany": func(id string) error {
+			_, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			return err
+		},
+		"DiscardMany from another process": func(id string) error {
+			_, err := elsewhere.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			return err
+		},
+	} {
+		for name := range cases {
+			id := db.enqueue(t, dyn{kind: name}, nil)
+			heard.wait(t, id, "started")
+			if err := discard(id); err != nil {
+				t.Fatal(err)
+			}
+			end, row := heard.end(t, id), db.endRow(t, id)
+			if end.name != "discarded" || end.Reason != ReasonOperator || end.Attempt != 1 || end.Duration <= 0 || heard.ends(id) != 1 {
+				t.Errorf("%s, %s: events %+v", by, name, heard.of(id))
+			}
+			if row.State != Discarded || *row.Reason != ReasonOperator || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Error != "discarded: no" {
+				t.Errorf("%s, %s: row %+v", by, name, row)
+			}
+		}
+	}
+	eventually(t, func() bool { return sup.Stats() == Stats{} })
+}
+
+// F-13: without LISTEN the heartbeat tells.
+func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	elsewhere := db.via(t, Config{}).client
+	started, cause := make(chan struct{}), make(chan error, 1)
+	db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Second, Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("long", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+			close(started)
+			<-ctx.Done()
+			cause <- context.Cause(ctx)
+			return ctx.Err()
+		}),
+	}})
+	id := db.enqueue(t, dyn{kind: "long"}, nil)
+	<-started
+	if _, err := elsewhere.Discard(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
+		t.Errorf("cause = %v, want ErrCancelled", err)
+	}
+}
+
+// D-8: the verbs over many, on jobs in every state, more than a batch of them, and ids that nobody has.
+func TestVerbsOverMany(t *testing.T) {
+	t.Parallel()
+	const unknown = "00000000000000000000000000"
+	unfinished := []State{Available, Scheduled, Retryable, Parked, Running}
+	for name, tc := range map[string]struct {
+		do      func(c *Client, f Filter) (Bulk, error)
+		changes []State // of a filter that names no state
+		byIDs   []State
+		becomes State // "" is gone
+		entry   string
+	}{
+		"cancel": {
+			func(c *Client, f Filter) (Bulk, error) { return c.CancelMany(t.Context(), f, "sold \x00 out") },
+			unfinished, unfinished, Cancelled, "cancelled: sold \uFFFD out",
+		},
+		"discard": {
+			func(c *Client, f Filter) (Bulk, error) { return c.DiscardMany(t.Context(), f, "sold \x00 out") },
+			unfinished, unfinished, Discarded, "discarded: sold \uFFFD out",
+		},
+		"delete": {
+			func(c *Client, f Filter) (Bulk, error) { return c.DeleteMany(t.Context(), f) },
+			[]State{Completed, Cancelled},
+			[]State{Completed, Cancelled, Discarded},
+			"", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var heard eventLog
+			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+			tell := func(filter Filter, ids map[State]string, changes []State) {
+				t.Helper()
+				before := map[State]string{}
+				for state, id := range ids {
+					before[state] = value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
+				}
+				told := heard.count("", "cancelled") + heard.count("", "discarded")
+				done, err := tc.do(db.client, filter)
+				if err != nil || int(done.Changed) != len(changes) {
+					t.Fatalf("%+v: %+v, %v, want %d", filter, done, err, len(changes))
+				}
+				if filter.IDs != nil && !slices.Equal(done.Missing, []string{unknown}) || filter.IDs == nil && done.Missing != nil {
+					t.Errorf("%+v: missing %q", filter, done.Missing)
+				}
+				for state, id := range ids {
+					row := value[*string](t, db, `select (select to_jsonb(j)::text from jobs j where id = $1)`, id)
+					switch {
+					case !slices.Contains(changes, state):
+						if row == nil || *row != before[state] {
+							t.Errorf("%+v changed what was %s", filter, state)
+						}
+					case tc.becomes == "":
+						if row != nil {
+							t.Errorf("%+v left what was %s", filter, state)
+						}
+					default:
+						j := db.get(t, id)
+						if j.State != tc.becomes || (j.DiscardReason == ReasonOperator) != (tc.becomes == Discarded) || j.FinalizedAt == nil || len(j.Errors) != 1 ||
+							j.Errors[0].Class != "operator" || j.Errors[0].Error != tc.entry || j.ErrorsTotal != 0 {
+							t.Errorf("%+v made of %s %+v", filter, state, j)
+						}
+					}
+				}
+				// One event for those that waited; the owner of the running one tells of that.
+				if tc.becomes == "" {
+					return
+				}
+				if events := heard.of(""); len(events) != told+1 || events[told].name != string(tc.becomes) || events[told].Count != len(changes)-1 ||
+					events[told].Error != "sold \uFFFD out" || (events[told].Reason == ReasonOperator) != (tc.becomes == Discarded) {
+					t.Errorf("%+v: events %+v", filter, events)
+				}
+			}
+			tell(Filter{Tags: []string{"a"}}, db.inEveryState(t, "a"), tc.changes)
+			ids := db.inEveryState(t, "b")
+			filter := Filter{IDs: []string{unknown}}
+			for _, id := range ids {
+				filter.IDs = append(filter.IDs, id)
+			}
+			tell(filter, ids, tc.byIDs)
+
+			// More than two batches, without one of the unknown ids that come with it.
+			state := "state, claimed_by"
+			values := "'available', null"
+			if name == "delete" {
+				state, values = "state, finalized_at", "'completed', now()"
+			}
+			db.exec(t, `insert into jobs (kind, queue, `+state+`) select 'letter', case n % 2 when 0 then 'q' else 'other' end, `+values+` from generate_series(1, 5000) n`)
+			told := len(heard.of(""))
+			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 2500 {
+				t.Errorf("2500 jobs: %+v, %v", done, err)
+			}
+			sum := 0
+			for _, e := range heard.of("")[told:] {
+				sum += e.Count
+			}
+			if batches := len(heard.of("")) - told; tc.becomes != "" && (batches != 3 || sum != 2500) {
+				t.Errorf("%d events of %d jobs", batches, sum)
+			}
+			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 0 {
+				t.Errorf("again: %+v, %v", done, err)
+			}
+			if n := value[int](t, db, `select count(*) from jobs where queue = 'other' and state = any('{available,completed}')`); n != 2500 {
+				t.Errorf("%d of 2500 other jobs are as they were", n)
+			}
+		})
+	}
+}
+
+// D-1, D-8: dead letters go only where the filter names them, unfinished jobs never, and from psql not without a word.
+func TestDeleteManyIsCareful(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.inEveryState(t, "x")
+	for _, f := range []Filter{{All: true}, {Kind: "letter"}, {Class: "error"}, {State: Completed}} {
+		if _, err := db.client.DeleteMany(t.Context(), f); err != nil {
+			t.Error(err)
+		}
+		if n := value[int](t, db, `select count(*) from jobs where state = 'discarded'`); n != 1 {
+			t.Fatalf("%+v deleted a dead letter", f)
+		}
+	}
+	for _, state := range []State{Available, Scheduled, Retryable, Running, Parked} {
+		if _, err := db.client.DeleteMany(t.Context(), Filter{State: state}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", state, err)
+		}
+	}
+	for _, call := range []string{`drover_delete_many('{"state": "discarded"}')`, `drover_delete_many('{"state": "discarded"}', null)`, `drover_delete_many('{"state": "discarded"}', 'yes')`} {
+		var pg *pgconn.PgError
+		if _, err := db.Exec(t.Context(), `select `+call); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "confirm") {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 1 {
+		t.Errorf("by reason: %+v, %v", done, err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 5 {
+		t.Errorf("%d unfinished jobs left", n)
+	}
+}
+
+// D-8: a row that someone holds does not hold up the others, and is not forgotten.
+func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ids := db.enqueueJobs(t, 5, nil)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `select from jobs where id = any($1) for update`, []string{ids[1], ids[3]}); err != nil {
+		t.Fatal(err)
+	}
+	var locked []string
+	var changed int
+	err = db.QueryRow(t.Context(), `select changed, locked from drover_discard_many('{"kind": "job"}', batch => 2, after => $1)`, ids[0]).Scan(&changed, &locked)
+	if err != nil || changed != 1 || !slices.Equal(locked, ids[1:2]) {
+		t.Errorf("a batch of two behind the first: %d changed, %q locked, %v", changed, locked, err)
+	}
+	type result struct {
+		done Bulk
+		err  error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), Filter{Kind: "job"}, "")
+		ended <- result{done, err}
+	}()
+	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'cancelled'`) == 2 })
+	// One of the two is no longer wanted by the filter once it is free.
+	if _, err := tx.Exec(t.Context(), `update jobs set state = 'completed', finalized_at = now() where id = $1`, ids[3]); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r := receive(t, ended); r.err != nil || r.done.Changed != 3 {
+		t.Errorf("%+v", r)
+	}
+	if states := db.idsOf(t, `select state from jobs order by id`); !slices.Equal(states, []string{"cancelled", "cancelled", "discarded", "completed", "cancelled"}) {
+		t.Errorf("%q", states)
+	}
+}
+
+// D-8: a bulk cancel in the midst of claims and settles: each job ends once, in one state, and that is told once.
+func TestVerbsOverManyRaceWithRuns(t *testing.T) {
+	t.Parallel()
+	var d diary
+	var mu sync.Mutex
+	cancelled, discarded := 0, 0 // in one event for many
+	count := func(n *int) func(context.Context, Event) {
+		return func(_ context.Context, e Event) {
+			if e.JobID == "" {
+				mu.Lock()
+				*n += e.Count
+				mu.Unlock()
+			}
+		}
+	}
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: append(d.hooks(), Hooks{Cancelled: count(&cancelled), Discarded: count(&discarded)})})
+	ids := db.enqueueJobs(t, 3000, nil)
+	l := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
+	eventually(t, func() bool { return d.count(eventCompleted, "") > 100 })
+	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead, err := db.client.DiscardMany(t.Context(), Filter{Kind: "job"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where finalized_at is null`) == 0 })
+	l.stop(t)
+	counts := map[State]int{}
+	for _, state := range []State{Completed, Cancelled, Discarded} {
+		counts[state] = value[int](t, db, `select count(*) from jobs where state = $1`, state)
+	}
+	if int64(counts[Cancelled]) != done.Changed || int64(counts[Discarded]) != dead.Changed || counts[Completed]+counts[Cancelled]+counts[Discarded] != len(ids) {
+		t.Errorf("%v, cancelled %d, discarded %d", counts, done.Changed, dead.Changed)
+	}
+	one := func(kind eventKind) (n int) {
+		for _, id := range ids {
+			n += d.count(kind, id)
+		}
+		return n
+	}
+	if n := one(eventCompleted); n != counts[Completed] {
+		t.Errorf("%d told as completed, %d are", n, counts[Completed])
+	}
+	// A job that had been claimed and not started ends without a run: its buffered run tells of it.
+	if n := one(eventCancelled) + cancelled; n != counts[Cancelled] {
+		t.Errorf("%d told as cancelled, %d are", n, counts[Cancelled])
+	}
+	if n := one(eventDiscarded) + discarded; n != counts[Discarded] {
+		t.Errorf("%d told as discarded, %d are", n, counts[Discarded])
+	}
+	if d.count(eventStaleSettle, "") != 0 {
+		t.Error("an operator's verb was taken for a lost lease")
+	}
+}
