@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -175,8 +174,13 @@ func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) er
 			return fmt.Errorf("count what would go: %w", err)
 		}
 	}
-	fmt.Fprintf(a.stderr, "This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s. Type yes to go on: ",
-		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor"))
+	return a.confirm(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s.",
+		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor")), "nothing was dropped")
+}
+
+// confirm asks a person to type yes; any other answer is an error, which says what did not happen.
+func (a *app) confirm(ctx context.Context, question, otherwise string) error {
+	fmt.Fprint(a.stderr, printable(question)+" Type yes to go on: ")
 	answer := make(chan string, 1)
 	go func() { // left behind when Ctrl-C comes first: nothing can interrupt a read from a terminal
 		line, _ := bufio.NewReader(a.stdin).ReadString('\n')
@@ -188,7 +192,7 @@ func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) er
 		return ctx.Err()
 	case line := <-answer:
 		if strings.TrimSpace(line) != "yes" {
-			return errors.New("not confirmed, nothing was dropped; --yes does not ask")
+			return fmt.Errorf("not confirmed, %s; --yes does not ask", otherwise)
 		}
 	}
 	return nil
