@@ -99,7 +99,11 @@ func TestSQLOfTheDocuments(t *testing.T) {
 	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
 	schema := pgtest.Schema(pool)
 	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
-	for _, b := range append(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql")...) {
+	var all []block
+	for _, file := range []string{"README.md", "docs/sql.md", "docs/retention.md", "docs/alerts.md"} {
+		all = append(all, blocks(t, file, "sql")...)
+	}
+	for _, b := range all {
 		if _, err := run("begin;" + docsJobs); err != nil {
 			t.Fatal(err)
 		}
