@@ -99,15 +99,26 @@ func (s *store) export(ctx context.Context, filter string, write func(line []byt
 const sqlAlerts = `select name, level, value, threshold from drover_alerts($1, $2, $3::interval, $4, $5::interval, $6)`
 
 func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, classify(err)
+	}
+	defer conn.Release()
+	var p pipeline
+	alerts := []Alert{}
 	var oldest *string
 	if t.Oldest > 0 {
 		text := interval(t.Oldest)
 		oldest = &text
 	}
-	rows, err := s.pool.Query(ctx, sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
-	if err != nil {
-		return nil, classify(err)
-	}
-	alerts, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
-	return alerts, classify(err)
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error {
+		var a Alert
+		err := rows.Scan(&a.Name, &a.Level, &a.Value, &a.Threshold)
+		alerts = append(alerts, a)
+		return err
+	}, sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
+	p.commit()
+	return alerts, p.send(ctx, conn.Conn())
 }

@@ -248,11 +248,11 @@ begin
 		)
 		select now() - min(first.scheduled_at) into age
 		from served q
-		cross join generate_series(0, 30, 10) as tier
-		cross join generate_series(1, 9) as priority
+		cross join generate_series(0, 30, 10) as t(tier)
+		cross join generate_series(1, 9) as p(n)
 		cross join lateral (
 			select j.scheduled_at from jobs j
-			where j.finalized_at is null and j.state <> 'running' and j.queue = q.name and j.lane = (tier + priority)::smallint and j.scheduled_at <= now()
+			where j.finalized_at is null and j.state <> 'running' and j.queue = q.name and j.lane = (t.tier + p.n)::smallint and j.scheduled_at <= now()
 			order by j.scheduled_at, j.id limit 1
 		) first
 		where drover_alerts.queue is null or q.name = drover_alerts.queue;
