@@ -423,7 +423,8 @@ func TestErrorCases(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	errBusy, errGone, errOdd := errors.New("busy"), errors.New("gone"), errors.New("odd")
+	errBusy, errGone := errors.New("busy"), errors.New("gone")
+	var errOdd error = longTypeName[map[fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]{strings.Repeat("x", 5000)}
 	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
 	named := strings.Repeat("n", maxCaseName)
 	opts := WorkerOpts{
@@ -439,7 +440,7 @@ func TestErrorCases(t *testing.T) {
 	}
 	slow := Custom{Name: "slow", Func: func(f Failure) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
 	returns := map[string]error{
-		"plain": errBoom, "busy": fmt.Errorf("wrapped: %w", errBusy), "gone": errGone, "odd": errors.Join(errOdd, errors.New(strings.Repeat("long ", 1000))),
+		"plain": errBoom, "busy": fmt.Errorf("wrapped: %w", errBusy), "gone": errGone, "odd": errOdd,
 		"unknown": errors.New("unknown"), "verdict": Retry(errGone), "panics": nil,
 	}
 	cfg := SupervisorConfig{Queues: []Queue{{}}, Strategies: []Custom{slow}}
