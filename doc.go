@@ -9,7 +9,7 @@
 //     that has lost its lease changes nothing and says so: ErrLeaseLost.
 //   - Exactly-once effects inside the database: Job.CompleteTx commits the handler's rows and the completion
 //     together, or neither.
-//   - Nothing disappears: discarded jobs are never deleted by drover. Every failed run is counted, and the first 5
+//   - Nothing disappears: discarded jobs stay, unless a queue or an operator says otherwise. Every failed run is counted, and the first 5
 //     and the last 15 stay in the job's errors, whatever becomes of it.
 //   - Postgres' clock decides whatever two processes must agree on. Processes send durations, not instants.
 //   - Polling is the truth, NOTIFY a hint: all works where LISTEN does not.
@@ -50,6 +50,7 @@
 //	validate.go              gathers mistakes, so that all are told at once
 //	validate_args.go         what is refused of args and names before it meets SQL
 //	worker.go                Handle, WorkerOpts: a kind's handler and its settings
+//	follow_up.go             FollowUp: the job that the database enqueues when another one is discarded
 //	supervisor.go            SupervisorConfig, Run, drain; every go statement
 //	queue.go                 a queue inside a supervisor: its slots, its buffer, how much to claim ahead
 //	claimer.go               takes due jobs, and decides when to look for them
@@ -66,16 +67,19 @@
 //	redrive.go               dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
 //	redriver.go              carries redrives on, whoever began them
 //	args_shape.go            what an args patch is checked against
-//	prune.go                 deletes old completed and cancelled jobs
+//	prune.go                 deletes or archives jobs that have ended, when their time is over
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
 //	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
+//	archive.go               Archive, Restore, ExportArchive, PurgeArchive
+//	alerts.go                Alerts: which thresholds are reached
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
 //	store_pg_operate.go      SQL: what operators do
 //	store_pg_redrives.go     SQL: redrives
+//	store_pg_archive.go      SQL: the archive and alerts
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
 // docs/sql.md and docs/dead-letters.md what to ask from psql.

@@ -47,12 +47,35 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"Queue.MaxAttempts": "TestWhoDecidesMaxAttempts",
 		"Queue.Retry":       "TestWhoDecidesTheStrategy",
 
+		"Queue.CompletedRetention":    "TestRetentionOfQueues",
+		"Queue.CancelledRetention":    "TestRetentionOfQueues",
+		"Queue.DiscardedRetention":    "TestRetentionOfQueues",
+		"Queue.ArchiveDiscardedAfter": "TestRetentionOfQueues",
+
 		"WorkerOpts.MaxAttempts":    "TestWhoDecidesMaxAttempts",
 		"WorkerOpts.MaxRetries":     "TestWhoDecidesMaxAttempts",
 		"WorkerOpts.Retry":          "TestWhoDecidesTheStrategy",
 		"WorkerOpts.Timeout":        "TestWhoDecidesTheTimeout",
 		"WorkerOpts.DiscardOnPanic": "TestHowARunCanEnd",
 		"WorkerOpts.RetryIf":        "TestHowARunCanEnd",
+		"WorkerOpts.Cases":          "TestErrorCases",
+		"WorkerOpts.FollowUp":       "TestFollowUpOnEveryPath",
+
+		"ErrorCase.Name":        "TestErrorCases",
+		"ErrorCase.If":          "TestErrorCases",
+		"ErrorCase.Discard":     "TestErrorCases",
+		"ErrorCase.Retry":       "TestErrorCases",
+		"ErrorCase.MaxAttempts": "TestErrorCases",
+		"FollowUp.Kind":         "TestFollowUpOnEveryPath",
+		"FollowUp.Queue":        "TestFollowUpOnEveryPath",
+
+		"ArchiveOpts.KeepNewest":  "TestArchiveAllButTheNewest",
+		"Thresholds.Queue":        "TestAlerts",
+		"Thresholds.Discarded":    "TestAlerts",
+		"Thresholds.NewDiscarded": "TestAlerts",
+		"Thresholds.Within":       "TestAlerts",
+		"Thresholds.Quarantined":  "TestAlerts",
+		"Thresholds.Oldest":       "TestAlerts",
 
 		"EnqueueOpts.ID":          "TestTheSameIDIsTheSameJob",
 		"EnqueueOpts.Queue":       "TestTheHandlerSeesItsJob",
@@ -91,7 +114,8 @@ func TestEveryOptionHasATest(t *testing.T) {
 	}
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
-		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](),
+		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Thresholds](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name
@@ -367,36 +391,20 @@ func TestCompletedRetention(t *testing.T) {
 	}
 }
 
-// The pruner has nothing to do, and ends, only where neither completed nor cancelled jobs go.
+// The supervisor's own retention is for queues that have none.
 func TestCancelledRetention(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet()})
-	pruner := func(cancelled time.Duration) (ended chan struct{}, end func()) {
-		sup, err := db.client.Supervisor(SupervisorConfig{
-			Queues: []Queue{{}}, CompletedRetention: KeepCompleted, CancelledRetention: cancelled, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)},
-		})
-		if err != nil {
-			t.Fatal(err)
+	for retention, want := range map[time.Duration]int{0: 1, time.Hour: 0, KeepCompleted: 2} {
+		db := newQuietDB(t)
+		db.finished(t, "cancelled", 2*time.Hour)
+		db.finished(t, "cancelled", 48*time.Hour)
+		sign := db.finished(t, "completed", 48*time.Hour)
+		db.launchPruning(t, SupervisorConfig{Queues: []Queue{{}}, CancelledRetention: retention})
+		db.waitFor(t, 10*time.Second, `select not exists (select from jobs where id = $1)`, sign)
+		if n := value[int](t, db, `select count(*) from jobs where state = 'cancelled'`); n != want {
+			t.Errorf("CancelledRetention %v: %d left, want %d", retention, n, want)
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended = make(chan struct{})
-		go func() {
-			defer close(ended)
-			sup.prune(ctx)
-		}()
-		return ended, cancel
 	}
-	kept, end := pruner(KeepCompleted)
-	defer end()
-	<-kept
-	ended, end := pruner(time.Hour)
-	select {
-	case <-ended:
-		t.Error("the pruner ended though cancelled jobs go after an hour")
-	default:
-	}
-	end()
-	<-ended
 }
 
 func TestBuildIsRegistered(t *testing.T) {

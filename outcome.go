@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -122,6 +123,7 @@ type outcome struct {
 	reason    string        // of a discard
 	class     string        // of a failed run
 	err       error         // nil unless the run failed or was cancelled
+	errorCase *ErrorCase    // the worker's that knows err
 	text      string        // err's text: made valid, redacted, bounded
 	delay     time.Duration // until the next run
 	now       bool          // due again at once
@@ -175,6 +177,10 @@ func (o *outcome) fail(err error, v *verdict) {
 	r := o.run
 	o.err, o.class = err, r.classOf(err, v)
 	w := r.worker
+	asked := v == nil && o.class != classPanic && o.class != classDecode // else the error is not the handler's, or says so itself
+	if asked {
+		o.errorCase = r.errorCase(err)
+	}
 	switch {
 	case o.class == classDecode:
 		o.discard(ReasonUndecodable)
@@ -182,7 +188,9 @@ func (o *outcome) fail(err error, v *verdict) {
 		o.discard(ReasonPanic)
 	case v != nil && v.how == verdictDiscard:
 		o.discard(ReasonUnrecoverable)
-	case v == nil && o.class != classPanic && w.opts.RetryIf != nil && !r.retryIf(err):
+	case o.errorCase != nil && o.errorCase.Discard:
+		o.discard(ReasonUnrecoverable)
+	case asked && o.errorCase == nil && w.opts.RetryIf != nil && !r.retryIf(err):
 		o.discard(ReasonUnrecoverable)
 	default:
 		o.retry(v)
@@ -201,7 +209,14 @@ func (o *outcome) retry(v *verdict) {
 	r := o.run
 	o.uncounted = v != nil && v.how == verdictDontCount && r.uncounted < maxUncounted
 	o.giveBack = o.uncounted
-	if !o.uncounted && r.job.Attempt >= r.job.MaxAttempts {
+	maxAttempts, strategy := r.job.MaxAttempts, r.strategy
+	if c := o.errorCase; c != nil {
+		maxAttempts = cmp.Or(c.MaxAttempts, maxAttempts)
+		if c.Retry != nil {
+			strategy = c.Retry
+		}
+	}
+	if !o.uncounted && r.job.Attempt >= maxAttempts {
 		o.discard(ReasonAttemptsExhausted)
 		return
 	}
@@ -209,7 +224,7 @@ func (o *outcome) retry(v *verdict) {
 	if v != nil && v.how == verdictRetryAfter {
 		o.delay = throttledDelay(r.job.ID, r.job.Attempt, v.delay)
 	} else {
-		o.delay, goOn = r.backoff(o.err)
+		o.delay, goOn = r.backoff(strategy, o.err)
 	}
 	switch {
 	case !goOn:
@@ -254,9 +269,31 @@ func (r *run) retryIf(err error) (yes bool) {
 	return r.worker.opts.RetryIf(err)
 }
 
-// backoff asks the job's strategy, which contains a Custom's panic itself.
-func (r *run) backoff(err error) (time.Duration, bool) {
-	return r.sup.wait(r.strategy, Failure{
+// errorCase is the first of the worker's cases that knows the error, nil if none does.
+func (r *run) errorCase(err error) *ErrorCase {
+	for i := range r.worker.opts.Cases {
+		if c := &r.worker.opts.Cases[i]; r.isCase(c, err) {
+			return c
+		}
+	}
+	return nil
+}
+
+// isCase asks a case's If; one that panics is taken to say no.
+func (r *run) isCase(c *ErrorCase, err error) (yes bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			text := r.sup.client.clean(recoveredText(p), maxErrorText)
+			r.sup.log.Error("If of an ErrorCase panicked", slog.Any("job", r.job), slog.String("case", c.Name), slog.String("panic", text))
+			yes = false
+		}
+	}()
+	return c.If(err)
+}
+
+// backoff asks a strategy, which contains a Custom's panic itself.
+func (r *run) backoff(strategy RetryStrategy, err error) (time.Duration, bool) {
+	return r.sup.wait(strategy, Failure{
 		Attempt: r.job.Attempt, RetryIndex: r.job.Attempt - 1, Err: err, Job: r.job, LastDelay: r.job.LastDelay,
 	})
 }
@@ -267,6 +304,7 @@ type entry struct {
 	ClaimSeq    int    `json:"claim_seq"`
 	At          string `json:"at,omitempty"` // set by the database
 	Class       string `json:"class"`
+	Case        string `json:"case,omitempty"`
 	Error       string `json:"error"`
 	Type        string `json:"type,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
@@ -294,9 +332,14 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 			trace = p.trace
 		}
 	}
-	o.text, _ = sanitizeText(text, maxErrorText-max(0, len(kind)-60))
+	named, room := "", maxErrorText-max(0, len(kind)-60)
+	if o.errorCase != nil {
+		named = o.errorCase.Name
+		room -= len(named) + 16
+	}
+	o.text, _ = sanitizeText(text, room)
 	e := entry{
-		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Error: o.text, Type: kind,
+		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Case: named, Error: o.text, Type: kind,
 		// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
 		Fingerprint: fingerprint(r.job.Kind, kind, text, trace), DurationMS: o.duration.Milliseconds(),
 		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.sup.client.clean(trace, maxErrorTrace),

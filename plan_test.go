@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -160,22 +161,26 @@ func rowsForPlans() int {
 	return 20_000
 }
 
-// checkPrune sees whether the pruner's function, whose plans plpgsql keeps, ever read the whole table.
+// checkPrune sees whether the functions of the pruner and of monitors, whose plans plpgsql keeps, ever read the whole table.
 func (db *testDB) checkPrune(t testing.TB, when string) {
 	t.Helper()
 	conn := db.planner(t)
-	for range 8 {
+	for _, call := range slices.Repeat([]string{
+		`select last from drover_prune('', now() - interval '1 h', null, 1000)`,
+		`select last from drover_retain('', '1 h', '1 h', 1000)`,
+		`select from drover_alerts(1, 1, '15 min', 1, '15 min')`,
+	}, 8) {
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), sqlOnePlan); err != nil {
 				return err
 			}
-			if _, err := tx.Exec(t.Context(), `select last from drover_prune('', now() - interval '1 h', null, 1000)`); err != nil {
+			if _, err := tx.Exec(t.Context(), call); err != nil {
 				return err
 			}
 			var scans int
 			err := tx.QueryRow(t.Context(), `select pg_stat_get_xact_numscans('jobs'::regclass)`).Scan(&scans)
 			if scans > 0 {
-				t.Errorf("drover_prune, %s: %d scans of the whole table", when, scans)
+				t.Errorf("%s, %s: %d scans of the whole table", call, when, scans)
 			}
 			return err
 		})

@@ -36,6 +36,7 @@ type processSpec struct {
 	Lease       time.Duration
 	Drain       time.Duration
 	Poll        time.Duration
+	NoNotify    bool
 }
 
 // errand is what worker processes know how to do.
@@ -119,7 +120,7 @@ func (spec *processSpec) run() error {
 	}
 	sup, err := client.Supervisor(SupervisorConfig{
 		Queues: []Queue{{Concurrency: spec.Concurrency}}, Workers: []Worker{Handle(run, WorkerOpts{Timeout: NoTimeout})},
-		Lease: spec.Lease, DrainTimeout: spec.Drain, PollInterval: spec.Poll,
+		Lease: spec.Lease, DrainTimeout: spec.Drain, PollInterval: spec.Poll, DisableNotify: spec.NoNotify,
 	})
 	if err != nil {
 		return err
@@ -362,6 +363,33 @@ func TestBufferedJobsOfAKilledProcessGetTheirAttemptBack(t *testing.T) {
 		if !value[bool](t, db, want, id) {
 			t.Errorf("job %d: %s", i, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, id))
 		}
+	}
+}
+
+// F-13: a cancel by another process ends the handler's context, by a notification or else by the next heartbeat.
+func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
+	t.Parallel()
+	for name, spec := range map[string]processSpec{
+		"by notification": {Concurrency: 1, Lease: 10 * time.Minute}, // its heartbeats are 100 s apart
+		"by heartbeat":    {Concurrency: 1, Lease: 3 * time.Second, NoNotify: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.audit(t) // for its effects
+			id := db.enqueue(t, errand{Do: "block"}, nil)
+			other := db.spawn(t, spec)
+			eventually(t, func() bool { return other.said("started "+id) == 1 })
+			if was, err := db.client.Cancel(t.Context(), id, "the order was withdrawn"); was != Running || err != nil {
+				t.Fatalf("Cancel = %s, %v", was, err)
+			}
+			eventually(t, func() bool { return other.said("cancelled "+id+" "+ErrCancelled.Error()) == 1 })
+			db.enqueueErrands(t, 1, "") // its slot is free again
+			db.waitFor(t, 20*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
+			if row := db.endRow(t, id); row.State != Cancelled || row.Attempt != 1 {
+				t.Errorf("row = %+v", row)
+			}
+		})
 	}
 }
 

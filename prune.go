@@ -6,19 +6,13 @@ import (
 	"time"
 )
 
-const (
-	pruneEvery = time.Minute
-	pruneBatch = 1000
-)
+const pruneBatch = 1000
 
-// prune deletes completed and cancelled jobs whose time is over. Of all supervisors the one that started first has
-// the turn; two for a moment do no harm.
+// prune deletes or archives jobs that have ended and whose time is over. Of all supervisors the one that started first
+// has the turn, for the queues of all; two for a moment do no harm.
 func (s *Supervisor) prune(ctx context.Context) {
 	completed, cancelled := keepFor(s.cfg.CompletedRetention), keepFor(s.cfg.CancelledRetention)
-	if completed == nil && cancelled == nil {
-		return
-	}
-	ticker := time.NewTicker(pruneEvery)
+	ticker := time.NewTicker(s.pruneEvery)
 	defer ticker.Stop()
 	for after, rounds := "", 0; ; rounds++ {
 		select {
@@ -56,12 +50,38 @@ func (c *Client) pruneWalk(ctx context.Context, after string, completed, cancell
 	}
 	defer conn.Release()
 	for {
-		last, deleted, err := c.store.prune(ctx, conn.Conn(), after, completed, cancelled, pruneBatch)
-		if err != nil || last == "" {
+		step, err := c.store.retain(ctx, conn.Conn(), after, completed, cancelled, pruneBatch)
+		if step.deleted+step.archived > 0 {
+			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.deleted), slog.Int64("archived", step.archived))
+		}
+		if err != nil || step.last == "" {
 			return after, err
 		}
-		if after = last; deleted > 0 {
-			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("count", deleted))
+		after = step.last
+	}
+}
+
+// retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
+type retention struct{ completed, cancelled, discarded, archived *string }
+
+func (q *Queue) retention() retention {
+	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
+		if d == 0 {
+			return nil
 		}
+		text := interval(d)
+		return &text
+	}
+	return retention{own(q.CompletedRetention), own(q.CancelledRetention), own(q.DiscardedRetention), own(q.ArchiveDiscardedAfter)}
+}
+
+// checkRetention checks how long the queue's jobs are kept.
+func (q *Queue) checkRetention(bad *problems, field string) {
+	bad.nonNegative(field+".CompletedRetention", q.CompletedRetention)
+	bad.nonNegative(field+".CancelledRetention", q.CancelledRetention)
+	bad.nonNegative(field+".DiscardedRetention", q.DiscardedRetention)
+	bad.nonNegative(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter)
+	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
+		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
 	}
 }

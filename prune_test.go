@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 )
@@ -36,11 +37,9 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 				ids[state+" "+name] = db.finished(t, state, ago)
 			}
 		}
-		last, err := db.client.pruneWalk(t.Context(), "", keepFor(c.completed), keepFor(c.cancelled))
-		if err != nil {
+		if _, err := db.client.pruneWalk(t.Context(), "", keepFor(c.completed), keepFor(c.cancelled)); err != nil {
 			t.Fatal(err)
 		}
-		_ = last
 		gone := map[string]bool{}
 		for _, name := range c.gone {
 			gone[name] = true
@@ -65,19 +64,19 @@ func TestPruneWalksInBatches(t *testing.T) {
 	}
 	defer conn.Release()
 	day := keepFor(24 * time.Hour)
-	last, deleted, err := db.client.store.prune(t.Context(), conn.Conn(), "", day, day, pruneBatch)
-	if err != nil || deleted != 900 || last == "" {
-		t.Fatalf("the first batch deleted %d up to %q, %v", deleted, last, err)
+	step, err := db.client.store.retain(t.Context(), conn.Conn(), "", day, day, pruneBatch)
+	if err != nil || step.deleted != 900 || step.last == "" {
+		t.Fatalf("the first batch: %+v, %v", step, err)
 	}
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, last); err != nil {
+	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.last); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.pruneWalk(t.Context(), last, day, day); err != nil {
+	if _, err := db.client.pruneWalk(t.Context(), step.last, day, day); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 7 {
@@ -85,6 +84,122 @@ func TestPruneWalksInBatches(t *testing.T) {
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'available'`); n != 350 {
 		t.Errorf("%d of 350 waiting jobs are left", n)
+	}
+}
+
+// launchPruning is launch with a pruner that does not wait a minute.
+func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
+	t.Helper()
+	cfg.Workers = doingNothing()
+	sup, err := db.client.Supervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sup.pruneEvery = 10 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- sup.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// ended stores a job of a queue that ended some time ago.
+func (db *testDB) ended(t testing.TB, queue, state string, ago time.Duration) string {
+	t.Helper()
+	id := db.finished(t, state, ago)
+	db.exec(t, `update jobs set queue = $2 where id = $1`, id, queue)
+	return id
+}
+
+// D-1, X-5: a running supervisor prunes in its turn; a queue's own retention goes first, and only a queue that says so
+// loses its discarded jobs.
+func TestRetentionOfQueues(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const day = 24 * time.Hour
+	want := map[string]bool{} // id to whether it stays in jobs
+	put := func(queue, state string, ago time.Duration, stays bool) string {
+		id := db.ended(t, queue, state, ago)
+		want[id] = stays
+		return id
+	}
+	put("default", "completed", 36*time.Hour, false)
+	put("default", "completed", 12*time.Hour, true)
+	put("default", "cancelled", 3*day, false)
+	put("default", "cancelled", 36*time.Hour, true)
+	put("default", "discarded", 900*day, true)
+	put("long", "completed", 36*time.Hour, true)
+	put("long", "completed", 8*day, false)
+	put("long", "cancelled", 900*day, true)
+	put("short", "completed", 2*time.Hour, false)
+	put("short", "cancelled", 2*time.Hour, false)
+	put("short", "cancelled", time.Minute, true)
+	put("trash", "discarded", 31*day, false)
+	put("trash", "discarded", 29*day, true)
+	stored := put("stored", "discarded", 8*day, false)
+	put("stored", "discarded", 6*day, true)
+	put("stored", "completed", 36*time.Hour, false)
+	waits := db.enqueue(t, job{}, &EnqueueOpts{Queue: "elsewhere"})
+	want[waits] = true
+	db.launchPruning(t, SupervisorConfig{CompletedRetention: day, CancelledRetention: 2 * day, Queues: []Queue{
+		{},
+		{Name: "long", CompletedRetention: 7 * day, CancelledRetention: KeepCompleted},
+		{Name: "short", CompletedRetention: time.Hour, CancelledRetention: time.Hour},
+		{Name: "trash", DiscardedRetention: 30 * day},
+		{Name: "stored", ArchiveDiscardedAfter: 7 * day},
+	}})
+	staying := 0
+	for _, stays := range want {
+		if stays {
+			staying++
+		}
+	}
+	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs`) <= staying })
+	for id, stays := range want {
+		if there := value[bool](t, db, `select exists (select from jobs where id = $1)`, id); there != stays {
+			t.Errorf("%s: there is %v, want %v", value[string](t, db, `select coalesce((select queue || ' ' || state from jobs where id = $1), 'a job that went')`, id), there, stays)
+		}
+	}
+	if got := value[string](t, db, `select string_agg(id, ' ') from jobs_archive`); got != stored {
+		t.Errorf("the archive has %s, want %s", got, stored)
+	}
+}
+
+// A queue that deletes its jobs on completion leaves none, beside one that keeps them; with nothing to prune by the
+// supervisor's own settings.
+func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	db.launch(t, SupervisorConfig{CompletedRetention: KeepCompleted, CancelledRetention: KeepCompleted, Queues: []Queue{
+		{Name: "kept"}, {Name: "gone", CompletedRetention: DeleteOnCompletion},
+	}})
+	kept := db.enqueue(t, job{}, &EnqueueOpts{Queue: "kept"})
+	gone := db.enqueue(t, job{}, &EnqueueOpts{Queue: "gone"})
+	eventually(t, func() bool { return book.count(eventCompleted, kept) == 1 && book.count(eventCompleted, gone) == 1 })
+	if got := value[string](t, db, `select string_agg(id, ' ') from jobs`); got != kept {
+		t.Errorf("left: %s, want %s", got, kept)
+	}
+}
+
+func TestRetentionIsValidated(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for field, q := range map[string]Queue{
+		"CompletedRetention":    {CompletedRetention: -1},
+		"CancelledRetention":    {CancelledRetention: -1},
+		"DiscardedRetention":    {DiscardedRetention: -1},
+		"ArchiveDiscardedAfter": {ArchiveDiscardedAfter: time.Hour, DiscardedRetention: time.Hour},
+	} {
+		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{q}, Workers: doingNothing()})
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != "Queues[0]."+field {
+			t.Errorf("%s: %v", field, err)
+		}
 	}
 }
 

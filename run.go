@@ -290,7 +290,7 @@ func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time
 	w := s.workers[j.kind]
 	r := &run{
 		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
-		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: s.cfg.CompletedRetention == DeleteOnCompletion,
+		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, s.cfg.CompletedRetention) == DeleteOnCompletion,
 		job: &Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),
 			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.scheduledAt,

@@ -200,7 +200,7 @@ func notApplied(err error) bool {
 	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
-const schemaVersion = 4
+const schemaVersion = 8
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `

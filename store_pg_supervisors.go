@@ -16,14 +16,18 @@ insert into supervisors (id, lease_ms, queues, slots, host, pid, build) values (
 // Policies stand in tables, for a rescuer, psql and the command may not know this process' code.
 const (
 	sqlRegisterQueue = `
-insert into queues (name, max_attempts, retry) values ($1, $2, $3)
-on conflict (name) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, updated_at = now()
-where (queues.max_attempts, queues.retry) is distinct from (excluded.max_attempts, excluded.retry)`
+insert into queues (name, max_attempts, retry, completed_retention, cancelled_retention, discarded_retention, archive_discarded_after)
+values ($1, $2, $3, $4::interval, $5::interval, $6::interval, $7::interval)
+on conflict (name) do update set max_attempts = excluded.max_attempts, retry = excluded.retry,
+	completed_retention = excluded.completed_retention, cancelled_retention = excluded.cancelled_retention,
+	discarded_retention = excluded.discarded_retention, archive_discarded_after = excluded.archive_discarded_after, updated_at = now()
+where (queues.max_attempts, queues.retry, queues.completed_retention, queues.cancelled_retention, queues.discarded_retention, queues.archive_discarded_after)
+	is distinct from (excluded.max_attempts, excluded.retry, excluded.completed_retention, excluded.cancelled_retention, excluded.discarded_retention, excluded.archive_discarded_after)`
 
 	sqlRegisterKind = `
-insert into kinds (kind, max_attempts, retry, timeout_ms, build, args_shape) values ($1, $2, $3, $4, $5, $6)
-on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms,
-	build = excluded.build, args_shape = excluded.args_shape, seen_at = now()`
+insert into kinds (kind, max_attempts, retry, timeout_ms, build, args_shape, follow_up_kind, follow_up_queue) values ($1, $2, $3, $4, $5, $6, $7, $8)
+on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms, build = excluded.build,
+	args_shape = excluded.args_shape, follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
 	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
@@ -45,6 +49,7 @@ type queuePolicy struct {
 	slots       int
 	maxAttempts *int
 	retry       *string
+	keep        retention
 }
 
 type kindPolicy struct {
@@ -53,6 +58,7 @@ type kindPolicy struct {
 	retry       *string
 	timeoutMS   *int64
 	argsShape   *string
+	followUp    FollowUp // of no kind: none
 }
 
 func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration) error {
@@ -62,7 +68,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	p.exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build)
 	p.queues(reg)
 	for _, k := range reg.kinds {
-		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape)
+		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
 	}
 	p.commit()
 	return p.send(ctx, conn)
@@ -81,7 +87,7 @@ func (reg *registration) slots() (names []string, doc string) {
 // queues stores the queues' policies, sorted by name as the kinds are: two that start at once must not deadlock.
 func (p *pipeline) queues(reg *registration) {
 	for _, q := range reg.queues {
-		p.exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry)
+		p.exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry, q.keep.completed, q.keep.cancelled, q.keep.discarded, q.keep.archived)
 		if reg.listens {
 			p.exec(nil, sqlRegisterSleeper, q.name, reg.id)
 		}
@@ -400,19 +406,25 @@ update sleepers set sleeps_until = null where supervisor = $1 and sleeps_until i
 
 const sqlListen = `select drover_channel()`
 
-const sqlPrune = `select last, deleted from drover_prune($1, now() - $2::interval, now() - $3::interval, $4)`
+const sqlRetain = `select last, deleted, archived from drover_retain($1, $2::interval, $3::interval, $4)`
 
-// prune deletes old final jobs among the next ids after the given one; last is "" at the end of the walk.
-func (s *store) prune(ctx context.Context, conn *pgx.Conn, after string, completed, cancelled *string, batch int) (last string, deleted int64, err error) {
+// retained is what one step of the pruner did; last is "" at the end of the walk.
+type retained struct {
+	last              string
+	deleted, archived int64
+}
+
+// retain deletes or archives old final jobs among the next ids after the given one.
+func (s *store) retain(ctx context.Context, conn *pgx.Conn, after string, completed, cancelled *string, batch int) (step retained, err error) {
 	var p pipeline
-	var walked *string
+	var last *string
 	p.begin()
 	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&walked, &deleted) }, sqlPrune, after, completed, cancelled, batch)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&last, &step.deleted, &step.archived) }, sqlRetain, after, completed, cancelled, batch)
 	p.commit()
 	err = p.send(ctx, conn)
-	if walked != nil {
-		last = *walked
+	if last != nil {
+		step.last = *last
 	}
-	return last, deleted, err
+	return step, err
 }

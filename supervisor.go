@@ -57,7 +57,8 @@ type SupervisorConfig struct {
 	DrainTimeout time.Duration
 
 	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// see DeleteOnCompletion and KeepCompleted. Discarded jobs are never pruned.
+	// see DeleteOnCompletion and KeepCompleted. A Queue may have its own. Discarded jobs are never pruned unless their
+	// Queue says so. The supervisor that started first prunes, once a minute, the queues of all.
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
@@ -78,6 +79,19 @@ type Queue struct {
 
 	// Retry is for jobs and workers that set none. Nil means Exponential{}.
 	Retry RetryStrategy
+
+	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
+	// SupervisorConfig's; see DeleteOnCompletion and KeepCompleted. What the last supervisor to start said of a queue
+	// holds for all, but for DeleteOnCompletion, which each does for itself.
+	CompletedRetention time.Duration
+	CancelledRetention time.Duration
+
+	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever.
+	DiscardedRetention time.Duration
+
+	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
+	// Client.Restore finds them. Zero means for ever. It excludes DiscardedRetention.
+	ArchiveDiscardedAfter time.Duration
 }
 
 // Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
@@ -97,18 +111,19 @@ type Supervisor struct {
 	started  bool          // they have workers
 	closed   bool          // their buffers are closed: no queue may be added
 
-	lease    atomic.Pointer[lease]
-	inFlight runSet // handlers at work
-	claimer  *claimer
-	settler  *settler
-	control  *control
-	redriver *redriver
-	reporter reporter
-	pruner   atomic.Bool // this supervisor's turn to prune
-	draining atomic.Bool
-	stopNow  chan struct{}
-	stopOnce sync.Once
-	ran      atomic.Bool
+	lease      atomic.Pointer[lease]
+	inFlight   runSet // handlers at work
+	claimer    *claimer
+	settler    *settler
+	control    *control
+	redriver   *redriver
+	reporter   reporter
+	pruner     atomic.Bool // this supervisor's turn to prune
+	pruneEvery time.Duration
+	draining   atomic.Bool
+	stopNow    chan struct{}
+	stopOnce   sync.Once
+	ran        atomic.Bool
 
 	abandoned atomic.Int64
 	slots     sync.WaitGroup // one for each worker; abandoned ones leave theirs to others
@@ -120,7 +135,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	var bad problems
 	s := &Supervisor{
 		client: c, log: c.log, now: time.Now, workers: map[string]*Worker{}, strategies: map[string]Custom{},
-		stopNow: make(chan struct{}),
+		stopNow: make(chan struct{}), pruneEvery: time.Minute,
 	}
 	cfg.fillIn(&bad)
 	s.cfg = cfg
@@ -149,10 +164,14 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		w := cfg.Workers[i]
 		field := fmt.Sprintf("Workers[%d]", i)
 		w.validate(&bad, field, cfg.Timeout)
+		c.checkFollowUp(&bad, field, &w)
 		if s.workers[w.kind] != nil && w.kind != "" {
 			bad.add(field, "kind %q has a worker already", w.kind)
 		}
 		s.name(&bad, field+".Retry", w.opts.Retry)
+		for j := range w.opts.Cases {
+			s.name(&bad, fmt.Sprintf("%s.Cases[%d].Retry", field, j), w.opts.Cases[j].Retry)
+		}
 		s.workers[w.kind] = &w
 		s.kinds = append(s.kinds, w.kind)
 	}
@@ -161,6 +180,10 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	}
 	for kind, w := range s.workers {
 		w.opts.Retry = s.named(&bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
+		for i := range w.opts.Cases {
+			c := &w.opts.Cases[i]
+			c.Retry = s.named(&bad, fmt.Sprintf("the worker of %q: Cases[%d].Retry", kind, i), c.Retry)
+		}
 	}
 	slices.Sort(s.kinds)
 	slices.SortFunc(s.queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
@@ -211,6 +234,7 @@ func (q *Queue) fillIn(bad *problems, field string) {
 	}
 	bad.attempts(field+".", q.MaxAttempts, 0)
 	bad.strategy(field+".Retry", q.Retry)
+	q.checkRetention(bad, field)
 }
 
 // name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
@@ -251,7 +275,7 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 //	settle  ×1  records outcomes; stops when claiming has and all is settled
 //	control ×1  heartbeat, notifications, rescue, sweeps; stops after settle
 //	watch   ×1  finds handlers deaf to their timeout; stops after settle
-//	prune   ×1  deletes old completed jobs; stops with ctx
+//	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
 //	report  ×1  calls hooks; stops when all events are told
 func (s *Supervisor) Run(ctx context.Context) error {
@@ -567,7 +591,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
 	}
 	for _, q := range queues {
-		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry)})
+		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry), q.retention()})
 	}
 	for _, kind := range s.kinds {
 		w := s.workers[kind]
@@ -576,7 +600,13 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 			n := max(w.opts.Timeout.Milliseconds(), 1)
 			ms = &n
 		}
-		reg.kinds = append(reg.kinds, kindPolicy{kind, positive(w.opts.MaxAttempts), stored(w.opts.Retry), ms, w.shape})
+		policy := kindPolicy{
+			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms, argsShape: w.shape,
+		}
+		if w.opts.FollowUp != nil {
+			policy.followUp = *w.opts.FollowUp
+		}
+		reg.kinds = append(reg.kinds, policy)
 	}
 	return reg
 }

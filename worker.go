@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"time"
 )
 
@@ -35,7 +36,56 @@ type WorkerOpts struct {
 	// Nil means always. It is asked about errors that handlers return, but for Retry, RetryAfter and DontCount, which
 	// say so themselves; not about panics, and handlers that ignore their timeout. It runs concurrently.
 	RetryIf func(error) bool
+
+	// Cases treat some errors in a way of their own: the first whose If says yes decides, and RetryIf is not asked.
+	// They are asked about the same errors as RetryIf.
+	Cases []ErrorCase
+
+	// FollowUp is enqueued when a job of this kind is discarded, by whatever hand. Nil means nothing is.
+	FollowUp *FollowUp
 }
+
+// Unlimited is a MaxAttempts that lets a job be retried without end: until its RetryUntil, or somebody cancels it.
+const Unlimited = math.MaxInt32
+
+// ErrorCase says what becomes of a run whose error it knows.
+type ErrorCase struct {
+	// Name stands in the run's entry in errors (RunError.Case). Needed, unlike those of the worker's other cases, at most
+	// 64 bytes.
+	Name string
+
+	// If reports whether an error is of this case. Needed; it runs concurrently. One that panics says no.
+	If func(error) bool
+
+	// Discard discards the job at once, as unrecoverable. It excludes Retry and MaxAttempts.
+	Discard bool
+
+	// Retry decides how long the job waits, over the strategies of job, worker and queue. Nil leaves it to them.
+	Retry RetryStrategy
+
+	// MaxAttempts is how many runs in all a job may have had that fails so, over what job, worker and queue say. Zero
+	// leaves it to them. See Unlimited.
+	MaxAttempts int
+}
+
+func (c *ErrorCase) validate(bad *problems, field string) {
+	if err := checkName(field+".Name", c.Name); err != nil {
+		bad.join(err)
+	} else {
+		bad.join(checkText(field+".Name", c.Name, maxCaseName))
+	}
+	if c.If == nil {
+		bad.add(field+".If", "is nil")
+	}
+	if c.Discard && (c.Retry != nil || c.MaxAttempts != 0) {
+		bad.add(field+".Discard", "excludes Retry and MaxAttempts")
+	}
+	bad.strategy(field+".Retry", c.Retry)
+	bad.attempts(field+".", c.MaxAttempts, 0)
+}
+
+// maxCaseName leaves room in an entry of 1 KiB.
+const maxCaseName = 64
 
 // Worker handles the jobs of one kind. Handle makes one.
 type Worker struct {
@@ -99,5 +149,15 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 	bad.nonNegative(field+".Timeout", w.opts.Timeout)
 	if w.opts.Timeout == 0 {
 		w.opts.Timeout = defaultTimeout
+	}
+	w.opts.Cases = slices.Clone(w.opts.Cases)
+	names := map[string]bool{}
+	for i := range w.opts.Cases {
+		c := &w.opts.Cases[i]
+		c.validate(bad, fmt.Sprintf("%s.Cases[%d]", field, i))
+		if names[c.Name] {
+			bad.add(fmt.Sprintf("%s.Cases[%d].Name", field, i), "%q is there twice", c.Name)
+		}
+		names[c.Name] = true
 	}
 }

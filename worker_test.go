@@ -417,3 +417,129 @@ func TestConfigurationMistakes(t *testing.T) {
 		t.Errorf("a shared strategy: %v", err)
 	}
 }
+
+// R-12: the first case that knows an error decides, over the strategies and numbers of job, worker and queue.
+func TestErrorCases(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	errBusy, errGone := errors.New("busy"), errors.New("gone")
+	var errOdd error = longTypeName[map[fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]{strings.Repeat("x", 5000)}
+	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
+	named := strings.Repeat("n", maxCaseName)
+	opts := WorkerOpts{
+		MaxAttempts: 2, Retry: Constant{Delay: time.Hour},
+		Cases: []ErrorCase{
+			{Name: "panics", If: func(error) bool { panic("oh") }, Discard: true},
+			{Name: "busy", If: is(errBusy), Retry: Custom{Name: "slow"}, MaxAttempts: Unlimited},
+			{Name: "gone", If: is(errGone), Discard: true},
+			{Name: "gone, too late", If: is(errGone)},
+			{Name: named, If: is(errOdd), MaxAttempts: 1},
+		},
+		RetryIf: func(err error) bool { return errors.Is(err, errBoom) },
+	}
+	slow := Custom{Name: "slow", Func: func(f Failure) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
+	returns := map[string]error{
+		"plain": errBoom, "busy": fmt.Errorf("wrapped: %w", errBusy), "gone": errGone, "odd": errOdd,
+		"unknown": errors.New("unknown"), "verdict": Retry(errGone), "panics": nil,
+	}
+	cfg := SupervisorConfig{Queues: []Queue{{}}, Strategies: []Custom{slow}}
+	for kind, err := range returns {
+		cfg.Workers = append(cfg.Workers, dynWorker(kind, opts, func(context.Context, *Job) error {
+			if err == nil {
+				panic(errGone)
+			}
+			return err
+		}))
+	}
+	db.run(t, cfg)
+	for _, c := range []struct {
+		kind    string
+		job     EnqueueOpts
+		attempt int // before the run
+		state   State
+		reason  string
+		named   string
+		delay   time.Duration
+	}{
+		{kind: "plain", state: Retryable, delay: time.Hour},
+		{kind: "plain", attempt: 1, state: Discarded, reason: ReasonAttemptsExhausted},
+		{kind: "busy", state: Retryable, named: "busy", delay: 2 * time.Hour},
+		{kind: "busy", job: EnqueueOpts{Retry: Constant{Delay: time.Minute}, MaxAttempts: 1}, attempt: 1_000_000, state: Retryable, named: "busy", delay: 2 * time.Hour},
+		{kind: "busy", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Minute)}, state: Discarded, reason: ReasonTimeBudget, named: "busy"},
+		{kind: "gone", state: Discarded, reason: ReasonUnrecoverable, named: "gone"},
+		{kind: "odd", state: Discarded, reason: ReasonAttemptsExhausted, named: named},
+		{kind: "unknown", state: Discarded, reason: ReasonUnrecoverable}, // RetryIf's
+		{kind: "verdict", state: Retryable, delay: time.Hour},            // it says so itself
+		{kind: "panics", state: Retryable, delay: time.Hour},             // not the handler's error
+	} {
+		c.job.Delay = time.Hour
+		id := db.enqueue(t, dyn{kind: c.kind}, &c.job)
+		db.exec(t, `update jobs set attempt = $2, scheduled_at = clock_timestamp() where id = $1`, id, c.attempt)
+		db.exec(t, `select drover_wake('default')`)
+		heard.end(t, id)
+		row := db.endRow(t, id)
+		reason := ""
+		if row.Reason != nil {
+			reason = *row.Reason
+		}
+		if row.State != c.state || reason != c.reason || row.Errors[0].Case != c.named || c.delay > 0 && row.Delay.Round(time.Minute) != c.delay {
+			t.Errorf("%s after %d: %s %s, case %q, in %v; want %+v", c.kind, c.attempt, row.State, reason, row.Errors[0].Case, row.Delay, c)
+		}
+	}
+	if n := value[int](t, db, `select max(pg_column_size(e - 'trace')) from jobs, jsonb_array_elements(errors) e`); n > 1024 {
+		t.Errorf("the largest entry has %d bytes without its trace, want at most 1024", n)
+	}
+}
+
+// R-12: no end of attempts, but an end of time.
+func TestUnlimitedAttempts(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: Unlimited, Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom }),
+	}})
+	put := func(attempt int, until string) string {
+		return value[string](t, db, `insert into jobs (kind, attempt, retry_until) values ('k', $1, now() + $2::interval) returning id`, attempt, until)
+	}
+	for id, want := range map[string]string{
+		put(2_000_000_000, "2 hours"): "",
+		put(2_000_000_000, "30 min"):  ReasonTimeBudget,
+		put(Unlimited-1, "2 hours"):   ReasonAttemptsExhausted, // of what an int holds
+	} {
+		heard.end(t, id)
+		if got := value[string](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
+			t.Errorf("reason %q, want %q", got, want)
+		}
+	}
+}
+
+func TestErrorCasesAreValidated(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	yes := func(error) bool { return true }
+	for field, c := range map[string]ErrorCase{
+		"Name":        {If: yes},
+		"If":          {Name: "c"},
+		"Discard":     {Name: "c", If: yes, Discard: true, MaxAttempts: 1},
+		"Retry.Delay": {Name: "c", If: yes, Retry: Constant{Delay: -1}},
+		"MaxAttempts": {Name: "c", If: yes, MaxAttempts: -1},
+	} {
+		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{c}}, doNothing)}})
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[0]."+field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	twice := []ErrorCase{{Name: "c", If: yes}, {Name: "c", If: yes}}
+	_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: twice}, doNothing)}})
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[1].Name" {
+		t.Errorf("one name twice: %v", err)
+	}
+	long := ErrorCase{Name: strings.Repeat("n", maxCaseName+1), If: yes}
+	if _, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{long}}, doNothing)}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a long name: %v", err)
+	}
+}

@@ -30,3 +30,12 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 		return strings.TrimSpace(line) == "yes", nil
 	}
 }
+
+// confirm asks; any answer but yes is an error that says what did not happen.
+func (a *app) confirm(ctx context.Context, question, otherwise string) error {
+	yes, err := a.confirmed(ctx, question)
+	if err == nil && !yes {
+		err = fmt.Errorf("not confirmed, %s; --yes does not ask", otherwise)
+	}
+	return err
+}

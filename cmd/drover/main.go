@@ -37,11 +37,11 @@ type app struct {
 	helpErr error // help was asked for a command that there is not
 }
 
-// run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use.
+// run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use; check has its own.
 func (a *app) run(ctx context.Context, args []string) int {
 	root := newRootCommand(a) //nolint:contextcheck // a command gets its context when it runs
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		err = a.helpErr
 	}
@@ -52,6 +52,13 @@ func (a *app) run(ctx context.Context, args []string) int {
 		err = errInterrupted
 	}
 	fmt.Fprintln(a.stderr, "drover: "+message(err))
+	var found *foundError
+	switch {
+	case errors.As(err, &found):
+		return found.code
+	case cmd.Annotations[monitors] != "":
+		return exitUnknown
+	}
 	var usage *usageError
 	if errors.As(err, &usage) || errors.Is(err, drover.ErrInvalid) {
 		return 2

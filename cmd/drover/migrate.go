@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -173,12 +172,8 @@ func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) er
 			return fmt.Errorf("count what would go: %w", err)
 		}
 	}
-	yes, err := a.confirmed(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s.",
-		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor")))
-	if err == nil && !yes {
-		err = errors.New("not confirmed, nothing was dropped; --yes does not ask")
-	}
-	return err
+	return a.confirm(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s.",
+		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor")), "nothing was dropped")
 }
 
 func newMigrateStatusCommand(a *app) *cobra.Command {

@@ -26,7 +26,7 @@ func newRootCommand(a *app) *cobra.Command {
 		Short: "Operate drover, the job queue inside your Postgres",
 		Long: `Operate drover, the job queue inside your Postgres.
 
-The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a failure, 2 for a wrong use.`,
+The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a failure, 2 for a wrong use; check has its own.`,
 		Version:       version(),
 		SilenceErrors: true, // main prints them, once
 		SilenceUsage:  true,
@@ -52,7 +52,9 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	root.AddCommand(
 		newMigrateCommand(a),
 		newJobsCommand(a),
+		newArchiveCommand(a),
 		newStatsCommand(a),
+		newCheckCommand(a),
 		newBenchCommand(a),
 		newDemoCommand(a),
 	)

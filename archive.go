@@ -1,0 +1,111 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"io"
+)
+
+// Moved is what went from one table to the other.
+type Moved struct {
+	Jobs      int64    `json:"jobs"`
+	Conflicts []string `json:"conflicts,omitempty"` // ids that are there already, of another life of that id: they stay where they were
+}
+
+// ArchiveOpts say more about what to archive. Nil archives all that fit.
+type ArchiveOpts struct {
+	// KeepNewest leaves that many of each kind, those that ended last of the ones that fit. Zero leaves none.
+	KeepNewest int
+}
+
+// Archive moves jobs that have ended and fit the filter to the table jobs_archive, where they cost the queue nothing. It
+// goes in batches, each one statement: a job is in one table or the other, and what was moved before an error stays
+// moved. An id in the archive is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
+func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) (Moved, error) {
+	var bad problems
+	if opts == nil {
+		opts = &ArchiveOpts{}
+	}
+	if opts.KeepNewest < 0 {
+		bad.add("KeepNewest", "%d is negative", opts.KeepNewest)
+	}
+	if filter.State != "" && !filter.State.Final() {
+		bad.add("Filter.State", "%s jobs have not ended", filter.State)
+	}
+	doc := filterFor(&bad, filter)
+	if err := bad.err(); err != nil {
+		return Moved{}, err
+	}
+	moved, err := c.store.archive(ctx, doc, opts.KeepNewest)
+	if err != nil {
+		return moved, fmt.Errorf("archive jobs: %w", err)
+	}
+	return moved, nil
+}
+
+// Restore moves jobs that fit the filter back from the archive, as they were: discarded ones can be redriven then. Where
+// their queue has ArchiveDiscardedAfter the pruner archives them again within a minute or so, unless they are redriven.
+// An empty filter is an *InvalidError.
+func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
+	var bad problems
+	doc := filterFor(&bad, filter)
+	if err := bad.err(); err != nil {
+		return Moved{}, err
+	}
+	moved, err := c.store.restore(ctx, doc)
+	if err != nil {
+		return moved, fmt.Errorf("restore jobs: %w", err)
+	}
+	return moved, nil
+}
+
+// DeleteForEver confirms a purge.
+const DeleteForEver = "delete for ever"
+
+// PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. Confirm must
+// be DeleteForEver; that it is not, and an empty filter, are an *InvalidError.
+func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string) (int64, error) {
+	var bad problems
+	doc := filterFor(&bad, filter)
+	if confirm != DeleteForEver {
+		bad.add("confirm", "is not DeleteForEver (%q)", DeleteForEver)
+	}
+	if err := bad.err(); err != nil {
+		return 0, err
+	}
+	deleted, err := c.store.purge(ctx, doc, confirm)
+	if err != nil {
+		return deleted, fmt.Errorf("purge the archive: %w", err)
+	}
+	return deleted, nil
+}
+
+// ExportArchive writes the archive's jobs that fit the filter to w, one JSON object a line with the columns of
+// jobs_archive, by id. It returns how many. It reads page by page and holds one job in memory at a time.
+func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) (n int64, err error) {
+	var bad problems
+	doc := filter.encode(&bad)
+	if err := bad.err(); err != nil {
+		return 0, err
+	}
+	err = c.store.export(ctx, doc, func(line []byte) error {
+		if _, err := w.Write(append(line, '\n')); err != nil {
+			return err
+		}
+		n++
+		return nil
+	})
+	if err != nil {
+		return n, fmt.Errorf("export the archive: %w", err)
+	}
+	return n, nil
+}
+
+// filterFor is the filter of a verb that changes jobs.
+func filterFor(bad *problems, filter Filter) string {
+	doc := filter.encode(bad)
+	if doc == "{}" {
+		bad.add("Filter", "is empty; All says that every job is meant")
+	}
+	return doc
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newArchiveCommand(a *app) *cobra.Command {
+	cmd := group(&cobra.Command{Use: "archive", Short: "Put jobs that have ended away, bring them back, export or purge them"})
+	cmd.AddCommand(newArchiveAddCommand(a), newArchiveRestoreCommand(a), newArchiveExportCommand(a), newArchivePurgeCommand(a))
+	return cmd
+}
+
+func newArchiveAddCommand(a *app) *cobra.Command {
+	var keep int
+	return archiveVerb(&cobra.Command{
+		Use:   "add",
+		Short: "Move jobs that have ended to the archive",
+		Long: `Move completed, discarded or cancelled jobs that fit to the table jobs_archive, in batches. An interruption leaves
+every job in one table or the other. Ids that the archive has already are told, and stay.`,
+		Example: `  drover archive add --state discarded --finalized-before 30d
+  drover archive add --state discarded --keep 1000`,
+	}, true, func(cmd *cobra.Command) {
+		cmd.Flags().IntVar(&keep, "keep", 0, "leave the newest N of each kind among them")
+	}, func(ctx context.Context, flags *filterFlags) error {
+		if keep < 0 {
+			return usagef("--keep %d is negative", keep)
+		}
+		return a.move(ctx, "archived", func(s *session) (drover.Moved, error) {
+			return s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep})
+		})
+	})
+}
+
+func newArchiveRestoreCommand(a *app) *cobra.Command {
+	return archiveVerb(&cobra.Command{
+		Use:     "restore",
+		Short:   "Move jobs back from the archive, as they were",
+		Example: `  drover archive restore --kind charge --reason attempts_exhausted`,
+	}, true, nil, func(ctx context.Context, flags *filterFlags) error {
+		return a.move(ctx, "restored", func(s *session) (drover.Moved, error) { return s.client.Restore(ctx, flags.at(s.now)) })
+	})
+}
+
+func newArchiveExportCommand(a *app) *cobra.Command {
+	return archiveVerb(&cobra.Command{
+		Use:     "export",
+		Short:   "Print the archive's jobs as JSON, one a line",
+		Example: `  drover archive export --finalized-before 365d > jobs.jsonl`,
+	}, false, nil, func(ctx context.Context, flags *filterFlags) error {
+		s, err := a.open(ctx)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		out := bufio.NewWriterSize(a.stdout, 1<<16)
+		n, err := s.client.ExportArchive(ctx, out, flags.at(s.now))
+		err = errors.Join(err, out.Flush())
+		fmt.Fprintf(a.stderr, "%s exported\n", plural(n, "job"))
+		return flagNames(err)
+	})
+}
+
+func newArchivePurgeCommand(a *app) *cobra.Command {
+	var yes bool
+	return archiveVerb(&cobra.Command{
+		Use:   "purge",
+		Short: "Delete jobs from the archive for ever",
+		Long: `Delete jobs that fit from the table jobs_archive for ever, in batches, after a question. Where nobody can be asked
+(standard input is no terminal) --yes is needed.`,
+		Example: `  drover archive purge --finalized-before 365d --yes`,
+	}, true, func(cmd *cobra.Command) {
+		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	}, func(ctx context.Context, flags *filterFlags) error { return a.purge(ctx, flags, yes) })
+}
+
+// archiveVerb completes a command with the filter's flags and its own.
+func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command), do func(context.Context, *filterFlags) error) *cobra.Command {
+	flags := addFilterFlags(cmd)
+	if own != nil {
+		own(cmd)
+	}
+	cmd.Args = args(cobra.NoArgs)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if needsFilter && !givenFilter(cmd) {
+			return usagef("which jobs? --all means every one; see %s --help for the others", cmd.CommandPath())
+		}
+		if err := flags.check(cmd, nil); err != nil {
+			return err
+		}
+		if state := flags.filter.State; state != "" && !state.Final() {
+			return usagef("--state %s: only jobs that have ended can be archived", state)
+		}
+		return do(cmd.Context(), flags)
+	}
+	return cmd
+}
+
+// move moves jobs between the tables and tells how many.
+func (a *app) move(ctx context.Context, done string, do func(*session) (drover.Moved, error)) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	moved, err := do(s)
+	if a.json {
+		if printErr := a.printJSON(moved); err == nil {
+			err = printErr
+		}
+	} else {
+		fmt.Fprintf(a.stdout, "%s %s\n", plural(moved.Jobs, "job"), done)
+		for _, id := range moved.Conflicts {
+			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": the id is there already"))
+		}
+	}
+	if err == nil && len(moved.Conflicts) > 0 {
+		err = fmt.Errorf("%s not %s", plural(int64(len(moved.Conflicts)), "job"), done)
+	}
+	return flagNames(err)
+}
+
+func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
+	if !yes && !a.interactive {
+		return usagef("nobody can be asked here: --yes deletes without a question")
+	}
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if !yes {
+		question := fmt.Sprintf("This deletes the jobs that fit from the archive of database %q, schema %q, for ever.", s.database, s.schema)
+		if err := a.confirm(ctx, question, "nothing was deleted"); err != nil {
+			return err
+		}
+	}
+	n, err := s.client.PurgeArchive(ctx, flags.at(s.now), drover.DeleteForEver)
+	if a.json {
+		if printErr := a.printJSON(struct {
+			Deleted int64 `json:"deleted"`
+		}{n}); err == nil {
+			err = printErr
+		}
+	} else {
+		fmt.Fprintf(a.stdout, "%s deleted\n", plural(n, "job"))
+	}
+	return flagNames(err)
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/drover-queue/drover"
+)
+
+// D-7
+func TestArchive(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	dead := enqueue(t, client, charge{Order: 1}, nil)
+	discard(t, sh)
+	waits := enqueue(t, client, charge{Order: 2}, nil)
+	count := func(table string) (n int) {
+		t.Helper()
+		if err := sh.pool.QueryRow(t.Context(), `select count(*) from `+table).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+
+	sh.run(t, "archive", "add", "--state", "discarded", "--finalized-before", "1h").ok(t).says(t, "0 jobs archived")
+	sh.run(t, "archive", "add", "--kind", "charge", "--keep", "1").ok(t).says(t, "0 jobs archived")
+	sh.run(t, "archive", "add", "--kind", "charge").ok(t).says(t, "1 job archived")
+	if count("jobs") != 1 || count("jobs_archive") != 1 {
+		t.Errorf("%d jobs, %d archived", count("jobs"), count("jobs_archive"))
+	}
+
+	o := sh.run(t, "archive", "export").ends(t, 0, "1 job exported")
+	var row struct{ ID, State string }
+	if err := json.Unmarshal([]byte(o.stdout), &row); err != nil || row.ID != dead || row.State != "discarded" || strings.Count(o.stdout, "\n") != 1 {
+		t.Errorf("exported %q, %v", o.stdout, err)
+	}
+	if o := sh.run(t, "archive", "export", "--kind", "refund").ends(t, 0, "0 jobs exported"); o.stdout != "" {
+		t.Errorf("exported %q", o.stdout)
+	}
+
+	if moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", "--id", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
+		t.Errorf("restored %+v", moved)
+	}
+	sh.run(t, "archive", "add", "--all").ok(t)
+	if _, err := sh.pool.Exec(t.Context(), `insert into jobs (id, kind) values ($1, 'another')`, dead); err != nil {
+		t.Fatal(err)
+	}
+	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, "0 jobs restored", dead+"  not restored: the id is there already")
+
+	sh.input = "no\n"
+	sh.run(t, "archive", "purge", "--all").ends(t, 1, "for ever", "Type yes", "not confirmed, nothing was deleted")
+	sh.input = ""
+	sh.run(t, "archive", "purge", "--all").ends(t, 2, "--yes deletes without a question")
+	if count("jobs_archive") != 1 {
+		t.Error("purged without a yes")
+	}
+	sh.input = "yes\n"
+	sh.run(t, "archive", "purge", "--kind", "refund").ok(t).says(t, "0 jobs deleted")
+	sh.run(t, "archive", "purge", "--all", "--yes").ok(t).says(t, "1 job deleted")
+	if count("jobs_archive") != 0 {
+		t.Error("not purged")
+	}
+	if _, err := client.Get(t.Context(), waits); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestArchiveErrors(t *testing.T) {
+	t.Parallel()
+	sh := &shell{}
+	for _, c := range []struct {
+		args []string
+		text string
+	}{
+		{[]string{"archive", "add"}, "which jobs? --all"},
+		{[]string{"archive", "restore"}, "which jobs? --all"},
+		{[]string{"archive", "purge", "--yes"}, "which jobs? --all"},
+		{[]string{"archive", "add", "--state", "running"}, "--state"},
+		{[]string{"archive", "add", "--reason", "bored"}, "--reason"},
+		{[]string{"archive", "add", "--all", "--keep", "-1"}, "--keep"},
+		{[]string{"archive", "add", "--finalized-before", "-1h"}, "--finalized-before"},
+		{[]string{"archive", "add", "all"}, "usage: drover archive add"},
+	} {
+		sh.run(t, c.args...).ends(t, 2, c.text)
+	}
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+// monitors marks a command whose exit code is for a monitor, for which 1 and 2 are findings and exitUnknown is that it
+// could not look.
+const (
+	monitors    = "monitors"
+	exitUnknown = 3
+)
+
+// foundError is what a check has found.
+type foundError struct {
+	code int
+	n    int
+}
+
+func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " exceeded" }
+
+func newCheckCommand(a *app) *cobra.Command {
+	var t drover.Thresholds
+	limits := []struct {
+		name, usage string
+		to          *int
+		given       int
+	}{
+		{"max-discarded", "more discarded jobs are a warning", &t.Discarded, 0},
+		{"max-new-discarded", "more jobs discarded within --within are a warning", &t.NewDiscarded, 0},
+		{"max-quarantined", "more jobs discarded because processes died of them are critical", &t.Quarantined, 0},
+	}
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Compare dead letters and lateness with thresholds, for cron and monitors",
+		Long: `Compare dead letters and lateness with the thresholds that are given, and print a line for each that is exceeded.
+
+Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical, 3 it could not look.`,
+		Example: `  drover check --max-discarded 100 --max-new-discarded 5 --max-quarantined 0 --max-oldest 15m`,
+		Args:    args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			given := cmd.Flags().Changed("max-oldest")
+			for _, limit := range limits {
+				if !cmd.Flags().Changed(limit.name) {
+					continue
+				}
+				if limit.given < 0 {
+					return usagef("--%s %d is negative", limit.name, limit.given)
+				}
+				*limit.to, given = limit.given+1, true
+			}
+			switch {
+			case !given:
+				return usagef("no threshold is given: see drover check --help")
+			case cmd.Flags().Changed("max-oldest") && t.Oldest <= 0:
+				return usagef("--max-oldest %v is not positive", t.Oldest)
+			case t.Within <= 0:
+				return usagef("--within %v is not positive", t.Within)
+			}
+			return a.check(cmd.Context(), t)
+		},
+		Annotations: map[string]string{monitors: "yes"},
+	}
+	f := cmd.Flags()
+	for i := range limits {
+		f.IntVar(&limits[i].given, limits[i].name, 0, limits[i].usage)
+	}
+	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --max-new-discarded looks")
+	f.DurationVar(&t.Oldest, "max-oldest", 0, "a due job that has waited longer is a warning")
+	f.StringVar(&t.Queue, "queue", "", "look at this queue only")
+	return cmd
+}
+
+func (a *app) check(ctx context.Context, t drover.Thresholds) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	alerts, err := s.client.Alerts(ctx, t)
+	if err != nil {
+		return err
+	}
+	level, code := "ok", 0
+	for _, alert := range alerts {
+		if alert.Level == "critical" {
+			level, code = "critical", 2
+			break
+		}
+		level, code = "warning", 1
+	}
+	if a.json {
+		if err := a.printJSON(struct {
+			Level  string         `json:"level"`
+			Alerts []drover.Alert `json:"alerts"`
+		}{level, alerts}); err != nil {
+			return err
+		}
+	} else {
+		for _, alert := range alerts {
+			fmt.Fprintln(a.stdout, finding(alert, t))
+		}
+		if code == 0 {
+			fmt.Fprintln(a.stdout, "ok")
+		}
+	}
+	if code > 0 {
+		return &foundError{code, len(alerts)}
+	}
+	return nil
+}
+
+// finding is an alert in words.
+func finding(alert drover.Alert, t drover.Thresholds) string {
+	n, most := int64(alert.Value), int64(alert.Threshold)-1
+	text := fmt.Sprintf("%s, at most %d", alert.Name, most)
+	switch alert.Name {
+	case "discarded":
+		text = fmt.Sprintf("%s discarded, at most %d", plural(n, "job"), most)
+	case "new_discarded":
+		text = fmt.Sprintf("%s discarded in the last %s, at most %d", plural(n, "job"), span(t.Within), most)
+	case "quarantined":
+		text = fmt.Sprintf("%s quarantined, at most %d: drover jobs list --reason crashed", plural(n, "job"), most)
+	case "oldest":
+		text = fmt.Sprintf("a due job has waited %s, at most %s", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+	}
+	if t.Queue != "" {
+		text += ", queue " + t.Queue
+	}
+	return printable(alert.Level + ": " + text)
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

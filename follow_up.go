@@ -1,0 +1,57 @@
+package drover
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// FollowUp is a job that is enqueued when another one is discarded: to refund, to tell a person, to open a ticket. It
+// is data, kept in the table kinds. The database itself enqueues it in the transaction that discards, whatever the
+// reason and whoever does it: a run's end, a rescue, an operator, psql. A job that is redriven and discarded again has
+// another one. Its args are a DiscardedJob. A follow-up's own follow-up is enqueued in the same way, three deep at most.
+type FollowUp struct {
+	// Kind of the job. Needed; not the worker's own.
+	Kind string
+
+	// Queue is where it goes. Zero means "default".
+	Queue string
+}
+
+// DiscardedJob is what a follow-up's args say of the job that was discarded. Embed it to make Args of it:
+//
+//	type ChargeFailed struct{ drover.DiscardedJob }
+//
+//	func (ChargeFailed) Kind() string { return "charge_failed" }
+type DiscardedJob struct {
+	JobID       string          `json:"job_id"`
+	Queue       string          `json:"queue"`
+	JobKind     string          `json:"kind"`
+	Args        json.RawMessage `json:"args"`   // null if they are longer than 3 MiB: Client.Get has them
+	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
+	Error       string          `json:"error"`  // of the last failed run, like Class and Fingerprint; "" if none failed
+	Class       string          `json:"class"`
+	Fingerprint string          `json:"fingerprint"`
+	Attempts    int             `json:"attempts"`
+	DiscardedAt time.Time       `json:"discarded_at"`
+}
+
+// checkFollowUp checks what the worker asks for, and fills it in.
+func (c *Client) checkFollowUp(bad *problems, field string, w *Worker) {
+	if w.opts.FollowUp == nil {
+		return
+	}
+	f := *w.opts.FollowUp
+	if f.Queue == "" {
+		f.Queue = "default"
+	}
+	w.opts.FollowUp = &f
+	bad.join(checkName(field+".FollowUp.Kind", f.Kind))
+	bad.join(checkName(field+".FollowUp.Queue", f.Queue))
+	switch {
+	case f.Kind == "":
+	case f.Kind == w.kind:
+		bad.add(field+".FollowUp.Kind", "%q is the worker's own: it would follow itself", f.Kind)
+	case len(c.kinds) > 0 && !c.kinds[f.Kind]:
+		bad.add(field+".FollowUp.Kind", "%q is not among Config.Kinds", f.Kind)
+	}
+}

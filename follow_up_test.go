@@ -1,0 +1,239 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// followUps are the follow-ups that wait, by the job they are for.
+func (db *testDB) followUps(t testing.TB) map[string][]DiscardedJob {
+	t.Helper()
+	rows, err := db.Query(t.Context(), `select args from jobs where metadata ? 'drover:follow_up'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]DiscardedJob{}
+	docs, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range docs {
+		var d DiscardedJob
+		if err := json.Unmarshal(doc, &d); err != nil {
+			t.Fatal(err)
+		}
+		all[d.JobID] = append(all[d.JobID], d)
+	}
+	return all
+}
+
+// F-14: whoever discards, the same transaction enqueues the follow-up, once.
+func TestFollowUpOnEveryPath(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	follow := &FollowUp{Kind: "after", Queue: "alarms"}
+	returns := func(err error) func(context.Context, *Job) error {
+		return func(context.Context, *Job) error { return err }
+	}
+	cfg := SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("fails", WorkerOpts{MaxAttempts: 1, FollowUp: follow}, returns(errBoom)),
+		dynWorker("discards", WorkerOpts{FollowUp: follow}, returns(Discard(errBoom))),
+		dynWorker("panics", WorkerOpts{DiscardOnPanic: true, FollowUp: follow}, func(context.Context, *Job) error { panic("oh") }),
+		dynWorker("in its transaction", WorkerOpts{FollowUp: follow}, func(ctx context.Context, job *Job) error {
+			return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return job.SettleTx(ctx, tx, Discard(errBoom)) })
+		}),
+		Handle(func(context.Context, *Job, job) error { return nil }, WorkerOpts{FollowUp: follow}),
+		dynWorker("no follow-up", WorkerOpts{}, returns(Discard(errBoom))),
+		dynWorker("retried", WorkerOpts{FollowUp: follow}, returns(errBoom)),
+		dynWorker("completed", WorkerOpts{FollowUp: follow}, doNothing),
+		dynWorker("by hand", WorkerOpts{FollowUp: follow}, doNothing),
+		dynWorker("cancelled", WorkerOpts{FollowUp: follow}, returns(Cancel(nil))),
+	}}
+	db.run(t, cfg)
+	want := map[string]DiscardedJob{}
+	ended := func(id, kind, reason, text, class string, attempts int) {
+		heard.end(t, id)
+		want[id] = DiscardedJob{Queue: "default", JobKind: kind, Reason: reason, Error: text, Class: class, Attempts: attempts}
+	}
+	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", ReasonAttemptsExhausted, "boom", classError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails"}, &EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", ReasonTimeBudget, "boom", classError, 1)
+	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", ReasonUnrecoverable, "boom", classError, 1)
+	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", ReasonPanic, "panic: oh", classPanic, 1)
+	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", ReasonUnrecoverable, "boom", classError, 1)
+	expired := value[string](t, db, `insert into jobs (kind, expires_at) values ('fails', now() - interval '1 s') returning id`)
+	ended(expired, "fails", ReasonExpired, "", "", 0)
+	undecodable := value[string](t, db, `insert into jobs (kind, args) values ('job', '"no object"') returning id`)
+	heard.end(t, undecodable)
+	for _, kind := range []string{"no follow-up", "retried", "completed", "cancelled"} {
+		heard.end(t, db.enqueue(t, dyn{kind: kind}, nil))
+	}
+	byHand := db.enqueue(t, dyn{kind: "by hand"}, &EnqueueOpts{Delay: time.Hour})
+	const discard = `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), discard, byHand); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if db.followUps(t)[byHand] != nil {
+		t.Error("a discard that was rolled back has a follow-up")
+	}
+	db.exec(t, discard, byHand)
+	db.exec(t, `update jobs set discard_reason = 'panic' where id = $1`, byHand) // it is discarded already
+	want[byHand] = DiscardedJob{Queue: "default", JobKind: "by hand", Reason: "operator"}
+
+	got := db.followUps(t)
+	if d := got[undecodable]; len(d) != 1 || d[0].Reason != ReasonUndecodable || string(d[0].Args) != `"no object"` {
+		t.Errorf("undecodable: %+v", d)
+	}
+	delete(got, undecodable)
+	if a, b := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(a, b) {
+		t.Errorf("follow-ups for %q, want %q", a, b)
+	}
+	for id, w := range want {
+		if len(got[id]) != 1 {
+			t.Errorf("%s, %s: %d follow-ups", w.JobKind, w.Reason, len(got[id]))
+			continue
+		}
+		g := got[id][0]
+		if (g.Fingerprint != "") != (w.Class != "") || g.DiscardedAt.IsZero() || !json.Valid(g.Args) {
+			t.Errorf("%s, %s: %+v", w.JobKind, w.Reason, g)
+		}
+		g.JobID, g.Fingerprint, g.Args, g.DiscardedAt = "", "", nil, time.Time{}
+		if fmt.Sprint(g) != fmt.Sprint(w) {
+			t.Errorf("%+v, want %+v", g, w)
+		}
+	}
+	if !value[bool](t, db, `select bool_and(queue = 'alarms' and kind = 'after' and state = 'available' and scheduled_at <= now()) from jobs where metadata ? 'drover:follow_up'`) {
+		t.Error("not all follow-ups are where they should be")
+	}
+
+	// Redriven and discarded again: another one.
+	again := db.enqueue(t, dyn{kind: "discards"}, nil)
+	heard.end(t, again)
+	if err := db.client.RedriveJob(t.Context(), again, nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return len(db.followUps(t)[again]) == 2 })
+}
+
+// F-14: the rescuer need not know the kind.
+func TestFollowUpOfACrash(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('elsewhere', 'after', 'default')`)
+	id := value[string](t, db, `insert into jobs (kind, max_attempts, state, claimed_by, attempt, claim_seq, attempted_at)
+		values ('elsewhere', 1, 'running', 'dead', 1, 1, now()) returning id`)
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
+	db.stopped(t, SupervisorConfig{}).beat(t)
+	got := db.followUps(t)[id]
+	if len(got) != 1 || got[0].Class != classCrash || got[0].Attempts != 1 || got[0].Reason == "" {
+		t.Errorf("follow-ups: %+v", got)
+	}
+}
+
+// chargeFailed is what a user makes of a DiscardedJob.
+type chargeFailed struct{ DiscardedJob }
+
+func (chargeFailed) Kind() string { return "charge_failed" }
+
+// F-14: a discard by psql wakes the supervisors of the follow-up's queue, which run it with all it should know.
+func TestAFollowUpWakesItsQueue(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	got := make(chan chargeFailed, 1)
+	db.launch(t, SupervisorConfig{Queues: []Queue{{Name: "alarms"}}, PollInterval: time.Hour, Workers: []Worker{
+		Handle(func(_ context.Context, _ *Job, args chargeFailed) error { got <- args; return nil }, WorkerOpts{}),
+		dynWorker("charge", WorkerOpts{FollowUp: &FollowUp{Kind: "charge_failed", Queue: "alarms"}}, doNothing),
+	}})
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from sleepers where sleeps_until is not null`)
+	id := value[string](t, db, `insert into jobs (kind, queue, args) values ('charge', 'nobody serves it', '{"OrderID": 42}') returning id`)
+	ear, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ear.Release()
+	if _, err := ear.Exec(t.Context(), `listen "`+value[string](t, db, `select drover_channel()`)+`"`); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if note, err := ear.Conn().WaitForNotification(ctx); err != nil || note.Payload != "wake alarms" {
+		t.Errorf("notification %+v, %v", note, err)
+	}
+	if _, err := ear.Exec(t.Context(), `unlisten *`); err != nil {
+		t.Error(err)
+	}
+	if d := receive(t, got); d.JobID != id || d.JobKind != "charge" || d.Queue != "nobody serves it" || string(d.Args) != `{"OrderID": 42}` || d.Reason != "operator" {
+		t.Errorf("args = %+v", d)
+	}
+}
+
+// Two kinds that follow each other come to an end.
+func TestChainsOfFollowUpsEnd(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default'), ('b', 'a', 'default')`)
+	db.exec(t, `insert into jobs (kind) values ('a')`)
+	for range 6 {
+		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where finalized_at is null`)
+	}
+	if got := value[string](t, db, `select string_agg(kind || coalesce(metadata->>'drover:follow_up', ''), ' ' order by metadata->>'drover:follow_up' nulls first) from jobs`); got != "a b1 a2 b3" {
+		t.Errorf("jobs: %s", got)
+	}
+	for _, junk := range []string{`{"drover:follow_up": "x"}`, `{"drover:follow_up": 1e30}`, `{"drover:follow_up": null}`} { // of psql's making
+		db.exec(t, `insert into jobs (kind, metadata) values ('a', $1)`, junk)
+	}
+	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where finalized_at is null`)
+	if n := value[int](t, db, `select count(*) from jobs where finalized_at is null`); n != 2 {
+		t.Errorf("%d follow-ups, want 2", n)
+	}
+}
+
+// A discard does not fail for args that leave no room for more.
+func TestAFollowUpOfHugeArgs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
+	id := value[string](t, db, `insert into jobs (kind, args) values ('a', to_jsonb(repeat('x', 20000000))) returning id`)
+	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
+	if got := db.followUps(t)[id]; len(got) != 1 || string(got[0].Args) != "null" {
+		t.Errorf("%d follow-ups", len(got))
+	}
+}
+
+func TestFollowUpIsValidated(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet(), Kinds: []string{"k", "known"}})
+	for _, c := range []struct {
+		follow FollowUp
+		field  string
+	}{
+		{FollowUp{}, "Kind"},
+		{FollowUp{Kind: "k"}, "Kind"},
+		{FollowUp{Kind: "unknown"}, "Kind"},
+		{FollowUp{Kind: "known", Queue: strings.Repeat("q", 129)}, "Queue"},
+		{FollowUp{Kind: "known"}, ""},
+	} {
+		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{FollowUp: &c.follow}, doNothing)}})
+		var invalid *InvalidError
+		if (err != nil) != (c.field != "") || err != nil && (!errors.As(err, &invalid) || invalid.Field != "Workers[0].FollowUp."+c.field) {
+			t.Errorf("%+v: %v", c.follow, err)
+		}
+	}
+}
