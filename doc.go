@@ -28,7 +28,7 @@
 //
 // Available, scheduled and retryable jobs are claimed as soon as they are due: nothing promotes them, so the delay
 // that a strategy asked for is the delay that happens. The state parked is for jobs that wait for something other
-// than time; nothing puts a job there yet.
+// than time: for a build that mends what they fail with (FailurePark).
 //
 // # How it is used
 //
@@ -64,12 +64,14 @@
 //	fingerprint.go           tells which failures are the same
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
 //	prune.go                 deletes old completed and cancelled jobs
+//	failures.go              failure groups: what is known of a failure, and what becomes of its jobs
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
+//	store_pg_failures.go     SQL: failure groups
 //	store_pg_operate.go      SQL: what operators do
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and

@@ -139,3 +139,13 @@ func topFrame(trace string) string {
 	}
 	return ""
 }
+
+// isFingerprint reports whether a failure group could have the fingerprint.
+func isFingerprint(s string) bool {
+	for i := range len(s) {
+		if !isHex(s[i]) {
+			return false
+		}
+	}
+	return len(s) == 16
+}

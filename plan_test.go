@@ -28,11 +28,11 @@ func theStatements(s *still, ids []string) []planned {
 	outcomes := make([]*outcome, len(ids))
 	for i, id := range ids {
 		r := &run{sup: s.Supervisor, owner: req.supervisor, claimSeq: 1, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
-		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, entry: []byte(`{"class":"error"}`)}
+		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
 	}
 	var p pipeline
 	p.claim(req, &claimReply{})
-	_ = p.settle(map[string]bool{}, req.supervisor, outcomes) // strings only: cannot fail
+	_ = p.settle(map[string]State{}, req.supervisor, outcomes) // strings only: cannot fail
 	claim, settle := p.batch.QueuedQueries[2], p.batch.QueuedQueries[4]
 	sweep := s.claimer.allLanes()
 	queues := make([]string, len(sweep.lanes))
