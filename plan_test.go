@@ -44,6 +44,7 @@ func theStatements(s *still, ids []string) []planned {
 		{"complete", sqlComplete, []any{ids, 1, req.supervisor}, true, len(ids)},
 		{"complete and delete", sqlCompleteDelete, []any{ids, 1, req.supervisor}, true, len(ids)},
 		{"settle", settle.SQL, settle.Arguments, true, len(ids)},
+		{"settle in a transaction", sqlSettleTx, []any{ids[0], settle.Arguments[1], req.supervisor}, true, 1},
 		{"look", sqlLook, []any{ids}, true, len(ids)},
 		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1]}, true, 0},
 		{"sweep", sqlSweep, []any{queues, sweep.lanes, sweep.floorAt, sweep.floorID, []string{"job"}}, true, 0},
@@ -108,7 +109,7 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 func (p *planner) check(t testing.TB, st planned, when string) {
 	t.Helper()
 	plan := p.explain(t, st, "costs off")
-	if strings.Contains(plan, "Seq Scan on jobs") || !regexp.MustCompile(`jobs_(claim_idx|pkey)`).MatchString(plan) ||
+	if regexp.MustCompile(`Seq Scan on (jobs|failure_)`).MatchString(plan) || !regexp.MustCompile(`jobs_(claim_idx|pkey)`).MatchString(plan) ||
 		!st.sorts && strings.Contains(plan, "Sort") {
 		t.Errorf("%s, %s:\n%s", st.name, when, plan)
 	}
@@ -139,6 +140,8 @@ func TestPlans(t *testing.T) {
 		db.checkPrune(t, when)
 	}
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
+		select lpad(to_hex(n), 16, '0'), 'job', 'error', now(), now(), 1, 1, '' from generate_series(1, 10000) n`)
 	check("no statistics")
 	db.exec(t, `analyze jobs`)
 	check("analyzed empty")

@@ -463,7 +463,7 @@ const settleColumns = `
 	class = coalesce($2::jsonb->id->'entry'->>'class', class),
 	fingerprint = coalesce($2::jsonb->id->'entry'->>'fingerprint', fingerprint),
 	errors = case when $2::jsonb->id ? 'entry'
-		then drover_append_error(errors, $2::jsonb->id->'entry' - case when (select rules from ruled) ? id then 'delay_ms' else '' end
+		then drover_append_error(errors, ($2::jsonb->id->'entry') - (case when (select rules from ruled) ? id then 'delay_ms' else '' end)
 			|| jsonb_build_object('at', now())) else errors end`
 
 // sqlSettle ends runs of supervisor $3 in any other way: ids $1, and for each id in the object $2 what becomes of
