@@ -149,7 +149,7 @@ type beatReply struct {
 	failures bool // failure groups are to be tended
 	peers    []peer
 	clock    float64         // the server's, in seconds
-	gone  map[string]bool // jobs in flight that are not ours any more, and whether they were cancelled
+	gone     map[string]bool // jobs in flight that are not ours any more, and whether they were cancelled
 }
 
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {
