@@ -52,6 +52,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	root.AddCommand(
 		newMigrateCommand(a),
 		newJobsCommand(a),
+		newFailuresCommand(a),
 		newStatsCommand(a),
 		newBenchCommand(a),
 		newDemoCommand(a),
