@@ -262,7 +262,25 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.redriver.poke()
 	}
 	c.observe(ctx, conn, l, reply)
+	if reply.failures && c.sup.pruner.Load() {
+		if err := c.tendFailures(ctx, conn); err != nil {
+			c.sup.log.WarnContext(ctx, "failure groups are tended with the next beat", slog.String("error", err.Error()))
+		}
+	}
 	return c.sweep(ctx, conn, l, reply)
+}
+
+// tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
+// whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
+func (c *control) tendFailures(ctx context.Context, conn *pgx.Conn) error {
+	reopened, err := c.sup.client.store.tendFailures(ctx, conn)
+	if err != nil {
+		return err
+	}
+	for _, g := range reopened {
+		c.sup.reporter.tell(g.tellReopened(c.sup.lease.Load().id))
+	}
+	return nil
 }
 
 // tellGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
@@ -392,7 +410,7 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 			outcomes[i] = c.sup.rescued(&chunk[i], owner, started[chunk[i].id])
 		}
 		var p pipeline
-		settled := map[string]bool{}
+		settled := map[string]State{}
 		p.begin()
 		p.exec(nil, sqlOnePlan)
 		if err := p.settle(settled, owner, outcomes); err != nil {
@@ -403,7 +421,8 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 			return err
 		}
 		for _, o := range outcomes {
-			if settled[o.run.job.ID] {
+			if state := settled[o.run.job.ID]; state != "" {
+				o.became(state)
 				c.sup.reporter.tell(o.tell(o.event))
 			}
 		}
@@ -552,7 +571,7 @@ func (c *control) end(ctx context.Context) {
 	defer link.close(ctx)
 	conn, err := link.get(ctx)
 	if err == nil {
-		err = c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id)
+		err = errors.Join(c.tendFailures(ctx, conn), c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id))
 	}
 	if err != nil {
 		c.sup.log.WarnContext(ctx, "supervisor could not sign off", slog.String("error", err.Error()))

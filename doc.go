@@ -28,7 +28,7 @@
 //
 // Available, scheduled and retryable jobs are claimed as soon as they are due: nothing promotes them, so the delay
 // that a strategy asked for is the delay that happens. The state parked is for jobs that wait for something other
-// than time; nothing puts a job there yet.
+// than time: for a build that mends what they fail with (FailurePark).
 //
 // # How it is used
 //
@@ -68,6 +68,7 @@
 //	redriver.go              carries redrives on, whoever began them
 //	args_shape.go            what an args patch is checked against
 //	prune.go                 deletes or archives jobs that have ended, when their time is over
+//	failures.go              failure groups: what is known of a failure, and what becomes of its jobs
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
 //	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
@@ -77,6 +78,7 @@
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
+//	store_pg_failures.go     SQL: failure groups
 //	store_pg_operate.go      SQL: what operators do
 //	store_pg_redrives.go     SQL: redrives
 //	store_pg_archive.go      SQL: the archive and alerts

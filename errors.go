@@ -20,6 +20,9 @@ var (
 	// ErrNotFound reports a job id that no row has.
 	ErrNotFound = errors.New("drover: no such job")
 
+	// ErrNoFailure reports a fingerprint that no failure group has.
+	ErrNoFailure = errors.New("drover: no such failure group")
+
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them.
 	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
 		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)

@@ -20,34 +20,191 @@ func fingerprint(kind, errType, text, trace string) string {
 // maxNormalized is how many bytes of a normalized text tell failures apart.
 const maxNormalized = 1 << 10
 
-// normalizeText puts a mark in the place of every quoted value and of every word that holds a digit.
+// maxQuoting is how deep quotes within quotes are read.
+const maxQuoting = 3
+
+// normalizeText puts a mark in the place of what differs from job to job: quoted values, words that hold a digit, ids,
+// addresses, hosts, URLs, paths. What tells causes apart stays: codes (HTTP statuses, exit statuses, SQLSTATE, error
+// numbers), and quoted names of columns, constraints, tables and the like; of JSON its keys, codes and messages.
 func normalizeText(text string) string {
 	var b strings.Builder
+	normalize(&b, text, maxQuoting)
+	return b.String()
+}
+
+func normalize(b *strings.Builder, text string, depth int) {
 	for i := 0; i < len(text) && b.Len() < maxNormalized; {
-		c, inWord := text[i], i > 0 && isWord(text[i-1])
+		c, inWord, before, rest := text[i], i > 0 && isWord(text[i-1]), text[:i], text[i:]
 		switch {
-		case c == '"' || c == '`' || c == '\'' && !inWord && closes(text[i:]):
-			b.WriteByte('$')
-			i += quoted(text[i:])
-		case c == '-' && !inWord && i+1 < len(text) && isDigit(text[i+1]):
-			i++ // a negative number is a number
-		case isUUID(text[i:]):
-			b.WriteByte('#')
-			i += uuidLen
-		case isWord(c):
-			n, digit := word(text[i:])
-			if digit {
-				b.WriteByte('#')
+		case c == '"' || c == '`' || c == '\'' && !inWord && closes(rest):
+			n := quoted(rest)
+			if depth > 0 && n > 1 && tells(before, text[i+n:]) {
+				b.WriteByte(c)
+				normalize(b, rest[1:n-1], depth-1)
+				b.WriteByte(c)
 			} else {
-				b.WriteString(text[i : i+n])
+				b.WriteByte('$')
 			}
 			i += n
+			continue
+		case c == '-' && !inWord && len(rest) > 1 && isDigit(rest[1]):
+			i++ // a negative number is a number
+			continue
+		}
+		n, mark := 0, byte('#')
+		if !inWord {
+			n, mark = place(before, rest)
+		}
+		switch {
+		case n > 0:
+			b.WriteByte(mark)
+		case isUUID(rest):
+			b.WriteByte('#')
+			n = uuidLen
+		case isWord(c):
+			var digit bool
+			if n, digit = word(rest); digit && !isCode(before, rest[:n]) || inDate(before, rest[:n]) {
+				b.WriteByte('#')
+			} else {
+				b.WriteString(rest[:n])
+			}
 		default:
 			b.WriteByte(c)
-			i++
+			n = 1
+		}
+		i += n
+	}
+}
+
+// tells reports whether a quoted text tells causes apart, by what stands before and behind it: it is a key of JSON, the
+// value of one that speaks of the cause, an error within an error, or the name of something in a schema.
+func tells(before, behind string) bool {
+	if before := strings.TrimRight(before, " \n"); strings.HasPrefix(behind, ":") && (strings.HasSuffix(before, "{") || strings.HasSuffix(before, ",")) {
+		return true
+	}
+	for _, end := range []string{
+		"column ", "constraint ", "relation ", "table ", "index ", "function ", "field ", "schema ", "type ", "for key ", "desc = ",
+	} {
+		if strings.HasSuffix(before, end) {
+			return true
 		}
 	}
-	return b.String()
+	value := strings.TrimRight(before, " ")
+	for _, end := range []string{
+		`code":`, `type":`, `"error":`, `"message":`, `"status":`, `"reason":`, `"param":`, `"field":`, `"title":`, `"detail":`,
+	} {
+		if strings.HasSuffix(value, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// isCode reports whether a number is one that tells causes apart: a short one behind a word that says so.
+func isCode(before, number string) bool {
+	name := strings.TrimRight(before, ` :="-(`)
+	at := len(name)
+	for at > 0 && isWord(name[at-1]) {
+		at--
+	}
+	switch strings.ToLower(name[at:]) {
+	case "sqlstate":
+		return len(number) == 5
+	case "status", "code", "statuscode", "status_code", "http":
+		return len(number) <= 5 && strings.Trim(number, "0123456789") == ""
+	case "error", "errno":
+		return len(number) <= 5 && strings.Trim(number, "0123456789") == "" && len(before)-len(name) == 1 && before[len(name)] == ' '
+	}
+	return false
+}
+
+// inDate reports whether a word is the name of a weekday or a month in a date written out.
+func inDate(before, name string) bool {
+	if len(name) != 3 {
+		return false
+	}
+	if strings.Contains("Mon Tue Wed Thu Fri Sat Sun", name) {
+		return true
+	}
+	last := strings.TrimRight(before, " ")
+	return last != "" && (isDigit(last[len(last)-1]) || last[len(last)-1] == ',') && strings.Contains("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec", name)
+}
+
+// place is the length of the place that s begins with, 0 if it is none: a URL or a path ($), a host or an email
+// address (#). before is what stands in front of it.
+func place(before, s string) (n int, mark byte) {
+	for _, end := range []string{"dial tcp ", "dial udp ", "dial tcp4 ", "dial tcp6 ", "lookup "} {
+		if strings.HasSuffix(before, end) {
+			return piece(s), '#'
+		}
+	}
+	if n = bracketed(s); n > 0 {
+		return n, '#'
+	}
+	n = piece(s)
+	switch t := s[:n]; {
+	case strings.Contains(t, "://"):
+		return n, '$'
+	case strings.HasPrefix(t, "/") && n > 1 && isWord(t[1]), strings.Count(t, "/") > 1 && isWord(t[0]), isFile(t):
+		return n, '$'
+	case isWord(s[0]) && strings.Contains(strings.Trim(t, "@"), "@"), isHost(t):
+		return n, '#'
+	}
+	return 0, 0
+}
+
+// bracketed is the length of the IPv6 address in brackets that s begins with, and of its port.
+func bracketed(s string) int {
+	end := strings.IndexByte(s[:min(len(s), 64)], ']')
+	if end < 0 || s[0] != '[' || strings.Count(s[:end], ":") < 2 {
+		return 0
+	}
+	address, _, _ := strings.Cut(s[1:end], "%")
+	if strings.Trim(address, "0123456789abcdefABCDEF:.") != "" {
+		return 0
+	}
+	n := end + 1
+	if n+1 < len(s) && s[n] == ':' && isDigit(s[n+1]) {
+		for n++; n < len(s) && isDigit(s[n]); n++ {
+		}
+	}
+	return n
+}
+
+// maxPiece is how long a URL, path or host may be to be known as one.
+const maxPiece = 2 << 10
+
+// piece is the length of what s begins with, up to a space or the punctuation behind it.
+func piece(s string) int {
+	s = s[:min(len(s), maxPiece)]
+	n := strings.IndexAny(s, " \t\r\n\"'`<>(){},;|")
+	if n < 0 {
+		n = len(s)
+	}
+	for n > 0 && strings.IndexByte(".:!?", s[n-1]) >= 0 {
+		n--
+	}
+	return n
+}
+
+// isFile reports whether t is a relative path of a file, such as data/report.csv.
+func isFile(t string) bool {
+	_, name, found := strings.Cut(t, "/")
+	return found && isWord(t[0]) && strings.Contains(strings.Trim(name, "."), ".")
+}
+
+// isHost reports whether t is a name of the DNS, with or without a port.
+func isHost(t string) bool {
+	host, _, _ := strings.Cut(t, ":")
+	at := strings.LastIndexByte(host, '.')
+	if at <= 0 {
+		return false
+	}
+	switch host[at+1:] {
+	case "com", "org", "net", "io", "dev", "cloud", "internal", "local", "example", "test", "eu", "de", "uk", "fr", "edu", "gov":
+		return strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789.-_") == ""
+	}
+	return false
 }
 
 // word is the length of the word that s begins with. From its first digit on it takes in what joins the parts of
@@ -138,4 +295,14 @@ func topFrame(trace string) string {
 		return line[:max(0, strings.LastIndexByte(line, '('))] // without its arguments: they are addresses
 	}
 	return ""
+}
+
+// isFingerprint reports whether a failure group could have the fingerprint.
+func isFingerprint(s string) bool {
+	for i := range len(s) {
+		if !isHex(s[i]) {
+			return false
+		}
+	}
+	return len(s) == 16
 }

@@ -1,6 +1,9 @@
 package drover
 
 import (
+	"bytes"
+	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 )
@@ -132,4 +135,34 @@ func FuzzNormalizeText(f *testing.F) {
 			t.Errorf("%q became %q", s, got)
 		}
 	})
+}
+
+// D-10: the error texts of real libraries, each with the group it belongs to: what is merged too far fails as much as
+// what is merged too little. testdata/errors.jsonl, of which the first half was provoked in the standard library.
+func TestFingerprintsOfRealErrors(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("testdata/errors.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type text struct{ Group, Kind, Type, Error, Trace string }
+	groups, prints, n := map[string]text{}, map[string]text{}, 0
+	for line := range bytes.Lines(raw) {
+		var e text
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		n++
+		print := fingerprint(e.Kind, e.Type, e.Error, e.Trace)
+		if first, seen := prints[print]; seen && first.Group != e.Group {
+			t.Errorf("%s and %s are one:\n%s\n%s\n%s", first.Group, e.Group, first.Error, e.Error, normalizeText(e.Error))
+		}
+		if first, seen := groups[e.Group]; seen && prints[print].Group != e.Group {
+			t.Errorf("%s is two:\n%s\n%s\n%s\n%s", e.Group, first.Error, e.Error, normalizeText(first.Error), normalizeText(e.Error))
+		}
+		groups[e.Group], prints[print] = e, e
+	}
+	if n < 200 || len(groups) < 100 {
+		t.Errorf("%d texts of %d groups, want 200 of 100", n, len(groups))
+	}
 }

@@ -115,7 +115,7 @@ const (
 	Scheduled State = "scheduled" // enqueued for later, or snoozed
 	Retryable State = "retryable" // failed, waits for its next run
 	Running   State = "running"   // claimed by a supervisor
-	Parked    State = "parked"    // waits for a gate
+	Parked    State = "parked"    // waits for a newer build
 	Completed State = "completed" // final: the handler was done
 	Discarded State = "discarded" // final: failed for good; kept, with its reason and errors
 	Cancelled State = "cancelled" // final: someone did not want it any more
@@ -133,5 +133,5 @@ const (
 	ReasonUndecodable       = "undecodable"        // its args do not fit its worker's type
 	ReasonExpired           = "expired"            // ExpiresAt passed before a run
 	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
-	ReasonOperator          = "operator"           // Client.Discard or DiscardMany said so
+	ReasonOperator          = "operator"           // Client.Discard or DiscardMany said so, or the policy of a failure group
 )

@@ -201,6 +201,17 @@ func (o *outcome) discard(reason string) {
 	o.state, o.reason, o.event = Discarded, reason, eventDiscarded
 }
 
+// became follows what the row became where its failure group has a policy in the place of a retry.
+func (o *outcome) became(state State) {
+	switch {
+	case o.state != Retryable:
+	case state == Discarded:
+		o.discard(ReasonOperator)
+	case state == Parked:
+		o.state, o.event = Parked, eventParked
+	}
+}
+
 // worthRetry goes with errors that are not the handler's, which RetryIf would not know.
 func worthRetry() *verdict { return &verdict{how: verdictRetry} }
 
@@ -404,10 +415,15 @@ func (o *outcome) found(row seenJob, exists bool) finding {
 		return foundEnded
 	case o.completes() && (ours && row.state == Completed || !exists && r.deleteCompleted && !r.lease.ended.Load()):
 		return foundSettled // with others, one of which was not ours: complete tells only how many there were
-	case r.tries > 1 && (!exists || ours && row.state == o.state || !r.lease.ended.Load()):
+	case r.tries > 1 && (!exists || ours && o.couldBe(row.state) || !r.lease.ended.Load()):
 		return foundSettled
 	}
 	return foundStale
+}
+
+// couldBe reports whether the settle of o may have made a row this: its state, or what a policy puts in its place.
+func (o *outcome) couldBe(state State) bool {
+	return state == o.state || o.state == Retryable && (state == Discarded || state == Parked)
 }
 
 // committedLate reports whether the handler's transaction committed after it had been seen open: the handler was

@@ -30,11 +30,11 @@ func theStatements(s *still, ids []string) []planned {
 	outcomes := make([]*outcome, len(ids))
 	for i, id := range ids {
 		r := &run{sup: s.Supervisor, owner: req.supervisor, claimSeq: 1, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
-		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, entry: []byte(`{"class":"error"}`)}
+		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
 	}
 	var p pipeline
 	p.claim(req, &claimReply{})
-	_ = p.settle(map[string]bool{}, req.supervisor, outcomes) // strings only: cannot fail
+	_ = p.settle(map[string]State{}, req.supervisor, outcomes) // strings only: cannot fail
 	claim, settle := p.batch.QueuedQueries[2], p.batch.QueuedQueries[4]
 	sweep := s.claimer.allLanes()
 	queues := make([]string, len(sweep.lanes))
@@ -46,6 +46,7 @@ func theStatements(s *still, ids []string) []planned {
 		{"complete", sqlComplete, []any{ids, 1, req.supervisor}, true, len(ids)},
 		{"complete and delete", sqlCompleteDelete, []any{ids, 1, req.supervisor}, true, len(ids)},
 		{"settle", settle.SQL, settle.Arguments, true, len(ids)},
+		{"settle in a transaction", sqlSettleTx, []any{ids[0], settle.Arguments[1], req.supervisor}, true, 1},
 		{"look", sqlLook, []any{ids}, true, len(ids)},
 		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1]}, true, 0},
 		{"sweep", sqlSweep, []any{queues, sweep.lanes, sweep.floorAt, sweep.floorID, []string{"job"}}, true, 0},
@@ -110,7 +111,7 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 func (p *planner) check(t testing.TB, st planned, when string) {
 	t.Helper()
 	plan := p.explain(t, st, "costs off")
-	if strings.Contains(plan, "Seq Scan on jobs") || !regexp.MustCompile(`jobs_(claim_idx|pkey)`).MatchString(plan) ||
+	if regexp.MustCompile(`Seq Scan on (jobs|failure_)`).MatchString(plan) || !regexp.MustCompile(`jobs_(claim_idx|pkey)`).MatchString(plan) ||
 		!st.sorts && strings.Contains(plan, "Sort") {
 		t.Errorf("%s, %s:\n%s", st.name, when, plan)
 	}
@@ -141,6 +142,8 @@ func TestPlans(t *testing.T) {
 		db.checkPrune(t, when)
 	}
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
+		select lpad(to_hex(n), 16, '0'), 'job', 'error', now(), now(), 1, 1, '' from generate_series(1, 10000) n`)
 	check("no statistics")
 	db.exec(t, `analyze jobs`)
 	check("analyzed empty")

@@ -166,7 +166,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 type settling struct {
 	committed bool
 	counts    []completion
-	others    map[string]bool // ids that sqlSettle ended
+	others    map[string]State // what sqlSettle made of the ids that it ended
 }
 
 // completion is one complete statement: all runs of one owner and fence.
@@ -184,7 +184,7 @@ type fenceGroup struct {
 // settleAll queues the settles in one transaction: a statement for each fence among the completed runs (nearly
 // always one), and one for each owner among the others.
 func (e *settler) settleAll(p *pipeline, out []*outcome) (*settling, error) {
-	s := &settling{others: map[string]bool{}}
+	s := &settling{others: map[string]State{}}
 	complete := map[fenceGroup][]*outcome{}
 	others := map[string][]*outcome{}
 	for _, o := range out {
@@ -254,7 +254,8 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 		case o.run.txOutcome.Load() != nil:
 			unsure = append(unsure, o)
 		case o.completes():
-		case s.others[o.run.job.ID]:
+		case s.others[o.run.job.ID] != "":
+			o.became(s.others[o.run.job.ID])
 			e.done(o)
 		default:
 			unsure = append(unsure, o)
@@ -325,6 +326,9 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		row, exists := seen[o.run.job.ID]
 		switch o.found(row, exists) {
 		case foundSettled:
+			if row.claimSeq == o.run.claimSeq {
+				o.became(row.state)
+			}
 			e.done(o)
 		case foundInTx:
 			if o.err != nil {

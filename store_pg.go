@@ -408,18 +408,55 @@ func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del b
 	}
 }
 
-// settleColumns is what the object $2 holds for a row's id, put into its columns. A job that is due "at once" gets
-// the time of this statement, not of the transaction's start: in front of the floors. One that a redrive lets run within
-// its key's cap gives its place back, and waits until the redrive has one again.
+// settleRules are what failure groups decree and record, over the rows that "held" has locked.
+//
+// failed: the runs that failed, each with whether its job's errors did not hold this failure before.
+// ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
+// that is nearly always empty.
+// tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
+// failure wait for every other, and for each handler that has settled one in a transaction still open.
+const settleRules = `, failed as materialized (
+	select id, fresh, $2::jsonb->id->'entry' as entry, $2::jsonb->id->>'state' as state
+	from held where $2::jsonb->id ? 'failed' and $2::jsonb->id->'entry' ? 'fingerprint'
+), ruled as materialized (
+	select jsonb_object_agg(f.id, case g.policy
+		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
+		else jsonb_build_object('state', 'discarded', 'reason', 'operator') end) as rules
+	from failed f join failure_groups g on g.fingerprint = f.entry->>'fingerprint' and g.policy is not null
+	where f.state = 'retryable'
+), tallied as (
+	insert into failure_tallies (fingerprint, kind, class, error_type, count, jobs, last_job, sample)
+	select fingerprint, min(kind), min(class), min(error_type), count(*), count(*) filter (where fresh), max(id),
+		case when not exists (select from failure_groups g where g.fingerprint = t.fingerprint) then min(sample) end
+	from (
+		select id, fresh, entry->>'fingerprint' as fingerprint, $2::jsonb->id->>'kind' as kind, entry->>'class' as class,
+			coalesce(entry->>'type', '') as error_type, entry->>'error' as sample
+		from failed
+	) t group by fingerprint
+)`
+
+// heldFresh tells whether none of the errors that a row still has is the one $2 brings.
+const heldFresh = `errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', $2::jsonb->id->'entry'->'fingerprint')) as fresh`
+
+// ruledState is what a row becomes.
+const ruledState = `coalesce((select rules from ruled)->id->>'state', $2::jsonb->id->>'state')`
+
+// pacedWait reports whether a row goes back into a redrive's hands: one that a redrive let run within its key's cap
+// gives its place back when its run fails, and waits until the redrive has one again.
+const pacedWait = `paced_at is not null and ` + ruledState + ` in ('retryable', 'scheduled')`
+
+// settleColumns is what the object $2 holds for a row's id, put into its columns, unless a rule stands before it. A
+// job that is due "at once" gets the time of this statement, not of the transaction's start: in front of the floors.
 const settleColumns = `
-	state = case when paced_at is not null and $2::jsonb->id->>'state' in ('retryable', 'scheduled') then 'parked' else $2::jsonb->id->>'state' end,
-	paced_at = case when paced_at is not null and $2::jsonb->id->>'state' in ('retryable', 'scheduled')
-		then now() + coalesce(($2::jsonb->id->>'delay_us')::bigint, 0) * interval '1 microsecond' else paced_at end,
-	finalized_at = case when $2::jsonb->id->>'state' in ('discarded', 'cancelled') then now() end,
-	discard_reason = $2::jsonb->id->>'reason',
+	state = case when ` + pacedWait + ` then 'parked' else ` + ruledState + ` end,
+	paced_at = case when ` + pacedWait + ` then now() + coalesce(($2::jsonb->id->>'delay_us')::bigint, 0) * interval '1 microsecond'
+		when ` + ruledState + ` <> 'parked' then paced_at end,
+	finalized_at = case when ` + ruledState + ` in ('discarded', 'cancelled') then now() end,
+	discard_reason = coalesce((select rules from ruled)->id->>'reason', $2::jsonb->id->>'reason'),
+	parked_build = (select rules from ruled)->id->>'build',
 	claimed_by = null,
 	scheduled_at = case
-		when paced_at is not null and $2::jsonb->id->>'state' in ('retryable', 'scheduled') then 'infinity'
+		when ` + ruledState + ` = 'parked' or ` + pacedWait + ` then 'infinity'
 		when $2::jsonb->id ? 'now' then clock_timestamp()
 		when $2::jsonb->id ? 'delay_us' then now() + ($2::jsonb->id->>'delay_us')::bigint * interval '1 microsecond'
 		else scheduled_at end,
@@ -432,51 +469,57 @@ const settleColumns = `
 	class = coalesce($2::jsonb->id->'entry'->>'class', class),
 	fingerprint = coalesce($2::jsonb->id->'entry'->>'fingerprint', fingerprint),
 	errors = case when $2::jsonb->id ? 'entry'
-		then drover_append_error(errors, $2::jsonb->id->'entry' || jsonb_build_object('at', now())) else errors end`
+		then drover_append_error(errors, ($2::jsonb->id->'entry') - (case when (select rules from ruled) ? id then 'delay_ms' else '' end)
+			|| jsonb_build_object('at', now())) else errors end`
 
 // sqlSettle ends runs of supervisor $3 in any other way: ids $1, and for each id in the object $2 what becomes of
-// it. No join, so that no statistics can turn it into one; the object is searched by bisection.
+// it. No join with jobs, so that no statistics can turn it into one; the object is searched by bisection.
 const sqlSettle = `
 with held as materialized (
-	select id from jobs
+	select id, ` + heldFresh + ` from jobs
 	where id = any($1) and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
 	order by id for update skip locked
-)
+)` + settleRules + `
 update jobs set` + settleColumns + `
 where id = any(array(select id from held))
-returning id`
+returning id, state`
 
 // sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
 const sqlSettleTx = `
+with held as materialized (
+	select id, ` + heldFresh + ` from jobs
+	where id = $1 and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
+	for no key update
+)` + settleRules + `
 update jobs set` + settleColumns + `
-where id = $1 and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
-returning id`
+where id = any(array(select id from held))
+returning state`
 
 const sqlCompleteTx = `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running'
-returning id`
+returning state`
 
 const sqlCompleteDeleteTx = `
-delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' returning id`
+delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' returning 'completed'`
 
 // sqlHoldTx keeps a run's claim until the caller's transaction ends.
 const sqlHoldTx = `
-select id from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' for no key update`
+select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' for no key update`
 
-// fencedTx runs one of these in a caller's transaction. A row that changed under a repeatable read or serializable
+// fencedTx runs one of these in a caller's transaction and tells what the job became. A row that changed under a repeatable read or serializable
 // transaction shows as a serialization failure; only another owner changes it, so that is a lost lease too.
-func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) error {
-	var id string
-	err := tx.QueryRow(ctx, sql, args...).Scan(&id)
-	var state interface{ SQLState() string }
+func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (State, error) {
+	var became State
+	err := tx.QueryRow(ctx, sql, args...).Scan(&became)
+	var db interface{ SQLState() string }
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return ErrLeaseLost
-	case errors.As(err, &state) && state.SQLState() == "40001":
-		return fmt.Errorf("%w (%w)", ErrLeaseLost, err)
+		return "", ErrLeaseLost
+	case errors.As(err, &db) && db.SQLState() == "40001":
+		return "", fmt.Errorf("%w (%w)", ErrLeaseLost, err)
 	}
-	return classify(err)
+	return became, classify(err)
 }
 
 // change is what sqlSettle does to one row. Absent keys change nothing.
@@ -493,6 +536,7 @@ type change struct {
 	Crashed   bool            `json:"crashed,omitempty"`
 	Failed    bool            `json:"failed,omitempty"`
 	Entry     json.RawMessage `json:"entry,omitempty"`
+	Kind      string          `json:"kind,omitempty"` // of a failed run
 }
 
 func (o *outcome) change() change {
@@ -508,11 +552,14 @@ func (o *outcome) change() change {
 			c.DelayMS = &ms
 		}
 	}
+	if c.Failed {
+		c.Kind = o.run.job.Kind
+	}
 	return c
 }
 
-// settle queues sqlSettle and notes the ids it ended.
-func (p *pipeline) settle(settled map[string]bool, owner string, outcomes []*outcome) error {
+// settle queues sqlSettle and notes what the jobs became.
+func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) error {
 	ids := make([]string, len(outcomes))
 	changes := make(map[string]change, len(outcomes))
 	for i, o := range outcomes {
@@ -525,8 +572,9 @@ func (p *pipeline) settle(settled map[string]bool, owner string, outcomes []*out
 	}
 	p.query(func(rows pgx.Rows) error {
 		var id string
-		err := rows.Scan(&id)
-		settled[id] = true
+		var became State
+		err := rows.Scan(&id, &became)
+		settled[id] = became
 		return err
 	}, sqlSettle, ids, string(doc), owner)
 	return nil

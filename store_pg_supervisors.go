@@ -29,6 +29,10 @@ insert into kinds (kind, max_attempts, retry, timeout_ms, build, args_shape, fol
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms, build = excluded.build,
 	args_shape = excluded.args_shape, follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
+	// A build that was seen before keeps its place: after a deploy is taken back the newest is the one taken back.
+	sqlRegisterBuild = `
+insert into builds (build) select $1 where $1 <> '' on conflict do nothing`
+
 	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
 insert into sleepers (queue, supervisor) select $1, id from supervisors where id = $2 on conflict do nothing`
@@ -70,6 +74,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	for _, k := range reg.kinds {
 		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
 	}
+	p.exec(nil, sqlRegisterBuild, reg.build)
 	p.commit()
 	return p.send(ctx, conn)
 }
@@ -115,7 +120,7 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	return p.send(ctx, conn.Conn())
 }
 
-// sqlBeat is a supervisor's sign of life, and its look at the others. It does not touch the key, so claims under
+// sqlBeat is a supervisor's sign of life, and its look at the others and at whether failure groups are to be tended. It does not touch the key, so claims under
 // way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
@@ -124,7 +129,9 @@ with mine as (
 	returning id
 )
 select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
-	exists (select from redrives where finished_at is null and paused_at is null)
+	exists (select from redrives where finished_at is null and paused_at is null),
+	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
+		or exists (select from jobs where parked_build is not null and finalized_at is null)
 from supervisors s`
 
 // sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: ended by an operator,
@@ -146,11 +153,12 @@ type peer struct {
 
 // beatReply is what a heartbeat tells.
 type beatReply struct {
-	alive bool // our own row took the beat
-	peers []peer
-	clock float64         // the server's, in seconds
-	paces bool            // a redrive is under way
-	gone  map[string]bool // jobs in flight that are not ours any more, and whether an operator ended them
+	alive    bool // our own row took the beat
+	paces    bool // a redrive is under way
+	failures bool // failure groups are to be tended
+	peers    []peer
+	clock    float64         // the server's, in seconds
+	gone     map[string]bool // jobs in flight that are not ours any more, and whether an operator ended them
 }
 
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {
@@ -159,7 +167,8 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.begin()
 	p.query(func(rows pgx.Rows) error {
 		var other peer
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive, &reply.paces); err != nil {
+		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive,
+			&reply.paces, &reply.failures); err != nil {
 			return err
 		}
 		reply.peers = append(reply.peers, other)

@@ -62,7 +62,8 @@ type SupervisorConfig struct {
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
-	// Build names the running version, for kinds and supervisors. Zero means the main module's, from the binary.
+	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
+	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
 	Build string
 }
 
@@ -218,7 +219,7 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 			cfg.Build = info.Main.Version
 		}
 	}
-	cfg.Build, _ = sanitizeText(cfg.Build, 128)
+	cfg.Build, _ = sanitizeText(cfg.Build, maxBuild)
 }
 
 func (q *Queue) fillIn(bad *problems, field string) {
@@ -329,6 +330,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 // StopNow makes a Run that is stopping cancel its running jobs at once instead of draining: for a second signal.
 func (s *Supervisor) StopNow() { s.stopOnce.Do(func() { close(s.stopNow) }) }
+
+const maxBuild = 128 // bytes
 
 // handBack is how long cancelled handlers have before their jobs are handed back over their heads.
 const handBack = 5 * time.Second

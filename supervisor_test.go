@@ -197,7 +197,7 @@ func (d *diary) hooks() []Hooks {
 	return []Hooks{{
 		Started: note(eventStarted), Completed: note(eventCompleted), Failed: note(eventFailed), Discarded: note(eventDiscarded),
 		Snoozed: note(eventSnoozed), Cancelled: note(eventCancelled), Released: note(eventReleased), StaleSettle: note(eventStaleSettle),
-		Rescued: note(eventRescued),
+		Rescued: note(eventRescued), Parked: note(eventParked), FailureReopened: note(eventFailureReopened),
 	}}
 }
 

@@ -22,6 +22,7 @@ type Event struct {
 	Backoff     time.Duration // until the next run: failed, snoozed
 	Next        time.Time     // when that is, by this process' clock
 	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany
+	Fingerprint string        // of a failure group: failure_reopened
 }
 
 // Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
@@ -31,8 +32,8 @@ type Event struct {
 // hook that blocks delays later hooks and Run's return, not jobs. So a run's Started may come before the end of the
 // run before. A panic is contained and logged.
 //
-// Every run that Started ends in exactly one of Completed, Failed, Discarded, Snoozed, Cancelled, Released and
-// StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded) tells of it. Jobs that
+// Every run that Started ends in exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled, Released and
+// StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded, Parked) tells of it. Jobs that
 // end without a run (expired, or an operator's verb) have the end event alone. Of CancelMany and DiscardMany one event
 // with Count, and no JobID, tells of all that did not run in one of their transactions.
 //
@@ -42,15 +43,20 @@ type Event struct {
 //	Completed    the run went well            … Duration
 //	Failed       it failed, will be retried   … Duration Class Error Backoff Next
 //	Discarded    the job ended for good       … Duration Class Error Reason
+//	Parked       it failed and waits for a newer build … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
 //	Cancelled    nobody wants it any more     … Duration Error
 //	Released     handed back by a stop        … Duration
 //	StaleSettle  the outcome was refused: the job was someone else's by then
 //	Rescued      freed from a dead supervisor … Class Error Backoff (Supervisor is the dead one)
 //	Redriven     an operator made it due      JobID; of a paced redrive Supervisor Count
+//
+// One is about a failure group, told by the supervisor that adds up the failures, some seconds after:
+//
+//	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last
 type Hooks struct {
-	Enqueued, Claimed, Started, Completed, Failed, Discarded, Snoozed, Cancelled,
-	Released, StaleSettle, Rescued, Redriven func(context.Context, Event)
+	Enqueued, Claimed, Started, Completed, Failed, Discarded, Parked, Snoozed, Cancelled,
+	Released, StaleSettle, Rescued, Redriven, FailureReopened func(context.Context, Event)
 }
 
 type eventKind int
@@ -68,6 +74,8 @@ const (
 	eventStaleSettle
 	eventRescued
 	eventRedriven
+	eventParked
+	eventFailureReopened
 )
 
 // of picks the event's function and says how it is logged.
@@ -97,6 +105,10 @@ func (h *Hooks) of(kind eventKind) (hook func(context.Context, Event), level slo
 		return h.Rescued, slog.LevelWarn, "job rescued"
 	case eventRedriven:
 		return h.Redriven, slog.LevelInfo, "job redriven"
+	case eventParked:
+		return h.Parked, slog.LevelInfo, "job parked"
+	case eventFailureReopened:
+		return h.FailureReopened, slog.LevelWarn, "failure came back after it had been resolved"
 	}
 	return nil, slog.LevelDebug, ""
 }
@@ -154,6 +166,7 @@ func (e *Event) attrs() []slog.Attr {
 		{"class", e.Class},
 		{"error", e.Error},
 		{"reason", e.Reason},
+		{"fingerprint", e.Fingerprint},
 	} {
 		if a.value != "" {
 			attrs = append(attrs, slog.String(a.key, a.value))

@@ -32,7 +32,7 @@ type loggedEvent struct {
 
 // endEvents are those of which every run that started has exactly one.
 func endEvents() []string {
-	return []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle"}
+	return []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle", "parked"}
 }
 
 func (l *eventLog) hooks() Hooks {
@@ -50,7 +50,7 @@ func (l *eventLog) hooks() Hooks {
 	return Hooks{
 		Enqueued: on("enqueued"), Claimed: on("claimed"), Started: on("started"), Completed: on("completed"),
 		Failed: on("failed"), Discarded: on("discarded"), Snoozed: on("snoozed"), Cancelled: on("cancelled"),
-		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"),
+		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"), Parked: on("parked"), FailureReopened: on("failure_reopened"),
 	}
 }
 

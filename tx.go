@@ -64,14 +64,15 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		return err
 	}
 	o := j.run.decide(err)
-	failed := j.run.settleTx(ctx, tx, o)
+	became, failed := j.run.settleTx(ctx, tx, o)
 	if failed == nil {
+		o.became(became)
 		j.run.txOutcome.Store(o)
 	}
 	return failed
 }
 
-func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) error {
+func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
 	switch {
 	case o.completes() && r.deleteCompleted:
 		return fencedTx(ctx, tx, sqlCompleteDeleteTx, r.job.ID, r.claimSeq, r.owner)
@@ -80,7 +81,7 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) error {
 	}
 	doc, err := json.Marshal(map[string]change{r.job.ID: o.change()})
 	if err != nil {
-		return fmt.Errorf("encode outcome: %w", err)
+		return "", fmt.Errorf("encode outcome: %w", err)
 	}
 	return fencedTx(ctx, tx, sqlSettleTx, r.job.ID, string(doc), r.owner)
 }
@@ -95,7 +96,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	if err := fencedTx(ctx, tx, sqlHoldTx, j.run.job.ID, j.run.claimSeq, j.run.owner); err != nil {
+	if _, err := fencedTx(ctx, tx, sqlHoldTx, j.run.job.ID, j.run.claimSeq, j.run.owner); err != nil {
 		return Receipt{}, err
 	}
 	return j.run.sup.client.EnqueueTx(ctx, tx, args, opts)

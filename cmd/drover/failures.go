@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newFailuresCommand(a *app) *cobra.Command {
+	cmd := group(&cobra.Command{Use: "failures", Short: "List failure groups, and say what becomes of them"})
+	cmd.AddCommand(
+		newFailuresListCommand(a),
+		newFailuresShowCommand(a),
+		newFailuresStatusCommand(a, "resolve", drover.FailureResolved, "Say that a failure is mended: if it comes back it is open again, as a regression"),
+		newFailuresStatusCommand(a, "ignore", drover.FailureIgnored, "Count a failure on, and leave it out of the list of open ones"),
+		newFailuresStatusCommand(a, "reopen", drover.FailureOpen, "Take a resolve or an ignore back"),
+		newFailuresPolicyCommand(a),
+	)
+	return cmd
+}
+
+func newFailuresListCommand(a *app) *cobra.Command {
+	var filter drover.FailureFilter
+	var status string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List failure groups, the one seen last first",
+		Long: `List failure groups, the one seen last first: the open ones, unless --status says otherwise.
+
+With --json the value is an array.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case !slices.Contains(append(failureStatuses(), "all"), status):
+				return usagef("--status %q is none of %s, all", shorten(status, 40), strings.Join(failureStatuses(), ", "))
+			case filter.Limit < 1 || filter.Limit > 10_000:
+				return usagef("--limit %d is not 1 to 10000", filter.Limit)
+			case status != "all":
+				filter.Status = drover.FailureStatus(status)
+			}
+			return a.listFailures(cmd.Context(), filter)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&filter.Kind, "kind", "", "failures of jobs of this kind")
+	f.StringVar(&status, "status", string(drover.FailureOpen), "groups of this status: "+strings.Join(failureStatuses(), ", ")+", all")
+	f.IntVar(&filter.Limit, "limit", 50, "at most so many, 1 to 10000")
+	complete(cmd, "status", append(failureStatuses(), "all")...)
+	return cmd
+}
+
+func failureStatuses() []string {
+	return []string{string(drover.FailureOpen), string(drover.FailureResolved), string(drover.FailureIgnored)}
+}
+
+func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	groups, err := s.client.Failures(ctx, filter)
+	if err != nil {
+		return failureFlags(err)
+	}
+	if a.json {
+		if groups == nil {
+			groups = []drover.FailureGroup{}
+		}
+		return a.printJSON(groups)
+	}
+	if len(groups) == 0 {
+		fmt.Fprintln(a.stdout, "no failures")
+		return nil
+	}
+	rows := [][]string{{"FINGERPRINT", "KIND", "STATUS", "RUNS", "JOBS", "DISCARDED", "LAST SEEN", "SAMPLE"}}
+	for i := range groups {
+		g := &groups[i]
+		rows = append(rows, []string{
+			g.Fingerprint, shorten(g.Kind, 32), statusOf(g), fmt.Sprint(g.Count), fmt.Sprint(g.Jobs), fmt.Sprint(g.Discarded),
+			ago(g.LastSeen, s.now), shorten(g.Sample, 60),
+		})
+	}
+	return table(a.stdout, rows)
+}
+
+// statusOf is a group's status, and what else one should know at once.
+func statusOf(g *drover.FailureGroup) string {
+	status := string(g.Status)
+	if g.Status == drover.FailureOpen && g.Regressions > 0 {
+		status += " again"
+	}
+	if g.Policy.Action != "" {
+		status += ", " + string(g.Policy.Action)
+	}
+	return status
+}
+
+func newFailuresShowCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show FINGERPRINT",
+		Short: "Show one failure group",
+		Args:  args(cobra.ExactArgs(1)),
+		RunE:  func(cmd *cobra.Command, args []string) error { return a.showFailure(cmd.Context(), args[0]) },
+	}
+}
+
+func (a *app) showFailure(ctx context.Context, print string) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	g, err := s.client.Failure(ctx, print)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(g)
+	}
+	rows := [][]string{
+		{"fingerprint", g.Fingerprint},
+		{"kind", g.Kind},
+		{"status", statusOf(g)},
+		{"class", g.Class},
+		{"runs", fmt.Sprint(g.Count)},
+		{"jobs", fmt.Sprintf("%d, now %d discarded, %d parked", g.Jobs, g.Discarded, g.Parked)},
+		{"last job", g.LastJob},
+	}
+	at := func(name string, t *time.Time, by string) {
+		if t != nil {
+			rows = append(rows, []string{name, instant(*t) + " (" + ago(*t, s.now) + ")" + by})
+		}
+	}
+	at("first seen", &g.FirstSeen, "")
+	at("last seen", &g.LastSeen, "")
+	at("resolved", g.ResolvedAt, "")
+	at("came back", g.RegressedAt, fmt.Sprintf(", %s in all", plural(int64(g.Regressions), "time")))
+	by := ""
+	if g.UpdatedBy != "" {
+		by = " by " + g.UpdatedBy
+	}
+	at("changed", g.UpdatedAt, by)
+	if g.Policy.Build != "" {
+		rows = append(rows, []string{"parked until", "a build newer than " + g.Policy.Build})
+	}
+	if g.ErrorType != "" {
+		rows = append(rows, []string{"type", g.ErrorType})
+	}
+	if err := table(a.stdout, rows); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.stdout, "\nsample")
+	indent(a, g.Sample)
+	fmt.Fprintf(a.stdout, "\nthe last job:  %s\n", a.again("jobs show", g.LastJob))
+	return nil
+}
+
+func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, short string) *cobra.Command {
+	var by string
+	cmd := &cobra.Command{
+		Use:   verb + " FINGERPRINT...",
+		Short: short,
+		Args:  args(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, prints []string) error {
+			return a.eachFailure(cmd.Context(), prints, string(status), func(ctx context.Context, s *session, print string) error {
+				return s.client.SetFailureStatus(ctx, print, status, by)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&by, "by", "", "who says so, kept with the group")
+	return cmd
+}
+
+func newFailuresPolicyCommand(a *app) *cobra.Command {
+	var by, build string
+	cmd := &cobra.Command{
+		Use:   "policy FINGERPRINT discard|park|retry",
+		Short: "Say what becomes of jobs that fail so from now on",
+		Long: `Say what becomes of jobs that fail so from now on, in every process at once:
+
+  discard  they are discarded at once, reason operator
+  park     they wait, attempts as they are, until a supervisor of a build registers that was not seen before;
+           then they become due, 50 a second, and the policy is over
+  retry    they are retried as usual; those parked become due, 50 a second`,
+		Example: `  drover failures policy c0ffee00c0ffee00 park --build v1.4.2 --by ann`,
+		Args:    args(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			policy := drover.FailurePolicy{Action: drover.FailureAction(args[1]), Build: build}
+			switch {
+			case !slices.Contains([]string{"discard", "park", "retry"}, args[1]):
+				return usagef("policy %q is none of discard, park, retry", shorten(args[1], 40))
+			case build != "" && policy.Action != drover.FailurePark:
+				return usagef("--build goes with park")
+			case args[1] == "retry":
+				policy.Action = ""
+			}
+			return a.eachFailure(cmd.Context(), args[:1], args[1], func(ctx context.Context, s *session, print string) error {
+				return s.client.SetFailurePolicy(ctx, print, policy, by)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&by, "by", "", "who says so, kept with the group")
+	cmd.Flags().StringVar(&build, "build", "", "the newest build, which has the fault; refused if there is a newer one (default: whatever is the newest)")
+	return cmd
+}
+
+// changed is what became of one failure group.
+type changed struct {
+	Fingerprint string `json:"fingerprint"`
+	Result      string `json:"result,omitempty"`
+	Error       string `json:"error,omitempty"`
+}
+
+// eachFailure does one thing to each group and tells what happened. One that is unknown or refused does not keep it
+// from the next; it is an error in the end.
+func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	all, failed := make([]changed, len(prints)), 0
+	for i, print := range prints {
+		all[i] = changed{Fingerprint: print, Result: result}
+		err := do(ctx, s, print)
+		if errors.Is(err, drover.ErrInvalid) || stops(err) && !errors.Is(err, drover.ErrNoFailure) {
+			return failureFlags(err)
+		}
+		if err != nil {
+			failed++
+			all[i] = changed{Fingerprint: print, Error: refusal(fmt.Sprintf("%q", print), err)}
+		}
+		if !a.json {
+			fmt.Fprintln(a.stdout, printable(print+"  "+all[i].Result+all[i].Error))
+		}
+	}
+	if a.json {
+		if err := a.printJSON(all); err != nil {
+			return err
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %s not changed", failed, plural(int64(len(prints)), "failure group"))
+	}
+	return nil
+}
+
+// failureFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+func failureFlags(err error) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	return usagef("%s", strings.NewReplacer("FailureFilter.Kind:", "--kind:", "by:", "--by:", "policy.Build:", "--build:").Replace(err.Error()))
+}

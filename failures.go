@@ -1,0 +1,159 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// FailureStatus is what operators make of a failure group.
+type FailureStatus string
+
+// The statuses of a failure group.
+const (
+	FailureOpen     FailureStatus = "open"
+	FailureResolved FailureStatus = "resolved" // mended; when it comes back it is open again, as a regression
+	FailureIgnored  FailureStatus = "ignored"  // counted, and stays ignored
+)
+
+// FailureAction is what a failure group's policy does.
+type FailureAction string
+
+// The actions of a policy.
+const (
+	FailureDiscard FailureAction = "discard" // discarded at once, reason operator
+	FailurePark    FailureAction = "park"    // parked until a newer build registers
+)
+
+// FailurePolicy is what becomes of a job that a group's failure happens to and that would be retried. It holds in every
+// process from the next settle on. The zero value retries as usual.
+type FailurePolicy struct {
+	Action FailureAction `json:"action,omitempty"`
+
+	// Build goes with FailurePark: jobs wait until a supervisor registers whose SupervisorConfig.Build has not been seen
+	// before. It must be the newest build now; empty is that one. Naming it makes a deploy in between an error.
+	Build string `json:"build,omitempty"`
+}
+
+// FailureGroup is the failures of one fingerprint: of one kind of job, with one cause as far as their texts tell.
+// Failures are added some seconds after they happen.
+type FailureGroup struct {
+	Fingerprint string        `json:"fingerprint"`
+	Kind        string        `json:"kind"`
+	Class       string        `json:"class"`                // of the first: error, throttled, panic, timeout, decode, crash
+	ErrorType   string        `json:"error_type,omitempty"` // Go type
+	Sample      string        `json:"sample"`               // the text of one of them
+	FirstSeen   time.Time     `json:"first_seen"`
+	LastSeen    time.Time     `json:"last_seen"`
+	Count       int64         `json:"count"`    // failed runs
+	Jobs        int64         `json:"jobs"`     // jobs they happened to
+	LastJob     string        `json:"last_job"` // the job it happened to last
+	Status      FailureStatus `json:"status"`
+	ResolvedAt  *time.Time    `json:"resolved_at,omitempty"`
+	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when it last came back after it had been resolved
+	Regressions int           `json:"regressions,omitempty"`
+	Policy      FailurePolicy `json:"policy"`
+	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // of status and policy
+	UpdatedBy   string        `json:"updated_by,omitempty"`
+	Discarded   int64         `json:"discarded"` // jobs discarded with it now
+	Parked      int64         `json:"parked"`    // jobs its policy has parked now
+}
+
+// FailureFilter picks failure groups; all its fields that are set must fit. The zero value picks every group.
+type FailureFilter struct {
+	Kind   string
+	Status FailureStatus
+	Limit  int // the so many seen last; zero means 50, at most 10,000
+}
+
+// Failures reads failure groups, the one seen last first. To count discarded jobs it reads an index of them all.
+// Errors: *InvalidError.
+func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
+	var bad problems
+	bad.join(checkText("FailureFilter.Kind", filter.Kind, 1024))
+	if filter.Status != "" {
+		filter.Status.check(&bad, "FailureFilter.Status")
+	}
+	switch {
+	case filter.Limit == 0:
+		filter.Limit = 50
+	case filter.Limit < 0 || filter.Limit > 10_000:
+		bad.add("FailureFilter.Limit", "%d is not 1 to 10,000", filter.Limit)
+	}
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	groups, err := c.store.failures(ctx, filter)
+	if err != nil {
+		return nil, fmt.Errorf("list failures: %w", err)
+	}
+	return groups, nil
+}
+
+// Failure reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNoFailure.
+func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
+	group, err := c.store.failure(ctx, fingerprint)
+	if err != nil {
+		return nil, failureError("get", fingerprint, err)
+	}
+	return group, nil
+}
+
+// SetFailureStatus opens, resolves or ignores a failure group; by says who does and may be empty. A resolved group
+// that comes back is open again: Hooks.FailureReopened. Errors: ErrNoFailure, *InvalidError.
+func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by string) error {
+	var bad problems
+	status.check(&bad, "status")
+	bad.join(checkText("by", by, 256))
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if err := c.store.setFailureStatus(ctx, fingerprint, status, by); err != nil {
+		return failureError("set the status of", fingerprint, err)
+	}
+	return nil
+}
+
+// SetFailurePolicy says what becomes of jobs that fail so from now on; by says who does and may be empty. The zero
+// policy lifts another: jobs it has parked become due, 50 a second. A policy that parks ends by itself with the next
+// build, in the same way. Errors: ErrNoFailure; ErrState where no build is known, or policy.Build is not the newest;
+// *InvalidError.
+func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by string) error {
+	var bad problems
+	switch policy.Action {
+	case FailurePark, FailureDiscard, "":
+	default:
+		bad.add("policy.Action", "%q is neither %q nor %q", policy.Action, FailureDiscard, FailurePark)
+	}
+	if policy.Build != "" && policy.Action != FailurePark {
+		bad.add("policy.Build", "goes with the action %q", FailurePark)
+	}
+	bad.join(checkText("policy.Build", policy.Build, maxBuild))
+	bad.join(checkText("by", by, 256))
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if err := c.store.setFailurePolicy(ctx, fingerprint, policy, by); err != nil {
+		return failureError("set the policy of", fingerprint, err)
+	}
+	return nil
+}
+
+func (s FailureStatus) check(bad *problems, field string) {
+	switch s {
+	case FailureOpen, FailureResolved, FailureIgnored:
+	default:
+		bad.add(field, "%q is none of %q, %q, %q", s, FailureOpen, FailureResolved, FailureIgnored)
+	}
+}
+
+func failureError(verb, fingerprint string, err error) error {
+	return fmt.Errorf("%s failure group %q: %w", verb, fingerprint, err)
+}
+
+// tellReopened is the event of a resolved group that came back.
+func (g *FailureGroup) tellReopened(supervisor string) told {
+	return told{eventFailureReopened, Event{
+		Fingerprint: g.Fingerprint, Kind: g.Kind, Class: g.Class, Error: g.Sample, JobID: g.LastJob, Supervisor: supervisor,
+	}}
+}

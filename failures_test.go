@@ -1,0 +1,523 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// running stores n jobs that supervisor owner runs, each for the first time, and returns their ids.
+func (db *testDB) running(t testing.TB, owner string, n int) (ids []string) {
+	t.Helper()
+	rows, err := db.Query(t.Context(), `
+insert into jobs (kind, state, claimed_by, claim_seq, attempt, attempted_at)
+select 'job', 'running', $1, 1, 1, now() from generate_series(1, $2) returning id`, owner, n)
+	if err == nil {
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+// failedRun is the outcome of a run that failed with err.
+func (s *still) failedRun(id string, err error) *outcome {
+	r := &run{
+		sup: s.Supervisor, owner: s.lease.Load().id, lease: s.lease.Load(), claimSeq: 1, ctx: context.Background(), worker: s.workers["job"],
+		strategy: Exponential{}, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1, MaxAttempts: 20}, startedAt: s.now(),
+	}
+	return r.decide(err)
+}
+
+// tend does what a supervisor does with its heartbeats, and returns the groups that came back.
+func (db *testDB) tend(t testing.TB) []FailureGroup {
+	t.Helper()
+	conn, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	reopened, err := db.client.store.tendFailures(t.Context(), conn.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reopened
+}
+
+// theGroup is the only failure group there is.
+func (db *testDB) theGroup(t testing.TB) FailureGroup {
+	t.Helper()
+	groups, err := db.client.Failures(t.Context(), FailureFilter{})
+	if err != nil || len(groups) != 1 {
+		t.Fatalf("groups: %+v, %v; want one", groups, err)
+	}
+	return groups[0]
+}
+
+// failOnce settles a failed run of each of n jobs in one statement.
+func (s *still) failOnce(t testing.TB, db *testDB, n int, err error) []string {
+	t.Helper()
+	ids := db.running(t, s.lease.Load().id, n)
+	outcomes := make([]*outcome, n)
+	for i, id := range ids {
+		outcomes[i] = s.failedRun(id, err)
+	}
+	s.settle(t, outcomes...)
+	return ids
+}
+
+// D-10: failures of one cause are one group with its first and last time, its runs, its jobs and a text.
+func TestFailuresAreGrouped(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	ids := db.running(t, s.lease.Load().id, 300)
+	var batch []*outcome
+	for i, id := range ids { // one batch: 200 of one cause, 99 of another, and one that nobody wants
+		switch {
+		case i == 299:
+			batch = append(batch, s.failedRun(id, Cancel(errors.New("not wanted"))))
+		case i%3 == 0:
+			batch = append(batch, s.failedRun(id, errors.New("disk full")))
+		default:
+			batch = append(batch, s.failedRun(id, fmt.Errorf("order %d not found", i)))
+		}
+	}
+	s.settle(t, batch...)
+	db.tend(t)
+	groups, err := db.client.Failures(t.Context(), FailureFilter{Kind: "job", Status: FailureOpen})
+	if err != nil || len(groups) != 2 {
+		t.Fatalf("%+v, %v", groups, err)
+	}
+	for _, g := range groups {
+		want := int64(199)
+		if g.Sample == "disk full" {
+			want = 100
+		} else if !strings.HasPrefix(g.Sample, "order ") {
+			t.Errorf("sample %q", g.Sample)
+		}
+		if g.Count != want || g.Jobs != want || g.Class != "error" || g.ErrorType != "*errors.errorString" ||
+			!g.FirstSeen.Equal(g.LastSeen) || g.Regressions != 0 || g.Policy != (FailurePolicy{}) {
+			t.Errorf("%+v", g)
+		}
+		page, err := db.client.List(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
+		if err != nil || int64(len(page.Jobs)) != want || page.Jobs[0].ID != g.LastJob {
+			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJob)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from failure_tallies`); n != 0 {
+		t.Errorf("%d tallies left", n)
+	}
+
+	// A job to which it happens again is not counted again.
+	db.exec(t, `update jobs set state = 'running', claimed_by = $2, claim_seq = 2 where id = $1`, ids[0], s.lease.Load().id)
+	again := s.failedRun(ids[0], errors.New("disk full"))
+	again.run.claimSeq = 2
+	s.settle(t, again)
+	db.tend(t)
+	if got := value[string](t, db, `select count || ' runs of ' || jobs from failures where sample = 'disk full'`); got != "101 runs of 100" {
+		t.Error(got)
+	}
+}
+
+// Exact, and none waits for another, where many processes fail for the same causes in every order.
+func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const settlers, rounds, each = 8, 5, 40
+	var wg sync.WaitGroup
+	for n := range settlers {
+		s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
+		wg.Go(func() {
+			for range rounds {
+				var batch []*outcome
+				for i, id := range db.running(t, s.lease.Load().id, each) {
+					if n%2 == 1 {
+						i = each - 1 - i
+					}
+					batch = append(batch, s.failedRun(id, errors.New("cause "+strings.Repeat("x", i%4))))
+				}
+				s.settle(t, batch...)
+				db.tend(t)
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, func() bool { db.tend(t); return value[bool](t, db, `select not exists (select from failure_tallies)`) })
+	got := value[string](t, db, `select string_agg(count || '/' || jobs, ' ' order by fingerprint) from failure_groups`)
+	if want := settlers * rounds * each / 4; got != strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d/%d ", want, want), 4)) {
+		t.Errorf("counts %s, want four times %d", got, want)
+	}
+}
+
+// A handler that has settled a failure in a transaction still open holds up no settle of the same failure, nor does a
+// person who has the group's row.
+func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	boom := errors.New("boom")
+	s.failOnce(t, db, 1, boom)
+	db.tend(t)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `update failure_groups set sample = sample`); err != nil {
+		t.Fatal(err)
+	}
+	o := s.failedRun(db.running(t, s.lease.Load().id, 1)[0], boom)
+	o.run.job.run = o.run
+	if err := o.run.job.SettleTx(t.Context(), tx, boom); err != nil {
+		t.Fatal(err)
+	}
+	ids := s.failOnce(t, db, 3, boom)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 3 {
+		t.Fatalf("%d of 3 settled", n)
+	}
+	db.tend(t) // leaves the work for the next time
+	if g := db.theGroup(t); g.Count != 1 {
+		t.Errorf("%d counted while the group was held", g.Count)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.tend(t)
+	if g := db.theGroup(t); g.Count != 5 || g.Jobs != 5 {
+		t.Errorf("%d runs of %d jobs, want 5: %+v", g.Count, g.Jobs, g)
+	}
+}
+
+// D-10: a resolved group that comes back is told of once; an ignored one is counted and stays ignored.
+func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	ctx, boom := t.Context(), errors.New("boom")
+	s.failOnce(t, db, 1, boom)
+	db.tend(t)
+	print := db.theGroup(t).Fingerprint
+	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || g.UpdatedBy != "ann" {
+		t.Errorf("%+v", g)
+	}
+	db.exec(t, `insert into failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job) select fingerprint, resolved_at - interval '1 s', kind, class, error_type, 1, 1, last_job from failure_groups`)
+	if back := db.tend(t); len(back) != 0 {
+		t.Errorf("what failed before the group was resolved opened it: %+v", back)
+	}
+	s.failOnce(t, db, 2, boom)
+	back := db.tend(t)
+	if len(back) != 1 || back[0].Fingerprint != print || back[0].Sample != "boom" {
+		t.Fatalf("told of %+v", back)
+	}
+	s.failOnce(t, db, 1, boom)
+	if back := db.tend(t); len(back) != 0 {
+		t.Errorf("told again: %+v", back)
+	}
+	if g := db.theGroup(t); g.Status != FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
+		t.Errorf("%+v", g)
+	}
+	if err := db.client.SetFailureStatus(ctx, print, FailureIgnored, ""); err != nil {
+		t.Fatal(err)
+	}
+	s.failOnce(t, db, 1, boom)
+	if back := db.tend(t); len(back) != 0 {
+		t.Errorf("an ignored group came back: %+v", back)
+	}
+	if g := db.theGroup(t); g.Status != FailureIgnored || g.Count != 6 || g.Regressions != 1 {
+		t.Errorf("%+v", g)
+	}
+}
+
+// D-10: the supervisor that adds the failures up tells of the regression; at its stop nothing is left to add.
+func TestARegressionReachesTheHooks(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	cfg := SupervisorConfig{Lease: time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
+	first := db.launch(t, cfg)
+	ids := db.enqueueJobs(t, 3, nil)
+	eventually(t, func() bool { return book.count(eventDiscarded, "") == 3 })
+	first.stop(t)
+	g := db.theGroup(t)
+	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
+		t.Errorf("after a stop: %+v", g)
+	}
+	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, FailureResolved, ""); err != nil {
+		t.Fatal(err)
+	}
+	db.launch(t, cfg)
+	if err := db.client.RedriveJob(t.Context(), ids[0], nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return book.count(eventFailureReopened, ids[0]) == 1 })
+	if g := db.theGroup(t); g.Status != FailureOpen || g.Count != 4 || g.Jobs != 3 {
+		t.Errorf("%+v", g)
+	}
+}
+
+// D-10: a crash is a failure too, and where its group says so the job is discarded by the rescue.
+func TestCrashesAreGroupedToo(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	s := db.stopped(t, SupervisorConfig{})
+	crash := func() string {
+		db.exec(t, `insert into supervisors (id, epoch, lease_ms, queues, lost_at) values ('dead', 1, 1000, '{default}', now()) on conflict do nothing`)
+		id := db.running(t, "dead", 1)[0]
+		for value[bool](t, db, `select exists (select from jobs where claimed_by = 'dead')`) {
+			s.beat(t)
+		}
+		db.tend(t)
+		return id
+	}
+	crash()
+	g := db.theGroup(t)
+	if g.Class != "crash" || g.Count != 1 {
+		t.Fatalf("%+v", g)
+	}
+	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+		t.Fatal(err)
+	}
+	id := crash()
+	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || job.Crashes != 1 {
+		t.Errorf("%+v", job)
+	}
+	s.reporter.close()
+	s.reporter.run(t.Context(), db.client)
+	if book.count(eventDiscarded, id) != 1 || book.count(eventRescued, id) != 0 {
+		t.Errorf("told: %+v", book.events)
+	}
+}
+
+// D-10: what a group's policy discards or parks, every process does from its next settle on; a newer build releases
+// what was parked, and the policy is over.
+func TestPolicyOfAFailureGroup(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	ctx, boom := t.Context(), errors.New("boom")
+	old := db.stopped(t, SupervisorConfig{Build: "A"})
+	old2 := db.via(t, Config{Hooks: book.hooks()}).stopped(t, SupervisorConfig{Build: "A"})
+	old.failOnce(t, db, 1, boom)
+	db.tend(t)
+	print := db.theGroup(t).Fingerprint
+
+	set := func(policy FailurePolicy) {
+		t.Helper()
+		if err := db.client.SetFailurePolicy(ctx, print, policy, "ann"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(FailurePolicy{Action: FailureDiscard})
+	dead := append(old.failOnce(t, db, 2, boom), old2.failOnce(t, db, 2, boom)...)
+	for _, id := range dead {
+		job := db.get(t, id)
+		if job.State != Discarded || job.DiscardReason != ReasonOperator || job.ErrorsTotal != 1 || job.Errors[0].DelayMS != 0 || job.FinalizedAt == nil {
+			t.Errorf("%+v", job)
+		}
+	}
+	other := old.failOnce(t, db, 1, errors.New("bang"))[0]
+	if state := db.get(t, other).State; state != Retryable {
+		t.Errorf("a job of another group is %s", state)
+	}
+
+	set(FailurePolicy{Action: FailurePark, Build: "A"})
+	parked := append(old.failOnce(t, db, 60, boom), old2.failOnce(t, db, 60, boom)...)
+	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and state = 'parked' and scheduled_at = 'infinity' and parked_build = 'A' and attempt = 1`, parked); n != 120 {
+		t.Fatalf("%d of 120 are parked", n)
+	}
+	final := old.failOnce(t, db, 1, Discard(boom))[0]
+	if job := db.get(t, final); job.DiscardReason != ReasonUnrecoverable {
+		t.Errorf("a job that would not be retried: %+v", job)
+	}
+	db.tend(t)
+	if g, err := db.client.Failure(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (FailurePolicy{FailurePark, "A"}) || g.UpdatedBy != "ann" {
+		t.Errorf("%+v, %v", g, err)
+	}
+
+	same := db.via(t, Config{}).stopped(t, SupervisorConfig{Build: "A"})
+	db.tend(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 120 {
+		t.Fatalf("a supervisor of the same build left %d parked", n)
+	}
+	newer := db.via(t, Config{}).stopped(t, SupervisorConfig{Build: "0-anything"})
+	late := same.failOnce(t, db, 1, boom)[0] // by the old build, before anybody has seen to the policy
+	db.tend(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and parked_build is null and attempt = 1 and id = any($1)`, append(parked, late)); n != 121 {
+		t.Errorf("%d of 121 were released", n)
+	}
+	if most := value[int](t, db, `select max(n) from (select count(*) as n from jobs where id = any($1) group by floor(extract(epoch from scheduled_at))) x`, parked); most > 50 {
+		t.Errorf("%d are due in one second", most)
+	}
+	if g, err := db.client.Failure(ctx, print); err != nil || g.Policy != (FailurePolicy{}) {
+		t.Errorf("%+v, %v", g, err)
+	}
+	if state := db.get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != Retryable {
+		t.Errorf("after the policy a job is %s", state)
+	}
+
+	// Every settled run has told one end, the one the row shows.
+	for _, s := range []*still{old, old2} {
+		s.reporter.close()
+		s.reporter.run(ctx, db.client)
+	}
+	for _, id := range dead {
+		if book.count(eventDiscarded, id) != 1 || book.count(eventFailed, id) != 0 {
+			t.Errorf("job %s: %d discarded, %d failed", id, book.count(eventDiscarded, id), book.count(eventFailed, id))
+		}
+	}
+	for _, id := range parked {
+		if book.count(eventParked, id) != 1 || book.count(eventFailed, id) != 0 {
+			t.Errorf("job %s: %d parked, %d failed", id, book.count(eventParked, id), book.count(eventFailed, id))
+		}
+	}
+}
+
+// Jobs whose policy is lifted become due, and those released in several steps never more than 50 in a second.
+func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Build: "A"})
+	boom := errors.New("boom")
+	s.failOnce(t, db, 1, boom)
+	db.tend(t)
+	print := db.theGroup(t).Fingerprint
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, ""); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		s.failOnce(t, db, 400, boom)
+	}
+	cancelled := value[string](t, db, `select max(id) from jobs where state = 'parked'`)
+	if _, err := db.client.Cancel(t.Context(), cancelled, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, ""); err != nil {
+		t.Fatal(err)
+	}
+	db.tend(t)
+	db.tend(t) // has a few more slots at most: 1,000 jobs ahead
+	left := value[int](t, db, `select count(*) from jobs where state = 'parked'`)
+	if left == 0 || left > 199 {
+		t.Errorf("%d are left for the next beats", left)
+	}
+	db.exec(t, `update builds set slots_to = slots_to - interval '10 s'`) // as if it had passed
+	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '10 s' where state = 'retryable'`)
+	db.tend(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 0 {
+		t.Errorf("%d are parked still", n)
+	}
+	if most := value[int](t, db, `select max(n) from (select count(*) as n from jobs where state = 'retryable' and queue = 'default' and attempt = 1
+		and id in (select id from jobs order by id desc limit 1199) group by floor(extract(epoch from scheduled_at))) x`); most > 51 {
+		t.Errorf("%d are due in one second", most)
+	}
+	if got := db.get(t, cancelled).State; got != Cancelled {
+		t.Errorf("a cancelled one is %s", got)
+	}
+}
+
+// F-12: where the database refuses what a failure is recorded with, the job is settled with a stub.
+func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table failure_tallies add check (sample not like '%poison%')`)
+	s := db.stopped(t, SupervisorConfig{})
+	ids := db.running(t, s.lease.Load().id, 20)
+	var batch []*outcome
+	for i, id := range ids {
+		batch = append(batch, s.failedRun(id, errors.New([]string{"fine", "poison"}[i/19])))
+	}
+	s.settle(t, batch...)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and errors_total = 1`); n != 20 {
+		t.Errorf("%d of 20 are settled", n)
+	}
+	db.tend(t)
+	if g := db.theGroup(t); g.Count != 19 || g.Sample != "fine" {
+		t.Errorf("%+v", g)
+	}
+}
+
+// Failures that are all different fill no table: beyond 10,000 groups they are counted by kind.
+func TestFailureGroupsAreBounded(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
+		select lpad(to_hex(n), 16, '0'), 'k', 'error', now(), now(), 1, 1, '' from generate_series(1, 9999) n`)
+	db.exec(t, `insert into failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
+		select lpad(to_hex(n), 16, '0'), 'k' || n % 2, 'error', '', 'text', 2, 1, '' from generate_series(9999, 10010) n`)
+	db.tend(t)
+	if got := value[string](t, db, `select count(*) || ' groups, ' || sum(count) || ' runs, ' || count(*) filter (where sample like 'more kinds%') || ' beyond' from failure_groups`); got != "10002 groups, 10023 runs, 2 beyond" {
+		t.Error(got)
+	}
+}
+
+// What cannot be is refused before anything is written, and a group that is not there is not found.
+func TestFailureVerbsRefuseBadInput(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx, c := t.Context(), db.client
+	const print = "00c0ffee00c0ffee"
+	_, list := c.Failures(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
+	for what, err := range map[string]error{
+		"list":   list,
+		"status": c.SetFailureStatus(ctx, print, "shut", "\xff"),
+		"action": c.SetFailurePolicy(ctx, print, FailurePolicy{Action: "explode"}, ""),
+		"build":  c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard, Build: "A"}, ""),
+	} {
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, print := range []string{print, "", "no such", print + "0", "\x00"} {
+		_, get := c.Failure(ctx, print)
+		for what, err := range map[string]error{
+			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, ""), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, ""),
+		} {
+			if !errors.Is(err, ErrNoFailure) {
+				t.Errorf("%s of %q: %v", what, print, err)
+			}
+		}
+	}
+	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
+	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, ""); !errors.Is(err, ErrState) {
+		t.Errorf("park with no build known: %v", err)
+	}
+	db.exec(t, `insert into builds (build, first_seen) values ('A', now() - interval '1 h'), ('B', now())`)
+	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, ""); !errors.Is(err, ErrState) {
+		t.Errorf("park for a build older than the newest: %v", err)
+	}
+}
+
+// What a handler settles in its own transaction follows the policy and tells of it.
+func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	boom := errors.New("boom")
+	s := db.stopped(t, SupervisorConfig{})
+	s.failOnce(t, db, 1, boom)
+	db.tend(t)
+	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `update jobs set scheduled_at = 'infinity', state = 'parked'`)
+	db.launch(t, SupervisorConfig{Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return j.SettleTx(ctx, tx, boom) })
+	})})
+	id := db.enqueueJobs(t, 1, nil)[0]
+	eventually(t, func() bool { return book.count(eventDiscarded, id) == 1 })
+	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(eventFailed, id) != 0 {
+		t.Errorf("%+v", job)
+	}
+}

@@ -1,0 +1,265 @@
+-- drover: failure groups: what goes wrong, counted by fingerprint, and what becomes of the jobs it happens to.
+--
+-- Locks: jobs exclusively, for a moment: a nullable column, no rewrite. The new index is partial and reads the table
+-- once; nothing can write to it meanwhile.
+
+-- +goose Up
+alter table jobs add column parked_build text;
+comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
+
+-- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
+create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and finalized_at is null;
+
+create table failure_groups (
+	fingerprint text primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
+	kind        text        not null,
+	class       text        not null,
+	error_type  text        not null default '',
+	sample      text        not null default '',
+	first_seen  timestamptz not null,
+	last_seen   timestamptz not null,
+	count       bigint      not null,
+	jobs        bigint      not null,
+	last_job    text collate "C" not null,
+	status      text        not null default 'open' check (status in ('open', 'resolved', 'ignored')),
+	resolved_at timestamptz,
+	regressed_at timestamptz,
+	regressions int         not null default 0,
+	policy      text        check (policy in ('discard', 'park')),
+	park_build  text,
+	updated_at   timestamptz,
+	updated_by  text        not null default '',
+	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
+	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
+) with (fillfactor = 50);
+comment on table failure_groups is 'One row a fingerprint: failures of one kind of job with one cause, as far as their texts tell. At most 10,000; what is new beyond goes into one row a kind.';
+comment on column failure_groups.sample is 'The text of one of them: redacted, bounded.';
+comment on column failure_groups.count is 'Failed runs.';
+comment on column failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
+comment on column failure_groups.last_job is 'The job it happened to last.';
+comment on column failure_groups.status is 'open; resolved: mended, and open again as a regression when it comes back; ignored: counted, and stays so.';
+comment on column failure_groups.regressed_at is 'When it last came back after it had been resolved.';
+comment on column failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
+comment on column failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
+comment on column failure_groups.updated_by is 'Who last changed status or policy.';
+
+-- Serves the settle (sqlSettle), which looks each failure up; empty unless a policy is set.
+create index failure_groups_policy_idx on failure_groups (fingerprint) where policy is not null;
+
+create table failure_tallies (
+	id          bigint generated always as identity primary key,
+	fingerprint text        not null,
+	at          timestamptz not null default now(),
+	kind        text        not null,
+	class       text        not null,
+	error_type  text        not null,
+	sample      text,
+	count       int         not null,
+	jobs        int         not null,
+	last_job    text collate "C" not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_threshold = 5000);
+comment on table failure_tallies is 'Failures that settles have recorded and no supervisor has added to failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
+
+create table builds (
+	build      text primary key check (build <> '' and octet_length(build) <= 256),
+	first_seen timestamptz not null default clock_timestamp(),
+	slots_to   timestamptz
+);
+comment on table builds is 'Every build a supervisor has registered with. The one first seen last is the newest, whatever their names.';
+comment on column builds.slots_to is 'The due time given last to a job that this build released.';
+
+-- +goose StatementBegin
+create function drover_newest_build() returns text language sql stable as $$
+	select build from builds order by first_seen desc, build desc limit 1
+$$;
+-- +goose StatementEnd
+comment on function drover_newest_build() is 'The build that was seen for the first time last; null if none has been.';
+
+-- +goose StatementBegin
+create function drover_failures_add(page int default 10000) returns setof failure_groups language plpgsql as $$
+#variable_conflict use_column
+declare
+	room int;
+begin
+	-- One at a time: so none waits for another, none deadlocks, and one alone sees a group come back. Who finds the
+	-- table held, by another or in an open transaction of a person's, leaves the work for the next time.
+	begin
+		lock table failure_groups in share row exclusive mode nowait;
+	exception when lock_not_available then
+		return;
+	end;
+	room := 10000 - (select count(*) from failure_groups);
+	return query
+	with taken as (
+		delete from failure_tallies where id = any(array(select id from failure_tallies order by id limit page)) returning *
+	), summed as (
+		select fingerprint, min(kind) as kind, min(class) as class, min(error_type) as error_type, coalesce(min(sample), '') as sample,
+			min(at) as first_seen, max(at) as last_seen, sum(count) as count, sum(jobs) as jobs, (array_agg(last_job order by at desc, id desc))[1] as last_job
+		from taken group by fingerprint
+	), known as (
+		select s.*, g.fingerprint is not null as known from summed s left join failure_groups g on g.fingerprint = s.fingerprint
+	), placed as (
+		select k.*, not known and row_number() over (partition by known order by first_seen, fingerprint) > room as beyond from known k
+	), bounded as (
+		select fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job from placed where not beyond
+		union all
+		select left(md5('beyond the bound: ' || kind), 16), kind, min(class), '', 'more kinds of failures than are told apart',
+			min(first_seen), max(last_seen), sum(count), sum(jobs), max(last_job)
+		from placed where beyond group by kind
+	), put as (
+		insert into failure_groups as g (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job)
+		select * from bounded
+		on conflict (fingerprint) do update set
+			first_seen = least(g.first_seen, excluded.first_seen), last_seen = greatest(g.last_seen, excluded.last_seen),
+			count = g.count + excluded.count, jobs = g.jobs + excluded.jobs,
+			last_job = case when excluded.last_seen >= g.last_seen then excluded.last_job else g.last_job end,
+			status = case when excluded.last_seen > g.resolved_at then 'open' else g.status end,
+			resolved_at = case when excluded.last_seen > g.resolved_at then null else g.resolved_at end,
+			regressed_at = case when excluded.last_seen > g.resolved_at then excluded.last_seen else g.regressed_at end,
+			regressions = g.regressions + case when excluded.last_seen > g.resolved_at then 1 else 0 end
+		returning g.*
+	)
+	select put.* from put join failure_groups before on before.fingerprint = put.fingerprint
+	where before.status = 'resolved' and put.status = 'open';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_failures_add(int) is 'Adds what settles have recorded to the failure groups, as a supervisor does with its heartbeats. Tells the groups that were resolved and have come back.';
+
+-- +goose StatementBegin
+create function drover_failure_status(fingerprint text, status text, by text default '') returns text language plpgsql as $$
+declare
+	was text;
+begin
+	select g.status into was from failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
+	if was <> drover_failure_status.status then
+		update failure_groups g set status = drover_failure_status.status, updated_at = clock_timestamp(), updated_by = by,
+			resolved_at = case when drover_failure_status.status = 'resolved' then clock_timestamp() end
+		where g.fingerprint = drover_failure_status.fingerprint;
+	end if;
+	return was;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_failure_status(text, text, text) is 'Makes a failure group open, resolved or ignored; tells what it was, null for no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
+
+-- +goose StatementBegin
+create function drover_failure_policy(fingerprint text, policy text, by text default '', build text default null) returns boolean language plpgsql as $$
+declare
+	g failure_groups;
+	newest text := drover_newest_build();
+begin
+	select * into g from failure_groups f where f.fingerprint = drover_failure_policy.fingerprint for no key update;
+	if not found then
+		return false;
+	end if;
+	if build is not null and policy is distinct from 'park' then
+		raise exception 'drover: a build goes with the policy park' using errcode = '22023';
+	end if;
+	if policy = 'park' and newest is null then
+		raise exception 'drover: no supervisor has told its build, so that no newer one can be known' using errcode = 'DR002';
+	end if;
+	if build <> newest then
+		raise exception 'drover: the newest build is "%", not "%"', newest, build using errcode = 'DR002';
+	end if;
+	update failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(), updated_by = by,
+		park_build = case when drover_failure_policy.policy = 'park' then newest end
+	where f.fingerprint = drover_failure_policy.fingerprint;
+	if g.policy = 'park' and policy is distinct from 'park' then
+		with parked as materialized (
+			select id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and j.finalized_at is null and j.state = 'parked'
+			order by id for update
+		)
+		update jobs set parked_build = '' where id = any(array(select id from parked));
+	end if;
+	return true;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_failure_policy(text, text, text, text) is
+	'Sets what becomes of jobs that fail with a group''s failure: discard, park, or null to retry them as usual, which also releases those parked. Park holds until a build newer than the newest one now registers; build says which that is, so that a deploy in between is noticed. False for no such group.';
+
+-- +goose StatementBegin
+create function drover_unpark(rate int default 50) returns int language plpgsql as $$
+declare
+	newest text := drover_newest_build();
+	over text;
+	start timestamptz;
+	ids text[];
+begin
+	-- The newest build's row is the turn to do this, and holds the last slot given: whoever is next goes on there. Slots
+	-- are given for 1,000 jobs ahead at most.
+	perform from builds b where b.build = newest for update skip locked;
+	if not found then
+		return 0;
+	end if;
+	with ended as materialized (
+		select g.fingerprint from failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
+	)
+	update failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
+	select o.build into over from (select '' as build union all select b.build from builds b where b.build <> newest) o
+	where exists (select from jobs j where j.parked_build = o.build and j.finalized_at is null and j.state = 'parked')
+	limit 1;
+	start := greatest(clock_timestamp(), (select max(slots_to) from builds));
+	ids := array(
+		select j.id from jobs j where j.parked_build = over and j.finalized_at is null and j.state = 'parked'
+		order by j.fingerprint, j.id
+		limit greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int) for update skip locked);
+	if ids = '{}' then
+		return 0;
+	end if;
+	update jobs set state = 'retryable', parked_build = null,
+		scheduled_at = start + array_position(ids, id) * interval '1 second' / rate
+	where id = any(ids);
+	update builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
+	perform drover_wake(q.queue, q.due) from (
+		select queue, min(scheduled_at) as due from jobs where id = any(ids) group by queue order by queue) q;
+	return cardinality(ids);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_unpark(int) is
+	'Makes jobs due again that failure groups'' policies parked and that wait for no build any more: rate a second, attempts as they were. A supervisor does so with its heartbeats. Tells how many.';
+
+create view failures as
+select g.*, coalesce(d.discarded, 0) as discarded, coalesce(p.parked, 0) as parked
+from failure_groups g
+left join (select fingerprint, count(*) as discarded from jobs where discard_reason is not null group by fingerprint) d on d.fingerprint = g.fingerprint
+left join (select fingerprint, count(*) as parked from jobs where parked_build is not null and finalized_at is null and state = 'parked' group by fingerprint) p
+	on p.fingerprint = g.fingerprint;
+comment on view failures is 'The failure groups, each with how many jobs are discarded and parked under it now. Reads an index of all discarded jobs.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 6';
+-- +goose StatementEnd
+
+-- Every function finds drover's tables whatever the caller's search_path, and nothing of the caller's.
+-- +goose StatementBegin
+do $$
+declare
+	f regprocedure;
+begin
+	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
+		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+drop view failures;
+drop function drover_unpark(int);
+drop function drover_failure_policy(text, text, text, text);
+drop function drover_failure_status(text, text, text);
+drop function drover_failures_add(int);
+drop function drover_newest_build();
+-- A parked job would wait for ever without what releases it.
+update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
+drop table builds;
+drop table failure_tallies;
+drop table failure_groups;
+drop index jobs_parked_idx;
+alter table jobs drop column parked_build;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 5';
+-- +goose StatementEnd

@@ -1,0 +1,110 @@
+package drover
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg.go.
+
+const (
+	sqlAddFailures = `
+select fingerprint, kind, class, sample, last_job from drover_failures_add()`
+
+	sqlUnpark = `select drover_unpark()`
+)
+
+// tendFailures adds up what failed and releases parked jobs, each in a transaction of its own. It returns the resolved
+// groups that came back.
+func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []FailureGroup, err error) {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error {
+		var g FailureGroup
+		err := rows.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.Sample, &g.LastJob)
+		reopened = append(reopened, g)
+		return err
+	}, sqlAddFailures)
+	p.commit()
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.exec(nil, sqlUnpark)
+	p.commit()
+	return reopened, p.send(ctx, conn)
+}
+
+const failureColumns = `
+select fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job, status, resolved_at, regressed_at, regressions,
+	coalesce(policy, ''), coalesce(park_build, ''), updated_at, updated_by, discarded, parked
+from failures `
+
+// sqlFailures leaves the planner the choice: the table is small, and the view's counts are index scans.
+const sqlFailures = failureColumns + `
+where ($1 = '' or kind = $1) and ($2 = '' or status = $2) order by last_seen desc, fingerprint limit $3`
+
+func (s *store) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
+	rows, err := s.pool.Query(ctx, sqlFailures, f.Kind, string(f.Status), f.Limit)
+	if err != nil {
+		return nil, classify(err)
+	}
+	groups, err := pgx.CollectRows(rows, scanFailure)
+	return groups, classify(err)
+}
+
+const sqlFailure = failureColumns + `where fingerprint = $1`
+
+func (s *store) failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
+	if !isFingerprint(fingerprint) {
+		return nil, ErrNoFailure
+	}
+	rows, err := s.pool.Query(ctx, sqlFailure, fingerprint)
+	if err != nil {
+		return nil, classify(err)
+	}
+	groups, err := pgx.CollectRows(rows, scanFailure)
+	if err == nil && len(groups) == 0 {
+		err = ErrNoFailure
+	}
+	if err != nil {
+		return nil, classify(err)
+	}
+	return &groups[0], nil
+}
+
+func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
+	err = row.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.ErrorType, &g.Sample, &g.FirstSeen, &g.LastSeen, &g.Count, &g.Jobs, &g.LastJob,
+		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy,
+		&g.Discarded, &g.Parked)
+	return g, err
+}
+
+const sqlFailureStatus = `select drover_failure_status($1, $2, $3) is not null`
+
+func (s *store) setFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by string) error {
+	return s.changeFailure(ctx, fingerprint, sqlFailureStatus, fingerprint, string(status), by)
+}
+
+const sqlFailurePolicy = `select drover_failure_policy($1, $2, $3, $4)`
+
+func (s *store) setFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by string) error {
+	return s.changeFailure(ctx, fingerprint, sqlFailurePolicy, fingerprint, orNull(string(policy.Action)), by, orNull(policy.Build))
+}
+
+// changeFailure calls a function that tells whether there is such a group.
+func (s *store) changeFailure(ctx context.Context, fingerprint, sql string, args ...any) error {
+	if !isFingerprint(fingerprint) {
+		return ErrNoFailure
+	}
+	return s.inTx(ctx, func(tx pgx.Tx) error {
+		var found bool
+		if err := tx.QueryRow(ctx, sql, args...).Scan(&found); err != nil {
+			return classify(err)
+		}
+		if !found {
+			return ErrNoFailure
+		}
+		return nil
+	})
+}
