@@ -63,6 +63,7 @@
 //	sanitize.go              makes error texts fit to be stored
 //	fingerprint.go           tells which failures are the same
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
+//	budget.go                RetryBudget: so many retries in any minute, in every process together
 //	prune.go                 deletes old completed and cancelled jobs
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
@@ -70,6 +71,7 @@
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
+//	store_pg_budgets.go      SQL: retry budgets
 //	store_pg_operate.go      SQL: what operators do
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and

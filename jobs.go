@@ -35,6 +35,8 @@ type Job struct {
 	Tags        []string        //
 	Metadata    json.RawMessage // nil if none
 
+	ConcurrencyKey string // as in EnqueueOpts, "" if none
+
 	run *run // nil outside a supervisor
 }
 
@@ -133,4 +135,5 @@ const (
 	ReasonUndecodable       = "undecodable"        // its args do not fit its worker's type
 	ReasonExpired           = "expired"            // ExpiresAt passed before a run
 	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
+	ReasonRetryBudget       = "retry_budget"       // its RetryBudget was spent, and says Discard
 )

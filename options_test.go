@@ -41,11 +41,13 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"SupervisorConfig.CompletedRetention": "TestCompletedRetention",
 		"SupervisorConfig.CancelledRetention": "TestCancelledRetention",
 		"SupervisorConfig.Build":              "TestBuildIsRegistered",
+		"SupervisorConfig.RetryBudget":        "TestWhoseBudgetAJobSpends",
 
 		"Queue.Name":        "TestQueuesAreServedByName",
 		"Queue.Concurrency": "TestConcurrencyIsReachedAndNotExceeded",
 		"Queue.MaxAttempts": "TestWhoDecidesMaxAttempts",
 		"Queue.Retry":       "TestWhoDecidesTheStrategy",
+		"Queue.RetryBudget": "TestWhoseBudgetAJobSpends",
 
 		"WorkerOpts.MaxAttempts":    "TestWhoDecidesMaxAttempts",
 		"WorkerOpts.MaxRetries":     "TestWhoDecidesMaxAttempts",
@@ -53,6 +55,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"WorkerOpts.Timeout":        "TestWhoDecidesTheTimeout",
 		"WorkerOpts.DiscardOnPanic": "TestHowARunCanEnd",
 		"WorkerOpts.RetryIf":        "TestHowARunCanEnd",
+		"WorkerOpts.RetryBudget":    "TestWhoseBudgetAJobSpends",
 
 		"EnqueueOpts.ID":          "TestTheSameIDIsTheSameJob",
 		"EnqueueOpts.Queue":       "TestTheHandlerSeesItsJob",
@@ -67,6 +70,8 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"EnqueueOpts.RetryUntil":  "TestHowARunCanEnd",
 		"EnqueueOpts.Tags":        "TestTheHandlerSeesItsJob",
 		"EnqueueOpts.Metadata":    "TestTheHandlerSeesItsJob",
+
+		"EnqueueOpts.ConcurrencyKey": "TestTheHandlerSeesItsJob",
 	}
 	tests := testNames(t)
 	for field, test := range named {

@@ -37,6 +37,8 @@ type registration struct {
 	lease           time.Duration
 	queues          []queuePolicy
 	kinds           []kindPolicy
+	budgets         []budgetPolicy
+	scopes          []string // of all budgets there are: what registering tells
 	listens         bool
 }
 
@@ -63,6 +65,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	for _, k := range reg.kinds {
 		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build)
 	}
+	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.commit()
 	return p.send(ctx, conn)
 }
@@ -104,6 +107,7 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	p.exec(nil, sqlServe, id, names, slots)
 	p.exec(nil, sqlUnserve, id, names)
 	p.queues(reg)
+	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.commit()
 	return p.send(ctx, conn.Conn())
 }
@@ -116,7 +120,8 @@ with mine as (
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
-select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine)
+select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
+	array(select scope from budgets)
 from supervisors s`
 
 // sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: cancelled, or someone
@@ -142,6 +147,7 @@ type beatReply struct {
 	peers []peer
 	clock float64         // the server's, in seconds
 	gone  map[string]bool // jobs in flight that are not ours any more, and whether they were cancelled
+	scope []string        // of the retry budgets there are
 }
 
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {
@@ -150,7 +156,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.begin()
 	p.query(func(rows pgx.Rows) error {
 		var other peer
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive); err != nil {
+		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive, &reply.scope); err != nil {
 			return err
 		}
 		reply.peers = append(reply.peers, other)

@@ -61,6 +61,9 @@ type SupervisorConfig struct {
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
+	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
+	RetryBudget RetryBudget
+
 	// Build names the running version, for kinds and supervisors. Zero means the main module's, from the binary.
 	Build string
 }
@@ -78,6 +81,9 @@ type Queue struct {
 
 	// Retry is for jobs and workers that set none. Nil means Exponential{}.
 	Retry RetryStrategy
+
+	// RetryBudget is for this queue's jobs, but for kinds that have one. Zero means no budget.
+	RetryBudget RetryBudget
 }
 
 // Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
@@ -103,7 +109,8 @@ type Supervisor struct {
 	settler  *settler
 	control  *control
 	reporter reporter
-	pruner   atomic.Bool // this supervisor's turn to prune
+	pruner   atomic.Bool              // this supervisor's turn to prune
+	budgets  atomic.Pointer[[]string] // scopes of the retry budgets there are
 	draining atomic.Bool
 	stopNow  chan struct{}
 	stopOnce sync.Once
@@ -189,6 +196,7 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
 	defaults("CompletedRetention", &cfg.CompletedRetention, 24*time.Hour, DeleteOnCompletion)
 	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, DeleteOnCompletion)
+	cfg.RetryBudget.fillIn(bad, "RetryBudget")
 	if cfg.Build == "" {
 		if info, ok := debug.ReadBuildInfo(); ok {
 			cfg.Build = info.Main.Version
@@ -210,6 +218,7 @@ func (q *Queue) fillIn(bad *problems, field string) {
 	}
 	bad.attempts(field+".", q.MaxAttempts, 0)
 	bad.strategy(field+".Retry", q.Retry)
+	q.RetryBudget.fillIn(bad, field+".RetryBudget")
 }
 
 // name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
@@ -451,9 +460,11 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	queues := append(slices.Clone(old), state)
 	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
 	if l := s.lease.Load(); l != nil {
-		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
+		reg := s.registration(l.id, queues)
+		if err := s.client.store.serve(ctx, l.id, reg); err != nil {
 			return fmt.Errorf("add queue %s: %w", q.Name, err)
 		}
+		s.knowBudgets(reg.scopes)
 	}
 	if !s.open(queues, state) {
 		return ErrShutdown
@@ -562,6 +573,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 	host, _ := os.Hostname() // for people; empty will do
 	reg := &registration{
 		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
+		budgets: s.budgetPolicies(queues),
 	}
 	for _, q := range queues {
 		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry)})
