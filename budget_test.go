@@ -276,7 +276,7 @@ func TestRemainingBudget(t *testing.T) {
 func TestABudgetChangedByHandApplies(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 40, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 10, Discard: true}}}})
+	s, runs := db.failing(t, 40, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 10, Discard: true}, Retry: Constant{}}}})
 	outcome := func(which []*run, want string) {
 		t.Helper()
 		s.fail(t, which...)
@@ -335,7 +335,7 @@ func TestRescuesSpendABudget(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes)
 		select 'job', 'running', 'dead', 1, 1, now(), n % 2 from generate_series(1, 20) n`)
 	db.dead(t, "dead")
-	s := db.stopped(t, SupervisorConfig{RetryBudget: RetryBudget{Retries: 4, Per: time.Hour, Discard: true}})
+	s := db.stopped(t, SupervisorConfig{RetryBudget: RetryBudget{Retries: 4, Per: time.Hour, Discard: true}, Queues: []Queue{{Retry: Constant{}}}})
 	s.beat(t)
 	got := value[string](t, db, `select string_agg(format('%s %s after %s', n, s, crashes), ', ' order by crashes, s) from (
 		select crashes, coalesce(discard_reason, state) as s, count(*) as n from jobs group by 1, 2) x`)

@@ -66,6 +66,7 @@ const docsID = "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"
 const docsJobs = `
 insert into kinds (kind, max_attempts) values ('charge', 10);
 insert into queues (name) values ('payments');
+insert into budgets (scope, retries) values ('queue:payments', 100);
 insert into supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
 insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
@@ -99,7 +100,7 @@ func TestSQLOfTheDocuments(t *testing.T) {
 	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
 	schema := pgtest.Schema(pool)
 	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
-	for _, b := range append(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql")...) {
+	for _, b := range slices.Concat(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql"), blocks(t, "docs/budgets.md", "sql")) {
 		if _, err := run("begin;" + docsJobs); err != nil {
 			t.Fatal(err)
 		}
