@@ -93,9 +93,11 @@ func (c *control) register(ctx context.Context) error {
 		return err
 	}
 	id, sent := ulid.Make().String(), c.sup.now()
-	if err := c.sup.client.store.register(ctx, conn, c.sup.registration(id, c.sup.queueStates())); err != nil {
+	reg := c.sup.registration(id, c.sup.queueStates())
+	if err := c.sup.client.store.register(ctx, conn, reg); err != nil {
 		return err
 	}
+	c.sup.knowBudgets(reg.scopes)
 	c.beaten = sent
 	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.floors.reset()
@@ -250,6 +252,7 @@ func (c *control) beat(ctx context.Context) error {
 	if !reply.alive {
 		return c.refused(ctx, conn, l)
 	}
+	c.sup.knowBudgets(reply.scope)
 	c.beaten = sent
 	c.beats++
 	if l.ended.Load() {
@@ -408,6 +411,9 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 		outcomes := make([]*outcome, len(chunk))
 		for i := range chunk {
 			outcomes[i] = c.sup.rescued(&chunk[i], owner, started[chunk[i].id])
+		}
+		if err := c.sup.reserve(ctx, conn, outcomes); err != nil {
+			return err
 		}
 		var p pipeline
 		settled := map[string]State{}

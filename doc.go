@@ -69,6 +69,7 @@
 //	args_shape.go            what an args patch is checked against
 //	prune.go                 deletes or archives jobs that have ended, when their time is over
 //	failures.go              failure groups: what is known of a failure, and what becomes of its jobs
+//	budget.go                RetryBudget: so many retries in any minute, in every process together
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
 //	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
@@ -79,6 +80,7 @@
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
 //	store_pg_failures.go     SQL: failure groups
+//	store_pg_budgets.go      SQL: retry budgets
 //	store_pg_operate.go      SQL: what operators do
 //	store_pg_redrives.go     SQL: redrives
 //	store_pg_archive.go      SQL: the archive and alerts

@@ -85,6 +85,7 @@ const docsID = "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"
 const docsJobs = `
 insert into kinds (kind, max_attempts) values ('charge', 10);
 insert into queues (name) values ('payments');
+insert into budgets (scope, retries) values ('queue:payments', 100);
 insert into supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
 insert into redrives (filter, rate) values ('{"kind": "charge"}', 50);
 insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');

@@ -55,6 +55,10 @@ type EnqueueOpts struct {
 	// Tags are up to 32 words to find the job by, each 1 to 128 bytes.
 	Tags []string
 
+	// ConcurrencyKey names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs
+	// at most so many of one key at once; it has no other effect. Zero means none.
+	ConcurrencyKey string
+
 	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
 	// "drover:" are refused.
 	Metadata map[string]any
@@ -154,6 +158,8 @@ type newJob struct {
 	Tags        []string        `json:"tags,omitempty"`
 	Metadata    json.RawMessage `json:"metadata,omitempty"`
 
+	ConcurrencyKey string `json:"concurrency_key,omitempty"`
+
 	plain bool // no more than an id of ours, queue, priority, kind and args
 }
 
@@ -179,14 +185,14 @@ func (c *Client) encode(prefix string, args Args, opts *EnqueueOpts) (*newJob, e
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
-	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags}
+	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.ConcurrencyKey}
 	c.encodeArgs(&bad, prefix, job, args)
 	job.encodeOptions(&bad, prefix, opts)
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
 	job.plain = opts.ID == "" && job.ScheduledAt == nil && job.Delay == "" && job.MaxAttempts == nil && job.Retry == nil &&
-		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.Metadata == nil
+		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.Metadata == nil && job.ConcurrencyKey == ""
 	return job, nil
 }
 
@@ -264,6 +270,7 @@ func (j *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts) 
 		}
 		bad.join(checkText(field, tag, 128))
 	}
+	bad.join(checkText(prefix+"ConcurrencyKey", opts.ConcurrencyKey, 256))
 	j.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
 }
 

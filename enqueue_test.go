@@ -130,6 +130,7 @@ func enqueueOptions() []struct {
 		{"RetryUntil", EnqueueOpts{RetryUntil: at}, `retry_until = '2131-02-03 03:05:06.000007+00'`},
 		{"Tags", EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
 		{"Metadata", EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
+		{"ConcurrencyKey", EnqueueOpts{ConcurrencyKey: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
 	}
 }
 
@@ -188,7 +189,7 @@ func TestEnqueueWithoutOptions(t *testing.T) {
 			const asDocumented = `
 select queue = 'default' and kind = 'letter' and priority = 5 and lane = 5 and state = 'available' and scheduled_at = created_at
 	and args = '{"to": "<Zoë>"}' and attempt = 0 and claim_seq = 0 and errors = '[]'
-	and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, finalized_at, claimed_by) = 0
+	and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key, finalized_at, claimed_by) = 0
 from jobs where id = $1`
 			if !value[bool](t, db, asDocumented, receipt.ID) {
 				t.Errorf("%s: not the defaults", way.name)
@@ -320,6 +321,8 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"NUL in the metadata":          {opts: EnqueueOpts{Metadata: map[string]any{"f": "\x00"}}, field: "Metadata"},
 		"metadata over 64 KiB":         {opts: EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("x", 64<<10)}}, field: "Metadata"},
 		"metadata of drover's own":     {opts: EnqueueOpts{Metadata: map[string]any{"drover:x": 1}}, field: "Metadata"},
+		"NUL in the concurrency key":   {opts: EnqueueOpts{ConcurrencyKey: "\x00"}, field: "ConcurrencyKey"},
+		"concurrency key of 257 bytes": {opts: EnqueueOpts{ConcurrencyKey: strings.Repeat("x", 257)}, field: "ConcurrencyKey"},
 		"metadata nested 65 deep":      {opts: EnqueueOpts{Metadata: map[string]any{"f": nested(64)}}, field: "Metadata"},
 		"kind not among Config.Kinds":  {args: anyKind("unheard of"), field: "kind"},
 		"many of the fields of a time": {opts: EnqueueOpts{ExpiresAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC), ScheduledAt: time.Date(-6, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ExpiresAt"},
@@ -367,7 +370,7 @@ func TestInputAtItsBounds(t *testing.T) {
 			opts := &EnqueueOpts{
 				Queue: strings.Repeat("é", 64), Priority: 1, Tags: slices.Repeat([]string{strings.Repeat("t", 128)}, 32),
 				Metadata:  map[string]any{"f": strings.Repeat("<", 64<<10-len(`{"f":""}`))},
-				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC),
+				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), ConcurrencyKey: strings.Repeat("k", 256),
 			}
 			if _, err := way.enqueue(t.Context(), args, opts); err != nil {
 				t.Errorf("%s: %.200v", way.name, err)
@@ -383,12 +386,12 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 	opts := &EnqueueOpts{
 		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, MaxRetries: -2, Timeout: -1,
 		Retry: Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
-		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0},
+		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, ConcurrencyKey: "\xff",
 	}
 	_, err := client.Enqueue(t.Context(), anyKind(""), opts)
 	want := []string{
 		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "MaxRetries", "Retry.Base", "Retry.Max", "Timeout",
-		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "Metadata",
+		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "ConcurrencyKey", "Metadata",
 	}
 	if got := fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("told\n%q, want\n%q", got, want)
@@ -812,7 +815,7 @@ func TestProducerRole(t *testing.T) {
 	})
 	db.exec(t, `grant usage on schema `+schema+` to `+role)
 	db.exec(t, `create schema `+evil+` authorization `+role)
-	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean)`
+	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text)`
 	pool := db.samePool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
 		c.MaxConns = 1 // so that what is done to a session meets the next call

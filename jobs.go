@@ -35,6 +35,8 @@ type Job struct {
 	Tags        []string        //
 	Metadata    json.RawMessage // nil if none
 
+	ConcurrencyKey string // as in EnqueueOpts, "" if none
+
 	run *run // nil outside a supervisor
 }
 
@@ -134,4 +136,5 @@ const (
 	ReasonExpired           = "expired"            // ExpiresAt passed before a run
 	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
 	ReasonOperator          = "operator"           // Client.Discard or DiscardMany said so, or the policy of a failure group
+	ReasonRetryBudget       = "retry_budget"       // its RetryBudget was spent, and says Discard
 )

@@ -50,6 +50,8 @@ type JobInfo struct {
 	Retry         json.RawMessage `json:"retry,omitempty"` // the job's own strategy
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
+
+	ConcurrencyKey string `json:"concurrency_key,omitempty"`
 }
 
 // LastError is the text of the newest failed run, "" if none failed.

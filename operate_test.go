@@ -42,11 +42,11 @@ func TestGetTellsAllOfAJob(t *testing.T) {
 	db.exec(t, `insert into kinds (kind, max_attempts) values ('letter', 7)`)
 	db.exec(t, `insert into queues (name, max_attempts) values ('default', 8), ('post', 9)`)
 	id := db.put(t, `queue, state, priority, attempt, claim_seq, scheduled_at, created_at, attempted_at, finalized_at, discard_reason, crashes,
-redrives, snoozes, errors_total, errors, args, retry, tags, metadata`, `'post', 'discarded', 3, 2, 4, '2031-01-01 00:00:00.000001+00', '2030-01-01+00',
+redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrency_key`, `'post', 'discarded', 3, 2, 4, '2031-01-01 00:00:00.000001+00', '2030-01-01+00',
 '2032-01-01+00', '2033-01-01+00', 'crashed', 1, 5, 6, 30,
 '[{"attempt": 1, "claim_seq": 1, "at": "2031-01-01T00:00:00+00:00", "class": "panic", "error": "e1", "type": "T", "fingerprint": "f",
 	"duration_ms": 10, "delay_ms": 20, "supervisor": "s", "trace": "tr"}, {"class": "operator", "error": "cancelled"}]',
-'{"to": "x"}', '{"type": "constant", "delay": "1s"}', '{a,b}', '{"m": 1}'`)
+'{"to": "x"}', '{"type": "constant", "delay": "1s"}', '{a,b}', '{"m": 1}', 'customer 7'`)
 	at := func(year int) *time.Time {
 		at := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)
 		return &at
@@ -55,7 +55,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata`, `'post', 
 		ID: id, Queue: "post", Kind: "letter", State: Discarded, Priority: 3, Attempt: 2, MaxAttempts: 7, ScheduledAt: at(2031).Add(time.Microsecond),
 		CreatedAt: *at(2030), AttemptedAt: at(2032), FinalizedAt: at(2033), DiscardReason: "crashed", Crashes: 1, Redrives: 5, Snoozes: 6,
 		ErrorsTotal: 30, Args: json.RawMessage(`{"to": "x"}`), Retry: json.RawMessage(`{"type": "constant", "delay": "1s"}`), Tags: []string{"a", "b"},
-		Metadata: json.RawMessage(`{"m": 1}`),
+		Metadata: json.RawMessage(`{"m": 1}`), ConcurrencyKey: "customer 7",
 		Errors: []RunError{
 			{Attempt: 1, ClaimSeq: 1, At: *at(2031), Class: "panic", Error: "e1", Type: "T", Fingerprint: "f", DurationMS: 10, DelayMS: 20, Supervisor: "s", Trace: "tr"},
 			{Class: "operator", Error: "cancelled"},

@@ -41,11 +41,13 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"SupervisorConfig.CompletedRetention": "TestCompletedRetention",
 		"SupervisorConfig.CancelledRetention": "TestCancelledRetention",
 		"SupervisorConfig.Build":              "TestBuildIsRegistered",
+		"SupervisorConfig.RetryBudget":        "TestWhoseBudgetAJobSpends",
 
 		"Queue.Name":        "TestQueuesAreServedByName",
 		"Queue.Concurrency": "TestConcurrencyIsReachedAndNotExceeded",
 		"Queue.MaxAttempts": "TestWhoDecidesMaxAttempts",
 		"Queue.Retry":       "TestWhoDecidesTheStrategy",
+		"Queue.RetryBudget": "TestWhoseBudgetAJobSpends",
 
 		"Queue.CompletedRetention":    "TestRetentionOfQueues",
 		"Queue.CancelledRetention":    "TestRetentionOfQueues",
@@ -58,6 +60,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"WorkerOpts.Timeout":        "TestWhoDecidesTheTimeout",
 		"WorkerOpts.DiscardOnPanic": "TestHowARunCanEnd",
 		"WorkerOpts.RetryIf":        "TestHowARunCanEnd",
+		"WorkerOpts.RetryBudget":    "TestWhoseBudgetAJobSpends",
 		"WorkerOpts.Cases":          "TestErrorCases",
 		"WorkerOpts.FollowUp":       "TestFollowUpOnEveryPath",
 
@@ -90,6 +93,8 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"EnqueueOpts.RetryUntil":  "TestHowARunCanEnd",
 		"EnqueueOpts.Tags":        "TestTheHandlerSeesItsJob",
 		"EnqueueOpts.Metadata":    "TestTheHandlerSeesItsJob",
+
+		"EnqueueOpts.ConcurrencyKey": "TestTheHandlerSeesItsJob",
 
 		"RedrivePlan.Filter":         "TestRedrivesShareSlots",
 		"RedrivePlan.Rate":           "TestRedrivesShareSlots",

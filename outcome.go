@@ -127,6 +127,7 @@ type outcome struct {
 	text      string        // err's text: made valid, redacted, bounded
 	delay     time.Duration // until the next run
 	now       bool          // due again at once
+	slot      *slot         // of the retry budget that delay comes from; nil: none
 	giveBack  bool          // the attempt does not count
 	snoozed   bool
 	uncounted bool

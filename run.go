@@ -318,7 +318,7 @@ func (r *run) override(more *moreOfJob) {
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
 	job.LastError, job.LastDelay = more.LastError, time.Duration(more.LastDelayMS)*time.Millisecond
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
-	job.Tags, job.Metadata = more.Tags, more.Metadata
+	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
 	r.uncounted, r.expired = more.Uncounted, more.Expired
 	if more.TimeoutMS > 0 {
 		r.timeout = time.Duration(min(more.TimeoutMS, int64(maxTimeout/time.Millisecond))) * time.Millisecond

@@ -30,6 +30,7 @@ type settler struct {
 
 	mu       sync.Mutex
 	outcomes []*outcome
+	asks     []*ask
 
 	// The rest is the settler goroutine's own.
 	link    link
@@ -86,7 +87,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 		case now.Before(e.trouble.until):
 			e.putBack(out)
 			rest = e.trouble.until.Sub(now)
-		case len(out) > 0:
+		case len(out) > 0 || e.asked():
 			e.trip(ctx, out)
 			continue
 		case ended && e.book.len() == 0:
@@ -149,6 +150,9 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		e.trouble.failed(base, e.sup, "settling", err)
 		return
 	}
+	if out = e.reserve(ctx, conn, out); len(out) == 0 {
+		return
+	}
 	var p pipeline
 	s, err := e.settleAll(&p, out)
 	if err == nil && len(p.reads) > 0 {
@@ -160,6 +164,76 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		return
 	}
 	e.trouble.failures = 0
+}
+
+// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
+// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
+type ask struct {
+	o    *outcome
+	done chan error
+}
+
+// slotFor takes a slot for the outcome by the settler's connection.
+func (e *settler) slotFor(ctx context.Context, o *outcome) error {
+	if !e.sup.wantsSlot(o) {
+		return nil
+	}
+	a := &ask{o, make(chan error, 1)}
+	e.mu.Lock()
+	e.asks = append(e.asks, a)
+	e.mu.Unlock()
+	e.poke()
+	select {
+	case err := <-a.done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-e.idle:
+		return ErrShutdown
+	}
+}
+
+func (e *settler) asked() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.asks) > 0
+}
+
+// reservePause is before a reservation is tried again that the database refused.
+const reservePause = time.Second
+
+// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
+// that need none.
+func (e *settler) reserve(ctx context.Context, conn *pgx.Conn, out []*outcome) []*outcome {
+	e.mu.Lock()
+	asks := e.asks
+	e.asks = nil
+	e.mu.Unlock()
+	var wanting []*outcome
+	for _, a := range asks {
+		wanting = append(wanting, a.o)
+	}
+	for _, o := range out {
+		if e.sup.wantsSlot(o) {
+			wanting = append(wanting, o)
+		}
+	}
+	err := e.sup.reserve(ctx, conn, wanting)
+	for _, a := range asks {
+		a.done <- err
+	}
+	if err == nil {
+		return out
+	}
+	e.sup.log.WarnContext(ctx, "no slots from the retry budgets, will be tried again",
+		slog.String("error", err.Error()), slog.Duration("in", reservePause))
+	return slices.DeleteFunc(out, func(o *outcome) bool {
+		if !e.sup.wantsSlot(o) {
+			return false
+		}
+		e.later(o, reservePause)
+		return true
+	})
 }
 
 // settling is what came of a round trip's settles.
@@ -362,7 +436,7 @@ func (e *settler) done(outcomes ...*outcome) {
 	for _, o := range outcomes {
 		e.book.remove(o.run)
 		if o.state == Retryable || o.state == Scheduled {
-			e.sup.claimer.noteDue(e.sup.now().Add(o.delay))
+			e.sup.claimer.noteDue(o.due(e.sup.now()))
 		}
 		if e.sup.client.listens(o.run.lease.ctx, o.event) {
 			e.sup.reporter.tell(o.tell(o.event))

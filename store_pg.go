@@ -269,11 +269,11 @@ with me as materialized (
 	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = now()
 	where id = any(array(select id from due))
 	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
-		case when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata) > 0
+		case when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
 			or errors_total > 0 or crashes > 0 or redrives > 0
 		then jsonb_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= now(),
 			'retry_left_ms', floor(extract(epoch from retry_until - now()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
-			'metadata', metadata, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives, 'last_delay_ms', last_delay_ms,
+			'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives, 'last_delay_ms', last_delay_ms,
 			'last_error', case when errors_total > 0 then drover_last_error(errors)->>'error' end) end as more
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more,
@@ -311,6 +311,7 @@ type moreOfJob struct {
 	Uncounted   int             `json:"uncounted"`
 	Tags        []string        `json:"tags"`
 	Metadata    json.RawMessage `json:"metadata"`
+	Concurrency string          `json:"concurrency_key"`
 	Failures    int             `json:"failures"`
 	Crashes     int             `json:"crashes"`
 	Redrives    int             `json:"redrives"`
@@ -445,11 +446,17 @@ const ruledState = `coalesce((select rules from ruled)->id->>'state', $2::jsonb-
 // gives its place back when its run fails, and waits until the redrive has one again.
 const pacedWait = `paced_at is not null and ` + ruledState + ` in ('retryable', 'scheduled')`
 
+// dueSlot is when a retry budget lets a job run.
+const dueSlot = `timestamptz '1970-01-01 00:00:00Z' + ($2::jsonb->id->>'due_us')::bigint * interval '1 microsecond'`
+
 // settleColumns is what the object $2 holds for a row's id, put into its columns, unless a rule stands before it. A
-// job that is due "at once" gets the time of this statement, not of the transaction's start: in front of the floors.
+// job that is due "at once" gets the time of this statement, not of the transaction's start: in front of the floors. due_us
+// is the slot of a retry budget: the server's own reading, for a delay would begin anew with this transaction.
 const settleColumns = `
 	state = case when ` + pacedWait + ` then 'parked' else ` + ruledState + ` end,
-	paced_at = case when ` + pacedWait + ` then now() + coalesce(($2::jsonb->id->>'delay_us')::bigint, 0) * interval '1 microsecond'
+	paced_at = case
+		when ` + pacedWait + ` and $2::jsonb->id ? 'due_us' then ` + dueSlot + `
+		when ` + pacedWait + ` then now() + coalesce(($2::jsonb->id->>'delay_us')::bigint, 0) * interval '1 microsecond'
 		when ` + ruledState + ` <> 'parked' then paced_at end,
 	finalized_at = case when ` + ruledState + ` in ('discarded', 'cancelled') then now() end,
 	discard_reason = coalesce((select rules from ruled)->id->>'reason', $2::jsonb->id->>'reason'),
@@ -458,6 +465,7 @@ const settleColumns = `
 	scheduled_at = case
 		when ` + ruledState + ` = 'parked' or ` + pacedWait + ` then 'infinity'
 		when $2::jsonb->id ? 'now' then clock_timestamp()
+		when $2::jsonb->id ? 'due_us' then ` + dueSlot + `
 		when $2::jsonb->id ? 'delay_us' then now() + ($2::jsonb->id->>'delay_us')::bigint * interval '1 microsecond'
 		else scheduled_at end,
 	last_delay_ms = coalesce(($2::jsonb->id->>'delay_ms')::bigint, last_delay_ms),
@@ -537,6 +545,7 @@ type change struct {
 	Failed    bool            `json:"failed,omitempty"`
 	Entry     json.RawMessage `json:"entry,omitempty"`
 	Kind      string          `json:"kind,omitempty"` // of a failed run
+	DueUS     *int64          `json:"due_us,omitempty"`
 }
 
 func (o *outcome) change() change {
@@ -547,7 +556,9 @@ func (o *outcome) change() change {
 	}
 	if (o.state == Retryable || o.state == Scheduled) && !o.now {
 		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
-		c.DelayUS = &us
+		if c.DelayUS = &us; o.slot != nil {
+			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
+		}
 		if o.state == Retryable {
 			c.DelayMS = &ms
 		}

@@ -18,7 +18,7 @@ import (
 const sqlEnqueue = `
 select existing from drover_enqueue(kind => $1, args => $2::jsonb, queue => $3, priority => $4, scheduled_at => $5,
 	delay => $6::interval, max_attempts => $7, retry => $8::jsonb, timeout => $9::interval, expires_at => $10, retry_until => $11,
-	tags => $12::jsonb, metadata => $13::jsonb, id => $14, wake => $15)`
+	tags => $12::jsonb, metadata => $13::jsonb, id => $14, wake => $15, concurrency_key => $16)`
 
 func (j *newJob) params(wake bool) []any {
 	var tags *string
@@ -29,7 +29,7 @@ func (j *newJob) params(wake bool) []any {
 	}
 	return []any{
 		j.Kind, string(j.Args), j.Queue, j.Priority, j.ScheduledAt, orNull(j.Delay), j.MaxAttempts, orNull(string(j.Retry)),
-		orNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, orNull(string(j.Metadata)), j.ID, wake,
+		orNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, orNull(string(j.Metadata)), j.ID, wake, orNull(j.ConcurrencyKey),
 	}
 }
 

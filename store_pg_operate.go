@@ -18,7 +18,7 @@ const (
 select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20),
 	case when j.scheduled_at = 'infinity' then j.created_at else j.scheduled_at end, j.created_at, j.attempted_at, j.finalized_at,
 	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total,
-	j.errors::text, j.args::text, coalesce(j.retry::text, ''), j.tags, coalesce(j.metadata::text, '')`
+	j.errors::text, j.args::text, coalesce(j.retry::text, ''), j.tags, coalesce(j.metadata::text, ''), coalesce(j.concurrency_key, '')`
 	jobInfoPolicies = `
 left join kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
@@ -65,7 +65,7 @@ func scanJobInfo(row pgx.CollectableRow, more ...any) (*JobInfo, error) {
 	err := row.Scan(append([]any{
 		&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
 		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
-		&errs, &args, &retry, &j.Tags, &metadata,
+		&errs, &args, &retry, &j.Tags, &metadata, &j.ConcurrencyKey,
 	}, more...)...)
 	if err != nil {
 		return &j, err

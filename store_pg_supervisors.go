@@ -45,6 +45,8 @@ type registration struct {
 	lease           time.Duration
 	queues          []queuePolicy
 	kinds           []kindPolicy
+	budgets         []budgetPolicy
+	scopes          []string // of all budgets there are: what registering tells
 	listens         bool
 }
 
@@ -75,6 +77,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
 	}
 	p.exec(nil, sqlRegisterBuild, reg.build)
+	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.commit()
 	return p.send(ctx, conn)
 }
@@ -116,6 +119,7 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	p.exec(nil, sqlServe, id, names, slots)
 	p.exec(nil, sqlUnserve, id, names)
 	p.queues(reg)
+	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.commit()
 	return p.send(ctx, conn.Conn())
 }
@@ -131,7 +135,8 @@ with mine as (
 select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
 	exists (select from redrives where finished_at is null and paused_at is null),
 	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
-		or exists (select from jobs where parked_build is not null and finalized_at is null)
+		or exists (select from jobs where parked_build is not null and finalized_at is null),
+	array(select scope from budgets)
 from supervisors s`
 
 // sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: ended by an operator,
@@ -159,6 +164,7 @@ type beatReply struct {
 	peers    []peer
 	clock    float64         // the server's, in seconds
 	gone     map[string]bool // jobs in flight that are not ours any more, and whether an operator ended them
+	scope    []string        // of the retry budgets there are
 }
 
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {
@@ -168,7 +174,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.query(func(rows pgx.Rows) error {
 		var other peer
 		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive,
-			&reply.paces, &reply.failures); err != nil {
+			&reply.paces, &reply.failures, &reply.scope); err != nil {
 			return err
 		}
 		reply.peers = append(reply.peers, other)

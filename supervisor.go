@@ -62,6 +62,9 @@ type SupervisorConfig struct {
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
+	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
+	RetryBudget RetryBudget
+
 	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
 	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
 	Build string
@@ -80,6 +83,9 @@ type Queue struct {
 
 	// Retry is for jobs and workers that set none. Nil means Exponential{}.
 	Retry RetryStrategy
+
+	// RetryBudget is for this queue's jobs, but for kinds that have one. Zero means no budget.
+	RetryBudget RetryBudget
 
 	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
 	// SupervisorConfig's; see DeleteOnCompletion and KeepCompleted. What the last supervisor to start said of a queue
@@ -121,6 +127,7 @@ type Supervisor struct {
 	reporter   reporter
 	pruner     atomic.Bool // this supervisor's turn to prune
 	pruneEvery time.Duration
+	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
 	draining   atomic.Bool
 	stopNow    chan struct{}
 	stopOnce   sync.Once
@@ -214,6 +221,7 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
 	defaults("CompletedRetention", &cfg.CompletedRetention, 24*time.Hour, DeleteOnCompletion)
 	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, DeleteOnCompletion)
+	cfg.RetryBudget.fillIn(bad, "RetryBudget")
 	if cfg.Build == "" {
 		if info, ok := debug.ReadBuildInfo(); ok {
 			cfg.Build = info.Main.Version
@@ -236,6 +244,7 @@ func (q *Queue) fillIn(bad *problems, field string) {
 	bad.attempts(field+".", q.MaxAttempts, 0)
 	bad.strategy(field+".Retry", q.Retry)
 	q.checkRetention(bad, field)
+	q.RetryBudget.fillIn(bad, field+".RetryBudget")
 }
 
 // name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
@@ -481,9 +490,11 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	queues := append(slices.Clone(old), state)
 	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
 	if l := s.lease.Load(); l != nil {
-		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
+		reg := s.registration(l.id, queues)
+		if err := s.client.store.serve(ctx, l.id, reg); err != nil {
 			return fmt.Errorf("add queue %s: %w", q.Name, err)
 		}
+		s.knowBudgets(reg.scopes)
 	}
 	if !s.open(queues, state) {
 		return ErrShutdown
@@ -592,6 +603,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 	host, _ := os.Hostname() // for people; empty will do
 	reg := &registration{
 		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
+		budgets: s.budgetPolicies(queues),
 	}
 	for _, q := range queues {
 		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry), q.retention()})

@@ -201,7 +201,7 @@ func (o *outcome) tell(kind eventKind) told {
 		MaxAttempts: r.job.MaxAttempts, Duration: o.duration, Class: o.class, Error: o.text, Reason: o.reason,
 	}
 	if kind == eventFailed || kind == eventSnoozed || kind == eventRescued {
-		e.Backoff, e.Next = o.delay, r.sup.now().Add(o.delay)
+		e.Backoff, e.Next = o.delay, o.due(r.sup.now())
 	}
 	return told{kind, e}
 }

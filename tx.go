@@ -64,6 +64,9 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		return err
 	}
 	o := j.run.decide(err)
+	if err := j.run.sup.settler.slotFor(ctx, o); err != nil {
+		return err
+	}
 	became, failed := j.run.settleTx(ctx, tx, o)
 	if failed == nil {
 		o.became(became)

@@ -25,6 +25,9 @@ type WorkerOpts struct {
 	// Retry decides how long a failed job waits. Nil means the queue's, then Exponential{}. A job's own goes first.
 	Retry RetryStrategy
 
+	// RetryBudget is for this kind's jobs, in all queues together. Zero means the queue's, then the supervisor's.
+	RetryBudget RetryBudget
+
 	// Timeout bounds one run: its context ends with a deadline, the run fails and is retried. Zero means
 	// SupervisorConfig.Timeout, NoTimeout none.
 	Timeout time.Duration
@@ -146,6 +149,7 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 	bad.join(checkName(field+".kind", w.kind))
 	w.opts.MaxAttempts = bad.attempts(field+".", w.opts.MaxAttempts, w.opts.MaxRetries)
 	bad.strategy(field+".Retry", w.opts.Retry)
+	w.opts.RetryBudget.fillIn(bad, field+".RetryBudget")
 	bad.nonNegative(field+".Timeout", w.opts.Timeout)
 	if w.opts.Timeout == 0 {
 		w.opts.Timeout = defaultTimeout

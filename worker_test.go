@@ -21,6 +21,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k", N: 7}, &EnqueueOpts{
 		Queue: "q", Priority: 3, MaxAttempts: 4, Tags: []string{"a", "b"}, Metadata: map[string]any{"tenant": "x"},
+		ConcurrencyKey: "customer 7",
 	})
 	jobs := make(chan Job, 10)
 	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
@@ -46,6 +47,9 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	}
 	if first.LastError != "" || first.LastDelay != 0 || first.Failures != 0 || first.Attempt != 1 || first.ScheduledAt.IsZero() {
 		t.Errorf("first run saw a past: %+v", first)
+	}
+	if info, err := db.client.Get(t.Context(), id); err != nil || first.ConcurrencyKey != "customer 7" || info.ConcurrencyKey != "customer 7" {
+		t.Errorf("concurrency key %q, %+v, %v", first.ConcurrencyKey, info, err)
 	}
 	var args struct{ N int }
 	var metadata map[string]string

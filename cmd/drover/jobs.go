@@ -82,7 +82,7 @@ func states() []string {
 func reasons() []string {
 	return []string{
 		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
-		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonOperator,
+		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonOperator,
 	}
 }
 

@@ -1,0 +1,742 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// fullest is the most times that fall into any window of a length, its end left out.
+func fullest(times []time.Time, window time.Duration) (most int) {
+	times = slices.Clone(times)
+	slices.SortFunc(times, time.Time.Compare)
+	first := 0
+	for i, at := range times {
+		for !at.Before(times[first].Add(window)) {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+func TestTheFullestWindowIsFound(t *testing.T) {
+	t.Parallel()
+	var times []time.Time
+	for i := range 300 {
+		times = append(times, time.UnixMicro(int64(i)*600_000))
+	}
+	if n := fullest(times, time.Minute); n != 100 {
+		t.Errorf("100 a minute in steps: %d", n)
+	}
+	if n := fullest(append(times, time.UnixMicro(90_000_001)), time.Minute); n != 101 {
+		t.Errorf("and one between: %d", n)
+	}
+	if n := fullest([]time.Time{time.UnixMicro(59_999_999), time.UnixMicro(0), time.UnixMicro(60_000_000)}, time.Minute); n != 2 {
+		t.Errorf("a window straddles none of the clock's minutes: %d", n)
+	}
+}
+
+// retries are when the failed jobs are or were due again.
+func (db *testDB) retries(t testing.TB, where string, args ...any) []time.Time {
+	t.Helper()
+	rows, err := db.Query(t.Context(), `select scheduled_at from jobs where errors_total > 0 and discard_reason is null and `+where, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	times, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return times
+}
+
+// failOnce is a worker of a kind whose jobs fail in their first run.
+func failOnce(kind string, retry RetryStrategy, budget RetryBudget) Worker {
+	return dynWorker(kind, WorkerOpts{Retry: retry, RetryBudget: budget}, func(_ context.Context, job *Job) error {
+		if job.Failures == 0 {
+			return errBoom
+		}
+		return nil
+	})
+}
+
+// B-1: 100 retries in 60 s on the queue payments. Of 300 failures in 8 processes the 101st is not retried in the window
+// of the first, whatever the backoffs, and none is retried before its backoff or lost.
+func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var batch []Batch
+	for range 100 {
+		for _, kind := range []string{"soon", "jitter", "later"} {
+			batch = append(batch, Batch{Args: dyn{kind: kind}, Opts: &EnqueueOpts{Queue: "payments"}})
+		}
+	}
+	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		db.via(t, Config{}).launch(t, SupervisorConfig{
+			Queues: []Queue{{Name: "payments", RetryBudget: RetryBudget{Retries: 100, Per: time.Minute}}},
+			Workers: []Worker{
+				failOnce("soon", Constant{Delay: 5 * time.Millisecond}, RetryBudget{}),
+				failOnce("jitter", Exponential{Base: 10 * time.Second, Jitter: FullJitter}, RetryBudget{}),
+				failOnce("later", Constant{Delay: time.Hour}, RetryBudget{}),
+			},
+		})
+	}
+	db.waitFor(t, 30*time.Second, `select count(*) = 300 from jobs where errors_total = 1 and state in ('retryable', 'completed')`)
+	times := db.retries(t, `true`)
+	if n := fullest(times, time.Minute); len(times) != 300 || n != 100 {
+		t.Errorf("%d retries, %d in one minute, want 300 and 100", len(times), n)
+	}
+	soon := db.retries(t, `kind <> 'later'`)
+	slices.SortFunc(soon, time.Time.Compare)
+	if first, last := soon[0], soon[100]; last.Sub(first) < time.Minute {
+		t.Errorf("the 101st retry comes %v after the first", last.Sub(first))
+	}
+	if n := value[int](t, db, `select count(*) from jobs where scheduled_at < created_at + case kind when 'later' then interval '1 hour' else interval '5 ms' end`); n > 0 {
+		t.Errorf("%d retries come before their backoff", n)
+	}
+	// What the history and the strategy of the next failure are told is the wait that happens.
+	if n := value[int](t, db, `select count(*) from jobs where (errors->0->>'delay_ms')::bigint is distinct from last_delay_ms
+		or abs(extract(epoch from scheduled_at - (errors->0->>'at')::timestamptz) - last_delay_ms / 1000.0) > 5`); n > 0 {
+		t.Errorf("%d jobs are told of another wait than theirs", n)
+	}
+}
+
+// B-2: 10,000 jobs that fail at once under 500 a second become a ramp, whatever their backoffs.
+func TestTenThousandFailuresBecomeARamp(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	kinds := []string{"same", "jitter", "by id"}
+	db.exec(t, `insert into jobs (kind) select ($1::text[])[1 + n % 3] from generate_series(1, 10000) n`, kinds)
+	for range 8 {
+		db.via(t, Config{}).launch(t, SupervisorConfig{
+			RetryBudget: RetryBudget{Retries: 500, Per: time.Second},
+			Queues:      []Queue{{Concurrency: 50}},
+			Workers: []Worker{
+				failOnce("same", Constant{Delay: time.Hour}, RetryBudget{}),
+				failOnce("jitter", Constant{Delay: time.Hour, Jitter: JitterUp(0.001)}, RetryBudget{}),
+				failOnce("by id", Custom{Func: func(f Failure) (time.Duration, bool) {
+					return time.Hour + time.Duration(f.Job.ID[25])*10*time.Millisecond, true
+				}}, RetryBudget{}),
+			},
+		})
+	}
+	db.waitFor(t, 60*time.Second, `select count(*) = 10000 from jobs where state = 'retryable'`)
+	times := db.retries(t, `true`)
+	if n := fullest(times, time.Second); len(times) != 10000 || n != 500 {
+		t.Errorf("%d retries, %d in one second, want 10,000 and 500", len(times), n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where scheduled_at < created_at + interval '1 hour'`); n > 0 {
+		t.Errorf("%d retries come before their backoff", n)
+	}
+	// The ramp has no holes: the last is due when 10,000 slots and what the backoffs differ by have passed.
+	if d := value[float64](t, db, `select extract(epoch from max(scheduled_at) - min(scheduled_at))::float8 from jobs`); d > 60 {
+		t.Errorf("the ramp is %v s long, want about 20", d)
+	}
+}
+
+// failing is a still supervisor with n claimed jobs of each of the options.
+func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*run) {
+	t.Helper()
+	if options == nil {
+		options = []*EnqueueOpts{nil}
+	}
+	for _, opts := range options {
+		db.enqueueJobs(t, n, opts)
+	}
+	n *= len(options)
+	if cfg.Queues == nil {
+		cfg.Queues = []Queue{{}}
+	}
+	cfg.Queues[0].Concurrency = n
+	s := db.stopped(t, cfg)
+	var runs []*run
+	for len(runs) < n {
+		runs = append(runs, s.claim(t)...)
+	}
+	for _, r := range runs {
+		r.ctx = t.Context()
+	}
+	return s, runs
+}
+
+// fail settles runs as failed.
+func (s *still) fail(t testing.TB, runs ...*run) {
+	t.Helper()
+	outcomes := make([]*outcome, len(runs))
+	for i, r := range runs {
+		outcomes[i] = r.decide(errBoom)
+	}
+	s.settle(t, outcomes...)
+}
+
+// B-1: where the budget says Discard, what does not fit into the window after its backoff is discarded.
+func TestASpentBudgetDiscards(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	s, runs := db.failing(t, 300, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 100, Discard: true}, Retry: Constant{}}}})
+	s.fail(t, runs...)
+	times := db.retries(t, `state = 'retryable'`)
+	if n := fullest(times, time.Minute); len(times) != 100 || n != 100 {
+		t.Errorf("%d retries, %d in one minute, want 100", len(times), n)
+	}
+	const discarded = `select count(*) from jobs where state = 'discarded' and discard_reason = $1 and finalized_at is not null
+		and errors->0->>'error' = 'boom' and not errors->0 ? 'delay_ms' and last_delay_ms is null`
+	if n := value[int](t, db, discarded, ReasonRetryBudget); n != 200 {
+		t.Errorf("%d jobs discarded as %s, want 200", n, ReasonRetryBudget)
+	}
+	s.reporter.close()
+	s.reporter.run(t.Context(), db.client)
+	if failed, gone := book.count(eventFailed, ""), book.count(eventDiscarded, ""); failed != 100 || gone != 200 {
+		t.Errorf("%d told as failed, %d as discarded", failed, gone)
+	}
+}
+
+// A job spends from its kind's budget, else its queue's, else the one for all.
+func TestWhoseBudgetAJobSpends(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var heard eventLog
+	client := db.via(t, Config{Hooks: []Hooks{heard.hooks()}})
+	hour := Constant{Delay: time.Hour}
+	client.run(t, SupervisorConfig{
+		RetryBudget: RetryBudget{Retries: 1, Per: 24 * time.Hour},
+		Queues:      []Queue{{Name: "a", RetryBudget: RetryBudget{Retries: 2, Burst: 2, Per: 24 * time.Hour}}, {Name: "b"}},
+		Workers:     []Worker{failOnce("x", hour, RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour, Discard: true}), failOnce("y", hour, RetryBudget{})},
+	})
+	for _, job := range []struct{ kind, queue string }{{"x", "a"}, {"x", "b"}, {"y", "a"}, {"y", "b"}, {"y", "b"}} {
+		heard.wait(t, client.enqueue(t, dyn{kind: job.kind}, &EnqueueOpts{Queue: job.queue}), "failed")
+	}
+	const spent = `select string_agg(format('%s %s', scope, n), ', ' order by scope) from (select scope, sum(bit_count(used)) as n from budget_slots group by 1) s`
+	if got, want := value[string](t, db, spent), "all 2, kind:x 2, queue:a 1"; got != want {
+		t.Errorf("spent: %s, want %s", got, want)
+	}
+	budgets, err := client.client.RetryBudgets(t.Context())
+	if err != nil || len(budgets) != 3 {
+		t.Fatal(budgets, err)
+	}
+	want := []BudgetInfo{
+		{Scope: "all", RetryBudget: RetryBudget{1, 24 * time.Hour, 1, false}},
+		{Scope: "kind:x", RetryBudget: RetryBudget{3, 24 * time.Hour, 3, true}},
+		{Scope: "queue:a", RetryBudget: RetryBudget{2, 24 * time.Hour, 2, false}},
+	}
+	for i, b := range budgets {
+		if b.Scope != want[i].Scope || b.RetryBudget != want[i].RetryBudget {
+			t.Errorf("budget %+v, want %+v", b, want[i])
+		}
+	}
+}
+
+// B-1: what is left of a budget can be read.
+func TestRemainingBudget(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 30, SupervisorConfig{
+		RetryBudget: RetryBudget{Retries: 100, Per: 24 * time.Hour}, // a slot every 14 min 24 s
+		Queues:      []Queue{{Retry: Constant{Delay: time.Millisecond}}},
+	})
+	left := func() BudgetInfo {
+		t.Helper()
+		budgets, err := db.client.RetryBudgets(t.Context())
+		if err != nil || len(budgets) != 1 {
+			t.Fatal(budgets, err)
+		}
+		return budgets[0]
+	}
+	if b := left(); b.Reserved != 0 || b.Free != 100 {
+		t.Errorf("before any retry: %+v", b)
+	}
+	s.fail(t, runs...)
+	b := left()
+	last := slices.MaxFunc(db.retries(t, `true`), time.Time.Compare)
+	if b.Reserved < 29 || b.Reserved+b.Free != 100 || !b.NextFree.Equal(last.Add(24*time.Hour/100)) {
+		t.Errorf("after 30 retries, the last at %v: %+v", last, b)
+	}
+	db.exec(t, `update budgets set retries = 10`) // all at once: a calendar of its own
+	if b := left(); b.Retries != 10 || b.Reserved != 0 || b.Free != 10 {
+		t.Errorf("of a changed budget: %+v", b)
+	}
+}
+
+// A budget changed in psql applies to the next failure; one that is new, from the next heartbeat on; one that is gone to none.
+func TestABudgetChangedByHandApplies(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 40, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 10, Discard: true}, Retry: Constant{}}}})
+	outcome := func(which []*run, want string) {
+		t.Helper()
+		s.fail(t, which...)
+		got := value[string](t, db, `select string_agg(format('%s %s', n, s), ', ' order by s) from (
+			select coalesce(discard_reason, state) as s, count(*) as n from jobs where id = any($1) group by 1) x`, ids(which))
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	outcome(runs[:10], "10 retryable")
+	db.exec(t, `update budgets set retries = 1, per_ms = 86400000`)
+	outcome(runs[10:20], "9 retry_budget, 1 retryable")
+	db.exec(t, `delete from budgets`)
+	outcome(runs[20:30], "10 retryable")
+	s.beat(t)
+	db.exec(t, `insert into budgets (scope, retries, per_ms, discard) values ('all', 2, 86400000, true)`)
+	s.beat(t)
+	outcome(runs[30:], "8 retry_budget, 2 retryable")
+}
+
+// What waits for no backoff spends nothing, nor does what ends.
+func TestWhatSpendsABudget(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name  string
+		err   error
+		spent int
+	}{
+		{"completed", nil, 0},
+		{"error", errBoom, 1},
+		{"RetryAfter", RetryAfter(time.Minute, errBoom), 1},
+		{"DontCount", DontCount(errBoom), 1},
+		{"Snooze", Snooze(time.Minute), 0},
+		{"Discard", Discard(errBoom), 0},
+		{"Cancel", Cancel(errBoom), 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			s, runs := db.failing(t, 2, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
+			s.settle(t, runs[0].decide(tc.err), runs[1].handedBack())
+			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from budget_slots`); n != tc.spent {
+				t.Errorf("%d slots spent, want %d", n, tc.spent)
+			}
+			if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n > 0 {
+				t.Errorf("%d jobs are not settled", n)
+			}
+		})
+	}
+}
+
+// B-1: a rescue spends too where it waits for a backoff: not the first crash.
+func TestRescuesSpendABudget(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes)
+		select 'job', 'running', 'dead', 1, 1, now(), n % 2 from generate_series(1, 20) n`)
+	db.dead(t, "dead")
+	s := db.stopped(t, SupervisorConfig{RetryBudget: RetryBudget{Retries: 4, Per: time.Hour, Discard: true}, Queues: []Queue{{Retry: Constant{}}}})
+	s.beat(t)
+	got := value[string](t, db, `select string_agg(format('%s %s after %s', n, s, crashes), ', ' order by crashes, s) from (
+		select crashes, coalesce(discard_reason, state) as s, count(*) as n from jobs group by 1, 2) x`)
+	if want := "10 retryable after 1, 6 retry_budget after 2, 4 retryable after 2"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// A retry that no slot before its RetryUntil is free for ends, and leaves the slots behind it to others.
+func TestNoSlotBeforeRetryUntil(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 5, SupervisorConfig{
+		RetryBudget: RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour}, Queues: []Queue{{Retry: Constant{Delay: time.Second}}},
+	}, &EnqueueOpts{RetryUntil: time.Now().Add(12 * time.Hour)}, nil)
+	s.fail(t, runs...)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and retry_until < scheduled_at`); n > 0 {
+		t.Errorf("%d retries come after their RetryUntil", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where retry_until is null and state = 'retryable'`); n != 5 {
+		t.Errorf("%d of 5 jobs without a limit are retried", n)
+	}
+	if spent, retried := value[int](t, db, `select sum(bit_count(used)) from budget_slots`), value[int](t, db, `select count(*) from jobs where state = 'retryable'`); spent != retried {
+		t.Errorf("%d slots for %d retries", spent, retried)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where discard_reason = $1`, ReasonTimeBudget); n < 2 {
+		t.Errorf("%d of 5 are discarded for their RetryUntil, though 3 slots are a day apart from the next", n)
+	}
+}
+
+// A run settled in its handler's transaction takes its slot outside of it: every connection of the pool is taken by such
+// handlers, and none waits for another's commit.
+func TestSettleTxTakesItsSlotOutsideTheTransaction(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const n = 4
+	small := db.via(t, Config{}, func(c *pgxpool.Config) { c.MaxConns = n })
+	var settled sync.WaitGroup
+	settled.Add(n)
+	small.enqueueJobs(t, n, nil)
+	small.launch(t, SupervisorConfig{
+		Queues: []Queue{{Concurrency: n, RetryBudget: RetryBudget{Retries: 1}, Retry: Constant{Delay: time.Hour}}},
+		Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+			return pgx.BeginFunc(ctx, small, func(tx pgx.Tx) error {
+				err := j.SettleTx(ctx, tx, errBoom)
+				settled.Done()
+				settled.Wait() // all transactions are open, and have changed their job
+				return err
+			})
+		}),
+	})
+	db.waitFor(t, 20*time.Second, `select count(*) = $1 from jobs where state = 'retryable' and errors->0->>'error' = 'boom'`, n)
+	if times := db.retries(t, `true`); fullest(times, time.Minute) != 1 {
+		t.Errorf("retries at %v, want a minute between them", times)
+	}
+}
+
+// A handler that settles in a transaction waits for a slot no longer than its context says.
+func TestSettleTxGivesUpWithItsContext(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return runs[0].job.SettleTx(ctx, tx, errBoom) }) // its settler does not run
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("SettleTx = %v", err)
+	}
+	close(s.settler.idle)
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return runs[0].job.SettleTx(t.Context(), tx, errBoom) })
+	if !errors.Is(err, ErrShutdown) {
+		t.Errorf("SettleTx = %v", err)
+	}
+}
+
+// The server's clock decides: processes whose clocks are hours apart share one calendar.
+func TestBudgetsGoByTheServersClock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	cfg := SupervisorConfig{RetryBudget: RetryBudget{Retries: 10}, Queues: []Queue{{Retry: Constant{Delay: time.Second}}}}
+	for _, skew := range []time.Duration{-5 * time.Hour, 0, 5 * time.Hour} {
+		s, runs := db.failing(t, 20, cfg)
+		s.now = func() time.Time { return time.Now().Add(skew) }
+		s.fail(t, runs...)
+	}
+	times := db.retries(t, `true`)
+	if n := fullest(times, time.Minute); len(times) != 60 || n != 10 {
+		t.Errorf("%d retries, %d in a minute, want 60 and 10", len(times), n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where scheduled_at not between created_at and created_at + interval '7 minutes'`); n > 0 {
+		t.Errorf("%d of 60 retries are not in the next 7 minutes", n)
+	}
+}
+
+// reserveCounter counts reservations.
+type reserveCounter struct{ n atomic.Int64 }
+
+func (c *reserveCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (c *reserveCounter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	if d.SQL == sqlReserve || d.SQL == sqlReserveBriefly {
+		c.n.Add(1)
+	}
+}
+func (c *reserveCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+func (c *reserveCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (c *reserveCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+// B-2: jobs without a budget cost no statement more, and those with one cost none while they go well.
+func TestNoBudgetNoStatement(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name    string
+		budget  RetryBudget
+		err     error
+		reserve int64
+	}{
+		{"failures without a budget", RetryBudget{}, errBoom, 0},
+		{"successes with one", RetryBudget{Retries: 1}, nil, 0},
+		{"failures with one", RetryBudget{Retries: 1}, errBoom, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var counted reserveCounter
+			db := newQuietDB(t)
+			db.exec(t, `insert into budgets (scope, retries) values ('queue:another', 1), ('kind:another', 1)`)
+			traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
+			s, runs := traced.failing(t, 20, SupervisorConfig{Queues: []Queue{{RetryBudget: tc.budget}}})
+			outcomes := make([]*outcome, len(runs))
+			for i, r := range runs {
+				outcomes[i] = r.decide(tc.err)
+			}
+			s.settle(t, outcomes...)
+			if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n > 0 || counted.n.Load() != tc.reserve {
+				t.Errorf("%d statements to reserve, want %d; %d jobs are not settled", counted.n.Load(), tc.reserve, n)
+			}
+		})
+	}
+}
+
+// F-12: while the database refuses slots, what needs none is settled; then the rest is.
+func TestSlotsThatCannotBeHad(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 4, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `lock table budget_slots`); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t, runs[0].decide(nil), runs[1].decide(errBoom), runs[2].decide(Snooze(time.Hour)), runs[3].decide(errBoom))
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const counts = `select string_agg(format('%s %s', n, state), ', ' order by state) from (select state, count(*) as n from jobs group by 1) x`
+	if got, want := value[string](t, db, counts), "1 completed, 2 running, 1 scheduled"; got != want {
+		t.Errorf("while slots cannot be had: %s, want %s", got, want)
+	}
+	s.settler.trip(t.Context(), s.settler.take(s.now().Add(time.Minute)))
+	if got, want := value[string](t, db, counts), "1 completed, 2 retryable, 1 scheduled"; got != want {
+		t.Errorf("afterwards: %s, want %s", got, want)
+	}
+}
+
+// A settle that is tried again keeps its slot while that lies ahead, and takes another, a backoff off, once it has passed.
+func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}, Queues: []Queue{{Retry: Constant{Delay: time.Minute}}}})
+	conn, err := s.settler.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := runs[0].decide(errBoom)
+	reserve := func() slot {
+		t.Helper()
+		if err := s.reserve(t.Context(), conn, []*outcome{o}); err != nil || o.slot == nil {
+			t.Fatalf("reserve: %v, %+v", err, o)
+		}
+		return *o.slot
+	}
+	first := reserve()
+	if again := reserve(); again != first {
+		t.Errorf("a slot ahead is given up: %+v, then %+v", first, again)
+	}
+	o.slot.taken = o.slot.taken.Add(-10 * time.Minute)
+	if late := reserve(); late.dueUS <= first.dueUS || late.backoff != time.Minute || o.delay > 2*time.Minute {
+		t.Errorf("a slot that has passed: %+v, then %+v in %v", first, late, o.delay)
+	}
+}
+
+// model is the calendar as one would write it down: which slots are taken.
+type model map[string]map[int64]bool
+
+// take finds the first free slot from a time on, and before stop (0: whenever), counting one by one.
+func (m model) take(scope string, b RetryBudget, from, stop int64) (due int64, ok bool) {
+	per, r, burst := b.Per.Microseconds(), int64(b.Retries), int64(max(b.Burst, 1))
+	dueOf := func(n int64) int64 { n -= n % burst; return n/r*per + n%r*per/r }
+	n := from / per * r
+	for dueOf(n) < from {
+		n++
+	}
+	for m[scope][n] {
+		n++
+	}
+	if due = dueOf(n); stop > 0 && due >= stop {
+		return 0, false
+	}
+	if m[scope] == nil {
+		m[scope] = map[int64]bool{}
+	}
+	m[scope][n] = true
+	return due, true
+}
+
+// Batches of any size, in budgets of any size, get what a calendar kept by hand would give them.
+func TestReservationsAgainstAModel(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	conn, err := db.client.store.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeConn(t.Context(), conn)
+	random := rand.New(rand.NewPCG(3, 100)) //nolint:gosec // the same every time
+	for range 12 {
+		db.exec(t, `truncate budgets, budget_slots`)
+		budgets := map[string]RetryBudget{}
+		for _, scope := range []string{"all", "kind:k1", "kind:k2", "queue:q1", "queue:q2"} {
+			if random.IntN(3) == 0 && scope != "all" {
+				continue
+			}
+			b := RetryBudget{Retries: 1 + random.IntN(3000), Per: time.Duration(1+random.IntN(100)) * 777 * time.Millisecond, Discard: random.IntN(3) == 0 && scope != "all"}
+			b.Burst = 1 + random.IntN(min(b.Retries, 7))
+			budgets[scope] = b
+			db.exec(t, sqlRegisterBudget, scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
+		}
+		calendar := model{}
+		dues := map[string][]time.Time{}
+		for range 5 {
+			wanting := make([]wantedSlot, 1+random.IntN(700))
+			for i := range wanting {
+				wanting[i].o = &outcome{run: &run{job: &Job{Kind: fmt.Sprintf("k%d", random.IntN(4)), Queue: fmt.Sprintf("q%d", random.IntN(4))}}}
+				wanting[i].backoff = time.Duration(random.IntN(100)*random.IntN(100)) * time.Millisecond
+				if random.IntN(5) == 0 {
+					latest := wanting[i].backoff.Microseconds() + random.Int64N(2_000_000)
+					wanting[i].latest = &latest
+				}
+			}
+			wanting[0].o.run.job.Kind, wanting[0].o.run.job.Queue, wanting[0].latest = "other", "other", nil // granted: tells what the server's clock said
+			slots, err := db.client.store.reserve(t.Context(), conn, wanting)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := slots[0].dueUS - slots[0].delay.Microseconds()
+			order := make([]int, len(wanting))
+			for i := range order {
+				order[i] = i
+			}
+			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(wanting[a].backoff, wanting[b].backoff) })
+			for _, i := range order {
+				w, got := wanting[i], slots[i]
+				job := w.o.run.job
+				scope := "all"
+				for _, s := range []string{"queue:" + job.Queue, "kind:" + job.Kind} {
+					if budgets[s].Retries > 0 {
+						scope = s
+					}
+				}
+				b, from := budgets[scope], now+w.backoff.Microseconds()
+				stop, reason := int64(0), ""
+				if w.latest != nil {
+					stop, reason = now+*w.latest+1, ReasonTimeBudget
+				}
+				if spent := from + b.Per.Microseconds(); b.Discard && (stop == 0 || spent < stop) {
+					stop, reason = spent, ReasonRetryBudget
+				}
+				due, ok := calendar.take(scope, b, from, stop)
+				if ok {
+					reason = ""
+					dues[scope] = append(dues[scope], time.UnixMicro(due))
+				}
+				if got.dueUS != due || got.reason != reason || ok && got.delay.Microseconds() != due-now {
+					t.Fatalf("%s %+v, wanted %+v: got %+v, want due %d, reason %q", scope, b, w, got, due, reason)
+				}
+			}
+		}
+		for scope, times := range dues {
+			if b := budgets[scope]; fullest(times, b.Per) > b.Retries+b.Burst-1 || b.Burst == 1 && fullest(times, b.Per) > b.Retries || fullest(times, time.Microsecond) > b.Burst {
+				t.Errorf("%s %+v: %d in a window, %d in an instant", scope, b, fullest(times, b.Per), fullest(times, time.Microsecond))
+			}
+		}
+	}
+}
+
+// B-1: reservations in any order, from many processes at once, wait for each other and give no slot twice.
+func TestReservationsAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into budgets (scope, retries, per_ms) values ('kind:k0', 40, 1000), ('kind:k1', 40, 1000), ('queue:q0', 40, 1000), ('all', 40, 1000)`)
+	var processes sync.WaitGroup
+	var mu sync.Mutex
+	dues := map[string][]time.Time{}
+	for p := range uint64(8) {
+		processes.Go(func() {
+			conn, err := db.client.store.dial(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer closeConn(t.Context(), conn)
+			random := rand.New(rand.NewPCG(p, 8)) //nolint:gosec // the same every time
+			for range 10 {
+				wanting := make([]wantedSlot, 50)
+				for i := range wanting {
+					wanting[i].o = &outcome{run: &run{job: &Job{Kind: fmt.Sprintf("k%d", random.IntN(3)), Queue: fmt.Sprintf("q%d", random.IntN(2))}}}
+					wanting[i].backoff = time.Duration(random.IntN(60)) * time.Second
+				}
+				slots, err := db.client.store.reserve(t.Context(), conn, wanting)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				for i, got := range slots {
+					job := wanting[i].o.run.job
+					scope := "all"
+					if job.Kind != "k2" {
+						scope = job.Kind
+					} else if job.Queue == "q0" {
+						scope = job.Queue
+					}
+					dues[scope] = append(dues[scope], time.UnixMicro(got.dueUS))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	processes.Wait()
+	for scope, times := range dues {
+		if n := fullest(times, time.Second); n > 40 {
+			t.Errorf("%s: %d in one second", scope, n)
+		}
+	}
+}
+
+// A calendar's past goes; its future stays.
+func TestOldSlotsAreDeleted(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}})
+	db.exec(t, `insert into budget_slots (scope, retries, per_ms, burst, chunk) select 'all', 1000, 1000, 1, extract(epoch from now())::bigint + n from generate_series(-300, 300) n`)
+	db.exec(t, `insert into budget_slots (scope, retries, per_ms, burst, chunk) values ('queue:gone', 1, 1000, 1, 1)`)
+	o := runs[0].decide(errBoom)
+	o.delay = time.Hour // a chunk that is not there yet
+	s.settle(t, o)
+	if n := value[int](t, db, `select count(*) from budget_slots`); n < 300+30 || n > 300+100 {
+		t.Errorf("%d chunks are left, want those from about a minute ago on", n)
+	}
+}
+
+func TestBadBudgets(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, tc := range []struct {
+		budget RetryBudget
+		field  string
+	}{
+		{RetryBudget{Per: time.Second}, "Retries"},
+		{RetryBudget{Discard: true}, "Retries"},
+		{RetryBudget{Retries: -1}, "Retries"},
+		{RetryBudget{Retries: 1_000_001}, "Retries"},
+		{RetryBudget{Retries: 1001, Per: time.Millisecond}, "Retries"},
+		{RetryBudget{Retries: 1, Per: time.Microsecond}, "Per"},
+		{RetryBudget{Retries: 1, Per: time.Second + 1}, "Per"},
+		{RetryBudget{Retries: 1, Per: -time.Second}, "Per"},
+		{RetryBudget{Retries: 1, Per: 25 * time.Hour}, "Per"},
+		{RetryBudget{Retries: 1, Burst: 2}, "Burst"},
+		{RetryBudget{Retries: 1, Burst: -1}, "Burst"},
+	} {
+		for field, cfg := range map[string]SupervisorConfig{
+			"RetryBudget":            {RetryBudget: tc.budget, Queues: []Queue{{}}, Workers: doingNothing()},
+			"Queues[0].RetryBudget":  {Queues: []Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
+			"Workers[0].RetryBudget": {Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
+		} {
+			_, err := db.client.Supervisor(cfg)
+			var invalid *InvalidError
+			if !errors.As(err, &invalid) || invalid.Field != field+"."+tc.field {
+				t.Errorf("%+v: %v, want one about %s.%s", tc.budget, err, field, tc.field)
+			}
+		}
+	}
+	for _, budget := range []RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
+		if _, err := db.client.Supervisor(SupervisorConfig{RetryBudget: budget, Queues: []Queue{{}}, Workers: doingNothing()}); err != nil {
+			t.Errorf("%+v: %v", budget, err)
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func newBudgetsCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "budgets",
+		Short: "Show the retry budgets, and what is left of each",
+		Long: `Show the retry budgets, and what is left of each for the window that begins now.
+
+A job spends from one budget: its kind's, else its queue's, else the one for all.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.budgets(cmd.Context()) },
+	}
+}
+
+// budgetInfo is one retry budget.
+type budgetInfo struct {
+	Scope    string    `json:"scope"`
+	Retries  int       `json:"retries"`
+	PerMS    int64     `json:"per_ms"`
+	Burst    int       `json:"burst"`
+	Mode     string    `json:"mode"`     // of a retry over the budget: defer or discard
+	Reserved int       `json:"reserved"` // retries due in the window that begins now
+	Free     int       `json:"free"`
+	NextFree time.Time `json:"next_free"`
+}
+
+func (a *app) budgets(ctx context.Context) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	found, err := s.client.RetryBudgets(ctx)
+	if err != nil {
+		return err
+	}
+	list := make([]budgetInfo, len(found))
+	for i, b := range found {
+		mode := "defer"
+		if b.Discard {
+			mode = "discard"
+		}
+		list[i] = budgetInfo{b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree}
+	}
+	if a.json {
+		return a.printJSON(list)
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(a.stdout, "no retry budgets")
+		return nil
+	}
+	rows := [][]string{{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}}
+	for _, b := range list {
+		per := time.Duration(b.PerMS) * time.Millisecond
+		rows = append(rows, []string{
+			b.Scope, fmt.Sprintf("%d per %v", b.Retries, per), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
+		})
+	}
+	return table(a.stdout, rows)
+}

@@ -1,0 +1,102 @@
+package drover
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Retry budgets: their policies, and the slots that failing batches take.
+
+const sqlRegisterBudget = `
+insert into budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
+on conflict (scope) do update set retries = excluded.retries, per_ms = excluded.per_ms, burst = excluded.burst, discard = excluded.discard, updated_at = now()
+where (budgets.retries, budgets.per_ms, budgets.burst, budgets.discard) is distinct from (excluded.retries, excluded.per_ms, excluded.burst, excluded.discard)`
+
+const sqlBudgetScopes = `select scope from budgets`
+
+// registerBudgets stores policies and reads which there are, from other processes and psql too. It comes last: a
+// pipeline that fails has read none.
+func (p *pipeline) registerBudgets(policies []budgetPolicy, scopes *[]string) {
+	for _, b := range policies {
+		p.exec(nil, sqlRegisterBudget, b.scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
+	}
+	p.query(func(rows pgx.Rows) error {
+		var scope string
+		err := rows.Scan(&scope)
+		*scopes = append(*scopes, scope)
+		return err
+	}, sqlBudgetScopes)
+}
+
+// sqlReserve takes slots, in a transaction of its own before the settle: rows that every failing batch wants are held
+// for as long as a commit takes, and not for that of a settle.
+const sqlReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
+
+// sqlReserveBriefly does not wait for the log, so that the next batch need not either: a crash that loses the slots
+// loses the settle behind them in the log, too. A lock held from psql must not hold up settles for long.
+const sqlReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '1s', true)`
+
+// wantedSlot is a retry in need of a slot.
+type wantedSlot struct {
+	o       *outcome
+	backoff time.Duration
+	latest  *int64 // microseconds until its RetryUntil; nil: none
+}
+
+// takenSlot is what came of it; the zero value says that no budget applies.
+type takenSlot struct {
+	budgeted bool
+	dueUS    int64
+	delay    time.Duration
+	reason   string // of a discard: there was no slot
+}
+
+func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlot) ([]takenSlot, error) {
+	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
+	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))
+	for i, w := range wanting {
+		kinds[i], queues[i] = w.o.run.job.Kind, w.o.run.job.Queue
+		delays[i], latest[i] = w.backoff.Microseconds(), w.latest
+		if w.backoff%time.Microsecond > 0 {
+			delays[i]++ // never earlier than the strategy says
+		}
+	}
+	slots := make([]takenSlot, len(wanting))
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlReserveBriefly)
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error {
+		var n int
+		var us int64
+		got := takenSlot{budgeted: true}
+		if err := rows.Scan(&n, &got.dueUS, &us, &got.reason); err != nil {
+			return err
+		}
+		got.delay = time.Duration(us) * time.Microsecond
+		slots[n-1] = got
+		return nil
+	}, sqlReserve, kinds, queues, delays, latest)
+	p.commit()
+	return slots, p.send(ctx, conn)
+}
+
+const sqlBudgets = `
+select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
+
+func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
+	rows, err := s.pool.Query(ctx, sqlBudgets)
+	if err != nil {
+		return nil, classify(err)
+	}
+	budgets, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (BudgetInfo, error) {
+		var b BudgetInfo
+		var seconds float64
+		err := row.Scan(&b.Scope, &b.Retries, &seconds, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
+		b.Per = time.Duration(seconds*1000) * time.Millisecond
+		return b, err
+	})
+	return budgets, classify(err)
+}
