@@ -30,6 +30,7 @@ type settler struct {
 
 	mu       sync.Mutex
 	outcomes []*outcome
+	starts   []*start
 
 	// The rest is the settler goroutine's own.
 	link    link
@@ -65,6 +66,68 @@ func (e *settler) settle(o *outcome) {
 	e.poke()
 }
 
+// start is a run that waits for the note that it starts.
+type start struct {
+	run   *run
+	noted chan bool
+}
+
+// noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
+// before it the job has certainly not run. It returns false where the claim is over, or its row is held.
+func (e *settler) noteStart(r *run) bool {
+	s := &start{r, make(chan bool, 1)}
+	e.mu.Lock()
+	e.starts = append(e.starts, s)
+	e.mu.Unlock()
+	e.poke()
+	select {
+	case noted := <-s.noted:
+		return noted
+	case <-r.lease.ctx.Done():
+		return false
+	}
+}
+
+// noteStarts is one round trip for all that wait, if any do.
+func (e *settler) noteStarts(base context.Context) bool {
+	e.mu.Lock()
+	starts := e.starts
+	e.starts = nil
+	e.mu.Unlock()
+	if len(starts) == 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
+	defer cancel()
+	noted := map[string]bool{}
+	byOwner := map[string][]*run{}
+	for _, s := range starts {
+		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
+	}
+	conn, err := e.link.get(ctx)
+	if err == nil {
+		var p pipeline
+		p.begin()
+		p.exec(nil, sqlOnePlan)
+		for owner, runs := range byOwner {
+			p.start(noted, owner, runs)
+		}
+		p.commit()
+		err = p.send(ctx, conn)
+	}
+	if err != nil {
+		e.mu.Lock()
+		e.starts = append(starts, e.starts...)
+		e.mu.Unlock()
+		e.trouble.failed(base, e.sup, "noting starts", err)
+		return true
+	}
+	for _, s := range starts {
+		s.noted <- noted[s.run.job.ID]
+	}
+	return true
+}
+
 func (e *settler) poke() {
 	select {
 	case e.signal <- struct{}{}:
@@ -80,6 +143,9 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
 		now := e.sup.now()
+		if !now.Before(e.trouble.until) && e.noteStarts(ctx) {
+			continue
+		}
 		out := e.take(now)
 		rest := time.Hour
 		switch {
@@ -360,8 +426,11 @@ func (e *settler) done(outcomes ...*outcome) {
 		if o.state == Retryable || o.state == Scheduled {
 			e.sup.claimer.noteDue(e.sup.now().Add(o.delay))
 		}
-		if e.sup.client.listens(o.run.lease.ctx, o.event) {
-			e.sup.reporter.tell(o.tell(o.event))
+		if o.quarantined || e.sup.client.listens(o.run.lease.ctx, o.event) {
+			e.sup.reporter.tell(o.tellAll()...)
 		}
+	}
+	if e.sup.solo.Load() != nil {
+		e.sup.claimer.poke() // it waits for the last to be settled
 	}
 }

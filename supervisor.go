@@ -61,6 +61,11 @@ type SupervisorConfig struct {
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
+	// QuarantineAfter is how many process deaths convict a job, the last one suffered with nothing beside it: it is
+	// discarded, reason crashed. Zero means 3; 3 to 10. Runs deaf to their timeout count as deaths. Should be the
+	// same in all processes: who rescues decides.
+	QuarantineAfter int
+
 	// Build names the running version, for kinds and supervisors. Zero means the main module's, from the binary.
 	Build string
 }
@@ -105,6 +110,7 @@ type Supervisor struct {
 	reporter reporter
 	pruner   atomic.Bool // this supervisor's turn to prune
 	draining atomic.Bool
+	solo     atomic.Pointer[soloOrder] // this supervisor's turn to run strong suspects; nil: it is not
 	stopNow  chan struct{}
 	stopOnce sync.Once
 	ran      atomic.Bool
@@ -189,6 +195,12 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
 	defaults("CompletedRetention", &cfg.CompletedRetention, 24*time.Hour, DeleteOnCompletion)
 	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, DeleteOnCompletion)
+	if cfg.QuarantineAfter == 0 {
+		cfg.QuarantineAfter = defaultQuarantineAfter
+	}
+	if cfg.QuarantineAfter < defaultQuarantineAfter || cfg.QuarantineAfter > maxDeaths {
+		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, defaultQuarantineAfter, maxDeaths)
+	}
 	if cfg.Build == "" {
 		if info, ok := debug.ReadBuildInfo(); ok {
 			cfg.Build = info.Main.Version
@@ -561,7 +573,7 @@ func (s *Supervisor) Stats() Stats {
 func (s *Supervisor) registration(id string, queues []*queueState) *registration {
 	host, _ := os.Hostname() // for people; empty will do
 	reg := &registration{
-		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
+		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), process: s.client.process, lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
 	}
 	for _, q := range queues {
 		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry)})

@@ -41,6 +41,8 @@ type Event struct {
 //	Completed    the run went well            … Duration
 //	Failed       it failed, will be retried   … Duration Class Error Backoff Next
 //	Discarded    the job ended for good       … Duration Class Error Reason
+//	Quarantined  after that: it is convicted of killing processes, or deaf; docs/crashes.md says what to do
+//	                                          … Duration Class Error Reason
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
 //	Cancelled    nobody wants it any more     … Duration Error
 //	Released     handed back by a stop        … Duration
@@ -48,7 +50,7 @@ type Event struct {
 //	Rescued      freed from a dead supervisor … Class Error Backoff (Supervisor is the dead one)
 //	Redriven     an operator made it due      JobID
 type Hooks struct {
-	Enqueued, Claimed, Started, Completed, Failed, Discarded, Snoozed, Cancelled,
+	Enqueued, Claimed, Started, Completed, Failed, Discarded, Quarantined, Snoozed, Cancelled,
 	Released, StaleSettle, Rescued, Redriven func(context.Context, Event)
 }
 
@@ -61,6 +63,7 @@ const (
 	eventCompleted
 	eventFailed
 	eventDiscarded
+	eventQuarantined
 	eventSnoozed
 	eventCancelled
 	eventReleased
@@ -84,6 +87,8 @@ func (h *Hooks) of(kind eventKind) (hook func(context.Context, Event), level slo
 		return h.Failed, slog.LevelDebug, "job failed, will be retried"
 	case eventDiscarded:
 		return h.Discarded, slog.LevelWarn, "job discarded"
+	case eventQuarantined:
+		return h.Quarantined, slog.LevelError, "job quarantined, it kills or stalls processes"
 	case eventSnoozed:
 		return h.Snoozed, slog.LevelDebug, "job snoozed"
 	case eventCancelled:
@@ -179,7 +184,16 @@ func enqueuedEvent(job *newJob) told {
 	return told{eventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
 }
 
-// event tells how a run ended.
+// tellAll is the event that ended the run, and what follows from it.
+func (o *outcome) tellAll() []told {
+	events := []told{o.tell(o.event)}
+	if o.quarantined {
+		events = append(events, o.tell(eventQuarantined))
+	}
+	return events
+}
+
+// tell is an event of the run.
 func (o *outcome) tell(kind eventKind) told {
 	r := o.run
 	e := Event{
