@@ -60,6 +60,15 @@ func (d *death) spares(crashes int) string {
 	return ""
 }
 
+// spread is added to the backoff of a suspect that was spared because others died too. Several killers whose backoffs
+// are alike would come back in step, die within a lease of each other and be spared for ever.
+func (d *death) spread(crashes int, lease time.Duration, id string, claimSeq int) time.Duration {
+	if crashes == 0 || !d.mass {
+		return 0
+	}
+	return FullJitter.apply(4*lease, id, claimSeq)
+}
+
 // convicts reports whether a death that counts against a job is one too many.
 func (d *death) convicts(s suspect, limit int, b background) bool {
 	crashes := s.crashes + 1

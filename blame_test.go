@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -22,9 +23,6 @@ type simJob struct {
 	attempt  int
 	started  time.Duration
 	seq      int
-	waits    bool
-	due      time.Duration
-	over     bool
 	ended    time.Duration
 	convicts bool
 }
@@ -44,7 +42,6 @@ type simProcess struct {
 type simDeath struct {
 	at       time.Duration
 	born     time.Duration
-	process  int
 	held     []*simJob
 	explains bool
 }
@@ -114,7 +111,7 @@ func (s *sim) every(period, first time.Duration, do func()) {
 
 func (s *sim) enqueue(n int, takes, kills time.Duration) {
 	for range n {
-		j := &simJob{n: len(s.jobs), takes: takes, kills: kills, waits: true, due: s.now}
+		j := &simJob{n: len(s.jobs), takes: takes, kills: kills}
 		s.jobs, s.fresh = append(s.jobs, j), append(s.fresh, j)
 		s.left++
 	}
@@ -155,7 +152,7 @@ func (s *sim) claim() {
 
 func (s *sim) start(i int, j *simJob) {
 	p := s.processes[i]
-	j.started, j.waits = s.now, false
+	j.started = s.now
 	j.seq++
 	j.attempt++
 	seq := j.seq
@@ -184,7 +181,7 @@ func (s *sim) start(i int, j *simJob) {
 }
 
 func (s *sim) end(j *simJob, convicted bool) {
-	j.over, j.convicts, j.ended = true, convicted, s.now
+	j.convicts, j.ended = convicted, s.now
 	s.left--
 }
 
@@ -194,7 +191,7 @@ func (s *sim) kill(i int) {
 	if !p.alive {
 		return
 	}
-	d := &simDeath{at: s.now, born: p.born, process: i}
+	d := &simDeath{at: s.now, born: p.born}
 	for j := range p.running {
 		d.held = append(d.held, j)
 	}
@@ -228,7 +225,8 @@ func (s *sim) judge(n int) {
 	for _, j := range lost.held {
 		guilty, delay := d.spares(j.crashes) == "", time.Duration(0)
 		if j.crashes > 0 && (guilty || d.mass) {
-			delay = JitterUp(0.25).apply(min(15*time.Second<<(j.attempt-1), time.Hour), string(rune(j.n)), j.attempt)
+			id, attempt := strconv.Itoa(j.n), min(j.attempt, 2) // the second and last attempt is given back
+			delay = JitterUp(0.25).apply(15*time.Second*time.Duration(attempt), id, attempt) + d.spread(j.crashes, s.lease, id, j.attempt)
 		}
 		if guilty {
 			flight := j.flight + lost.at - j.started + s.lease/12
@@ -245,12 +243,11 @@ func (s *sim) judge(n int) {
 			}
 			j.crashes, j.deaths, j.flight = j.crashes+1, j.deaths+1, flight
 		}
-		j.due = s.now + delay
-		s.at(j.due, func() {
-			switch j.waits = true; {
-			case j.crashes == 0:
+		s.at(s.now+delay, func() {
+			switch j.crashes {
+			case 0:
 				s.fresh = slices.Insert(s.fresh, s.unclaimed, j)
-			case j.crashes == 1:
+			case 1:
 				s.suspects = append(s.suspects, j)
 			default:
 				s.strong = append(s.strong, j)

@@ -564,11 +564,11 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 		o.discard(ReasonCrashed)
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts
-		// A suspect that was spared because others died too must not come back in step with theirs.
 		if o.now = j.crashes == 0 || !o.crashed && !d.mass; !o.now {
 			o.delay, _ = s.wait(s.strategyOf(j), Failure{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
 			})
+			o.delay += d.spread(j.crashes, s.cfg.Lease, j.id, j.claimSeq)
 		}
 	}
 	o.entry = r.errorEntry(o)

@@ -63,15 +63,16 @@
 //	sanitize.go              makes error texts fit to be stored
 //	fingerprint.go           tells which failures are the same
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
+//	blame.go                 which job killed a process: evidence, suspects, conviction; pure
 //	prune.go                 deletes old completed and cancelled jobs
 //	filter.go                Filter: which jobs a verb is for
 //	operate.go               Get, List, Counts, RedriveJob, Cancel, DeleteCompleted
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
-//	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
+//	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
 //	store_pg_operate.go      SQL: what operators do
 //
-// Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
-// docs/sql.md what to ask from psql.
+// Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are,
+// docs/sql.md what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.
 package drover

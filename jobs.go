@@ -30,7 +30,7 @@ type Job struct {
 	LastError   string          // text of the last failed run, "" if none failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // runs that failed so far
-	Crashes     int             // process deaths during its runs
+	Crashes     int             // process deaths that it is suspected of, less one for each run survived since
 	Redrives    int             // times an operator made it due again
 	Snoozes     int             // runs that ended in a snooze
 	Tags        []string        //

@@ -36,6 +36,7 @@ type settler struct {
 	link    link
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
 	trouble trouble
+	noting  trouble // of starts: it must not hold up the settles
 }
 
 // trouble spaces round trips after failed ones.
@@ -89,7 +90,10 @@ func (e *settler) noteStart(r *run) bool {
 }
 
 // noteStarts is one round trip for all that wait, if any do.
-func (e *settler) noteStarts(base context.Context) bool {
+func (e *settler) noteStarts(base context.Context, now time.Time) bool {
+	if now.Before(e.noting.until) {
+		return false
+	}
 	e.mu.Lock()
 	starts := e.starts
 	e.starts = nil
@@ -116,12 +120,14 @@ func (e *settler) noteStarts(base context.Context) bool {
 		err = p.send(ctx, conn)
 	}
 	if err != nil {
+		starts = slices.DeleteFunc(starts, func(s *start) bool { return s.run.lease.ctx.Err() != nil }) // nobody waits any more
 		e.mu.Lock()
 		e.starts = append(starts, e.starts...)
 		e.mu.Unlock()
-		e.trouble.failed(base, e.sup, "noting starts", err)
+		e.noting.failed(base, e.sup, "noting starts", err)
 		return true
 	}
+	e.noting.failures = 0
 	for _, s := range starts {
 		s.noted <- noted[s.run.job.ID]
 	}
@@ -143,7 +149,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
 		now := e.sup.now()
-		if !now.Before(e.trouble.until) && e.noteStarts(ctx) {
+		if e.noteStarts(ctx, now) {
 			continue
 		}
 		out := e.take(now)
@@ -157,6 +163,9 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 			continue
 		case ended && e.book.len() == 0:
 			return
+		}
+		if wait := e.noting.until.Sub(now); wait > 0 {
+			rest = min(rest, wait)
 		}
 		for _, o := range e.locked {
 			rest = min(rest, o.notBefore.Sub(now))

@@ -407,7 +407,8 @@ on conflict (id) do nothing`
 
 	sqlVerdict = `select draining, mass, shared, degree, beside from ended_supervisors where id = $1`
 
-	sqlForgetEnded = `delete from ended_supervisors where ended_at < now() - interval '1 day'`
+	sqlForgetEnded = `
+delete from ended_supervisors where id in (select id from ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
 // judge returns what the death of supervisor id is evidence of: as it was first judged.
@@ -480,13 +481,16 @@ update ended_supervisors e set died = false, explained_by = null, blamed = array
 where e.id = $1
 returning cardinality(e.blamed)`
 
+// sqlForgotten tells whether the rescue of supervisor $1 is over.
+const sqlForgotten = `select not exists (select from supervisors where id = $1)`
+
 // takeBack reports whether the wrong of a death that was none is undone: while the rescue goes on there may be more.
 func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string) (done bool, err error) {
 	var p pipeline
 	var left int
 	p.begin()
 	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&done) }, `select not exists (select from supervisors where id = $1)`, id)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
 	p.query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlTakeBack, id)
 	p.commit()
 	err = p.send(ctx, conn)
@@ -533,6 +537,7 @@ func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	var p pipeline
 	p.begin()
 	p.exec(nil, sqlReleaseSolo, id)
+	p.exec(nil, sqlForgetEnded)
 	p.exec(nil, sqlEnded, id)
 	p.exec(nil, sqlForget, id) // supervisors before sleepers, as everywhere
 	p.exec(nil, sqlForgetSleeper, id)
