@@ -115,6 +115,8 @@ func (s *sim) enqueue(n int, takes, kills time.Duration) {
 		s.jobs, s.fresh = append(s.jobs, j), append(s.fresh, j)
 		s.left++
 	}
+	waiting := s.fresh[s.unclaimed:]
+	s.rand.Shuffle(len(waiting), func(i, k int) { waiting[i], waiting[k] = waiting[k], waiting[i] })
 }
 
 // run goes on until all jobs have ended.
