@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -142,6 +142,9 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case !c.asleep && !c.sup.cfg.DisableNotify:
 		rest = sleepAfter - c.fullFor(now)
 	}
+	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
+		rest = min(rest, order.idleBy.Sub(now))
+	}
 	for _, q := range c.sup.queueStates() {
 		if q.buffer.len() > 0 {
 			rest = min(rest, bufferPatience/4)
@@ -176,7 +179,7 @@ type claimGroup struct {
 }
 
 // groups divides what a queue has room for. While fresh jobs wait, retries get a fifth. Of suspects at most the root
-// of the slots are claimed at a time, of strong ones one: they may take the process with them, and all beside them.
+// of the slots are claimed at a time, of strong ones none: see requestAlone.
 func (q *queueState) groups(room int) []claimGroup {
 	retries := room
 	if q.full {
@@ -185,8 +188,7 @@ func (q *queueState) groups(room int) []claimGroup {
 	}
 	return []claimGroup{
 		{q, tierRetry, retries},
-		{q, tierSuspect, max(0, int(math.Ceil(math.Sqrt(float64(q.Concurrency))))-int(q.suspect.Load()))},
-		{q, tierStrong, max(0, 1-int(q.strong.Load()))},
+		{q, tierSuspect, max(0, suspectRoom(q.Concurrency)-int(q.suspect.Load()))},
 		{q, tierFresh, room},
 	}
 }
@@ -232,6 +234,7 @@ type plan struct {
 	due     time.Time
 	req     *claimRequest
 	groups  []claimGroup
+	order   *soloOrder // that it carries out; nil: none
 	lowered time.Duration
 	reply   claimReply
 }
@@ -244,7 +247,13 @@ func (c *claimer) request(now time.Time) *plan {
 	}
 	c.mu.Unlock()
 	l := c.sup.lease.Load()
-	if l.ended.Load() || now.Before(c.lookAt()) {
+	if l.ended.Load() {
+		return nil
+	}
+	if order := c.sup.solo.Load(); order != nil {
+		return c.requestAlone(l, order, now)
+	}
+	if now.Before(c.lookAt()) {
 		return nil
 	}
 	queues := c.sup.queueStates()
@@ -267,6 +276,41 @@ func (c *claimer) request(now time.Time) *plan {
 	}
 	p.req = c.lanes(l, p.groups, p.lowered)
 	p.req.rooms = rooms
+	return p
+}
+
+// soloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
+// that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
+type soloOrder struct {
+	queue  string
+	idleBy time.Time   // when it gives up waiting
+	idle   atomic.Bool // nothing else was held any more
+	ran    atomic.Bool // one was claimed
+	over   atomic.Bool
+}
+
+// requestAlone asks for one strong suspect once nothing else is held.
+func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan {
+	c.wantsRoom = true // so that sleepers soon says that we take nothing
+	if c.fullAt.IsZero() {
+		c.fullAt = now
+	}
+	i := slices.IndexFunc(c.sup.queueStates(), func(q *queueState) bool { return q.Name == order.queue })
+	switch idle := c.sup.settler.book.len() == 0; {
+	case order.over.Load():
+		return nil
+	case i < 0 || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.idleBy):
+		order.over.Store(true)
+		c.sup.control.interrupt()
+		return nil
+	case !idle:
+		return nil
+	}
+	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], tierStrong, 1}}}
+	p.req = c.lanes(l, p.groups, 0)
+	p.req.rooms = []int32{1}
+	clear(p.req.floorAt) // so few look there that floors are not worth keeping
+	clear(p.req.floorID)
 	return p
 }
 
@@ -381,8 +425,13 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 	if p.lowered > 0 {
 		c.floors.swept(p.lowered, took, now)
 	}
-	c.sort(p)
-	c.advance(p)
+	if p.order != nil {
+		p.order.ran.Store(len(reply.jobs) > 0)
+		p.order.idle.Store(true)
+	} else {
+		c.sort(p)
+		c.advance(p)
+	}
 	c.dispatch(ctx, p, now)
 	c.setPace(p, now)
 }

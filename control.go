@@ -68,6 +68,8 @@ type control struct {
 	orphans   *hunt            // for jobs whose owner no row speaks for
 	sweeps    int64            // the last turn looked at
 	sweepAt   time.Time        // not before
+	was       string           // our last id, if others took its lease: what they made of it is to be taken back
+	turns     turns
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -99,6 +101,8 @@ func (c *control) register(ctx context.Context) error {
 	}
 	c.sup.knowBudgets(reg.scopes)
 	c.beaten = sent
+	c.turns = turns{}
+	c.sup.solo.Store(nil)
 	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.floors.reset()
 	c.sup.claimer.sayAnew()
@@ -240,7 +244,7 @@ func (c *control) beat(ctx context.Context) error {
 	running := c.sup.inFlight.under(l.id)
 	var reply beatReply
 	if err == nil {
-		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), ids(running), c.sup.draining.Load())
+		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), ids(running), c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.expire(ctx)
@@ -270,6 +274,18 @@ func (c *control) beat(ctx context.Context) error {
 			c.sup.log.WarnContext(ctx, "failure groups are tended with the next beat", slog.String("error", err.Error()))
 		}
 	}
+	if err := c.solo(ctx, conn, l, reply.solo); err != nil {
+		return fmt.Errorf("turn to run strong suspects: %w", err)
+	}
+	if c.was != "" {
+		done, err := c.sup.client.store.takeBack(ctx, conn, c.was)
+		if err != nil {
+			return fmt.Errorf("take back a death that was none: %w", err)
+		}
+		if done {
+			c.was = ""
+		}
+	}
 	return c.sweep(ctx, conn, l, reply)
 }
 
@@ -283,6 +299,35 @@ func (c *control) tendFailures(ctx context.Context, conn *pgx.Conn) error {
 	for _, g := range reopened {
 		c.sup.reporter.tell(g.tellReopened(c.sup.lease.Load().id))
 	}
+	return nil
+}
+
+// solo takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
+func (c *control) solo(ctx context.Context, conn *pgx.Conn, l *lease, queue string) error {
+	store, now, order := c.sup.client.store, c.sup.now(), c.sup.solo.Load()
+	draining := c.sup.draining.Load()
+	switch {
+	case order != nil && !order.over.Load():
+		return nil
+	case order != nil && (queue == "" || draining || !c.turns.goesOn(now, order.ran.Load())):
+		if err := store.releaseSolo(ctx, conn, l.id); err != nil {
+			return err
+		}
+		c.turns.end(now, order.idle.Load())
+		c.sup.solo.Store(nil)
+		c.sup.claimer.wake()
+		return nil
+	case order == nil:
+		if queue == "" || draining || !c.turns.may(now) {
+			return nil
+		}
+		if taken, err := store.takeSolo(ctx, conn, l.id); err != nil || !taken {
+			return err
+		}
+		c.turns.begin(now)
+	}
+	c.sup.solo.Store(&soloOrder{queue: queue, idleBy: now.Add(c.turns.patience)})
+	c.sup.claimer.wake()
 	return nil
 }
 
@@ -317,7 +362,11 @@ func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 	}
 	c.sup.log.ErrorContext(ctx, "lease lost, running jobs are cancelled", slog.String("supervisor", l.id))
 	l.lose()
-	return c.register(ctx)
+	if err := c.register(ctx); err != nil {
+		return err
+	}
+	c.was = l.id
+	return nil
 }
 
 // observe finds supervisors whose beat has not changed for a lease on our clock, while at least three beats of
@@ -363,8 +412,8 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 	c.sup.pruner.Store(first == l.id)
 }
 
-// rescue frees a lost supervisor's jobs, page by page over as many beats as it takes. Its row goes once a later
-// search, through all of the index, found none.
+// rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
+// is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
 func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 	queues := union(x.queues, c.sup.queueNames())
 	h := c.hunts[x.id]
@@ -372,19 +421,36 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 		h = newHunt(x.id, queues, false)
 		c.hunts[x.id] = h
 	}
-	if err := c.search(ctx, conn, h); err != nil {
-		return err
+	for !h.ended() {
+		if _, err := c.sup.client.store.hunt(ctx, conn, h, nil); err != nil {
+			return err
+		}
 	}
-	if h.all && h.found == 0 {
+	if h.all && len(h.found) == 0 {
 		delete(c.hunts, x.id)
 		return c.sup.client.store.forget(ctx, conn, x.id)
 	}
-	c.hunts[x.id] = newHunt(x.id, queues, true)
+	started := startedJobs(h.found)
+	var crashes []int
+	for _, j := range h.found {
+		if started[j.id] {
+			crashes = append(crashes, j.crashes)
+		}
+	}
+	d, err := c.sup.client.store.judge(ctx, conn, x.id, newDeath(crashes))
+	if err != nil {
+		return err
+	}
+	if err := c.free(ctx, conn, x.id, h.found, started, d); err != nil {
+		return err
+	}
+	c.hunts[x.id] = newHunt(x.id, queues, true) // what someone held just now
 	return nil
 }
 
-// search goes on with a hunt and frees what it finds. What someone holds just now, the next hunt finds.
-func (c *control) search(ctx context.Context, conn *pgx.Conn, h *hunt) error {
+// orphaned frees the jobs of owners that no row speaks for. Nothing is known of how those ended, so it counts no more
+// than a death among many.
+func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 	for !h.ended() {
 		held, err := c.sup.client.store.hunt(ctx, conn, h, nil)
 		if err != nil {
@@ -395,7 +461,7 @@ func (c *control) search(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 			byOwner[j.owner] = append(byOwner[j.owner], j)
 		}
 		for owner, held := range byOwner {
-			if err := c.free(ctx, conn, owner, held); err != nil {
+			if err := c.free(ctx, conn, owner, held, startedJobs(held), death{mass: true}); err != nil {
 				return err
 			}
 		}
@@ -405,12 +471,30 @@ func (c *control) search(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 
 // free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
 // someone holds.
-func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held []heldJob) error {
-	started := startedJobs(held)
+func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held []heldJob, started map[string]bool, d death) error {
+	store := c.sup.client.store
 	for chunk := range slices.Chunk(held, maxSettle) {
 		outcomes := make([]*outcome, len(chunk))
+		var blamed []string
+		convicted := map[string][]string{} // and the deaths that it explains
 		for i := range chunk {
-			outcomes[i] = c.sup.rescued(&chunk[i], owner, started[chunk[i].id])
+			j := &chunk[i]
+			var b background
+			deaths := j.deathsBlamed(owner)
+			if started[j.id] && d.spares(j.crashes) == "" && j.crashes+1 >= c.sup.cfg.QuarantineAfter {
+				var err error
+				if b, err = store.background(ctx, conn, deaths); err != nil {
+					return err
+				}
+			}
+			o := c.sup.rescued(j, owner, started[j.id], d, b)
+			outcomes[i] = o
+			if o.crashed {
+				blamed = append(blamed, j.id)
+			}
+			if o.quarantined {
+				convicted[j.id] = deaths
+			}
 		}
 		if err := c.sup.reserve(ctx, conn, outcomes); err != nil {
 			return err
@@ -422,6 +506,12 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 		if err := p.settle(settled, owner, outcomes); err != nil {
 			return err
 		}
+		if len(blamed) > 0 {
+			p.exec(nil, sqlBlame, owner, blamed)
+		}
+		for id, deaths := range convicted {
+			p.exec(nil, sqlExplain, deaths, id)
+		}
 		p.commit()
 		if err := p.send(ctx, conn); err != nil {
 			return err
@@ -429,7 +519,7 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 		for _, o := range outcomes {
 			if state := settled[o.run.job.ID]; state != "" {
 				o.became(state)
-				c.sup.reporter.tell(o.tell(o.event))
+				c.sup.reporter.tell(o.tellAll()...)
 			}
 		}
 	}
@@ -437,8 +527,29 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 	return nil
 }
 
+// deathsBlamed are the supervisors whose deaths count against the job, the present one included.
+func (j *heldJob) deathsBlamed(owner string) []string {
+	deaths := []string{owner}
+	for _, e := range j.before {
+		deaths = append(deaths, e.Supervisor)
+	}
+	return deaths
+}
+
+// suspect is the job's record, with the mean time that its runs lasted until the process died.
+func (j *heldJob) suspect() suspect {
+	flight := j.flight
+	for _, e := range j.before {
+		flight += time.Duration(e.DurationMS) * time.Millisecond
+	}
+	return suspect{
+		crashes: j.crashes, deaths: j.deaths, redrives: j.redrives, flight: flight / time.Duration(1+len(j.before)),
+	}
+}
+
 // startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
-// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still.
+// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
+// a single attempt the row says so.
 func startedJobs(held []heldJob) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {
@@ -448,20 +559,21 @@ func startedJobs(held []heldJob) map[string]bool {
 	}
 	started := make(map[string]bool, len(held))
 	for _, j := range held {
-		started[j.id] = j.inFlight || j.slots == 0 || busy[j.queue] < j.slots
+		if j.maxAttempts == 1 {
+			started[j.id] = j.startedSeq
+		} else {
+			started[j.id] = j.inFlight || j.slots == 0 || busy[j.queue] < j.slots
+		}
 	}
 	return started
 }
 
-// maxCrashes is how many process deaths one job may be in before it is taken for their cause.
-const maxCrashes = 10
-
 var errCrashed = errors.New("drover: the process died while it held the job")
 
 // rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
-// been. A crash counts as a run, but does not exhaust a job: only one with a single run, or with ten crashes, is
-// discarded.
-func (s *Supervisor) rescued(j *heldJob, owner string, started bool) *outcome {
+// been. A crash counts as a run, but does not exhaust a job: only one with a single run, or one that is convicted of the
+// death, is discarded.
+func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b background) *outcome {
 	r := &run{
 		sup: s, claimSeq: j.claimSeq, owner: owner, host: j.host,
 		job: &Job{
@@ -474,16 +586,19 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool) *outcome {
 		o.event = eventRescued
 		return o
 	}
-	o := &outcome{run: r, err: errCrashed, class: classCrash, crashed: true}
+	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.flight, death: &d}
+	o.crashed = d.spares(j.crashes) == ""
+	o.quarantined = o.crashed && d.convicts(j.suspect(), s.cfg.QuarantineAfter, b)
 	switch {
-	case j.maxAttempts == 1 || j.crashes+1 >= maxCrashes:
+	case o.quarantined || j.maxAttempts == 1:
 		o.discard(ReasonCrashed)
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts
-		if o.now = j.crashes == 0; !o.now {
+		if o.now = j.crashes == 0 || !o.crashed && !d.mass; !o.now {
 			o.delay, _ = s.wait(s.strategyOf(j), Failure{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
 			})
+			o.delay += d.spread(j.crashes, s.cfg.Lease, j.id, j.claimSeq)
 		}
 	}
 	o.entry = r.errorEntry(o)
@@ -561,7 +676,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	if c.orphans == nil || c.orphans.ended() {
 		c.orphans = newHunt("", req.queues, false)
 	}
-	err = c.search(ctx, conn, c.orphans)
+	err = c.orphaned(ctx, conn, c.orphans)
 	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))
 	if err != nil {
 		return fmt.Errorf("full sweep: %w", err)

@@ -24,7 +24,7 @@ func (db *testDB) dead(t testing.TB, id string) {
 		values ($1, 1000, '{default}', '{"default": 10}', (select coalesce(array_agg(id), '{}') from jobs where claimed_by = $1), now())`, id)
 }
 
-// P-1, P-3, R-8, R-13: what becomes of a job whose process died.
+// P-1, P-2, P-3, R-8, R-13: what becomes of a job whose process died while it ran alone.
 func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -34,27 +34,327 @@ func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 		{"second", "attempt, claim_seq, crashes", "2, 2, 1", `state = 'retryable' and attempt = 2 and crashes = 2 and scheduled_at between now() + interval '9 min' and now() + interval '11 min' and last_delay_ms = 600000`},
 		{"its own strategy", "attempt, claim_seq, crashes, retry", `2, 2, 1, '{"type":"constant","delay":"1h"}'`, `scheduled_at > now() + interval '50 min'`},
 		{"last attempt", "attempt, claim_seq", "3, 3", `state = 'retryable' and attempt = 2 and crashes = 1`},
-		{"last attempt again", "attempt, claim_seq, crashes", "3, 4, 4", `state = 'retryable' and attempt = 2 and crashes = 5`},
-		{"only one attempt", "attempt, claim_seq, max_attempts", "1, 1, 1", `state = 'discarded' and discard_reason = 'crashed' and finalized_at is not null`},
-		{"ninth", "attempt, claim_seq, crashes, max_attempts", "9, 9, 8, 99", `state = 'retryable' and crashes = 9`},
-		{"tenth", "attempt, claim_seq, crashes, max_attempts", "10, 10, 9, 99", `state = 'discarded' and discard_reason = 'crashed' and crashes = 10`},
+		{"last attempt again", "attempt, claim_seq, crashes", "3, 4, 1", `state = 'retryable' and attempt = 2 and crashes = 2`},
+		{"only one attempt", "attempt, claim_seq, max_attempts, started_seq", "1, 1, 1, 1", `state = 'discarded' and discard_reason = 'crashed' and finalized_at is not null`},
+		{"third", "attempt, claim_seq, crashes", "3, 3, 2", `state = 'discarded' and discard_reason = 'crashed' and crashes = 3`},
+		{"third, in flight for an hour", "attempt, claim_seq, crashes, attempted_at", "3, 3, 2, now() - interval '6 hours'", `state = 'retryable' and crashes = 3`},
+		{"tenth in its life", "attempt, claim_seq, deaths", "3, 9, 9", `state = 'discarded' and discard_reason = 'crashed' and crashes = 1 and deaths = 10`},
+		{"tenth, redriven", "attempt, claim_seq, deaths, redrives", "3, 9, 9, 1", `state = 'retryable' and deaths = 10`},
 	}
 	ids := make([]string, len(cases))
 	for i, c := range cases {
-		ids[i] = value[string](t, db, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, attempted_at, %s) values ('elsewhere', 'running', 'dead', now(), %s) returning id`, c.columns, c.values))
+		owner := fmt.Sprintf("dead%d", i)
+		ids[i] = value[string](t, db, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, %s) values ('elsewhere', 'running', '%s', %s) returning id`, c.columns, owner, c.values))
+		db.exec(t, `update jobs set attempted_at = now() where attempted_at is null`)
+		db.dead(t, owner)
+		db.exec(t, `update supervisors set beat_at = now() - $2 * interval '1 min' where id = $1`, owner, i) // one after the other
 	}
-	db.dead(t, "dead")
 	s := db.stopped(t, SupervisorConfig{}) // it does not know the kind
 	s.beat(t)
 	for i, c := range cases {
-		all := c.want + ` and claimed_by is null and errors_total = 1 and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = 'dead'`
+		all := c.want + fmt.Sprintf(` and claimed_by is null and errors_total = 1 and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = 'dead%d'
+			and errors->-1->>'beside' = '0' and not errors->-1 ? 'spared'`, i)
 		if !value[bool](t, db, `select `+all+` from jobs where id = $1`, ids[i]) {
 			t.Errorf("%s: %s", c.name, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, ids[i]))
 		}
 	}
 	s.beat(t) // the second look, through all of the index, found nothing
-	if n := value[int](t, db, `select count(*) from supervisors where id = 'dead'`); n > 0 {
-		t.Error("the dead one is not forgotten")
+	if n := value[int](t, db, `select count(*) from supervisors where id like 'dead%'`); n > 0 {
+		t.Error("the dead ones are not forgotten")
+	}
+}
+
+// P-3: against whom a death is evidence.
+func TestDeathIsEvidenceAgainstTheStrongestSuspects(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, supervisor string // what else there is
+		crashes, want    []int  // of the jobs that ran there, and what they are afterwards
+		spared           string // why it does not count against the first
+	}{
+		{"fresh ones", "", []int{0, 0}, []int{1, 1}, ""},
+		{"a suspect among fresh ones", "", []int{0, 1, 1}, []int{0, 2, 2}, "a stronger suspect ran beside it"},
+		{"the third not alone", "", []int{2, 2}, []int{3, 3}, ""},
+		{"being stopped", `update supervisors set draining = true where id = 'dead'`, []int{2, 2}, []int{2, 2}, "the process was being stopped"},
+		{"fresh ones, two processes", `insert into supervisors (id, lease_ms, queues, lost_at) values ('too', 1000, '{default}', now())`, []int{0, 0}, []int{1, 1}, ""},
+		{"suspects, two processes", `insert into supervisors (id, lease_ms, queues, lost_at) values ('too', 1000, '{default}', now())`, []int{1, 1}, []int{1, 1}, "other processes died at the same time"},
+		{"alone, two processes", `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('too', '', 0, now(), now(), true)`, []int{2}, []int{2}, "other processes died at the same time"},
+		{"alone, another silent already", `insert into supervisors (id, lease_ms, queues, beat_at) values ('too', 1000, '{default}', now() - interval '500 ms')`, []int{2}, []int{2}, "other processes died at the same time"},
+		{"alone, another stopped", `insert into ended_supervisors (id, host, pid, started_at, ended_at) values ('too', '', 0, now(), now())`, []int{1}, []int{2}, ""},
+		{"alone in its supervisor, not in its process", `update supervisors set process = 'p' where id = 'dead'; insert into supervisors (id, process, lease_ms, queues) values ('too', 'p', 1000, '{default}')`, []int{2}, []int{3}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			var ids []string
+			for _, n := range c.crashes {
+				ids = append(ids, value[string](t, db, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes)
+					values ('job', 'running', 'dead', 1, 1, now(), $1) returning id`, n))
+			}
+			db.dead(t, "dead")
+			for sql := range strings.SplitSeq(c.supervisor, ";") {
+				db.exec(t, sql)
+			}
+			s := db.stopped(t, SupervisorConfig{})
+			s.beat(t)
+			for i, id := range ids {
+				if n := value[int](t, db, `select crashes from jobs where id = $1 and state = 'retryable' and errors_total = 1`, id); n != c.want[i] {
+					t.Errorf("job %d has %d crashes, want %d", i, n, c.want[i])
+				}
+			}
+			if got := value[string](t, db, `select coalesce(errors->-1->>'spared', '') from jobs where id = $1`, ids[0]); got != c.spared {
+				t.Errorf("spared: %q, want %q", got, c.spared)
+			}
+		})
+	}
+}
+
+// P-2: the deaths of a convicted job do not make others' look like chance.
+func TestQuarantineExplainsDeaths(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	id := db.enqueue(t, job{}, nil)
+	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died)
+		select 'old' || n, '', 0, now() - interval '2 hours', now() - n * interval '10 min', true from generate_series(1, 3) n`)
+	db.exec(t, `update jobs set state = 'running', claimed_by = 'dead', claim_seq = 3, attempt = 3, crashes = 2, deaths = 2, attempted_at = now(), errors_total = 2,
+		errors = '[{"class": "crash", "supervisor": "old1", "duration_ms": 10}, {"class": "crash", "supervisor": "old2", "duration_ms": 10},
+			{"class": "crash", "supervisor": "old3", "duration_ms": 10, "spared": "the process was being stopped"}]'`)
+	db.dead(t, "dead")
+	s := db.stopped(t, SupervisorConfig{})
+	s.beat(t)
+	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs`) {
+		t.Fatal("it was not convicted")
+	}
+	if got := value[string](t, db, `select string_agg(id, ' ' order by id) from ended_supervisors where explained_by = $1`, id); got != "dead old1 old2" {
+		t.Errorf("it explains %s", got)
+	}
+	conn, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if b, err := db.client.store.background(t.Context(), conn.Conn(), []string{}); err != nil || b.deaths != 1 || b.time < 110*time.Minute || b.time > 130*time.Minute {
+		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
+	}
+	s.reporter.close()
+	s.reporter.run(context.Background(), db.client)
+	if book.count(eventDiscarded, id) != 1 || book.count(eventQuarantined, id) != 1 {
+		t.Error("the quarantine was not told of")
+	}
+}
+
+// P-3: a process that was only paused takes back what its death was evidence of.
+func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	insert := func(columns, values string) string {
+		return value[string](t, db, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes`+columns+`)
+			values ('job', 'running', 'dead', 3, 3, now(), 2`+values+`) returning id`)
+	}
+	convicted := insert("", "")
+	db.dead(t, "dead")
+	s := db.stopped(t, SupervisorConfig{})
+	s.beat(t)
+	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs where id = $1`, convicted) {
+		t.Fatal("it was not convicted")
+	}
+	s.control.was = "dead"
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `select from jobs where id = $1 for update`, convicted); err != nil {
+		t.Fatal(err)
+	}
+	s.beat(t)
+	if s.control.was == "" {
+		t.Fatal("a job whose row was held is forgotten")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.beat(t)
+	if !value[bool](t, db, `select state = 'retryable' and discard_reason is null and crashes = 2 and deaths = 0 and scheduled_at <= now()
+		and errors->-1->>'error' = 'crash taken back: the process was not dead' from jobs where id = $1`, convicted) {
+		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, convicted))
+	}
+	if !value[bool](t, db, `select not died and explained_by is null and blamed = '{}' from ended_supervisors where id = 'dead'`) {
+		t.Error("it still counts as a death")
+	}
+	s.beat(t)
+	if s.control.was != "" {
+		t.Error("taking back does not end")
+	}
+}
+
+// P-3: of strong suspects one runs at a time in the cluster, with nothing beside it in its process; others go on.
+func TestStrongSuspectsRunAlone(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name) values ('other')`)
+	db.exec(t, `insert into jobs (kind, queue, crashes) select 'job', case when n % 2 = 0 then 'default' else 'other' end, 2 from generate_series(1, 6) n`)
+	db.exec(t, `insert into jobs (kind, queue) select 'job', case when n % 2 = 0 then 'default' else 'other' end from generate_series(1, 400) n`)
+	var strong atomic.Int32
+	var wrong atomic.Int64
+	work := func(running *atomic.Int32) []Worker {
+		return handling(func(ctx context.Context, j *Job, _ int) error {
+			beside := running.Add(1)
+			defer running.Add(-1)
+			if j.Crashes == 2 {
+				if beside > 1 || strong.Add(1) > 1 {
+					wrong.Add(1)
+				}
+				defer strong.Add(-1)
+			}
+			pause := time.NewTimer(20 * time.Millisecond)
+			defer pause.Stop()
+			<-pause.C
+			if j.Crashes == 2 && running.Load() > 1 {
+				wrong.Add(1)
+			}
+			return nil
+		})
+	}
+	var running [2]atomic.Int32
+	for i := range running {
+		db.via(t, Config{}).launch(t, SupervisorConfig{
+			Lease: time.Second, Queues: []Queue{{Concurrency: 4}, {Name: "other", Concurrency: 4}}, Workers: work(&running[i]),
+		})
+	}
+	db.waitFor(t, time.Minute, `select count(*) = 406 from jobs where state = 'completed'`)
+	if n := wrong.Load(); n > 0 {
+		t.Errorf("%d times a strong suspect was not alone", n)
+	}
+	db.waitFor(t, 20*time.Second, `select supervisor is null from solo`) // nobody keeps the turn
+}
+
+// P-3: the turn is given up where running jobs do not end, and taken over from the dead.
+func TestTurnToRunStrongSuspects(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 3)`)
+	s := db.stopped(t, SupervisorConfig{})
+	me, now := s.lease.Load().id, time.Now()
+	s.now = func() time.Time { return now }
+	runs := s.claim(t)
+	db.exec(t, `insert into jobs (kind, crashes) values ('job', 2)`)
+	db.exec(t, `insert into jobs (kind) values ('job')`)
+	db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('other', 600000, '{default}')`)
+	db.exec(t, `update solo set supervisor = 'other'`)
+	s.beat(t)
+	if s.solo.Load() != nil {
+		t.Fatal("took the turn of a supervisor that lives")
+	}
+	db.exec(t, `delete from supervisors where id = 'other'`)
+	s.beat(t)
+	if s.solo.Load() == nil || value[string](t, db, `select supervisor from solo`) != me {
+		t.Fatal("did not take the turn of a dead one")
+	}
+	s.claimer.wake()
+	if s.claimer.request(now) != nil {
+		t.Fatal("claims while others run")
+	}
+	now = now.Add(soloPatience)
+	s.control.beaten = now
+	if s.claimer.request(now) != nil || !s.solo.Load().over.Load() {
+		t.Fatal("waits for ever")
+	}
+	s.beat(t)
+	if s.solo.Load() != nil || value[*string](t, db, `select supervisor from solo`) != nil {
+		t.Fatal("the turn is not given up")
+	}
+	for _, r := range runs {
+		r.finish()
+		s.settle(t, r.decide(nil))
+	}
+	if fresh := s.claim(t); len(fresh) != 1 || fresh[0].job.Crashes != 0 {
+		t.Fatalf("fresh jobs do not go on: %d", len(fresh))
+	} else {
+		fresh[0].finish()
+		s.settle(t, fresh[0].decide(nil))
+	}
+	s.beat(t)
+	if s.solo.Load() != nil {
+		t.Fatal("tries again at once")
+	}
+	now = now.Add(3 * soloPatience)
+	s.control.beaten = now
+	s.beat(t)
+	alone := s.claim(t)
+	if len(alone) != 1 || alone[0].job.Crashes != 2 {
+		t.Fatalf("claimed %d", len(alone))
+	}
+	s.claimer.wake()
+	if s.claimer.request(now) != nil {
+		t.Fatal("claims beside a strong suspect")
+	}
+	alone[0].finish()
+	s.settle(t, alone[0].decide(nil))
+	s.claimer.request(now)
+	s.beat(t)
+	if s.solo.Load() != nil {
+		t.Fatal("keeps the turn without a suspect")
+	}
+}
+
+// P-2: a run that the process survives takes one crash off.
+func TestSurvivingTakesACrashOff(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := db.enqueue(t, job{}, nil)
+	db.exec(t, `update jobs set crashes = 1, deaths = 1`)
+	s := db.stopped(t, SupervisorConfig{})
+	for _, c := range []struct {
+		err  error
+		want int
+	}{{errors.New("fails"), 0}, {Snooze(0), 0}} {
+		r := s.claim(t)[0]
+		r.ctx, r.startedAt = t.Context(), s.now()
+		r.finish()
+		s.settle(t, r.decide(c.err))
+		db.exec(t, `update jobs set scheduled_at = now()`)
+		s.claimer.floors.reset()
+		if n := value[int](t, db, `select crashes from jobs where id = $1 and deaths = 1`, id); n != c.want {
+			t.Errorf("after %v: %d crashes, want %d", c.err, n, c.want)
+		}
+	}
+	db.exec(t, `update jobs set crashes = 1`)
+	r := s.claim(t)[0]
+	r.startedAt = s.now()
+	r.finish()
+	s.settle(t, r.handedBack()) // cut short: it proves nothing
+	if n := value[int](t, db, `select crashes from jobs where id = $1`, id); n != 1 {
+		t.Errorf("after a run that was handed back: %d crashes, want 1", n)
+	}
+}
+
+// F-6: the third deaf run convicts, or what QuarantineAfter says.
+func TestDeafRunsConvict(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[int]State{0: Discarded, 4: Retryable} {
+		var book diary
+		db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+		id := db.enqueue(t, job{}, nil)
+		db.exec(t, `update jobs set crashes = 2, deaths = 2`)
+		end := make(chan struct{})
+		t.Cleanup(func() { close(end) })
+		sup := db.launch(t, SupervisorConfig{Lease: time.Second, QuarantineAfter: after, Workers: []Worker{
+			Handle(func(context.Context, *Job, job) error { <-end; return nil }, WorkerOpts{Timeout: time.Millisecond, Retry: Constant{Delay: time.Hour}}),
+		}})
+		db.waitFor(t, 30*time.Second, `select crashes = 3 and deaths = 3 from jobs where id = $1`, id)
+		row := db.endRow(t, id)
+		if row.State != want || row.State == Discarded && *row.Reason != ReasonCrashed {
+			t.Errorf("after %d: %+v", after, row)
+		}
+		sup.stop(t)
+		if n := book.count(eventQuarantined, id); (n == 1) != (want == Discarded) {
+			t.Errorf("after %d: %d quarantined", after, n)
+		}
+	}
+	if _, err := newQuietDB(t).client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing(), QuarantineAfter: 2}); err == nil {
+		t.Error("two crashes may be the work of others, and were allowed to convict")
 	}
 }
 

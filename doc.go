@@ -64,6 +64,7 @@
 //	sanitize.go              makes error texts fit to be stored
 //	fingerprint.go           tells which failures are the same
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
+//	blame.go                 which job killed a process: evidence, suspects, conviction; pure
 //	redrive.go               dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
 //	redriver.go              carries redrives on, whoever began them
 //	args_shape.go            what an args patch is checked against
@@ -78,13 +79,13 @@
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
-//	store_pg_supervisors.go  SQL: liveness, rescue, sweeps, sleep, pruning
+//	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
 //	store_pg_failures.go     SQL: failure groups
 //	store_pg_budgets.go      SQL: retry budgets
 //	store_pg_operate.go      SQL: what operators do
 //	store_pg_redrives.go     SQL: redrives
 //	store_pg_archive.go      SQL: the archive and alerts
 //
-// Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, and
-// docs/sql.md and docs/dead-letters.md what to ask from psql.
+// Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, docs/sql.md
+// and its neighbours what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.
 package drover

@@ -94,6 +94,13 @@ insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, error
 	jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'timeout', 'error', 'drover: run timed out', 'delay_ms', 60000));
 insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from supervisors;
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'parked', 'infinity');
+insert into jobs (kind, queue, state, scheduled_at, crashes, deaths) values ('resize', 'images', 'retryable', now(), 2, 2);
+with killer as (
+	insert into jobs (kind, queue, state, finalized_at, discard_reason, crashes, deaths, errors) values ('resize', 'images', 'discarded', now() - interval '50 days', 'crashed', 3, 3,
+		'[{"attempt": 3, "class": "crash", "error": "drover: the process died while it held the job", "beside": 0, "host": "app-2, process 7"}]') returning id
+)
+insert into ended_supervisors (id, host, pid, started_at, ended_at, died, degree, explained_by)
+select 'gone', 'app-2', 7, now() - interval '1 h', now(), true, 2, id from killer;
 insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
 insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)
 select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 'error', '00c0ffee00c0ffee', 10, 2, jsonb_build_array(

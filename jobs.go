@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
 )
 
 // Args is what a job carries: a struct that names its kind and marshals to JSON. Kind must give the same name
@@ -29,7 +30,7 @@ type Job struct {
 	LastError   string          // text of the last failed run, "" if none failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // runs that failed so far
-	Crashes     int             // process deaths during its runs
+	Crashes     int             // process deaths that it is suspected of, less one for each run survived since
 	Redrives    int             // times an operator made it due again
 	Snoozes     int             // runs that ended in a snooze
 	Tags        []string        //
@@ -74,6 +75,7 @@ type Client struct {
 	kinds   map[string]bool
 	log     *slog.Logger
 	running *registry // what supervisors of this client run now
+	process string    // names this client in supervisors: they die together
 }
 
 // New returns a client on the application's pool. The pool's search_path picks drover's schema. It does not
@@ -101,7 +103,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Client{store: newStore(pool), cfg: cfg, kinds: kinds, log: log, running: newRegistry()}, nil
+	return &Client{store: newStore(pool), cfg: cfg, kinds: kinds, log: log, running: newRegistry(), process: ulid.Make().String()}, nil
 }
 
 // Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes

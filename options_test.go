@@ -40,6 +40,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"SupervisorConfig.DrainTimeout":       "TestDrainTimeout",
 		"SupervisorConfig.CompletedRetention": "TestCompletedRetention",
 		"SupervisorConfig.CancelledRetention": "TestCancelledRetention",
+		"SupervisorConfig.QuarantineAfter":    "TestDeafRunsConvict",
 		"SupervisorConfig.Build":              "TestBuildIsRegistered",
 		"SupervisorConfig.RetryBudget":        "TestWhoseBudgetAJobSpends",
 

@@ -118,25 +118,32 @@ func (d *decodeError) Unwrap() error { return d.err }
 
 // outcome is how one run ended and what its row becomes.
 type outcome struct {
-	run       *run
-	state     State
-	reason    string        // of a discard
-	class     string        // of a failed run
-	err       error         // nil unless the run failed or was cancelled
-	errorCase *ErrorCase    // the worker's that knows err
-	text      string        // err's text: made valid, redacted, bounded
-	delay     time.Duration // until the next run
-	now       bool          // due again at once
-	slot      *slot         // of the retry budget that delay comes from; nil: none
-	giveBack  bool          // the attempt does not count
-	snoozed   bool
-	uncounted bool
-	crashed   bool
-	entry     json.RawMessage // for errors; nil adds none
-	stub      bool            // entry was replaced, for the database refused it
-	event     eventKind
-	notBefore time.Time // the settler's: its row was held, or refused it
-	duration  time.Duration
+	run         *run
+	state       State
+	reason      string        // of a discard
+	class       string        // of a failed run
+	err         error         // nil unless the run failed or was cancelled
+	errorCase   *ErrorCase    // the worker's that knows err
+	text        string        // err's text: made valid, redacted, bounded
+	delay       time.Duration // until the next run
+	now         bool          // due again at once
+	slot        *slot         // of the retry budget that delay comes from; nil: none
+	giveBack    bool          // the attempt does not count
+	snoozed     bool
+	uncounted   bool
+	crashed     bool            // the death of the process counts against the job
+	quarantined bool            // and proves it to be the cause
+	death       *death          // of the process; nil: it lives
+	entry       json.RawMessage // for errors; nil adds none
+	stub        bool            // entry was replaced, for the database refused it
+	event       eventKind
+	notBefore   time.Time // the settler's: its row was held, or refused it
+	duration    time.Duration
+}
+
+// survived reports that the process outlived a suspect's run. A completed one needs no acquittal.
+func (o *outcome) survived() bool {
+	return o.run.job.Crashes > 0 && !o.crashed && !o.run.startedAt.IsZero() && o.event != eventReleased && !o.completes()
 }
 
 // completes reports whether the plain complete statement says all there is to say.
@@ -323,7 +330,9 @@ type entry struct {
 	DurationMS  int64  `json:"duration_ms"`
 	DelayMS     int64  `json:"delay_ms,omitempty"`
 	Supervisor  string `json:"supervisor"`
-	Host        string `json:"host,omitempty"` // and process id, of a process that died
+	Host        string `json:"host,omitempty"`   // and process id, of a process that died
+	Beside      *int   `json:"beside,omitempty"` // how many jobs had started there besides, of a process that died
+	Spared      string `json:"spared,omitempty"` // why the death does not count against the job
 	Trace       string `json:"trace,omitempty"`
 }
 
@@ -355,6 +364,9 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 		// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
 		Fingerprint: fingerprint(r.job.Kind, kind, text, trace), DurationMS: o.duration.Milliseconds(),
 		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.sup.client.clean(trace, maxErrorTrace),
+	}
+	if o.death != nil {
+		e.Beside, e.Spared = &o.death.beside, o.death.spares(r.job.Crashes)
 	}
 	raw, err := json.Marshal(e)
 	if err != nil { // strings and ints only: cannot happen

@@ -37,12 +37,14 @@ type processSpec struct {
 	Drain       time.Duration
 	Poll        time.Duration
 	NoNotify    bool
+	Quiet       bool // what the runtime says of a crash is not wanted
 }
 
 // errand is what worker processes know how to do.
 type errand struct {
-	Do string `json:"do"` // "": an effect and done; tx: both at once; block: until cancelled; deaf: for ever; die: kill the process
-	N  int    `json:"n"`
+	Do string `json:"do"` // "": an effect and done; tx: both at once; block: until cancelled; deaf: for ever; nap: a while, then an effect
+	// die, exit, overflow, hog: end the process by SIGKILL, os.Exit, the stack, the memory
+	N int `json:"n"`
 }
 
 func (errand) Kind() string { return "errand" }
@@ -101,6 +103,22 @@ func (spec *processSpec) run() error {
 			select {}
 		case "die":
 			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		case "exit":
+			os.Exit(1)
+		case "overflow":
+			debug.SetMaxStack(1 << 20)
+			fmt.Println(overflow(1))
+		case "hog":
+			if err := syscall.Setrlimit(syscall.RLIMIT_AS, &syscall.Rlimit{Cur: 1 << 20, Max: 1 << 20}); err != nil {
+				return err
+			}
+			for hog := [][]byte{}; ; {
+				hog = append(hog, make([]byte, 64<<20))
+			}
+		case "nap":
+			pause := time.NewTimer(200 * time.Millisecond)
+			defer pause.Stop()
+			<-pause.C
 		case "tx":
 			tx, err := pool.Begin(ctx)
 			if err != nil {
@@ -131,6 +149,13 @@ func (spec *processSpec) run() error {
 	return err
 }
 
+func overflow(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return overflow(n+1) + n
+}
+
 // process is a worker process.
 type process struct {
 	*exec.Cmd
@@ -154,7 +179,9 @@ func (db *testDB) spawn(t testing.TB, spec processSpec) *process {
 	}
 	p := &process{Cmd: exec.Command(self), ended: make(chan struct{})}
 	p.Env = append(os.Environ(), processEnv+"="+string(text))
-	p.Stderr = os.Stderr
+	if !spec.Quiet {
+		p.Stderr = os.Stderr
+	}
 	_, err = p.StdinPipe() // open as long as this process lives
 	if err != nil {
 		t.Fatal(err)
@@ -414,6 +441,7 @@ func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 		t.Error("the stale settle changed the row")
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from supervisors where lost_at is null`, old)
+	db.waitFor(t, 20*time.Second, `select crashes = 0 and errors->-1->>'supervisor' = $2 from jobs where id = $1`, id, old) // taken back
 	other.kill(t)
 	db.enqueueErrands(t, 5, "") // the paused one works on, under its new id
 	db.waitFor(t, 20*time.Second, `select count(*) = 5 from jobs where state = 'completed'`)
@@ -475,4 +503,99 @@ func (p *process) rss(t testing.TB) int {
 		t.Fatal(err)
 	}
 	return kib << 10
+}
+
+// P-1: a job with one attempt is not run again once it has started, and runs if it had not.
+func TestSingleAttemptAndAKilledProcess(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create table effects (job text, pid int);
+		create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not now'; end $$;
+		create trigger refuse before update of started_seq on jobs for each row execute function refuse()`)
+	spec := processSpec{Concurrency: 4, Lease: time.Second, Poll: 100 * time.Millisecond}
+	once := &EnqueueOpts{MaxAttempts: 1}
+	unstarted := db.enqueue(t, errand{Do: "block"}, once)
+	first := db.spawn(t, spec)
+	db.waitFor(t, 20*time.Second, `select state = 'running' from jobs where id = $1`, unstarted)
+	other := db.enqueue(t, errand{Do: "nap"}, nil)
+	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, other) // starts that are refused hold up no settle
+	first.kill(t)                                                                              // between claim and start
+	if first.said("started "+unstarted) > 0 {
+		t.Fatal("it started without a note")
+	}
+	db.exec(t, `drop trigger refuse on jobs`)
+	second := db.spawn(t, spec)
+	eventually(t, func() bool { return second.said("started "+unstarted+" 1") == 1 })
+	if !value[bool](t, db, `select started_seq = 2 and claim_seq = 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
+		t.Error("its start is not noted, or it was blamed")
+	}
+	third := db.spawn(t, spec)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors where lost_at is null`)
+	second.kill(t)
+	db.waitFor(t, 20*time.Second, `select state = 'discarded' and discard_reason = 'crashed' and errors_total = 1 from jobs where id = $1`, unstarted)
+	if third.said("started") > 0 {
+		t.Error("it ran again")
+	}
+}
+
+// W-8, P-3, and P-2: pills among innocents with two attempts, in four processes that are started again.
+// DROVER_PILL_JOBS=2000 is the whole of it; without it 200 innocents run.
+func TestPillsAmongInnocents(t *testing.T) {
+	t.Parallel()
+	innocents := 200
+	if text := os.Getenv("DROVER_PILL_JOBS"); text != "" {
+		var err error
+		if innocents, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, pills := range map[string][]string{"one": {"exit"}, "three": {"exit", "overflow", "hog"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.audit(t)
+			opts := &EnqueueOpts{MaxAttempts: 2, Retry: Exponential{Base: 4 * time.Second}}
+			batch := make([]Batch, innocents)
+			for i := range batch {
+				batch[i] = Batch{Args: errand{Do: "nap", N: i}, Opts: opts}
+			}
+			for i, pill := range pills {
+				batch = slices.Insert(batch, (i+1)*innocents/4, Batch{Args: errand{Do: pill}, Opts: opts})
+			}
+			if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
+				t.Fatal(err)
+			}
+			spec := processSpec{Concurrency: innocents / 8, Lease: time.Second, Poll: 100 * time.Millisecond, Quiet: true}
+			var processes [4]*process
+			deaths, began := 0, time.Now()
+			for ticker := time.NewTicker(50 * time.Millisecond); !value[bool](t, db, `select not exists (select from jobs where finalized_at is null)`); <-ticker.C {
+				for i, p := range processes {
+					if p == nil {
+						processes[i] = db.spawn(t, spec)
+						continue
+					}
+					select {
+					case <-p.ended:
+						processes[i] = db.spawn(t, spec)
+						deaths++
+					default:
+					}
+				}
+				if time.Since(began) > 3*time.Minute {
+					t.Fatalf("not done: %s", value[string](t, db, `select jsonb_agg(to_jsonb(j) - 'errors')::text from jobs j where finalized_at is null limit 5`))
+				}
+			}
+			t.Logf("%d innocents and %d pills done in %v, %d processes died", innocents, len(pills), time.Since(began).Round(time.Millisecond), deaths)
+			if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and args->>'do' = 'nap'`); n != innocents {
+				t.Errorf("%d of %d innocents completed", n, innocents)
+			}
+			if n := value[int](t, db, `select count(*) from jobs where discard_reason = 'crashed' and args->>'do' <> 'nap' and crashes = 3
+				and errors->-1->>'beside' = '0' and not errors->-1 ? 'spared'`); n != len(pills) {
+				t.Errorf("%d of %d pills convicted by the third crash, alone", n, len(pills))
+			}
+			if len(pills) == 1 && deaths > 3 {
+				t.Errorf("it took %d deaths", deaths)
+			}
+		})
+	}
 }

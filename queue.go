@@ -13,7 +13,6 @@ type queueState struct {
 	pending atomic.Int64 // claimed, and not ended
 	watched atomic.Int64 // see watchRoom
 	suspect atomic.Int64 // of the pending, those whose process died once
-	strong  atomic.Int64 // and those whose processes died more often
 
 	// The handlers' time since the last look, for the bound on the buffer.
 	ranFor atomic.Int64 // nanoseconds
@@ -36,8 +35,8 @@ func (q *queueState) ran(d time.Duration) {
 // enter takes places for claimed jobs.
 func (q *queueState) enter(runs []*run) {
 	for _, r := range runs {
-		if suspects := q.suspects(r.tier); suspects != nil {
-			suspects.Add(1)
+		if r.tier == tierSuspect {
+			q.suspect.Add(1)
 		}
 	}
 	q.pending.Add(int64(len(runs)))
@@ -45,21 +44,10 @@ func (q *queueState) enter(runs []*run) {
 
 // leave gives a claimed job's place back, and reports whether that makes the room the claimer waits for.
 func (q *queueState) leave(tier int16) bool {
-	if suspects := q.suspects(tier); suspects != nil {
-		suspects.Add(-1)
+	if tier == tierSuspect {
+		q.suspect.Add(-1)
 	}
 	return q.pending.Add(-1) == q.watched.Load()
-}
-
-// suspects is the count of a tier that has a limit of its own, nil for others.
-func (q *queueState) suspects(tier int16) *atomic.Int64 {
-	switch tier {
-	case tierSuspect:
-		return &q.suspect
-	case tierStrong:
-		return &q.strong
-	}
-	return nil
 }
 
 const (

@@ -68,6 +68,11 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		s.settler.settle(r.handedBack())
 		return true
 	}
+	if r.job.MaxAttempts == 1 && !s.settler.noteStart(r) {
+		r.finish()
+		s.settler.settle(r.handedBack())
+		return true
+	}
 	r.startedAt = s.now()
 	ctx, cancel := context.WithCancelCause(r.lease.ctx)
 	r.ctx, r.cancel = ctx, cancel
@@ -205,11 +210,15 @@ func (r *run) handedBack() *outcome {
 	return &outcome{run: r, state: Available, now: true, giveBack: true, event: eventReleased, duration: r.ran()}
 }
 
-// abandonedOutcome is that of a handler that ignores its timeout. It counts as a crash: such a job may never end.
+// abandonedOutcome is that of a handler that ignores its timeout. It counts as a crash, and nobody else can have been
+// the cause: such a job may never end.
 func (r *run) abandonedOutcome() *outcome {
 	o := &outcome{run: r, duration: r.ran(), crashed: true}
 	o.fail(errTimeout, worthRetry())
-	o.crashed = true
+	if r.job.Crashes+1 >= r.sup.cfg.QuarantineAfter {
+		o.discard(ReasonCrashed)
+		o.quarantined = true
+	}
 	o.entry = r.errorEntry(o)
 	return o
 }

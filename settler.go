@@ -31,11 +31,13 @@ type settler struct {
 	mu       sync.Mutex
 	outcomes []*outcome
 	asks     []*ask
+	starts   []*start
 
 	// The rest is the settler goroutine's own.
 	link    link
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
 	trouble trouble
+	noting  trouble // of starts: it must not hold up the settles
 }
 
 // trouble spaces round trips after failed ones.
@@ -66,6 +68,73 @@ func (e *settler) settle(o *outcome) {
 	e.poke()
 }
 
+// start is a run that waits for the note that it starts.
+type start struct {
+	run   *run
+	noted chan bool
+}
+
+// noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
+// before it the job has certainly not run. It returns false where the claim is over, or its row is held.
+func (e *settler) noteStart(r *run) bool {
+	s := &start{r, make(chan bool, 1)}
+	e.mu.Lock()
+	e.starts = append(e.starts, s)
+	e.mu.Unlock()
+	e.poke()
+	select {
+	case noted := <-s.noted:
+		return noted
+	case <-r.lease.ctx.Done():
+		return false
+	}
+}
+
+// noteStarts is one round trip for all that wait, if any do.
+func (e *settler) noteStarts(base context.Context, now time.Time) bool {
+	if now.Before(e.noting.until) {
+		return false
+	}
+	e.mu.Lock()
+	starts := e.starts
+	e.starts = nil
+	e.mu.Unlock()
+	if len(starts) == 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
+	defer cancel()
+	noted := map[string]bool{}
+	byOwner := map[string][]*run{}
+	for _, s := range starts {
+		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
+	}
+	conn, err := e.link.get(ctx)
+	if err == nil {
+		var p pipeline
+		p.begin()
+		p.exec(nil, sqlOnePlan)
+		for owner, runs := range byOwner {
+			p.start(noted, owner, runs)
+		}
+		p.commit()
+		err = p.send(ctx, conn)
+	}
+	if err != nil {
+		starts = slices.DeleteFunc(starts, func(s *start) bool { return s.run.lease.ctx.Err() != nil }) // nobody waits any more
+		e.mu.Lock()
+		e.starts = append(starts, e.starts...)
+		e.mu.Unlock()
+		e.noting.failed(base, e.sup, "noting starts", err)
+		return true
+	}
+	e.noting.failures = 0
+	for _, s := range starts {
+		s.noted <- noted[s.run.job.ID]
+	}
+	return true
+}
+
 func (e *settler) poke() {
 	select {
 	case e.signal <- struct{}{}:
@@ -81,6 +150,9 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
 		now := e.sup.now()
+		if e.noteStarts(ctx, now) {
+			continue
+		}
 		out := e.take(now)
 		rest := time.Hour
 		switch {
@@ -92,6 +164,9 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 			continue
 		case ended && e.book.len() == 0:
 			return
+		}
+		if wait := e.noting.until.Sub(now); wait > 0 {
+			rest = min(rest, wait)
 		}
 		for _, o := range e.locked {
 			rest = min(rest, o.notBefore.Sub(now))
@@ -438,8 +513,11 @@ func (e *settler) done(outcomes ...*outcome) {
 		if o.state == Retryable || o.state == Scheduled {
 			e.sup.claimer.noteDue(o.due(e.sup.now()))
 		}
-		if e.sup.client.listens(o.run.lease.ctx, o.event) {
-			e.sup.reporter.tell(o.tell(o.event))
+		if o.quarantined || e.sup.client.listens(o.run.lease.ctx, o.event) {
+			e.sup.reporter.tell(o.tellAll()...)
 		}
+	}
+	if e.sup.solo.Load() != nil {
+		e.sup.claimer.poke() // it waits for the last to be settled
 	}
 }

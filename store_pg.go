@@ -380,6 +380,32 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.call(func() { reply.committed = true })
 }
 
+// sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
+// which a rescue must not run again. $2 holds the fence of each. The update is HOT.
+const sqlStart = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claim_seq = ($2::jsonb->>id)::int and claimed_by = $3 and state = 'running'
+	order by id for update skip locked
+)
+update jobs set started_seq = claim_seq
+where id = any(array(select id from held))
+returning id`
+
+func (p *pipeline) start(started map[string]bool, owner string, runs []*run) {
+	fences := make(map[string]int, len(runs))
+	for _, r := range runs {
+		fences[r.job.ID] = r.claimSeq
+	}
+	doc, _ := json.Marshal(fences) // strings and ints only: cannot fail
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		started[id] = true
+		return err
+	}, sqlStart, ids(runs), string(doc), owner)
+}
+
 // sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1).
 // By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a handler that
 // holds its row in an open transaction must not hold up the rest; what was locked is tried again.
@@ -472,7 +498,8 @@ const settleColumns = `
 	attempt = attempt - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,
 	snoozes = case when $2::jsonb->id ? 'snoozed' then coalesce(snoozes, 0) + 1 else snoozes end,
 	uncounted = case when $2::jsonb->id ? 'uncounted' then coalesce(uncounted, 0) + 1 else uncounted end,
-	crashes = crashes + case when $2::jsonb->id ? 'crashed' then 1 else 0 end,
+	crashes = greatest(crashes + case when $2::jsonb->id ? 'crashed' then 1 when $2::jsonb->id ? 'survived' then -1 else 0 end, 0),
+	deaths = case when $2::jsonb->id ? 'crashed' then coalesce(deaths, 0) + 1 else deaths end,
 	errors_total = errors_total + case when $2::jsonb->id ? 'failed' then 1 else 0 end,
 	class = coalesce($2::jsonb->id->'entry'->>'class', class),
 	fingerprint = coalesce($2::jsonb->id->'entry'->>'fingerprint', fingerprint),
@@ -542,6 +569,7 @@ type change struct {
 	Snoozed   bool            `json:"snoozed,omitempty"`
 	Uncounted bool            `json:"uncounted,omitempty"`
 	Crashed   bool            `json:"crashed,omitempty"`
+	Survived  bool            `json:"survived,omitempty"`
 	Failed    bool            `json:"failed,omitempty"`
 	Entry     json.RawMessage `json:"entry,omitempty"`
 	Kind      string          `json:"kind,omitempty"` // of a failed run
@@ -551,7 +579,7 @@ type change struct {
 func (o *outcome) change() change {
 	c := change{
 		Seq: o.run.claimSeq, State: o.state, Reason: o.reason, Now: o.now, GiveBack: o.giveBack,
-		Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Entry: o.entry,
+		Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(), Entry: o.entry,
 		Failed: o.class != "" && o.state != Cancelled,
 	}
 	if (o.state == Retryable || o.state == Scheduled) && !o.now {

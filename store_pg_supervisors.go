@@ -11,7 +11,7 @@ import (
 // Liveness, rescue, sweeps, sleep and pruning: all by the supervisor's control connection but where said.
 
 const sqlRegister = `
-insert into supervisors (id, lease_ms, queues, slots, host, pid, build) values ($1, $2, $3, $4, $5, $6, $7)`
+insert into supervisors (id, lease_ms, queues, slots, host, pid, build, process) values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
 // Policies stand in tables, for a rescuer, psql and the command may not know this process' code.
 const (
@@ -41,6 +41,7 @@ insert into sleepers (queue, supervisor) select $1, id from supervisors where id
 // registration is what a supervisor tells of itself.
 type registration struct {
 	id, host, build string
+	process         string // the client's
 	pid             int
 	lease           time.Duration
 	queues          []queuePolicy
@@ -71,7 +72,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	var p pipeline
 	names, slots := reg.slots()
 	p.begin()
-	p.exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build)
+	p.exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
 	p.queues(reg)
 	for _, k := range reg.kinds {
 		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
@@ -165,9 +166,30 @@ type beatReply struct {
 	clock    float64         // the server's, in seconds
 	gone     map[string]bool // jobs in flight that are not ours any more, and whether an operator ended them
 	scope    []string        // of the retry budgets there are
+	solo     string          // a queue in which a strong suspect is due
 }
 
-func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool) (beatReply, error) {
+// sqlSolo tells in which of these lanes a strong suspect that we could run has been due for longest.
+const sqlSolo = `
+select l.queue from unnest($1::text[], $2::smallint[]) as l(queue, lane)
+cross join lateral (
+	select scheduled_at from jobs
+	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane and scheduled_at <= now() and kind = any($3)
+	order by scheduled_at, id limit 1
+) j
+order by j.scheduled_at limit 1`
+
+// strongLanes are those of strong suspects.
+func strongLanes(queues []string) (of []string, lanes []int16) {
+	for _, queue := range queues {
+		for priority := int16(1); priority <= 9; priority++ {
+			of, lanes = append(of, queue), append(lanes, tierStrong+priority)
+		}
+	}
+	return of, lanes
+}
+
+func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool, queues, kinds []string) (beatReply, error) {
 	var p pipeline
 	reply := beatReply{gone: map[string]bool{}}
 	p.begin()
@@ -180,8 +202,10 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining)
+	p.exec(nil, sqlOnePlan)
+	of, lanes := strongLanes(queues)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&reply.solo) }, sqlSolo, of, lanes, kinds)
 	if len(inFlight) > 0 {
-		p.exec(nil, sqlOnePlan)
 		p.query(func(rows pgx.Rows) error {
 			var job string
 			var cancelled bool
@@ -247,14 +271,19 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 	j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), j.retry::text, coalesce(k.retry, q.retry)::text,
 	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0),
-	coalesce(format('%s, process %s', s.host, s.pid), '')
+	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
+	extract(epoch from greatest(s.beat_at - j.attempted_at, '0'))::float8 + coalesce(s.lease_ms, 0) / 12e3,
+	case when j.held and j.crashes > 0 then (
+		select jsonb_agg(jsonb_build_object('supervisor', e->>'supervisor', 'duration_ms', e->'duration_ms'))
+		from jsonb_array_elements(j.errors) as e where e->>'class' = 'crash' and not e ? 'spared') end
 from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
 cross join lateral (
 	select *, state = 'running' and id <> all($8::text[]) and case when $1 = ''
 			then not exists (select from supervisors o where o.id = claimed_by) else claimed_by = $1 end as held
 	from (
 		select *, row_number() over (order by scheduled_at, id) as n from (
-			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry from jobs
+			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry,
+				started_seq, deaths, redrives, attempted_at, errors from jobs
 			where finalized_at is null and queue = l.queue and lane = l.lane and (scheduled_at, id) > (l.from_at, l.from_id)
 				and scheduled_at <= case when $7 then 'infinity' else now() + interval '1 minute' end
 			order by scheduled_at, id limit $6
@@ -271,7 +300,7 @@ type hunt struct {
 	owner string // empty: whoever no row of supervisors speaks for
 	all   bool   // beyond now, too
 	lanes []huntLane
-	found int
+	found []heldJob
 }
 
 type huntLane struct {
@@ -311,6 +340,17 @@ type heldJob struct {
 	slots           int     // of its queue there
 	host            string
 	owner           string
+	startedSeq      bool          // a start was noted under this claim
+	flight          time.Duration // from the claim to the death, which was half a beat after the last one
+	deaths          int
+	redrives        int
+	before          []crashEntry // deaths that count against it
+}
+
+// crashEntry is what a hunt reads of an errors entry of that class.
+type crashEntry struct {
+	Supervisor string `json:"supervisor"`
+	DurationMS int64  `json:"duration_ms"`
 }
 
 // hunt reads one page of each lane of h and moves h on. except are jobs known to be held.
@@ -335,11 +375,20 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []stri
 		var at huntLane
 		var last, isHeld bool
 		var lastDelayMS *int64
+		var flight *float64
+		var before []byte
 		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.from.at, &last, &isHeld, &j.owner,
 			&j.kind, &j.attempt, &j.claimSeq, &j.crashes, &lastDelayMS,
-			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host)
+			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
+			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
 		if lastDelayMS != nil {
 			j.lastDelay = time.Duration(*lastDelayMS) * time.Millisecond
+		}
+		if flight != nil {
+			j.flight = time.Duration(*flight * float64(time.Second))
+		}
+		if before != nil && err == nil {
+			err = json.Unmarshal(before, &j.before)
 		}
 		if last {
 			at.key.queue, at.from.id = j.queue, j.id
@@ -355,12 +404,155 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []stri
 		return nil, err
 	}
 	h.lanes = rest
-	h.found += len(held)
+	h.found = append(h.found, held...)
 	return held, nil
 }
 
-// sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more.
+// sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
+// started there, $3 how many had started beside each. The first rescuer that has seen all of them says so for all: one that comes
+// later finds fewer. Mass: the last signs of life were within a lease of each other. Of those that died after
+// it some are not yet declared lost: silent for a third of a lease will do.
 const (
+	sqlJudge = `
+insert into ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
+select s.id, s.process, s.host, s.pid, s.started_at, s.beat_at, true, s.draining, $2, $3,
+	exists (select from ended_supervisors o
+		where o.died and not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
+			and abs(extract(epoch from o.ended_at - s.beat_at)) * 1000 < s.lease_ms)
+	or exists (select from supervisors o
+		where not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
+			and (o.lost_at is not null or o.beat_at < now() - o.lease_ms / 3 * interval '1 ms')
+			and abs(extract(epoch from o.beat_at - s.beat_at)) * 1000 < s.lease_ms),
+	exists (select from supervisors o where o.id <> s.id and o.process = s.process)
+	or exists (select from ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.beat_at - s.lease_ms * interval '1 ms')
+from supervisors s where s.id = $1
+order by s.epoch desc limit 1
+on conflict (id) do nothing`
+
+	sqlVerdict = `select draining, mass, shared, degree, beside from ended_supervisors where id = $1`
+
+	sqlForgetEnded = `
+delete from ended_supervisors where id in (select id from ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
+)
+
+// judge returns what the death of supervisor id is evidence of: as it was first judged.
+func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d death) (death, error) {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlForgetEnded)
+	p.exec(nil, sqlJudge, id, d.degree, d.beside)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&d.draining, &d.mass, &d.shared, &d.degree, &d.beside) }, sqlVerdict, id)
+	p.commit()
+	return d, p.send(ctx, conn)
+}
+
+// sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
+const sqlBackground = `
+select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
+	coalesce(sum(extract(epoch from ended_at - greatest(started_at, now() - $2::interval))), 0)::float8
+from (
+	select id, started_at, ended_at, died, draining, explained_by from ended_supervisors
+	union all
+	select id, started_at, now(), false, draining, null from supervisors where lost_at is null
+) p
+where ended_at > now() - $2::interval`
+
+func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b background, err error) {
+	var p pipeline
+	var seconds float64
+	p.begin()
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.deaths, &seconds) }, sqlBackground, except, interval(historyWindow))
+	p.commit()
+	err = p.send(ctx, conn)
+	b.time = time.Duration(seconds * float64(time.Second))
+	return b, err
+}
+
+// sqlBlame notes against which jobs a death counts, sqlExplain which job deaths are put down to: after the settle, and
+// only where it found the job still held.
+const (
+	sqlBlame = `
+update ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
+where id = $1`
+	sqlExplain = `
+update ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
+)
+
+// sqlTakeBack undoes what the death of supervisor $1 was evidence of, for it lives: suspects lose that crash, and one
+// that was discarded for it comes back, unless its only attempt was under way. It returns how many rows someone holds.
+const sqlTakeBack = `
+with dead as materialized (
+	select blamed from ended_supervisors where id = $1 for update
+), held as materialized (
+	select id from jobs where id = any(array(select unnest(blamed) from dead)) order by id for update skip locked
+), wronged as materialized (
+	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
+		and drover_last_error(j.errors)->>'supervisor' = $1 as back
+	from jobs j left join kinds k on k.kind = j.kind left join queues q on q.name = j.queue
+	where j.id = any(array(select id from held))
+), acquitted as (
+	update jobs j set crashes = greatest(j.crashes - 1, 0), deaths = greatest(j.deaths - 1, 0),
+		state = case when w.back then 'retryable' else j.state end,
+		scheduled_at = case when w.back then clock_timestamp() else j.scheduled_at end,
+		finalized_at = case when w.back then null else j.finalized_at end,
+		discard_reason = case when w.back then null else j.discard_reason end,
+		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
+			'error', 'crash taken back: the process was not dead'))
+	from wronged w where w.id = j.id
+)
+update ended_supervisors e set died = false, explained_by = null, blamed = array(
+	select b from unnest(e.blamed) as b where b not in (select id from held) and exists (select from jobs where id = b))
+where e.id = $1
+returning cardinality(e.blamed)`
+
+// sqlForgotten tells whether the rescue of supervisor $1 is over.
+const sqlForgotten = `select not exists (select from supervisors where id = $1)`
+
+// takeBack reports whether the wrong of a death that was none is undone: while the rescue goes on there may be more.
+func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string) (done bool, err error) {
+	var p pipeline
+	var left int
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlTakeBack, id)
+	p.commit()
+	err = p.send(ctx, conn)
+	return done && left == 0, err
+}
+
+// sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
+// turn was taken is lost, and claims nothing.
+const (
+	sqlTakeSolo = `
+update solo set supervisor = $1, taken_at = now()
+where supervisor is null or supervisor = $1 or not exists (select from supervisors s where s.id = solo.supervisor and s.lost_at is null)`
+	sqlReleaseSolo = `update solo set supervisor = null where supervisor = $1`
+)
+
+func (s *store) takeSolo(ctx context.Context, conn *pgx.Conn, id string) (bool, error) {
+	var p pipeline
+	var n int64
+	p.begin()
+	p.exec(&n, sqlTakeSolo, id)
+	p.commit()
+	return n == 1, p.send(ctx, conn)
+}
+
+func (s *store) releaseSolo(ctx context.Context, conn *pgx.Conn, id string) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlReleaseSolo, id)
+	p.commit()
+	return p.send(ctx, conn)
+}
+
+// sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
+const (
+	sqlEnded = `
+insert into ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
+select id, process, host, pid, started_at, now(), draining from supervisors where id = $1 and lost_at is null
+on conflict (id) do nothing`
 	sqlForget        = `delete from supervisors where id = $1`
 	sqlForgetSleeper = `delete from sleepers where supervisor = $1`
 )
@@ -368,6 +560,9 @@ const (
 func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	var p pipeline
 	p.begin()
+	p.exec(nil, sqlReleaseSolo, id)
+	p.exec(nil, sqlForgetEnded)
+	p.exec(nil, sqlEnded, id)
 	p.exec(nil, sqlForget, id) // supervisors before sleepers, as everywhere
 	p.exec(nil, sqlForgetSleeper, id)
 	p.commit()

@@ -65,6 +65,11 @@ type SupervisorConfig struct {
 	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
 	RetryBudget RetryBudget
 
+	// QuarantineAfter is how many process deaths convict a job, the last one suffered with nothing beside it: it is
+	// discarded, reason crashed. Zero means 3; 3 to 10. Runs deaf to their timeout count as deaths. Should be the
+	// same in all processes: who rescues decides.
+	QuarantineAfter int
+
 	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
 	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
 	Build string
@@ -129,6 +134,7 @@ type Supervisor struct {
 	pruneEvery time.Duration
 	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
 	draining   atomic.Bool
+	solo       atomic.Pointer[soloOrder] // this supervisor's turn to run strong suspects; nil: it is not
 	stopNow    chan struct{}
 	stopOnce   sync.Once
 	ran        atomic.Bool
@@ -222,6 +228,12 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("CompletedRetention", &cfg.CompletedRetention, 24*time.Hour, DeleteOnCompletion)
 	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, DeleteOnCompletion)
 	cfg.RetryBudget.fillIn(bad, "RetryBudget")
+	if cfg.QuarantineAfter == 0 {
+		cfg.QuarantineAfter = defaultQuarantineAfter
+	}
+	if cfg.QuarantineAfter < defaultQuarantineAfter || cfg.QuarantineAfter > maxDeaths {
+		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, defaultQuarantineAfter, maxDeaths)
+	}
 	if cfg.Build == "" {
 		if info, ok := debug.ReadBuildInfo(); ok {
 			cfg.Build = info.Main.Version
@@ -602,7 +614,7 @@ func (s *Supervisor) Stats() Stats {
 func (s *Supervisor) registration(id string, queues []*queueState) *registration {
 	host, _ := os.Hostname() // for people; empty will do
 	reg := &registration{
-		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
+		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), process: s.client.process, lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
 		budgets: s.budgetPolicies(queues),
 	}
 	for _, q := range queues {

@@ -195,7 +195,7 @@ func (d *diary) hooks() []Hooks {
 		}
 	}
 	return []Hooks{{
-		Started: note(eventStarted), Completed: note(eventCompleted), Failed: note(eventFailed), Discarded: note(eventDiscarded),
+		Started: note(eventStarted), Completed: note(eventCompleted), Failed: note(eventFailed), Discarded: note(eventDiscarded), Quarantined: note(eventQuarantined),
 		Snoozed: note(eventSnoozed), Cancelled: note(eventCancelled), Released: note(eventReleased), StaleSettle: note(eventStaleSettle),
 		Rescued: note(eventRescued), Parked: note(eventParked), FailureReopened: note(eventFailureReopened),
 	}}

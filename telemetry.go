@@ -43,6 +43,8 @@ type Event struct {
 //	Completed    the run went well            … Duration
 //	Failed       it failed, will be retried   … Duration Class Error Backoff Next
 //	Discarded    the job ended for good       … Duration Class Error Reason
+//	Quarantined  after that: it is convicted of killing processes, or deaf; docs/crashes.md says what to do
+//	                                          … Duration Class Error Reason
 //	Parked       it failed and waits for a newer build … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
 //	Cancelled    nobody wants it any more     … Duration Error
@@ -55,7 +57,7 @@ type Event struct {
 //
 //	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last
 type Hooks struct {
-	Enqueued, Claimed, Started, Completed, Failed, Discarded, Parked, Snoozed, Cancelled,
+	Enqueued, Claimed, Started, Completed, Failed, Discarded, Quarantined, Parked, Snoozed, Cancelled,
 	Released, StaleSettle, Rescued, Redriven, FailureReopened func(context.Context, Event)
 }
 
@@ -68,6 +70,7 @@ const (
 	eventCompleted
 	eventFailed
 	eventDiscarded
+	eventQuarantined
 	eventSnoozed
 	eventCancelled
 	eventReleased
@@ -93,6 +96,8 @@ func (h *Hooks) of(kind eventKind) (hook func(context.Context, Event), level slo
 		return h.Failed, slog.LevelDebug, "job failed, will be retried"
 	case eventDiscarded:
 		return h.Discarded, slog.LevelWarn, "job discarded"
+	case eventQuarantined:
+		return h.Quarantined, slog.LevelError, "job quarantined, it kills or stalls processes"
 	case eventSnoozed:
 		return h.Snoozed, slog.LevelDebug, "job snoozed"
 	case eventCancelled:
@@ -193,7 +198,16 @@ func enqueuedEvent(job *newJob) told {
 	return told{eventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
 }
 
-// event tells how a run ended.
+// tellAll is the event that ended the run, and what follows from it.
+func (o *outcome) tellAll() []told {
+	events := []told{o.tell(o.event)}
+	if o.quarantined {
+		events = append(events, o.tell(eventQuarantined))
+	}
+	return events
+}
+
+// tell is an event of the run.
 func (o *outcome) tell(kind eventKind) told {
 	r := o.run
 	e := Event{

@@ -1,0 +1,77 @@
+-- drover: who killed the process. What deaths are evidence against, and who may run a proven suspect.
+--
+-- Locks: jobs and supervisors exclusively, for a moment: nullable columns, no rewrite, no index.
+
+-- +goose Up
+alter table jobs
+	add column deaths      smallint,
+	add column started_seq int;
+
+comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
+comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
+comment on column jobs.started_seq is 'Of a job with a single attempt: the claim under which its handler may have been called.';
+
+alter table supervisors add column process text collate "C";
+comment on column supervisors.process is 'The client it belongs to: supervisors of one client die together.';
+
+create table ended_supervisors (
+	id           text collate "C" primary key,
+	process      text collate "C",
+	host         text        not null,
+	pid          int         not null,
+	started_at   timestamptz not null,
+	ended_at     timestamptz not null,
+	died         boolean     not null default false,
+	draining     boolean     not null default false,
+	mass         boolean     not null default false,
+	shared       boolean     not null default false,
+	degree       smallint    not null default 0,
+	beside       int         not null default 0,
+	blamed       text[]      not null default '{}',
+	explained_by text collate "C"
+);
+comment on table ended_supervisors is 'Supervisors that ended in the last day: how often processes die, and what each death was taken for.';
+comment on column ended_supervisors.ended_at is 'Its last sign of life.';
+comment on column ended_supervisors.died is 'It fell silent and has not spoken again.';
+comment on column ended_supervisors.draining is 'It was being stopped: no evidence against anybody.';
+comment on column ended_supervisors.mass is 'Others fell silent within a lease of it: evidence for a first crash only.';
+comment on column ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
+comment on column ended_supervisors.degree is 'Highest crashes among the jobs that had started: only those are suspected.';
+comment on column ended_supervisors.beside is 'How many jobs had started beside each.';
+comment on column ended_supervisors.blamed is 'Jobs that it counts against.';
+comment on column ended_supervisors.explained_by is 'The quarantined job that is taken for the cause.';
+
+create table solo (
+	one        boolean primary key default true check (one),
+	supervisor text collate "C",
+	taken_at   timestamptz
+);
+insert into solo default values;
+comment on table solo is 'One row: the supervisor whose turn it is to run strong suspects, one at a time, with nothing beside them. Null: nobody''s. Free for all once that one is not alive.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 5';
+-- +goose StatementEnd
+
+-- Every function finds drover's tables whatever the caller's search_path, and nothing of the caller's.
+-- +goose StatementBegin
+do $$
+declare
+	f regprocedure;
+begin
+	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
+		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+drop table solo;
+drop table ended_supervisors;
+alter table supervisors drop column process;
+alter table jobs drop column deaths, drop column started_seq;
+comment on column jobs.crashes is 'Deaths of the process while it ran.';
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 4';
+-- +goose StatementEnd
