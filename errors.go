@@ -17,11 +17,8 @@ var (
 	// ErrIDConflict reports an enqueue whose ID exists with another kind, queue or args.
 	ErrIDConflict = errors.New("drover: a different job has this id")
 
-	// ErrNotFound reports a job id that no row has.
-	ErrNotFound = errors.New("drover: no such job")
-
-	// ErrNoFailure reports a fingerprint that no failure group has.
-	ErrNoFailure = errors.New("drover: no such failure group")
+	// ErrNotFound reports an id or a fingerprint that no row has.
+	ErrNotFound = errors.New("drover: not found")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them.
 	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +

@@ -90,7 +90,7 @@ func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureG
 	return groups, nil
 }
 
-// Failure reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNoFailure.
+// Failure reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNotFound.
 func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
 	group, err := c.store.failure(ctx, fingerprint)
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup
 }
 
 // SetFailureStatus opens, resolves or ignores a failure group; by says who does and may be empty. A resolved group
-// that comes back is open again: Hooks.FailureReopened. Errors: ErrNoFailure, *InvalidError.
+// that comes back is open again: Hooks.FailureReopened. Errors: ErrNotFound, *InvalidError.
 func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by string) error {
 	var bad problems
 	status.check(&bad, "status")
@@ -116,7 +116,7 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 
 // SetFailurePolicy says what becomes of jobs that fail so from now on; by says who does and may be empty. The zero
 // policy lifts another: jobs it has parked become due, 50 a second. A policy that parks ends by itself with the next
-// build, in the same way. Errors: ErrNoFailure; ErrState where no build is known, or policy.Build is not the newest;
+// build, in the same way. Errors: ErrNotFound; ErrState where no build is known, or policy.Build is not the newest;
 // *InvalidError.
 func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by string) error {
 	var bad problems

@@ -484,7 +484,7 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 		for what, err := range map[string]error{
 			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, ""), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, ""),
 		} {
-			if !errors.Is(err, ErrNoFailure) {
+			if !errors.Is(err, ErrNotFound) {
 				t.Errorf("%s of %q: %v", what, print, err)
 			}
 		}

@@ -57,7 +57,7 @@ const sqlFailure = failureColumns + `where fingerprint = $1`
 
 func (s *store) failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
 	if !isFingerprint(fingerprint) {
-		return nil, ErrNoFailure
+		return nil, ErrNotFound
 	}
 	rows, err := s.pool.Query(ctx, sqlFailure, fingerprint)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *store) failure(ctx context.Context, fingerprint string) (*FailureGroup,
 	}
 	groups, err := pgx.CollectRows(rows, scanFailure)
 	if err == nil && len(groups) == 0 {
-		err = ErrNoFailure
+		err = ErrNotFound
 	}
 	if err != nil {
 		return nil, classify(err)
@@ -95,7 +95,7 @@ func (s *store) setFailurePolicy(ctx context.Context, fingerprint string, policy
 // changeFailure calls a function that tells whether there is such a group.
 func (s *store) changeFailure(ctx context.Context, fingerprint, sql string, args ...any) error {
 	if !isFingerprint(fingerprint) {
-		return ErrNoFailure
+		return ErrNotFound
 	}
 	return s.inTx(ctx, func(tx pgx.Tx) error {
 		var found bool
@@ -103,7 +103,7 @@ func (s *store) changeFailure(ctx context.Context, fingerprint, sql string, args
 			return classify(err)
 		}
 		if !found {
-			return ErrNoFailure
+			return ErrNotFound
 		}
 		return nil
 	})

@@ -22,6 +22,7 @@ func newFailuresCommand(a *app) *cobra.Command {
 		newFailuresStatusCommand(a, "ignore", drover.FailureIgnored, "Count a failure on, and leave it out of the list of open ones"),
 		newFailuresStatusCommand(a, "reopen", drover.FailureOpen, "Take a resolve or an ignore back"),
 		newFailuresPolicyCommand(a),
+		newFailuresRedriveCommand(a),
 	)
 	return cmd
 }
@@ -231,7 +232,7 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 	for i, print := range prints {
 		all[i] = changed{Fingerprint: print, Result: result}
 		err := do(ctx, s, print)
-		if errors.Is(err, drover.ErrInvalid) || stops(err) && !errors.Is(err, drover.ErrNoFailure) {
+		if errors.Is(err, drover.ErrInvalid) || stops(err) && !errors.Is(err, drover.ErrNotFound) {
 			return failureFlags(err)
 		}
 		if err != nil {

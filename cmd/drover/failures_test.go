@@ -47,7 +47,7 @@ func TestFailures(t *testing.T) {
 	if all := decode[[]changed](t, both); len(all) != 2 || all[0].Error == "" || all[1].Result != "resolved" {
 		t.Errorf("%+v", all)
 	}
-	sh.run(t, "failures", "show", unknown).ends(t, 1, "no such failure group")
+	sh.run(t, "failures", "show", unknown).ends(t, 1, "not found")
 	sh.run(t, "failures", "list", "--status", "shut").ends(t, 2, "--status")
 	sh.run(t, "failures", "list", "--limit", "0").ends(t, 2, "--limit")
 	sh.run(t, "failures", "policy", print, "explode").ends(t, 2, "none of discard, park, retry")

@@ -175,7 +175,7 @@ func TestJobsRedrive(t *testing.T) {
 	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 	o := sh.run(t, "jobs", "redrive", unknown, strings.ToLower(dead), fresh, "--max-attempts", "3", "--args-patch", `{"Note":"again"}`)
-	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "no such job", dead+"  redriven", fresh+"  is available, only discarded and cancelled")
+	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "not found", dead+"  redriven", fresh+"  is available, only discarded and cancelled")
 	job, err := client.Get(t.Context(), dead)
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func TestJobsRedrive(t *testing.T) {
 		t.Errorf("a second redrive: %+v", again)
 	}
 	failed := decode[doneList](t, sh.run(t, "jobs", "redrive", unknown, "--json").ends(t, 1))
-	if failed.Failed != 1 || failed.Jobs[0].ID != unknown || !strings.Contains(failed.Jobs[0].Error, "no such job") {
+	if failed.Failed != 1 || failed.Jobs[0].ID != unknown || !strings.Contains(failed.Jobs[0].Error, "not found") {
 		t.Errorf("an unknown id: %+v", failed)
 	}
 }

@@ -17,7 +17,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
-	a := &app{stdin: os.Stdin, interactive: interactive(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
+	a := &app{stdin: os.Stdin, interactive: interactive(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: interactive(os.Stderr), getenv: os.Getenv}
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -28,6 +28,7 @@ type app struct {
 	stdin          io.Reader
 	interactive    bool // someone can be asked at stdin
 	stdout, stderr io.Writer
+	moving         bool // stderr shows a line that changes
 	getenv         func(string) string
 
 	url    string // --url; see databaseURL

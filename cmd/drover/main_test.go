@@ -163,7 +163,7 @@ func TestErrors(t *testing.T) {
 		{nowhere, []string{"stats", "--schema="}, 2, []string{"--schema is empty"}},
 		{nowhere, []string{"help", "jobz"}, 2, []string{`unknown command "jobz"`}},
 		{nowhere, []string{"jobs", "shwo", "--help"}, 2, []string{`unknown command "shwo"`}},
-		{migrated, []string{"jobs", "show", id}, 1, []string{"no such job", id}},
+		{migrated, []string{"jobs", "show", id}, 1, []string{"not found", id}},
 	} {
 		o := c.sh.run(t, c.args...).ends(t, c.code, c.texts...)
 		if o.stdout != "" {

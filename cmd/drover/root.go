@@ -53,6 +53,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 		newMigrateCommand(a),
 		newJobsCommand(a),
 		newArchiveCommand(a),
+		newRedriveCommand(a),
 		newFailuresCommand(a),
 		newStatsCommand(a),
 		newCheckCommand(a),
