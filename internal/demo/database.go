@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -196,20 +197,20 @@ func noteDelivery(ctx context.Context, tx pgx.Tx, key string) error {
 
 // progress is where the jobs are.
 type progress struct {
-	Completed, Discarded, Running, Retryable, Waiting int
-	Failed                                            int // runs
+	Completed, Discarded, Cancelled, Running, Retryable, Waiting int
+	Failed                                                       int // runs
 }
 
 func (p progress) open() int { return p.Running + p.Retryable + p.Waiting }
 
 const sqlProgress = `
 select count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
-	count(*) filter (where state = 'running'), count(*) filter (where state = 'retryable'),
+	count(*) filter (where state = 'cancelled'), count(*) filter (where state = 'running'), count(*) filter (where state = 'retryable'),
 	count(*) filter (where state in ('available', 'scheduled', 'parked')), coalesce(sum(errors_total), 0)
 from jobs`
 
 func (db *database) progress(ctx context.Context) (p progress, err error) {
-	err = db.pool.QueryRow(ctx, sqlProgress).Scan(&p.Completed, &p.Discarded, &p.Running, &p.Retryable, &p.Waiting, &p.Failed)
+	err = db.pool.QueryRow(ctx, sqlProgress).Scan(&p.Completed, &p.Discarded, &p.Cancelled, &p.Running, &p.Retryable, &p.Waiting, &p.Failed)
 	if err != nil {
 		err = fmt.Errorf("drover: count jobs: %w", err)
 	}
@@ -231,20 +232,35 @@ func (db *database) busiest(ctx context.Context) (pid, running int, err error) {
 	return pid, running, err
 }
 
-const sqlHeld = `select args->>'key' from jobs where state <> 'completed'`
+const sqlKeysIn = `select args->>'key' from jobs where state = any($1)`
 
-// held are the keys of the events whose jobs are kept, but not completed.
-func (db *database) held(ctx context.Context) (map[string]bool, error) {
-	rows, err := db.pool.Query(ctx, sqlHeld)
+// keysIn are the keys of the events whose jobs are in one of the states.
+func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[string]bool, error) {
+	rows, err := db.pool.Query(ctx, sqlKeysIn, states)
 	if err != nil {
 		return nil, err
 	}
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	held := make(map[string]bool, len(keys))
+	in := make(map[string]bool, len(keys))
 	for _, key := range keys {
-		held[key] = true
+		in[key] = true
 	}
-	return held, err
+	return in, err
+}
+
+// sqlHerd is what drover's own redrive does not do: all of them are due at the same moment. It is shown, and so has
+// %s for a number.
+const sqlHerd = `   update jobs set state = 'available', scheduled_at = clock_timestamp(), attempt = 0,
+       finalized_at = null, discard_reason = null
+   where id in (select id from discarded_jobs order by id limit %s);
+   select drover_wake('webhooks');`
+
+// herd makes n discarded jobs due at once.
+func (db *database) herd(ctx context.Context, n int) error {
+	if _, err := db.pool.Exec(ctx, fmt.Sprintf(sqlHerd, strconv.Itoa(n))); err != nil {
+		return fmt.Errorf("drover: make %d jobs due at once: %w", n, err)
+	}
+	return nil
 }
 
 // count is a line of a statistic.
