@@ -144,7 +144,12 @@ func TestDemo(t *testing.T) {
 		if left := d.filesLeft(t); len(left) > 0 {
 			t.Errorf("left in the temporary directory: %v", left)
 		}
-		query(t, url, "drop schema "+d.schema(t)+" cascade") // nobody was there to do it
+		left := d.schema(t)
+		d = startDemo(t, bin, url, "--jobs", "1")
+		d.wantExit(t, 0)
+		d.wantStory(t, `left a schema; remove it with: drop schema `+left+` cascade;`)
+		d.wantNothingLeft(t, url)
+		query(t, url, "drop schema "+left+" cascade") // nobody was there to do it
 	})
 
 	t.Run("keeps the schema on a server of the user", func(t *testing.T) {
@@ -362,11 +367,11 @@ func decodeLine[T any](t *testing.T, d *demoRun) (r T) {
 
 func (d *demoRun) schema(t *testing.T) string {
 	t.Helper()
-	name := regexp.MustCompile(`drover_demo_\w+`).FindString(d.story())
-	if name == "" {
+	name := regexp.MustCompile(`, schema (drover_demo_\w+)`).FindStringSubmatch(d.story())
+	if name == nil {
 		t.Fatal("the story names no schema")
 	}
-	return name
+	return name[1]
 }
 
 func (d *demoRun) filesLeft(t *testing.T) []string {
@@ -384,9 +389,12 @@ func (d *demoRun) wantNothingLeft(t *testing.T, url string) {
 	if left := d.filesLeft(t); len(left) > 0 {
 		t.Errorf("left in the temporary directory: %v", left)
 	}
-	name := regexp.MustCompile(`drover_demo_\w+`).FindString(d.story())
-	if got := query(t, url, "select count(*)::text from pg_namespace where nspname = $1", name); got != "0" {
-		t.Errorf("the schema %s is still there", name)
+	name := regexp.MustCompile(`, schema (drover_demo_\w+)`).FindStringSubmatch(d.story())
+	if name == nil {
+		return // it was stopped before it had one
+	}
+	if got := query(t, url, "select count(*)::text from pg_namespace where nspname = $1", name[1]); got != "0" {
+		t.Errorf("the schema %s is still there", name[1])
 	}
 }
 

@@ -73,13 +73,16 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	schema := "drover_demo_" + strings.ToLower(rand.Text()[:10])
-	if err := db.exec(ctx, "create schema "+schema); err != nil {
-		return db, err
-	}
-	db.schema = schema
 	if db.pool, err = openPool(ctx, server.URL(), schema, 4); err != nil {
 		return db, err
 	}
+	if err := db.tellLeft(ctx, log); err != nil {
+		return db, err
+	}
+	if _, err := db.pool.Exec(ctx, "create schema "+schema); err != nil {
+		return db, fmt.Errorf("drover: create schema %s: %w", schema, err)
+	}
+	db.schema = schema
 	if err := migrations.Up(ctx, db.pool); err != nil {
 		return db, err
 	}
@@ -91,8 +94,27 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	return db, err
 }
 
-// openPool opens a pool on the schema. Its sessions carry the schema's name, so that close finds what a killed worker
-// left.
+const sqlLeft = `
+select nspname from pg_namespace
+where nspname ~ '^drover_demo_[a-z0-9]{10}$' and not exists (select from pg_stat_activity where application_name = nspname)
+order by oid limit 5`
+
+// tellLeft tells of schemas without a session of their demo: it was killed, or told to keep them. Which of the two
+// only the user knows.
+func (db *database) tellLeft(ctx context.Context, log func(string)) error {
+	rows, err := db.pool.Query(ctx, sqlLeft)
+	if err != nil {
+		return fmt.Errorf("drover: %w", err)
+	}
+	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, schema := range left {
+		log(fmt.Sprintf("an earlier demo, kept or killed, left a schema; remove it with: drop schema %s cascade;", schema))
+	}
+	return err
+}
+
+// openPool opens a pool on the schema. Its sessions carry the schema's name from before there is the schema, so that
+// close finds what a killed worker left, and tellLeft knows whose demo runs.
 func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
