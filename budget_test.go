@@ -328,7 +328,7 @@ func TestWhatSpendsABudget(t *testing.T) {
 	}
 }
 
-// B-1: a rescue spends too where it waits for a backoff: not the first crash.
+// B-1: a rescue spends too where it waits for a backoff: not of jobs that are not blamed, nor of the first crash.
 func TestRescuesSpendABudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -339,7 +339,7 @@ func TestRescuesSpendABudget(t *testing.T) {
 	s.beat(t)
 	got := value[string](t, db, `select string_agg(format('%s %s after %s', n, s, crashes), ', ' order by crashes, s) from (
 		select crashes, coalesce(discard_reason, state) as s, count(*) as n from jobs group by 1, 2) x`)
-	if want := "10 retryable after 1, 6 retry_budget after 2, 4 retryable after 2"; got != want {
+	if want := "10 retryable after 0, 6 retry_budget after 2, 4 retryable after 2"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

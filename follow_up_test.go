@@ -136,8 +136,8 @@ func TestFollowUpOfACrash(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('elsewhere', 'after', 'default')`)
-	id := value[string](t, db, `insert into jobs (kind, max_attempts, state, claimed_by, attempt, claim_seq, attempted_at)
-		values ('elsewhere', 1, 'running', 'dead', 1, 1, now()) returning id`)
+	id := value[string](t, db, `insert into jobs (kind, max_attempts, state, claimed_by, attempt, claim_seq, started_seq, attempted_at)
+		values ('elsewhere', 1, 'running', 'dead', 1, 1, 1, now()) returning id`)
 	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
 	db.stopped(t, SupervisorConfig{}).beat(t)
 	got := db.followUps(t)[id]

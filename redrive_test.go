@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -185,8 +186,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 				}
 				v.exec(t, virtualStart, v.at)
 				// Half of them fail, as a settle has it.
-				v.exec(t, `update jobs set`+settleColumns+` where state = 'running' and attempt = $1::int and (args->>'n')::int % 2 = 0`,
-					1, v.failing(t))
+				v.fail(t, `attempt = 1 and (args->>'n')::int % 2 = 0`)
 				v.exec(t, virtualEnd, v.at)
 				if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
 					t.Fatal(err)
@@ -202,12 +202,12 @@ func TestRedriveCapsKeys(t *testing.T) {
 	}
 }
 
-// failing is what a settle sends of the failed runs.
-func (v *virtual) failing(t testing.TB) string {
+// fail ends those of the running jobs that fit, as a settle of failed runs does: to be retried in a second.
+func (v *virtual) fail(t testing.TB, fit string) {
 	t.Helper()
-	return value[string](t, v.testDB, `
-select coalesce(jsonb_object_agg(id, jsonb_build_object('state', 'retryable', 'delay_us', 1000000, 'delay_ms', 1000, 'failed', true,
-	'entry', jsonb_build_object('class', 'error', 'error', 'again')))::text, '{}') from jobs where state = 'running'`)
+	v.exec(t, sqlSettle, value[[]string](t, v.testDB, `select array_agg(id) from jobs where state = 'running' and `+fit), value[string](t, v.testDB, `
+select coalesce(jsonb_object_agg(id, jsonb_build_object('seq', claim_seq, 'state', 'retryable', 'delay_us', 1000000, 'delay_ms', 1000, 'failed', true,
+	'entry', jsonb_build_object('class', 'error', 'error', 'again')))::text, '{}') from jobs where state = 'running' and `+fit), "w")
 }
 
 // D-5: redrives of one queue share its slots, and none takes another's jobs.
@@ -267,7 +267,7 @@ func TestRedriveCanary(t *testing.T) {
 				t.Fatalf("before they ran: %+v, %v", r, err)
 			}
 			v.exec(t, virtualStart, v.at)
-			v.exec(t, `update jobs set`+settleColumns+` where id = any(array(select id from jobs where state = 'running' order by id limit $1::int))`, c.failures, v.failing(t))
+			v.fail(t, fmt.Sprintf(`id in (select id from jobs where state = 'running' order by id limit %d)`, c.failures))
 			v.exec(t, virtualEnd, v.at)
 			v.pass(t, time.Second/4)
 			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil || r.State != c.want {
@@ -349,7 +349,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 		t.Error("nothing released after resume")
 	}
 	v.exec(t, virtualStart, v.at.Add(time.Second))
-	v.exec(t, `update jobs set`+settleColumns+` where state = 'running' and $1`, true, v.failing(t)) // they wait for a place
+	v.fail(t, `true`) // they wait for a place
 	do("abort", v.client.AbortRedrive(t.Context(), r.ID, "enough"))
 	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, "enough"))
 	v.pass(t, time.Second)
@@ -402,7 +402,7 @@ func TestJobsEndedInARedrivesHands(t *testing.T) {
 	}
 	v.pass(t, 0)
 	v.exec(t, virtualStart, v.at)
-	v.exec(t, `update jobs set`+settleColumns+` where state = 'running' and $1`, true, v.failing(t))
+	v.fail(t, `true`)
 	parked := value[string](t, v.testDB, `select id from jobs where state = 'parked' and isfinite(paced_at)`)
 	if was, err := v.client.Cancel(t.Context(), parked, "no"); err != nil || was != Parked {
 		t.Fatal(was, err)

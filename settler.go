@@ -510,6 +510,7 @@ func (e *settler) later(o *outcome, pause time.Duration) {
 func (e *settler) done(outcomes ...*outcome) {
 	for _, o := range outcomes {
 		e.book.remove(o.run)
+		e.sup.redriver.ended(o.run.job)
 		if o.state == Retryable || o.state == Scheduled {
 			e.sup.claimer.noteDue(o.due(e.sup.now()))
 		}

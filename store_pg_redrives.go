@@ -20,7 +20,7 @@ const (
 	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
 
 	// sqlPace is one tick of all redrives.
-	sqlPace = `select extract(epoch from wait)::float8, released from drover_pace()`
+	sqlPace = `select extract(epoch from wait)::float8, released, coalesce(capped, false) from drover_pace()`
 
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, skips::text,
@@ -126,23 +126,33 @@ func (s *store) redriveVerb(ctx context.Context, sql, id string, arg any) (Redri
 	return *state, nil
 }
 
-// pace is one tick. idle means that there is nothing to do until someone says so.
-func (s *store) pace(ctx context.Context) (wait time.Duration, idle bool, released int64, err error) {
+// paceReply is what one tick tells.
+type paceReply struct {
+	idle     bool // nothing to do until someone says so
+	wait     time.Duration
+	released int64
+	capped   bool // a job that ends may make room for another
+}
+
+func (s *store) pace(ctx context.Context) (reply paceReply, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return 0, false, 0, err
+		return reply, err
 	}
 	defer conn.Release()
 	var p pipeline
 	var seconds *float64
 	p.begin()
 	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &released) }, sqlPace)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &reply.released, &reply.capped) }, sqlPace)
 	p.commit()
-	if err := p.send(ctx, conn.Conn()); err != nil || seconds == nil {
-		return 0, err == nil, released, err
+	if err := p.send(ctx, conn.Conn()); err != nil {
+		return reply, err
 	}
-	return time.Duration(*seconds * float64(time.Second)), false, released, nil
+	if reply.idle = seconds == nil; !reply.idle {
+		reply.wait = time.Duration(*seconds * float64(time.Second))
+	}
+	return reply, nil
 }
 
 // refusal is the text of what the database refused, without the driver's words around it.

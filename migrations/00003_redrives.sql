@@ -349,7 +349,7 @@ $$;
 comment on function drover_redrive_mark(text, int) is 'Takes up the next jobs of a redrive, in front of all pacing; true while there are more. They stay dead until their slot.';
 
 -- +goose StatementBegin
-create function drover_pace(as_of timestamptz default clock_timestamp(), out wait interval, out released bigint) language plpgsql as $$
+create function drover_pace(as_of timestamptz default clock_timestamp(), out wait interval, out released bigint, out capped boolean) language plpgsql as $$
 declare
 	-- Slots are given out so far ahead, and no further: workers that stop leave a second's worth of jobs overdue, not more.
 	ahead constant interval := '1 second';
@@ -374,8 +374,9 @@ begin
 	if not exists (select from redrives where finished_at is null and paused_at is null) then
 		return; -- null: nothing to do until someone says so
 	end if;
+	capped := exists (select from redrives where finished_at is null and paused_at is null and per_key is not null);
 	wait := '1 second'; -- someone else is at it
-	for q in select * from redrive_queues where ticked_at not between as_of - interval '100 milliseconds' and as_of order by queue for update skip locked loop
+	for q in select * from redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		q.released := array(select id from jobs where id = any(q.released) and state in ('available', 'scheduled', 'retryable') order by scheduled_at, id);
 		late := array(select id from jobs where id = any(q.released) and scheduled_at < as_of - patience order by scheduled_at, id);
@@ -422,7 +423,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. wait is when to call again, null when no redrive is under way.';
+comment on function drover_pace(timestamptz) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. wait is when to call again, null when no redrive is under way; where keys are capped, a job that ends makes room before that.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$

@@ -17,6 +17,7 @@ import (
 func newDemoCommand(a *app) *cobra.Command {
 	var o demo.Options
 	var file string
+	var story string
 	var skipBad bool
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -26,6 +27,10 @@ throttling, gone, or answering garbage. Every delivery is enqueued in one transa
 processes deliver; the report shows attempts, failures and the discarded jobs with their history, and then deploys a
 fix and redrives. Whether anything was lost is counted from what the endpoints saw.
 
+With --story outage one customer's endpoint is down, and then comes back weak. Its dead deliveries are brought back all
+at once, by SQL, which knocks it over again; then by a paced redrive with a cap for the customer. The endpoint's own log
+is plotted, and judges: the exit code is 1 if the paced side overran it or a delivery did not arrive.
+
 It runs on the database of --url or DATABASE_URL, in a schema of its own that is dropped at the end, or on a throwaway
 Postgres that it starts: from server binaries, in Docker, or from a download.
 
@@ -34,6 +39,13 @@ A file has one delivery a line:
 Customers of the built-in file have fixed behaviours; others get one by their name, never one that refuses for good.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case story != "" && story != "outage":
+				return usagef("there is no --story %q, only outage", story)
+			case story != "" && (file != "" || skipBad || o.Crash):
+				return usagef("--story outage has deliveries of its own: --file, --skip-bad and --crash do not go with it")
+			}
+			o.Outage = story != ""
 			if o.Jobs < 0 {
 				return usagef("--jobs is %d, less than nothing", o.Jobs)
 			}
@@ -49,8 +61,9 @@ Customers of the built-in file have fixed behaviours; others get one by their na
 		},
 	}
 	cmd.Flags().StringVar(&file, "file", "", "deliveries to take instead of the built-in ones, JSON lines")
+	cmd.Flags().StringVar(&story, "story", "", "another story: outage")
 	cmd.Flags().BoolVar(&skipBad, "skip-bad", false, "deliver what is right in a file that has broken lines")
-	cmd.Flags().IntVar(&o.Jobs, "jobs", 0, "how many to deliver; they are repeated, or cut (default: each once)")
+	cmd.Flags().IntVar(&o.Jobs, "jobs", 0, fmt.Sprintf("how many to deliver; they are repeated, or cut (default: each once; outage: %d)", demo.OutageJobs))
 	cmd.Flags().BoolVar(&o.Keep, "keep", false, "leave the database, and print how to open it")
 	cmd.Flags().BoolVar(&o.Crash, "crash", false, "kill a worker with SIGKILL in the middle")
 	cmd.AddCommand(
@@ -82,7 +95,7 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	var printed error
 	if a.json {
 		o.Out, o.Live = a.stderr, false
-		o.Result = func(r demo.Result) { printed = a.printJSON(r) }
+		o.Result = func(r any) { printed = a.printJSON(r) }
 	}
 	if err := demo.Run(cmd.Context(), o); err != nil {
 		return err

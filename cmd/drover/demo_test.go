@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -61,6 +62,54 @@ func TestDemo(t *testing.T) {
 		d.wantNothingLeft(t, url)
 	})
 
+	t.Run("does not call lost what someone cancels", func(t *testing.T) {
+		t.Parallel()
+		d := startDemo(t, bin, url, "--jobs", "60")
+		d.waitFor(t, `delivered [1-9]`)
+		query(t, url, fmt.Sprintf(`select %[1]s.drover_cancel(id) from %[1]s.jobs where id = (
+			select id from %[1]s.jobs where state = 'retryable' and args->>'customer' = 'customer-dune' order by scheduled_at desc limit 1)`, d.schema(t)))
+		d.wantExit(t, 0)
+		if r := d.result(t); r.Enqueued != 60 || r.Cancelled != 1 || r.Completed+r.Discarded != 59 || r.Lost != 0 {
+			t.Errorf("result %+v; want one cancelled, none lost", r)
+		}
+		d.wantStory(t, `1 cancelled by someone`)
+		d.wantNothingLeft(t, url)
+	})
+
+	t.Run("an outage, unpaced and paced", func(t *testing.T) { // D-5
+		t.Parallel()
+		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "200")
+		d.wantExit(t, 0)
+		r := decodeLine[demo.OutageResult](t, d)
+		if u := r.Unpaced; u.Jobs != 100 || u.FellOver == 0 || u.MostAtOnce <= r.PerKey || u.PeakPerSecond <= r.Rate || u.Failures < 100 {
+			t.Errorf("unpaced %+v; want it to knock the endpoint over", u)
+		}
+		p := r.Paced
+		if p.Jobs != r.Jobs-(r.Unpaced.Requests-r.Unpaced.Failures) || p.Requests < p.Jobs || p.FellOver != 0 || p.MostAtOnce == 0 || p.MostAtOnce > 5 || p.PeakPerSecond > 55 {
+			t.Errorf("paced %+v; want the rest back within the limits", p)
+		}
+		if r.Jobs != 200 || r.Lost != 0 || r.Dead != 0 || r.Twice != 0 || r.Interrupted || r.Seconds <= p.Seconds {
+			t.Errorf("result %+v; want all delivered once", r)
+		}
+		d.wantStory(t, `200 +attempts_exhausted +[0-9a-f]{16} +customer-kestrel answered 500`, `attempts_exhausted .* answered 503`,
+			`set state = 'available', scheduled_at = clock_timestamp\(\)`, `Rate: 50, PerKey: 5`,
+			`fell over.*\n.*\n +120 \|`, `0 failed, it never fell over`, `recovered in one go`, `Lost: 0\.`)
+		d.wantNothingLeft(t, url)
+	})
+
+	t.Run("Ctrl-C in an outage", func(t *testing.T) {
+		t.Parallel()
+		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "60")
+		d.waitFor(t, `redrive canary`)
+		d.interrupt(t)
+		d.wantExit(t, 1)
+		if r := decodeLine[demo.OutageResult](t, d); !r.Interrupted || r.Lost != 0 || r.Unpaced.FellOver == 0 {
+			t.Errorf("result %+v; want an interrupted one, nothing lost", r)
+		}
+		d.wantStory(t, `Interrupted after .*, [1-9]\d* dead\. Lost: 0`, `the demo was interrupted`)
+		d.wantNothingLeft(t, url)
+	})
+
 	t.Run("Ctrl-C in the middle", func(t *testing.T) {
 		t.Parallel()
 		d := startDemo(t, bin, url)
@@ -95,7 +144,12 @@ func TestDemo(t *testing.T) {
 		if left := d.filesLeft(t); len(left) > 0 {
 			t.Errorf("left in the temporary directory: %v", left)
 		}
-		query(t, url, "drop schema "+d.schema(t)+" cascade") // nobody was there to do it
+		left := d.schema(t)
+		d = startDemo(t, bin, url, "--jobs", "1")
+		d.wantExit(t, 0)
+		d.wantStory(t, `left a schema; remove it with: drop schema `+left+` cascade;`)
+		d.wantNothingLeft(t, url)
+		query(t, url, "drop schema "+left+" cascade") // nobody was there to do it
 	})
 
 	t.Run("keeps the schema on a server of the user", func(t *testing.T) {
@@ -176,6 +230,8 @@ func TestDemoFlags(t *testing.T) {
 	}{
 		{[]string{"demo", "--jobs", "-1"}, 2, "--jobs is -1"},
 		{[]string{"demo", "--schema", "x"}, 2, "a schema of its own"},
+		{[]string{"demo", "--story", "war"}, 2, "only outage"},
+		{[]string{"demo", "--story", "outage", "--crash"}, 2, "do not go with it"},
 		{[]string{"demo", "more"}, 2, "unknown command"},
 		{[]string{"demo", "--file", "/no/such/file"}, 1, "/no/such/file"},
 		{[]string{"demo", "worker"}, 1, "started by drover demo"},
@@ -290,8 +346,13 @@ func (d *demoRun) wantStory(t *testing.T, patterns ...string) {
 	}
 }
 
-// result reads the figures: one line, and nothing else on standard output.
-func (d *demoRun) result(t *testing.T) (r demo.Result) {
+func (d *demoRun) result(t *testing.T) demo.Result {
+	t.Helper()
+	return decodeLine[demo.Result](t, d)
+}
+
+// decodeLine reads the figures: one line, and nothing else on standard output.
+func decodeLine[T any](t *testing.T, d *demoRun) (r T) {
 	t.Helper()
 	in := json.NewDecoder(&d.stdout)
 	in.DisallowUnknownFields()
@@ -306,11 +367,11 @@ func (d *demoRun) result(t *testing.T) (r demo.Result) {
 
 func (d *demoRun) schema(t *testing.T) string {
 	t.Helper()
-	name := regexp.MustCompile(`drover_demo_\w+`).FindString(d.story())
-	if name == "" {
+	name := regexp.MustCompile(`, schema (drover_demo_\w+)`).FindStringSubmatch(d.story())
+	if name == nil {
 		t.Fatal("the story names no schema")
 	}
-	return name
+	return name[1]
 }
 
 func (d *demoRun) filesLeft(t *testing.T) []string {
@@ -328,9 +389,12 @@ func (d *demoRun) wantNothingLeft(t *testing.T, url string) {
 	if left := d.filesLeft(t); len(left) > 0 {
 		t.Errorf("left in the temporary directory: %v", left)
 	}
-	name := regexp.MustCompile(`drover_demo_\w+`).FindString(d.story())
-	if got := query(t, url, "select count(*)::text from pg_namespace where nspname = $1", name); got != "0" {
-		t.Errorf("the schema %s is still there", name)
+	name := regexp.MustCompile(`, schema (drover_demo_\w+)`).FindStringSubmatch(d.story())
+	if name == nil {
+		return // it was stopped before it had one
+	}
+	if got := query(t, url, "select count(*)::text from pg_namespace where nspname = $1", name[1]); got != "0" {
+		t.Errorf("the schema %s is still there", name[1])
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -72,13 +73,16 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	schema := "drover_demo_" + strings.ToLower(rand.Text()[:10])
-	if err := db.exec(ctx, "create schema "+schema); err != nil {
-		return db, err
-	}
-	db.schema = schema
 	if db.pool, err = openPool(ctx, server.URL(), schema, 4); err != nil {
 		return db, err
 	}
+	if err := db.tellLeft(ctx, log); err != nil {
+		return db, err
+	}
+	if _, err := db.pool.Exec(ctx, "create schema "+schema); err != nil {
+		return db, fmt.Errorf("drover: create schema %s: %w", schema, err)
+	}
+	db.schema = schema
 	if err := migrations.Up(ctx, db.pool); err != nil {
 		return db, err
 	}
@@ -90,8 +94,27 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	return db, err
 }
 
-// openPool opens a pool on the schema. Its sessions carry the schema's name, so that close finds what a killed worker
-// left.
+const sqlLeft = `
+select nspname from pg_namespace
+where nspname ~ '^drover_demo_[a-z0-9]{10}$' and not exists (select from pg_stat_activity where application_name = nspname)
+order by oid limit 5`
+
+// tellLeft tells of schemas without a session of their demo: it was killed, or told to keep them. Which of the two
+// only the user knows.
+func (db *database) tellLeft(ctx context.Context, log func(string)) error {
+	rows, err := db.pool.Query(ctx, sqlLeft)
+	if err != nil {
+		return fmt.Errorf("drover: %w", err)
+	}
+	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, schema := range left {
+		log(fmt.Sprintf("an earlier demo, kept or killed, left a schema; remove it with: drop schema %s cascade;", schema))
+	}
+	return err
+}
+
+// openPool opens a pool on the schema. Its sessions carry the schema's name from before there is the schema, so that
+// close finds what a killed worker left, and tellLeft knows whose demo runs.
 func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -196,20 +219,20 @@ func noteDelivery(ctx context.Context, tx pgx.Tx, key string) error {
 
 // progress is where the jobs are.
 type progress struct {
-	Completed, Discarded, Running, Retryable, Waiting int
-	Failed                                            int // runs
+	Completed, Discarded, Cancelled, Running, Retryable, Waiting int
+	Failed                                                       int // runs
 }
 
 func (p progress) open() int { return p.Running + p.Retryable + p.Waiting }
 
 const sqlProgress = `
 select count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
-	count(*) filter (where state = 'running'), count(*) filter (where state = 'retryable'),
+	count(*) filter (where state = 'cancelled'), count(*) filter (where state = 'running'), count(*) filter (where state = 'retryable'),
 	count(*) filter (where state in ('available', 'scheduled', 'parked')), coalesce(sum(errors_total), 0)
 from jobs`
 
 func (db *database) progress(ctx context.Context) (p progress, err error) {
-	err = db.pool.QueryRow(ctx, sqlProgress).Scan(&p.Completed, &p.Discarded, &p.Running, &p.Retryable, &p.Waiting, &p.Failed)
+	err = db.pool.QueryRow(ctx, sqlProgress).Scan(&p.Completed, &p.Discarded, &p.Cancelled, &p.Running, &p.Retryable, &p.Waiting, &p.Failed)
 	if err != nil {
 		err = fmt.Errorf("drover: count jobs: %w", err)
 	}
@@ -231,20 +254,35 @@ func (db *database) busiest(ctx context.Context) (pid, running int, err error) {
 	return pid, running, err
 }
 
-const sqlHeld = `select args->>'key' from jobs where state <> 'completed'`
+const sqlKeysIn = `select args->>'key' from jobs where state = any($1)`
 
-// held are the keys of the events whose jobs are kept, but not completed.
-func (db *database) held(ctx context.Context) (map[string]bool, error) {
-	rows, err := db.pool.Query(ctx, sqlHeld)
+// keysIn are the keys of the events whose jobs are in one of the states.
+func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[string]bool, error) {
+	rows, err := db.pool.Query(ctx, sqlKeysIn, states)
 	if err != nil {
 		return nil, err
 	}
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	held := make(map[string]bool, len(keys))
+	in := make(map[string]bool, len(keys))
 	for _, key := range keys {
-		held[key] = true
+		in[key] = true
 	}
-	return held, err
+	return in, err
+}
+
+// sqlHerd is what drover's own redrive does not do: all of them are due at the same moment. It is shown, and so has
+// %s for a number.
+const sqlHerd = `   update jobs set state = 'available', scheduled_at = clock_timestamp(), attempt = 0,
+       finalized_at = null, discard_reason = null
+   where id in (select id from discarded_jobs order by id limit %s);
+   select drover_wake('webhooks');`
+
+// herd makes n discarded jobs due at once.
+func (db *database) herd(ctx context.Context, n int) error {
+	if _, err := db.pool.Exec(ctx, fmt.Sprintf(sqlHerd, strconv.Itoa(n))); err != nil {
+		return fmt.Errorf("drover: make %d jobs due at once: %w", n, err)
+	}
+	return nil
 }
 
 // count is a line of a statistic.

@@ -17,10 +17,14 @@ import (
 type Options struct {
 	Deliveries []Delivery
 
+	// Outage tells the story of one customer's endpoint that is down and comes back weak, instead of that of the
+	// Deliveries, which it needs not.
+	Outage bool
+
 	// URL is the database to take. Empty means that internal/pgdev finds or starts one.
 	URL string
 
-	// Jobs is how many to deliver; the deliveries are repeated, or cut. Zero means each once.
+	// Jobs is how many to deliver; the deliveries are repeated, or cut. Zero means each once, and in the outage OutageJobs.
 	Jobs int
 
 	// Crash kills a worker with SIGKILL in the middle.
@@ -35,8 +39,9 @@ type Options struct {
 	// Live says that Out is a terminal: progress is one line that changes, not a line a second.
 	Live bool
 
-	// Result is called once with the figures, if anything was enqueued, before Keep waits. Nil leaves it out.
-	Result func(Result)
+	// Result is called once with the figures, a Result or of an outage an OutageResult, if anything was enqueued, before
+	// Keep waits. Nil leaves it out.
+	Result func(any)
 
 	// Command makes the command that runs one of the programs.
 	Command func(Program) *exec.Cmd
@@ -47,8 +52,9 @@ type Result struct {
 	Enqueued         int     `json:"enqueued"`
 	Completed        int     `json:"completed"`
 	Discarded        int     `json:"discarded"`
-	Retries          int     `json:"retries"` // failed runs that were followed by another
-	Lost             int     `json:"lost"`    // neither accepted nor refused for good by the receiver, nor still held
+	Cancelled        int     `json:"cancelled,omitempty"` // by an operator, meanwhile
+	Retries          int     `json:"retries"`             // failed runs that were followed by another
+	Lost             int     `json:"lost"`                // neither accepted nor refused for good by the receiver, nor still held
 	DuplicateEffects int     `json:"duplicate_effects"`
 	Seconds          float64 `json:"seconds"` // from the first enqueue to the end of the last job
 	Postgres         string  `json:"postgres"`
@@ -85,21 +91,31 @@ type run struct {
 	took     time.Duration // until the last job ended
 	killed   bool          // Crash has been done
 	given    int           // discards that a redrive took back
+
+	outage *outage // nil in the other story
 }
 
 // Run tells the whole story and ends what it started, also when ctx ends in the middle: then workers drain, nothing
 // is lost, and the error is ErrInterrupted. ErrLost says that a delivery did not arrive.
 func Run(ctx context.Context, o Options) (err error) {
-	if o.Jobs == 0 {
-		o.Jobs = len(o.Deliveries)
-	}
 	r := &run{Options: o, page: page{out: o.Out, live: o.Live}, secret: rand.Text(), db: &database{}}
+	story, conclude := r.story, r.conclude
+	if o.Outage {
+		r.outage = &outage{asked: map[string]time.Time{}}
+		story, conclude = r.outageStory, r.concludeOutage
+	}
+	if o.Jobs == 0 {
+		r.Jobs = len(o.Deliveries)
+		if o.Outage {
+			r.Jobs = OutageJobs
+		}
+	}
 	defer func() { // first those who use the database, then the database
 		r.stopWorkers()
 		r.stopReceiver()
 		err = errors.Join(err, r.db.close(context.WithoutCancel(ctx), o.Keep && len(r.enqueued) > 0))
 	}()
-	err = r.story(ctx)
+	err = story(ctx)
 	if err != nil && ctx.Err() != nil {
 		err = ErrInterrupted
 	}
@@ -108,7 +124,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	r.stopWorkers()
 	brokeOff := err != nil
-	err = errors.Join(err, r.conclude(context.WithoutCancel(ctx), brokeOff))
+	err = errors.Join(err, conclude(context.WithoutCancel(ctx), brokeOff))
 	if o.Keep && r.db.server.Owned() && !brokeOff {
 		r.stopReceiver()
 		<-ctx.Done()
@@ -118,7 +134,8 @@ func Run(ctx context.Context, o Options) (err error) {
 
 func (r *run) story(ctx context.Context) error {
 	list := events(r.Deliveries, r.Jobs)
-	if err := r.open(ctx, list); err != nil {
+	r.page.introduce(list)
+	if err := r.open(ctx, receiverSettings{Secret: r.secret, Quota: quotaOf(list)}); err != nil {
 		return err
 	}
 	r.began = time.Now()
@@ -135,8 +152,7 @@ func (r *run) story(ctx context.Context) error {
 }
 
 // open finds or starts the database, the receiver and the workers.
-func (r *run) open(ctx context.Context, list []event) (err error) {
-	r.page.introduce(list)
+func (r *run) open(ctx context.Context, world receiverSettings) (err error) {
 	if r.db, err = openDatabase(ctx, r.URL, func(line string) { r.page.say("%s", line) }); err != nil {
 		return err
 	}
@@ -145,8 +161,7 @@ func (r *run) open(ctx context.Context, list []event) (err error) {
 	}
 	cmd := r.Command(ReceiverProgram)
 	cmd.Stderr = os.Stderr
-	settings := receiverSettings{Secret: r.secret, Quota: quotaOf(list)}
-	if r.receiver, err = startChild(ctx, cmd, settings, &r.endpoint); err != nil {
+	if r.receiver, err = startChild(ctx, cmd, world, &r.endpoint); err != nil {
 		return fmt.Errorf("drover: start the receiver: %w", err)
 	}
 	if err := r.startWorkers(ctx); err != nil {
@@ -170,7 +185,7 @@ func (r *run) startWorker(ctx context.Context, i int) error {
 	cmd := r.Command(WorkerProgram)
 	cmd.Stderr = os.Stderr
 	c, err := startChild(ctx, cmd, workerSettings{
-		Database: r.db.server.URL(), Schema: r.db.schema, Receiver: r.endpoint.URL, Secret: r.secret, Fixed: r.fixed,
+		Database: r.db.server.URL(), Schema: r.db.schema, Receiver: r.endpoint.URL, Secret: r.secret, Fixed: r.fixed, Outage: r.outage != nil,
 	}, &struct{}{})
 	if err != nil {
 		return fmt.Errorf("drover: start worker %d: %w", i+1, err)
@@ -263,6 +278,11 @@ func (r *run) tend(ctx context.Context, p progress) error {
 	if r.receiver.ended() {
 		return fmt.Errorf("drover: the receiver ended: %w", r.receiver.err)
 	}
+	if r.outage != nil {
+		if err := r.enqueueBeside(ctx); err != nil {
+			return err
+		}
+	}
 	if r.Crash && !r.killed && p.Completed*5 >= len(r.enqueued) {
 		if err := r.crash(ctx); err != nil {
 			return err
@@ -339,32 +359,34 @@ func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 }
 
 // conclude counts what arrived, by the receiver's log, and says what it means. The workers are gone.
-// After a story that broke off, what is held for later is not lost.
 func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if brokeOff {
 		r.took = time.Since(r.began)
 	}
-	t, err := r.tally()
+	log, err := r.readLog()
 	if err != nil {
 		return err
 	}
+	t := tally(log, r.enqueued)
 	p, err := r.db.progress(ctx)
 	if err != nil {
 		return err
 	}
 	res := Result{
-		Enqueued: len(r.enqueued), Completed: p.Completed, Discarded: p.Discarded,
+		Enqueued: len(r.enqueued), Completed: p.Completed, Discarded: p.Discarded, Cancelled: p.Cancelled,
 		Retries: p.Failed - p.Discarded - r.given, DuplicateEffects: t.Twice,
 		Seconds: float64(r.took.Milliseconds()) / 1000, Postgres: r.db.server.Source(), Interrupted: brokeOff,
 	}
-	lost := t.Lost
+	kept := []drover.State{drover.Cancelled}
 	if brokeOff {
-		if lost, err = r.notHeld(ctx, t.Lost); err != nil {
-			return err
-		}
+		kept = append(kept, heldStates()...)
 		res.Held = p.open()
+	}
+	lost, err := r.notIn(ctx, t.Lost, kept...)
+	if err != nil {
+		return err
 	}
 	res.Lost = len(lost)
 	if err := r.reportEnd(ctx, res, t); err != nil {
@@ -379,6 +401,11 @@ func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	if r.Result != nil {
 		r.Result(res)
 	}
+	return t.verdict(lost)
+}
+
+// verdict is what is wrong with what the receiver saw.
+func (t *Tally) verdict(lost []string) error {
 	switch {
 	case len(lost) > 0:
 		return fmt.Errorf("%w: %d, the first %s", ErrLost, len(lost), lost[0])
@@ -388,23 +415,29 @@ func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	return nil
 }
 
-func (r *run) tally() (Tally, error) {
+func (r *run) readLog() ([]request, error) {
 	log, err := os.Open(r.endpoint.Log)
 	if err != nil {
-		return Tally{}, fmt.Errorf("drover: receiver's log: %w", err)
+		return nil, fmt.Errorf("drover: receiver's log: %w", err)
 	}
 	defer log.Close() //nolint:errcheck // it was only read
-	return tally(log, r.enqueued)
+	return readLog(log)
 }
 
-// notHeld are those of the keys whose job is not kept for a later run: nobody will deliver them.
-func (r *run) notHeld(ctx context.Context, keys []string) (lost []string, err error) {
-	held, err := r.db.held(ctx)
+// heldStates are those of jobs that a later run, or a redrive, will deliver.
+func heldStates() []drover.State {
+	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
+}
+
+// notIn are those of the keys whose job is in none of the states. A job that an operator cancelled is not lost, and
+// after a story that broke off neither is what is held for later.
+func (r *run) notIn(ctx context.Context, keys []string, states ...drover.State) (lost []string, err error) {
+	in, err := r.db.keysIn(ctx, states...)
 	if err != nil {
 		return nil, err
 	}
 	for _, key := range keys {
-		if !held[key] {
+		if !in[key] {
 			lost = append(lost, key)
 		}
 	}

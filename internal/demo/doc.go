@@ -12,4 +12,7 @@
 //	child.go       processes that end with their parent, however that ends
 //	database.go    the schema, the business table and all SQL
 //	report.go      what a person wants to know
+//	outage.go      the other story: an endpoint that is down, comes back weak, and judges how deliveries come back
+//	weak.go        that endpoint
+//	plot.go        requests per second, drawn in a terminal
 package demo

@@ -31,6 +31,7 @@ const (
 type receiverSettings struct {
 	Secret string `json:"secret"`
 	Quota  int    `json:"quota"`
+	Outage bool   `json:"outage"` // outageCustomer's endpoint is down until comeBack
 }
 
 // receiverReady is what the receiver answers. The log is in a directory that goes with the receiver.
@@ -61,8 +62,12 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("drover: receiver: %w", err)
 	}
+	rc := &receiver{secret: s.Secret, log: log, world: world{quota: s.Quota}, now: time.Now}
+	if s.Outage {
+		rc.world.outage = &weakEndpoint{}
+	}
 	server := &http.Server{
-		Handler:           &receiver{secret: s.Secret, log: log, world: world{quota: s.Quota}, now: time.Now},
+		Handler:           rc,
 		ReadHeaderTimeout: 10 * time.Second,
 	}
 	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // nobody is left to be answered
@@ -84,6 +89,7 @@ type receiver struct {
 
 	mu    sync.Mutex
 	world world
+	open  map[string]int // requests that wait for their answer, by customer
 	log   io.Writer
 }
 
@@ -96,15 +102,19 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	attempt, _ := strconv.Atoi(r.Header.Get(headerAttempt)) // 0 says it was no number
 	customer, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if r.Method == http.MethodPut {
+		w.WriteHeader(rc.comeBack(r.Header.Get(headerSignature), body))
+		return
+	}
 	req := request{
 		At: rc.now().UTC(), Key: r.Header.Get(headerKey), Customer: customer, Job: r.Header.Get(headerJob), Attempt: attempt,
 		Signed: hmac.Equal([]byte(r.Header.Get(headerSignature)), []byte(signature(rc.secret, body))),
 	}
-	a := rc.answer(req)
+	a := rc.answer(&req)
 	if !wait(r.Context(), a.after) {
 		a.status = 0 // the sender gave up: whatever it had been answered, it does not know
 	}
-	req.Status = a.status
+	req.Status, req.Fell = a.status, a.fell
 	if err := rc.record(req); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -112,24 +122,46 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.write(w)
 }
 
-func (rc *receiver) answer(req request) answer {
+// answer counts the request among those that are open, until record.
+func (rc *receiver) answer(req *request) answer {
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	if rc.open == nil {
+		rc.open = map[string]int{}
+	}
+	rc.open[req.Customer]++
+	req.AtOnce = rc.open[req.Customer]
 	if !req.Signed {
 		return answer{status: http.StatusUnauthorized, body: "the signature does not fit the body"}
 	}
-	rc.mu.Lock()
-	defer rc.mu.Unlock()
-	return rc.world.answer(req.Customer, req.Key, req.At)
+	return rc.world.answer(req.Customer, req.Key, req.AtOnce, req.At)
 }
 
+// record comes before the answer is sent: what the sender does next meets one open request less.
 func (rc *receiver) record(req request) error {
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	rc.open[req.Customer]--
 	line, err := json.Marshal(req)
 	if err != nil {
 		return err
 	}
-	rc.mu.Lock()
-	defer rc.mu.Unlock()
 	_, err = rc.log.Write(append(line, '\n'))
 	return err
+}
+
+// comeBack ends the outage: from now on the endpoint is weak.
+func (rc *receiver) comeBack(sig string, body []byte) (status int) {
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	switch {
+	case !hmac.Equal([]byte(sig), []byte(signature(rc.secret, body))):
+		return http.StatusUnauthorized
+	case rc.world.outage == nil:
+		return http.StatusNotFound
+	}
+	rc.world.outage.up = true
+	return http.StatusNoContent
 }
 
 func (a answer) write(w http.ResponseWriter) {

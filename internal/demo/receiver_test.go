@@ -27,8 +27,13 @@ func (l requestLog) Write(line []byte) (int, error) {
 
 func startReceiver(t *testing.T) (url string, log requestLog) {
 	t.Helper()
+	return startReceiverOf(t, world{quota: 1})
+}
+
+func startReceiverOf(t *testing.T, w world) (url string, log requestLog) {
+	t.Helper()
 	log = make(requestLog, 10)
-	server := httptest.NewServer(&receiver{secret: "secret", log: log, world: world{quota: 1}, now: time.Now})
+	server := httptest.NewServer(&receiver{secret: "secret", log: log, world: w, now: time.Now})
 	t.Cleanup(server.Close)
 	return server.URL, log
 }
@@ -78,7 +83,7 @@ func TestReceiverAnswersAndWritesDown(t *testing.T) {
 			}
 			got := <-log
 			customer, _, _ := strings.Cut(test.path[1:], "/")
-			want := request{At: got.At, Key: "evt-000001", Customer: customer, Job: "01JOB", Attempt: 3, Status: test.status, Signed: test.signed}
+			want := request{At: got.At, Key: "evt-000001", Customer: customer, Job: "01JOB", Attempt: 3, Status: test.status, Signed: test.signed, AtOnce: 1}
 			if got != want || got.At.IsZero() {
 				t.Errorf("log %+v, want %+v", got, want)
 			}

@@ -90,7 +90,7 @@ func (b behaviour) text() string {
 	case slow:
 		return "answers after 250 to 700 ms, and some requests not at all"
 	case down:
-		return fmt.Sprintf("answers 500 for %v, then is well", outage)
+		return fmt.Sprintf("answers 500 for %v, then is well", downFor)
 	case throttled:
 		return "answers 429 with Retry-After beyond a few a second"
 	case gone:
@@ -116,7 +116,11 @@ func (r *run) reportFailures(ctx context.Context) error {
 		return fmt.Errorf("drover: count failures: %w", err)
 	}
 	r.page.say("\nAfter %.1f s every job has ended.", r.took.Seconds())
-	r.page.table([][]string{{"completed", strconv.Itoa(p.Completed)}, {"discarded", strconv.Itoa(p.Discarded)}})
+	ends := [][]string{{"completed", strconv.Itoa(p.Completed)}, {"discarded", strconv.Itoa(p.Discarded)}}
+	if p.Cancelled > 0 {
+		ends = append(ends, []string{"cancelled", strconv.Itoa(p.Cancelled), "by someone"})
+	}
+	r.page.table(ends)
 	r.page.say("\nRuns a job took:")
 	r.page.histogram(runs)
 	r.page.say("\nWhy runs failed:")
@@ -220,12 +224,16 @@ func (r *run) reportEnd(ctx context.Context, res Result, t Tally) error {
 	if err != nil {
 		return fmt.Errorf("drover: count business rows: %w", err)
 	}
+	cancelled := ""
+	if res.Cancelled > 0 {
+		cancelled = fmt.Sprintf(" %d cancelled by someone,", res.Cancelled)
+	}
 	if res.Interrupted {
-		r.page.say("\nInterrupted after %.1f s, workers drained: %d enqueued, %d completed, %d discarded, %d held for later.",
-			res.Seconds, res.Enqueued, res.Completed, res.Discarded, res.Held)
+		r.page.say("\nInterrupted after %.1f s, workers drained: %d enqueued, %d completed, %d discarded,%s %d held for later.",
+			res.Seconds, res.Enqueued, res.Completed, res.Discarded, cancelled, res.Held)
 	} else {
-		r.page.say("\nAt the end, after %.1f s: %d enqueued, %d completed, %d discarded, %d retries.",
-			res.Seconds, res.Enqueued, res.Completed, res.Discarded, res.Retries)
+		r.page.say("\nAt the end, after %.1f s: %d enqueued, %d completed, %d discarded,%s %d retries.",
+			res.Seconds, res.Enqueued, res.Completed, res.Discarded, cancelled, res.Retries)
 	}
 	r.page.say("What the receiver saw: %d requests (%s); %d events accepted, %d of them twice, %d refused for good, %d wrong signatures.",
 		t.Requests, statuses(t.Statuses), t.Accepted, t.Twice, t.Refused, t.Unsigned)

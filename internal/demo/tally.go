@@ -16,8 +16,10 @@ type request struct {
 	Customer string    `json:"customer"`
 	Job      string    `json:"job"`
 	Attempt  int       `json:"attempt"`
-	Status   int       `json:"status"` // 0: no answer
-	Signed   bool      `json:"signed"` // the signature fits the body
+	Status   int       `json:"status"`         // 0: no answer
+	Signed   bool      `json:"signed"`         // the signature fits the body
+	AtOnce   int       `json:"at_once"`        // requests that the customer's endpoint had at the moment, this one included
+	Fell     bool      `json:"fell,omitempty"` // the endpoint fell over: this one was too many
 }
 
 // Tally is what the receiver saw.
@@ -32,23 +34,29 @@ type Tally struct {
 	Statuses map[int]int
 }
 
+// readLog reads the receiver's log. A line that does not parse is an error: a log that cannot be read proves nothing.
+func readLog(log io.Reader) (requests []request, err error) {
+	lines := bufio.NewScanner(log)
+	for lines.Scan() {
+		var r request
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return nil, fmt.Errorf("drover: receiver's log, line %d: %w", len(requests)+1, err)
+		}
+		requests = append(requests, r)
+	}
+	return requests, lines.Err()
+}
+
 // tally counts the receiver's log against the events it should have seen. An event counts as accepted once its
-// receiver answered 2xx to a request with a good signature, and as refused once it answered 410. A line that does
-// not parse is an error: a log that cannot be read proves nothing.
-func tally(log io.Reader, expected []event) (Tally, error) {
+// receiver answered 2xx to a request with a good signature, and as refused once it answered 410.
+func tally(log []request, expected []event) Tally {
 	accepted, refused := map[string]int{}, map[string]bool{}
 	known := make(map[string]bool, len(expected))
 	for _, e := range expected {
 		known[e.key] = true
 	}
-	t := Tally{Statuses: map[int]int{}}
-	lines := bufio.NewScanner(log)
-	for lines.Scan() {
-		t.Requests++
-		var r request
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			return t, fmt.Errorf("drover: receiver's log, line %d: %w", t.Requests, err)
-		}
+	t := Tally{Requests: len(log), Statuses: map[int]int{}}
+	for _, r := range log {
 		t.Statuses[r.Status]++
 		switch {
 		case !known[r.Key]:
@@ -74,5 +82,5 @@ func tally(log io.Reader, expected []event) (Tally, error) {
 			t.Lost = append(t.Lost, e.key)
 		}
 	}
-	return t, lines.Err()
+	return t
 }

@@ -34,10 +34,11 @@ func TestTally(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := tally(strings.NewReader(strings.Join(test.log, "\n")), expected)
+			log, err := readLog(strings.NewReader(strings.Join(test.log, "\n")))
 			if err != nil {
 				t.Fatal(err)
 			}
+			got := tally(log, expected)
 			if !slices.Equal(got.Lost, test.lost) {
 				t.Errorf("lost %v, want %v", got.Lost, test.lost)
 			}
@@ -52,10 +53,10 @@ func TestTally(t *testing.T) {
 	}
 }
 
-func TestTallyOfADamagedLogIsAnError(t *testing.T) {
+func TestDamagedLogIsAnError(t *testing.T) {
 	t.Parallel()
-	_, err := tally(strings.NewReader(`{"key":"evt-000001","status":200,"signed":true}`+"\n"+`{"key":"evt-0000`), nil)
+	_, err := readLog(strings.NewReader(`{"key":"evt-000001","status":200,"signed":true}` + "\n" + `{"key":"evt-0000`))
 	if err == nil || !strings.Contains(err.Error(), "receiver's log, line 2") {
-		t.Errorf("tally = %v, want an error that names line 2", err)
+		t.Errorf("readLog = %v, want an error that names line 2", err)
 	}
 }

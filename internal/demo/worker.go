@@ -64,7 +64,8 @@ type workerSettings struct {
 	Schema   string `json:"schema"`
 	Receiver string `json:"receiver"`
 	Secret   string `json:"secret"`
-	Fixed    bool   `json:"fixed"` // the build that reads every amount
+	Fixed    bool   `json:"fixed"`  // the build that reads every amount
+	Outage   bool   `json:"outage"` // give up after the third attempt
 }
 
 // Work is the program of a worker process: a supervisor that delivers until in ends, and then drains.
@@ -111,17 +112,23 @@ func (s *sender) config() drover.SupervisorConfig {
 	if s.to.Fixed {
 		build = "demo-2"
 	}
+	webhook := drover.WorkerOpts{
+		MaxAttempts: 15,
+		Retry:       drover.Exponential{Base: 300 * time.Millisecond, Max: 3 * time.Second},
+		Timeout:     2500 * time.Millisecond,
+	}
+	lease := 2 * time.Second
+	if s.to.Outage { // nobody is killed, and a lease that a busy machine lets lapse would be a request too many
+		webhook.MaxAttempts, webhook.Retry = 3, drover.Exponential{Base: time.Second}
+		lease = 0
+	}
 	return drover.SupervisorConfig{
 		Queues: []drover.Queue{{Name: webhookQueue, Concurrency: 24}, {Name: refundQueue, Concurrency: 4}},
 		Workers: []drover.Worker{
-			drover.Handle(s.webhook, drover.WorkerOpts{
-				MaxAttempts: 15,
-				Retry:       drover.Exponential{Base: 300 * time.Millisecond, Max: 3 * time.Second},
-				Timeout:     2500 * time.Millisecond,
-			}),
+			drover.Handle(s.webhook, webhook),
 			drover.Handle(s.refund, drover.WorkerOpts{MaxAttempts: 3, Retry: drover.Constant{Delay: 400 * time.Millisecond}}),
 		},
-		Lease:        2 * time.Second,
+		Lease:        lease,
 		DrainTimeout: drainTimeout,
 		Build:        build,
 	}

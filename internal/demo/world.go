@@ -19,7 +19,7 @@ const (
 )
 
 const (
-	outage   = 5 * time.Second  // how long a down endpoint stays so
+	downFor  = 5 * time.Second  // how long a down endpoint stays so
 	hanging  = 20 * time.Second // longer than any worker waits
 	quotaFor = time.Second      // what a throttled endpoint's quota is for
 )
@@ -52,7 +52,8 @@ func hash(s string) uint32 {
 
 // world is the state of all endpoints. It reads no clock and is not safe for concurrent use.
 type world struct {
-	quota     int // deliveries a second that a throttled endpoint takes
+	quota     int           // deliveries a second that a throttled endpoint takes
+	outage    *weakEndpoint // of outageCustomer; nil: it behaves like any other
 	customers map[string]*endpoint
 }
 
@@ -69,9 +70,14 @@ type answer struct {
 	status     int
 	retryAfter string
 	body       string
+	fell       bool // this request was the one too many
 }
 
-func (w *world) answer(customer, key string, now time.Time) answer {
+// answer is that to a request, one of atOnce that the customer's endpoint has at the moment.
+func (w *world) answer(customer, key string, atOnce int, now time.Time) answer {
+	if w.outage != nil && customer == outageCustomer {
+		return w.outage.answer(key, atOnce, now)
+	}
 	e := w.endpoint(customer, now)
 	e.seen[key]++
 	soon := time.Duration(3+hash(key)%20) * time.Millisecond
@@ -83,7 +89,7 @@ func (w *world) answer(customer, key string, now time.Time) answer {
 			fine.after = hanging
 		}
 	case down:
-		if now.Sub(e.since) < outage {
+		if now.Sub(e.since) < downFor {
 			return answer{after: soon, status: http.StatusInternalServerError, body: "the database is being restored, come back later"}
 		}
 	case throttled:

@@ -34,7 +34,7 @@ func TestEndpointsBehave(t *testing.T) {
 	}{
 		{"customer-aurora", well, []step{{"a", 0, 200}, {"a", 0, 200}}},
 		{"customer-fjord", gone, []step{{"a", 0, 410}, {"a", time.Hour, 410}}},
-		{"customer-dune", down, []step{{"a", 0, 500}, {"b", outage - 1, 500}, {"a", outage, 200}}},
+		{"customer-dune", down, []step{{"a", 0, 500}, {"b", downFor - 1, 500}, {"a", downFor, 200}}},
 		{"customer-ember", throttled, []step{
 			{"a", 0, 200}, {"b", 1, 200}, {"c", 2, 429}, {"c", quotaFor - 1, 429}, {"c", quotaFor, 200}, {"d", quotaFor, 200}, {"e", quotaFor, 429},
 		}},
@@ -55,7 +55,7 @@ func TestEndpointsBehave(t *testing.T) {
 			}
 			w := world{quota: 2}
 			for i, s := range test.steps {
-				a := w.answer(test.customer, s.key, began.Add(s.after))
+				a := w.answer(test.customer, s.key, 1, began.Add(s.after))
 				if a.status != s.status {
 					t.Errorf("request %d, %s after %v: %d, want %d", i+1, s.key, s.after, a.status, s.status)
 				}
@@ -71,11 +71,11 @@ func TestSlowEndpointLeavesSomeWithoutAnAnswerOnce(t *testing.T) {
 	t.Parallel()
 	w := world{}
 	hangs, answers := keyWith(t, 8, 0), keyWith(t, 8, 1)
-	if a := w.answer("customer-cobalt", hangs, time.Time{}); a.after != hanging {
+	if a := w.answer("customer-cobalt", hangs, 1, time.Time{}); a.after != hanging {
 		t.Errorf("first request answered after %v, want %v", a.after, hanging)
 	}
 	for _, key := range []string{hangs, answers} {
-		if a := w.answer("customer-cobalt", key, time.Time{}); a.after < 250*time.Millisecond || a.after > 700*time.Millisecond {
+		if a := w.answer("customer-cobalt", key, 1, time.Time{}); a.after < 250*time.Millisecond || a.after > 700*time.Millisecond {
 			t.Errorf("%s answered after %v, want 250 to 700 ms", key, a.after)
 		}
 	}

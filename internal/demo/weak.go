@@ -1,0 +1,44 @@
+package demo
+
+import (
+	"net/http"
+	"time"
+)
+
+// outageCustomer is whose endpoint has the outage.
+const outageCustomer = "customer-kestrel"
+
+// What a weak endpoint bears. Beyond either it falls over, as an overloaded server does.
+const (
+	weakRate   = 60 // requests in any second
+	weakAtOnce = 8
+	fallenFor  = 3 * time.Second
+)
+
+// weakEndpoint is down until it is told otherwise. Then it serves a little at a time. Like world it reads no clock.
+type weakEndpoint struct {
+	up          bool
+	recent      []time.Time // requests of the last second, oldest first
+	fallenUntil time.Time
+}
+
+func (e *weakEndpoint) answer(key string, atOnce int, now time.Time) answer {
+	soon := time.Duration(3+hash(key)%8) * time.Millisecond
+	if !e.up {
+		return answer{after: soon, status: http.StatusInternalServerError, body: "the database is down"}
+	}
+	for len(e.recent) > 0 && now.Sub(e.recent[0]) >= time.Second {
+		e.recent = e.recent[1:]
+	}
+	e.recent = append(e.recent, now)
+	overloaded := answer{after: soon, status: http.StatusServiceUnavailable, body: "overloaded, starting again"}
+	switch {
+	case now.Before(e.fallenUntil):
+		return overloaded
+	case len(e.recent) > weakRate || atOnce > weakAtOnce:
+		e.fallenUntil = now.Add(fallenFor)
+		overloaded.fell = true
+		return overloaded
+	}
+	return answer{after: time.Duration(30+hash(key)%50) * time.Millisecond, status: http.StatusOK, body: `{"received":true}`}
+}
