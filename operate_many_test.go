@@ -374,8 +374,23 @@ func TestDeleteManyIsCareful(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 1 {
+	// Two of them, with more others between than one batch looks at.
+	db.exec(t, `
+insert into jobs (kind, state, finalized_at, discard_reason) select 'letter', 'discarded', now() + n * interval '1 ms', case n when 25000 then 'panic' else 'crashed' end
+from generate_series(1, 25000) n`)
+	if n, err := db.client.Count(t.Context(), Filter{Reason: ReasonPanic}); err != nil || n != 2 {
+		t.Errorf("%d to delete, %v", n, err)
+	}
+	if page, err := db.client.List(t.Context(), Filter{Reason: ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
+		t.Errorf("%+v, %v", page, err)
+	} else if page, err = db.client.List(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
+		t.Errorf("the second page: %+v, %v", page, err)
+	}
+	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 2 {
 		t.Errorf("by reason: %+v, %v", done, err)
+	}
+	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded}); err != nil || done.Changed != 24_999 {
+		t.Errorf("the others: %+v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 5 {
 		t.Errorf("%d unfinished jobs left", n)

@@ -62,10 +62,10 @@ language plpgsql stable set enable_seqscan = off set jit = off as $$
 declare
 	fits text := drover_find(filter);
 	found int;
-	reach constant int := 5000;
+	reach constant int := 2000;
 begin
 	if drover_dead(filter) then
-		-- The next 5,000 dead letters, in order, have a page of whatever is frequent, and cost some milliseconds. While a
+		-- The next 2,000 dead letters, in order, have a page of whatever is frequent, and cost some milliseconds. While a
 		-- million die the statistics say that there are few, and the planner would sort all that fit.
 		return query execute 'select j.* from (select j.* from jobs j where j.discard_reason is not null' || drover_beyond(filter, after, true)
 			|| ' limit $2) j where ' || fits || ' limit $1' using page, reach;
@@ -112,11 +112,22 @@ language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	walked text[];
 	fits text := drover_find(filter, verb) || ' and ' || eligible;
+	beyond text := drover_beyond(filter, after, false);
+	source text := 'jobs j where ' || fits || beyond;
+	reach int := 10 * batch;
 begin
+	if drover_dead(filter) then
+		-- Of dead letters no more than so many are looked at, for the reason that drover_list has.
+		source := '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits;
+	end if;
 	-- Found in the order of the walk, then locked in the order of ids, as every verb does, and looked at again under
 	-- the lock.
-	execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from jobs j where '
-		|| fits || drover_beyond(filter, after, false) || ' limit $1) w' into walked, last using batch, filter;
+	execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
+		|| source || ' limit $1) w' into walked, last using batch, filter, reach;
+	if last is null and drover_dead(filter) then
+		execute 'select drover_cursor($1, j.finalized_at, j.id) from jobs j where j.discard_reason is not null' || beyond || ' offset $2 limit 1'
+			into last using filter, reach - 1;
+	end if;
 	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any($1) and ' || fits
 		|| ' order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
 	if cardinality(walked) > coalesce(cardinality(held), 0) then
@@ -208,7 +219,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean) is
-	'Deletes one batch of the jobs that a filter picks and that have ended; discarded ones only if it says state discarded, a reason or ids. Pass last on as after until it is null. confirm => ''delete'' must be said.';
+	'Deletes one batch of the jobs that a filter picks and that have ended, of dead letters among the next ten times as many; discarded ones only if it says state discarded, a reason or ids. Pass last on as after until it is null. confirm => ''delete'' must be said.';
 
 -- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
 -- and spends a second of JIT on it.
