@@ -74,8 +74,10 @@ insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, error
 insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from supervisors;
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'parked', 'infinity');
 insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
-insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, attempt, errors_total, errors)
-select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 10, 2, jsonb_build_array(
+insert into failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
+values ('00c0ffee00c0ffee', 'charge', 'error', 'card declined', now(), now(), 2, 1, '` + docsID + `');
+insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, attempt, errors_total, fingerprint, errors)
+select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 10, 2, '00c0ffee00c0ffee', jsonb_build_array(
 	jsonb_build_object('attempt', 9, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee', 'delay_ms', 15000),
 	jsonb_build_object('attempt', 10, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee'));
 `
@@ -99,7 +101,7 @@ func TestSQLOfTheDocuments(t *testing.T) {
 	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
 	schema := pgtest.Schema(pool)
 	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
-	for _, b := range append(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql")...) {
+	for _, b := range slices.Concat(blocks(t, "README.md", "sql"), blocks(t, "docs/sql.md", "sql"), blocks(t, "docs/failures.md", "sql")) {
 		if _, err := run("begin;" + docsJobs); err != nil {
 			t.Fatal(err)
 		}

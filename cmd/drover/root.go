@@ -294,7 +294,7 @@ func version() string {
 func stops(err error) bool {
 	var db *pgconn.PgError
 	switch {
-	case err == nil, errors.Is(err, drover.ErrNotFound), errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrInvalid):
+	case err == nil, errors.Is(err, drover.ErrNotFound), errors.Is(err, drover.ErrNoFailure), errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrInvalid):
 		return false
 	case errors.As(err, &db) && len(db.Code) == 5: // data that this job cannot take
 		return !slices.Contains([]string{"22", "23", "54", "P0"}, db.Code[:2])
