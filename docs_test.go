@@ -1,22 +1,27 @@
 package drover_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"go/ast"
 	"go/doc"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -102,6 +107,8 @@ with killer as (
 insert into ended_supervisors (id, host, pid, started_at, ended_at, died, degree, explained_by)
 select 'gone', 'app-2', 7, now() - interval '1 h', now(), true, 2, id from killer;
 insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
+insert into failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
+values ('00c0ffee00c0ffee', 'charge', 'error', 'card declined', now(), now(), 2, 1, '` + docsID + `');
 insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)
 select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 'error', '00c0ffee00c0ffee', 10, 2, jsonb_build_array(
 	jsonb_build_object('attempt', 9, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee', 'delay_ms', 15000),
@@ -182,6 +189,94 @@ func TestProducerRoleOfTheDocuments(t *testing.T) {
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A supervisor under the worker's role of the documents claims, fails, retries, discards, and carries on a redrive: X-7.
+func TestWorkerRoleOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	owner := pgtest.NewPool(t)
+	if err := migrations.Up(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	schema := pgtest.Schema(owner)
+	role := schema + "_worker"
+	here := strings.NewReplacer("schema public", "schema "+schema, "drover_worker", role)
+	for _, b := range blocks(t, "docs/sql.md", "sql") {
+		if strings.Contains(b.text, "drover_worker") {
+			if _, err := owner.Exec(t.Context(), here.Replace(b.text), pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Cleanup(func() {
+		if _, err := owner.Exec(context.Background(), "drop owned by "+role+"; drop role "+role, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	config := owner.Config()
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "set role "+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	var log strings.Builder
+	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var well atomic.Bool
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{RetryBudget: drover.RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: time.Hour}}, Lease: time.Second,
+		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, Parcel) error {
+			if !well.Load() {
+				return errors.New("parcel has no address")
+			}
+			return nil
+		}, drover.WorkerOpts{MaxAttempts: 2, Retry: drover.Every(time.Millisecond), FollowUp: &drover.FollowUp{Kind: "nobody"}})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- sup.Run(ctx) }()
+	receipt, err := client.Enqueue(t.Context(), Parcel{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(want drover.State) {
+		t.Helper()
+		ticker := time.NewTicker(10 * time.Millisecond)
+		defer ticker.Stop()
+		for limit := time.After(30 * time.Second); ; {
+			job, err := client.Get(t.Context(), receipt.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if job.State == want {
+				return
+			}
+			select {
+			case <-ticker.C:
+			case <-limit:
+				t.Fatalf("job is %s, not %s\n%s", job.State, want, log.String())
+			}
+		}
+	}
+	until(drover.Discarded)
+	well.Store(true)
+	if _, err := client.Redrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "parcel"}, PerKey: 1, KeyFrom: "Number"}); err != nil {
+		t.Fatal(err)
+	}
+	until(drover.Completed)
+	stop()
+	if err := <-ended; err != nil || log.Len() > 0 {
+		t.Errorf("%v\n%s", err, log.String())
 	}
 }
 

@@ -138,7 +138,7 @@ func FuzzNormalizeText(f *testing.F) {
 }
 
 // D-10: the error texts of real libraries, each with the group it belongs to: what is merged too far fails as much as
-// what is merged too little. testdata/errors.jsonl, of which the first half was provoked in the standard library.
+// what is merged too little. testdata/errors.jsonl, of which the first third was provoked in the standard library.
 func TestFingerprintsOfRealErrors(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("testdata/errors.jsonl")

@@ -443,8 +443,8 @@ func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del b
 // tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
 // failure wait for every other, and for each handler that has settled one in a transaction still open.
 const settleRules = `, failed as materialized (
-	select id, fresh, $2::jsonb->id->'entry' as entry, $2::jsonb->id->>'state' as state
-	from held where $2::jsonb->id ? 'failed' and $2::jsonb->id->'entry' ? 'fingerprint'
+	select id, fresh, change->'entry' as entry, change->>'kind' as kind, change->>'state' as state
+	from held where change ? 'failed' and change->'entry' ? 'fingerprint'
 ), ruled as materialized (
 	select jsonb_object_agg(f.id, case g.policy
 		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
@@ -456,14 +456,15 @@ const settleRules = `, failed as materialized (
 	select fingerprint, min(kind), min(class), min(error_type), count(*), count(*) filter (where fresh), max(id),
 		case when not exists (select from failure_groups g where g.fingerprint = t.fingerprint) then min(sample) end
 	from (
-		select id, fresh, entry->>'fingerprint' as fingerprint, $2::jsonb->id->>'kind' as kind, entry->>'class' as class,
+		select id, fresh, kind, entry->>'fingerprint' as fingerprint, entry->>'class' as class,
 			coalesce(entry->>'type', '') as error_type, entry->>'error' as sample
 		from failed
 	) t group by fingerprint
 )`
 
-// heldFresh tells whether none of the errors that a row still has is the one $2 brings.
-const heldFresh = `errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', $2::jsonb->id->'entry'->'fingerprint')) as fresh`
+// heldColumns are a row's change, and whether none of the errors that the row still has is the one that this brings.
+const heldColumns = `id, $2::jsonb->id as change,
+	errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', $2::jsonb->id->'entry'->'fingerprint')) as fresh`
 
 // ruledState is what a row becomes.
 const ruledState = `coalesce((select rules from ruled)->id->>'state', $2::jsonb->id->>'state')`
@@ -511,7 +512,7 @@ const settleColumns = `
 // it. No join with jobs, so that no statistics can turn it into one; the object is searched by bisection.
 const sqlSettle = `
 with held as materialized (
-	select id, ` + heldFresh + ` from jobs
+	select ` + heldColumns + ` from jobs
 	where id = any($1) and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
 	order by id for update skip locked
 )` + settleRules + `
@@ -522,7 +523,7 @@ returning id, state`
 // sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
 const sqlSettleTx = `
 with held as materialized (
-	select id, ` + heldFresh + ` from jobs
+	select ` + heldColumns + ` from jobs
 	where id = $1 and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
 	for no key update
 )` + settleRules + `

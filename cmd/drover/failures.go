@@ -232,7 +232,7 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 	for i, print := range prints {
 		all[i] = changed{Fingerprint: print, Result: result}
 		err := do(ctx, s, print)
-		if errors.Is(err, drover.ErrInvalid) || stops(err) && !errors.Is(err, drover.ErrNotFound) {
+		if errors.Is(err, drover.ErrInvalid) || stops(err) {
 			return failureFlags(err)
 		}
 		if err != nil {

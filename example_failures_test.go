@@ -1,0 +1,79 @@
+package drover_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/drover-queue/drover"
+)
+
+// What fails, most recent first.
+func ExampleClient_Failures() {
+	client, _, end := withDiscarded()
+	defer end()
+
+	groups, err := client.Failures(context.Background(), drover.FailureFilter{Status: drover.FailureOpen})
+	if err != nil {
+		panic(err)
+	}
+	for _, g := range groups {
+		fmt.Printf("%s: %s (%d runs of %d jobs, %d discarded)\n", g.Kind, g.Sample, g.Count, g.Jobs, g.Discarded)
+	}
+	// Output:
+	// parcel: parcel has no address (1 runs of 1 jobs, 1 discarded)
+}
+
+// A job's newest error leads to its group.
+func ExampleClient_Failure() {
+	ctx := context.Background()
+	client, id, end := withDiscarded()
+	defer end()
+
+	job, err := client.Get(ctx, id)
+	must(err)
+	group, err := client.Failure(ctx, job.Errors[len(job.Errors)-1].Fingerprint)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(group.Status, group.LastJob == id)
+	// Output:
+	// open true
+}
+
+// The fault is mended; should it come back, Hooks.FailureReopened tells.
+func ExampleClient_SetFailureStatus() {
+	ctx := context.Background()
+	client, _, end := withDiscarded()
+	defer end()
+	groups, err := client.Failures(ctx, drover.FailureFilter{})
+	must(err)
+
+	err = client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureResolved, "ann")
+	if err != nil {
+		panic(err)
+	}
+	open, err := client.Failures(ctx, drover.FailureFilter{Status: drover.FailureOpen})
+	must(err)
+	fmt.Println(len(open), "open")
+	// Output:
+	// 0 open
+}
+
+// No retry will mend it: jobs that fail so are discarded at once, until the policy is lifted.
+func ExampleClient_SetFailurePolicy() {
+	ctx := context.Background()
+	client, _, end := withDiscarded()
+	defer end()
+	groups, err := client.Failures(ctx, drover.FailureFilter{})
+	must(err)
+
+	err = client.SetFailurePolicy(ctx, groups[0].Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, "ann")
+	if err != nil {
+		panic(err)
+	}
+	group, err := client.Failure(ctx, groups[0].Fingerprint)
+	must(err)
+	fmt.Println(group.Policy.Action, "by", group.UpdatedBy)
+	// Output:
+	// discard by ann
+}
