@@ -15,13 +15,12 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// OutageJobs is how many deliveries an outage catches unless Options.Jobs says so. Redrives look every 250 ms which of
-// a key's jobs have ended, so that the cap lets them back at about 20 a second: in 45 s.
-const OutageJobs = 900
+// OutageJobs is how many deliveries an outage catches unless Options.Jobs says so: a tenth of the 45,000 of the story.
+const OutageJobs = 4500
 
 // The limits of the paced redrive.
 const (
-	outageRate   = 50 // jobs a second, the default
+	outageRate   = 100 // jobs a second
 	outagePerKey = 5
 	outageCanary = 5
 )

@@ -10,7 +10,7 @@ const outageCustomer = "customer-kestrel"
 
 // What a weak endpoint bears. Beyond either it falls over, as an overloaded server does.
 const (
-	weakRate   = 60 // requests in any second
+	weakRate   = 120 // requests in any second
 	weakAtOnce = 8
 	fallenFor  = 3 * time.Second
 )
@@ -40,5 +40,5 @@ func (e *weakEndpoint) answer(key string, atOnce int, now time.Time) answer {
 		overloaded.fell = true
 		return overloaded
 	}
-	return answer{after: time.Duration(30+hash(key)%50) * time.Millisecond, status: http.StatusOK, body: `{"received":true}`}
+	return answer{after: time.Duration(10+hash(key)%20) * time.Millisecond, status: http.StatusOK, body: `{"received":true}`}
 }
