@@ -93,3 +93,31 @@ func Example() {
 	fmt.Println("paid:", paid)
 	// Output: paid: true
 }
+
+// README.md shows this code; readme_test.go compares the two.
+
+// The bank is back, and so are its dead charges: 50 a second, 5 of one customer at a time, 10 before all others.
+func bringBack(ctx context.Context, client *drover.Client) (*drover.Redrive, error) {
+	return client.Redrive(ctx, drover.RedrivePlan{
+		Filter: drover.Filter{Kind: "charge", Reason: drover.ReasonAttemptsExhausted},
+		Rate:   50, PerKey: 5, KeyFrom: "customer.id", Canary: 10, Why: "the bank is back",
+	})
+}
+
+// README.md ends here.
+
+func Example_redrive() {
+	pool, end := migratedPool()
+	defer end()
+	ctx := context.Background()
+	_, err := pool.Exec(ctx, `insert into jobs (kind, args, state, finalized_at, discard_reason)
+		values ('charge', '{"OrderID": 42, "customer": {"id": 7}}', 'discarded', now() - interval '1 hour', 'attempts_exhausted')`)
+	must(err)
+
+	redrive, err := bringBack(ctx, clientOf(pool))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(redrive.Matched, "job comes back:", redrive.Why)
+	// Output: 1 job comes back: the bank is back
+}

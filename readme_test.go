@@ -6,20 +6,22 @@ import (
 	"testing"
 )
 
-// The code of README.md is, word for word, what Example runs.
+// The code of README.md is, word for word, what the examples run.
 func TestCodeOfTheReadme(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("example_readme_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, code, _ := strings.Cut(string(raw), "// README.md shows this code; readme_test.go compares the two.\n\n")
-	code, _, _ = strings.Cut(code, "\n// README.md ends here.\n")
+	parts := strings.Split(string(raw), "// README.md shows this code; readme_test.go compares the two.\n\n")[1:]
 	shown := blocks(t, "README.md", "go")
-	if len(shown) != 1 {
-		t.Fatalf("README.md has %d blocks of go", len(shown))
+	if len(shown) != len(parts) {
+		t.Fatalf("README.md has %d blocks of go, example_readme_test.go %d", len(shown), len(parts))
 	}
-	if shown[0].text != code {
-		t.Errorf("%v shows:\n%s\nexample_readme_test.go has:\n%s", shown[0], shown[0].text, code)
+	for i, part := range parts {
+		code, _, _ := strings.Cut(part, "\n// README.md ends here.\n")
+		if shown[i].text != code {
+			t.Errorf("%v shows:\n%s\nexample_readme_test.go has:\n%s", shown[i], shown[i].text, code)
+		}
 	}
 }

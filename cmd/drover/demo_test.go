@@ -78,22 +78,22 @@ func TestDemo(t *testing.T) {
 
 	t.Run("an outage, unpaced and paced", func(t *testing.T) { // D-5
 		t.Parallel()
-		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "200")
+		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "400")
 		d.wantExit(t, 0)
 		r := decodeLine[demo.OutageResult](t, d)
-		if u := r.Unpaced; u.Jobs != 100 || u.FellOver == 0 || u.MostAtOnce <= r.PerKey || u.PeakPerSecond <= r.Rate || u.Failures < 100 {
+		if u := r.Unpaced; u.Jobs != 200 || u.FellOver == 0 || u.MostAtOnce <= r.PerKey || u.PeakPerSecond <= r.Rate || u.Failures < 200 {
 			t.Errorf("unpaced %+v; want it to knock the endpoint over", u)
 		}
 		p := r.Paced
-		if p.Jobs != r.Jobs-(r.Unpaced.Requests-r.Unpaced.Failures) || p.Requests < p.Jobs || p.FellOver != 0 || p.MostAtOnce == 0 || p.MostAtOnce > 5 || p.PeakPerSecond > 55 {
+		if p.Jobs != r.Jobs-(r.Unpaced.Requests-r.Unpaced.Failures) || p.Requests < p.Jobs || p.FellOver != 0 || p.MostAtOnce == 0 || p.MostAtOnce > 5 || p.PeakPerSecond > r.Rate+r.PerKey {
 			t.Errorf("paced %+v; want the rest back within the limits", p)
 		}
-		if r.Jobs != 200 || r.Lost != 0 || r.Dead != 0 || r.Twice != 0 || r.Interrupted || r.Seconds <= p.Seconds {
+		if r.Jobs != 400 || r.Lost != 0 || r.Dead != 0 || r.Twice != 0 || r.Interrupted || r.Seconds <= p.Seconds {
 			t.Errorf("result %+v; want all delivered once", r)
 		}
-		d.wantStory(t, `200 +attempts_exhausted +[0-9a-f]{16} +customer-kestrel answered 500`, `attempts_exhausted .* answered 503`,
-			`set state = 'available', scheduled_at = clock_timestamp\(\)`, `Rate: 50, PerKey: 5`,
-			`fell over.*\n.*\n +120 \|`, `0 failed, it never fell over`, `recovered in one go`, `Lost: 0\.`)
+		d.wantStory(t, `400 +attempts_exhausted +[0-9a-f]{16} +customer-kestrel answered 500`, `attempts_exhausted .* answered 503`,
+			`set state = 'available', scheduled_at = clock_timestamp\(\)`, `Rate: 100, PerKey: 5`,
+			`fell over.*\n.*\n +240 \|`, `0 failed, it never fell over`, `recovered in one go`, `Lost: 0\.`)
 		d.wantNothingLeft(t, url)
 	})
 
