@@ -96,11 +96,11 @@ func Example() {
 
 // README.md shows this code; readme_test.go compares the two.
 
-// The bank is back, and so are its dead charges: 50 a second, 5 of one customer at a time, 10 before all others.
+// The bank is back, and so are its dead charges: 50 a second, 5 of one order at a time, 10 before all others.
 func bringBack(ctx context.Context, client *drover.Client) (*drover.Redrive, error) {
 	return client.Redrive(ctx, drover.RedrivePlan{
 		Filter: drover.Filter{Kind: "charge", Reason: drover.ReasonAttemptsExhausted},
-		Rate:   50, PerKey: 5, KeyFrom: "customer.id", Canary: 10, Why: "the bank is back",
+		Rate:   50, PerKey: 5, KeyFrom: "OrderID", Canary: 10, Why: "the bank is back",
 	})
 }
 
@@ -111,7 +111,7 @@ func Example_redrive() {
 	defer end()
 	ctx := context.Background()
 	_, err := pool.Exec(ctx, `insert into jobs (kind, args, state, finalized_at, discard_reason)
-		values ('charge', '{"OrderID": 42, "customer": {"id": 7}}', 'discarded', now() - interval '1 hour', 'attempts_exhausted')`)
+		values ('charge', '{"OrderID": 42}', 'discarded', now() - interval '1 hour', 'attempts_exhausted')`)
 	must(err)
 
 	redrive, err := bringBack(ctx, clientOf(pool))

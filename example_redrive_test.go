@@ -23,14 +23,14 @@ func ExampleClient_PreviewRedrive() {
 	// Output: 1 parcel: parcel has no address
 }
 
-// 20 a second, five of one customer at a time, and ten go first.
+// 20 a second, five of one number at a time, and ten go first.
 func ExampleClient_Redrive() {
 	client, _, end := withDiscarded()
 	defer end()
 
 	redrive, err := client.Redrive(context.Background(), drover.RedrivePlan{
 		Filter: drover.Filter{Kind: "parcel", FinalizedAfter: time.Now().Add(-time.Hour)},
-		Rate:   20, PerKey: 5, KeyFrom: "customer.id", Canary: 10, By: "ann", Why: "addresses were put right",
+		Rate:   20, PerKey: 5, KeyFrom: "Number", Canary: 10, By: "ann", Why: "addresses were put right",
 	})
 	if err != nil {
 		panic(err)

@@ -20,15 +20,16 @@ type RedrivePlan struct {
 	// 0.001 to 5,000.
 	Rate float64
 
-	// PerKey is how many jobs of one key may be out at once, over all supervisors: due, running or between. A failed
-	// one gives its place back until its retry is due. Zero means no cap.
+	// PerKey is how many jobs of one key may be out at once in one queue, over all supervisors: due, running or
+	// between. A failed one gives its place back until its retry is due. Zero means no cap. A plan whose jobs have no
+	// key at all is refused.
 	PerKey int
 
 	// KeyFrom is where in the args a job's key is, e.g. "customer.id". Zero means EnqueueOpts.ConcurrencyKey. Jobs
-	// without a key are not capped.
+	// without a key are not capped; Unkeyed counts them.
 	KeyFrom string
 
-	// Limit is how many jobs at most, those that ended first. Zero means all.
+	// Limit is how many jobs at most: of discarded ones those that died first, of others by id. Zero means all.
 	Limit int
 
 	// MaxAttempts and ArgsPatch change the jobs, as in RedriveOpts.
@@ -65,7 +66,7 @@ func (c *Client) encodePlan(p RedrivePlan) (string, error) {
 		Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
 		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: p.By, Why: p.Why,
 	}
-	if string(doc.Filter) == "{}" {
+	if mistakes := len(bad.errs); string(doc.Filter) == "{}" && mistakes == 0 {
 		bad.add("Filter", "is empty; set All to redrive every dead job")
 	}
 	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 5000) { // not-a-number too
@@ -78,6 +79,9 @@ func (c *Client) encodePlan(p RedrivePlan) (string, error) {
 		if n.value < 0 || n.value > maxInt32 {
 			bad.add(n.field, "%d is not 0 to %d", n.value, maxInt32)
 		}
+	}
+	if p.CanaryFailures > 0 && p.Canary == 0 {
+		bad.add("CanaryFailures", "needs Canary: how many go first")
 	}
 	if p.KeyFrom != "" && p.PerKey == 0 {
 		bad.add("KeyFrom", "needs PerKey: how many of one key may be out at once")
@@ -118,7 +122,7 @@ const (
 	RedriveMarking RedriveState = "marking" // finding its jobs
 	RedriveCanary  RedriveState = "canary"  // the first few are out
 	RedriveRunning RedriveState = "running"
-	RedriveDone    RedriveState = "done"
+	RedriveDone    RedriveState = "done"    // all its jobs are due or ended; where keys are capped, ended
 	RedriveAborted RedriveState = "aborted" // what it had not made due stays dead
 )
 
@@ -133,7 +137,8 @@ type Redrive struct {
 	Matched    int64           `json:"matched"`  // jobs it is for
 	Released   int64           `json:"released"` // jobs it made due
 	Skipped    int64           `json:"skipped"`
-	Skips      []SkippedJob    `json:"skips,omitempty"` // the first 1,000
+	Unkeyed    int64           `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them
+	Skips      []SkippedJob    `json:"skips,omitempty"`   // the first 1,000
 	By         string          `json:"by"`
 	Why        string          `json:"why,omitempty"`
 	Note       string          `json:"note,omitempty"` // why it was aborted
@@ -181,6 +186,7 @@ type RedriveGroup struct {
 	Jobs        int64  `json:"jobs"`
 	Expired     int64  `json:"expired,omitempty"` // of these, to be skipped
 	Held        int64  `json:"held,omitempty"`    // of these, by another redrive: to be skipped
+	Unkeyed     int64  `json:"unkeyed,omitempty"` // of these, without a key, so that PerKey does not cap them
 	Error       string `json:"error,omitempty"`   // of the newest
 }
 

@@ -301,7 +301,7 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	plan := RedrivePlan{Filter: Filter{Kind: "job"}, Limit: 3}
 	groups, err := v.client.PreviewRedrive(t.Context(), plan)
 	want := []RedriveGroup{
-		{"default", "job", ReasonAttemptsExhausted, "f1", 5, 1, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f0", 4, 0, 0, "down"},
+		{"default", "job", ReasonAttemptsExhausted, "f1", 5, 1, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f0", 4, 0, 0, 0, "down"},
 	}
 	if err != nil || !reflect.DeepEqual(groups, want) {
 		t.Fatalf("%+v, %v", groups, err)
@@ -451,7 +451,8 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 		"PerKey":                          {Filter: all, PerKey: -5},
 		"Limit":                           {Filter: all, Limit: -1},
 		"Canary":                          {Filter: all, Canary: -1},
-		"CanaryFailures":                  {Filter: all, CanaryFailures: -1},
+		"CanaryFailures":                  {Filter: all, CanaryFailures: 1},
+		"Plan: none of 3 jobs has a key":  {Filter: all, PerKey: 1, KeyFrom: "customer.idd"},
 		"KeyFrom":                         {Filter: all, KeyFrom: "customer"},
 		"MaxAttempts":                     {Filter: all, MaxAttempts: -1},
 		"ArgsPatch":                       {Filter: all, ArgsPatch: json.RawMessage(`[]`)},

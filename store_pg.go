@@ -476,6 +476,9 @@ const pacedWait = `paced_at is not null and ` + ruledState + ` in ('retryable', 
 // dueSlot is when a retry budget lets a job run.
 const dueSlot = `timestamptz '1970-01-01 00:00:00Z' + ($2::jsonb->id->>'due_us')::bigint * interval '1 microsecond'`
 
+// toldState is a row's state as its run's end is told: one that waits in a redrive's hands is to be retried.
+const toldState = `case when state = 'parked' and parked_build is null then 'retryable' else state end`
+
 // settleColumns is what the object $2 holds for a row's id, put into its columns, unless a rule stands before it. A
 // job that is due "at once" gets the time of this statement, not of the transaction's start: in front of the floors. due_us
 // is the slot of a retry budget: the server's own reading, for a delay would begin anew with this transaction.
@@ -518,7 +521,7 @@ with held as materialized (
 )` + settleRules + `
 update jobs set` + settleColumns + `
 where id = any(array(select id from held))
-returning id, state`
+returning id, ` + toldState
 
 // sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
 const sqlSettleTx = `
@@ -529,7 +532,7 @@ with held as materialized (
 )` + settleRules + `
 update jobs set` + settleColumns + `
 where id = any(array(select id from held))
-returning state`
+returning ` + toldState
 
 const sqlCompleteTx = `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null

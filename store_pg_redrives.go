@@ -15,7 +15,7 @@ import (
 const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
 	sqlMarkRedrive    = `select drover_redrive_mark($1)`
-	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
+	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, unkeyed, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
 	sqlPauseRedrive   = `select drover_redrive_pause($1, $2)`
 	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
 
@@ -23,7 +23,7 @@ const (
 	sqlPace = `select extract(epoch from wait)::float8, released, coalesce(capped, false) from drover_pace()`
 
 	sqlRedrives = `
-select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, skips::text,
+select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
 	started_by, why, note, created_at, finished_at
 from redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
@@ -95,7 +95,7 @@ func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, e
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Redrive, error) {
 		var r Redrive
 		var filter, skips string
-		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &skips,
+		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
 			&r.By, &r.Why, &r.Note, &r.CreatedAt, &r.FinishedAt)
 		if err != nil {
 			return r, err

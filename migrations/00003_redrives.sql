@@ -23,6 +23,7 @@ create table redrives (
 	matched         bigint      not null default 0,
 	released        bigint      not null default 0,
 	skipped         bigint      not null default 0,
+	unkeyed         bigint      not null default 0,
 	skips           jsonb       not null default '[]',
 	canaries        jsonb       not null default '{}',
 	marked_at       timestamptz not null default '-infinity',
@@ -36,12 +37,13 @@ create index redrives_unfinished_idx on redrives (id) where finished_at is null;
 comment on table redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
 comment on column redrives.state is 'marking: finding its jobs. canary: the first few are out. running. done. aborted: what was not released stays dead.';
 comment on column redrives.rate is 'Jobs a second that get due in one queue; redrives of one queue share its slots.';
-comment on column redrives.per_key is 'Jobs of one key that are out at once, over all supervisors.';
+comment on column redrives.per_key is 'Jobs of one key that are out at once in one queue, over all supervisors.';
 comment on column redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
 comment on column redrives.canary is 'So many go first; the others wait until these have ended well.';
 comment on column redrives.canary_failures is 'More failed canaries than this abort the redrive.';
 comment on column redrives.matched is 'Jobs it holds or has held.';
 comment on column redrives.released is 'Jobs it made due.';
+comment on column redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
 comment on column redrives.skips is 'The first 1,000 jobs it left dead, and why.';
 comment on column redrives.canaries is 'Released canaries, with their failed runs so far.';
 comment on column redrives.marked_at is 'How far marking got, with marked_id.';
@@ -51,12 +53,12 @@ create table redrive_queues (
 	next_at  timestamptz not null default '-infinity',
 	ticked_at timestamptz not null default '-infinity',
 	key      text        not null default '',
-	released text[]      not null default '{}'
+	released jsonb       not null default '{}'
 ) with (fillfactor = 10);
 comment on table redrive_queues is 'One sequence of slots a queue, shared by all its redrives.';
 comment on column redrive_queues.next_at is 'The next free slot.';
 comment on column redrive_queues.key is 'The key that was looked at last.';
-comment on column redrive_queues.released is 'Jobs made due and not seen claimed yet. Nothing more is released while one of them is overdue.';
+comment on column redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
 
 alter table kinds add column args_shape jsonb;
 comment on column kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
@@ -235,10 +237,20 @@ $$;
 comment on function drover_redrive_candidates(redrives) is 'The jobs a redrive is for, as a condition on jobs j.';
 
 -- +goose StatementBegin
-create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
+create function drover_redrive_key(r redrives) returns text language sql stable as $$
+	-- The key of a job j in a redrive, null for none.
+	select case when r.per_key is null then 'null::text' when r.key_from is null then 'j.concurrency_key'
+		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
+$$;
+-- +goose StatementEnd
+comment on function drover_redrive_key(redrives) is 'What a job''s key is in a redrive, as an expression on jobs j.';
+
+-- +goose StatementBegin
+create function drover_redrive_check(r redrives) returns void language plpgsql stable as $$
 declare
-	r redrives := drover_redrive_plan(plan);
 	named text;
+	fit bigint;
+	keyed bigint;
 	patched text[];
 begin
 	if r.filter ? 'ids' then
@@ -248,10 +260,26 @@ begin
 			raise exception 'drover: only discarded and cancelled jobs can be redriven: %', left(named, 2000) using errcode = 'DR002';
 		end if;
 	end if;
+	execute format('select count(*), count(%s), case when $1 then array_agg(distinct j.kind) end from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r))
+		into fit, keyed, patched using r.args_patch is not null;
 	if r.args_patch is not null then
-		execute format('select array_agg(distinct j.kind) from jobs j where %s', drover_redrive_candidates(r)) into patched;
 		perform drover_check_patch(r.args_patch, patched);
 	end if;
+	if r.per_key is not null and fit > 0 and keyed = 0 then
+		raise exception 'drover: none of % jobs has a key (%), so that per_key would cap nothing', fit, coalesce('args ' || r.key_from, 'concurrency_key') using errcode = '22023';
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_redrive_check(redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a patch that no worker could decode, a cap without keys.';
+
+-- +goose StatementBegin
+create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
+declare
+	r redrives := drover_redrive_plan(plan);
+	named text;
+begin
+	perform drover_redrive_check(r);
 	insert into redrives (filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
 	select r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
 		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', 'unknown id') order by u.id) filter (where u.id is not null), '[]'), count(u.id)
@@ -267,23 +295,25 @@ comment on function drover_redrive_start(jsonb) is
 	'Begins a paced redrive and tells its id. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
 
 -- +goose StatementBegin
-create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, error text)
+create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, unkeyed bigint, error text)
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
 	r redrives := drover_redrive_plan(plan);
 begin
+	perform drover_redrive_check(r);
 	return query execute format('
-		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, (select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
+		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, g.unkeyed, (select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
 		from (
 			select j.queue, j.kind, j.discard_reason as reason, j.fingerprint, count(*) as jobs,
-				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at) as held, max(j.id) as newest
-			from jobs j where %s group by 1, 2, 3, 4
-		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r));
+				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'')) as held,
+				count(*) filter (where $1 and %2$s is null) as unkeyed, max(j.id) as newest
+			from jobs j where %1$s group by 1, 2, 3, 4
+		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r), drover_redrive_key(r)) using r.per_key is not null;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint; changes nothing. expired and held ones it would skip.';
+comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint; changes nothing. expired and held ones it would skip, unkeyed ones no cap would hold. Raises what drover_redrive_start would raise.';
 
 -- +goose StatementBegin
 create function drover_redrive_mark(redrive text, batch int default 1000) returns boolean language plpgsql as $$
@@ -297,6 +327,7 @@ declare
 	taken int;
 	locked int;
 	queues text[];
+	keyless int;
 begin
 	select * into r from redrives where id = redrive for update skip locked;
 	if not found or r.state <> 'marking' or r.paused_at is not null then
@@ -311,9 +342,9 @@ begin
 			select j.*, row_number() over () as n from (
 				select j.id, coalesce(j.finalized_at, ''-infinity'') as at, case
 					when j.expires_at <= clock_timestamp() then ''expired''
-					when j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
+					when j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
 					when $4 and jsonb_typeof(j.args) <> ''object'' then ''args are no object'' end as why,
-					case when $5 then left(coalesce(case when $6 is null then j.concurrency_key else j.args #>> string_to_array($6, ''.'') end, ''''), 256) else '''' end as key
+					coalesce(left(%3$s, 256), '''') as key
 				from jobs j where %1$s and %2$s limit $3
 			) j
 		), held as materialized (
@@ -322,22 +353,24 @@ begin
 			select s.* from seen s
 			where s.n < coalesce((select min(n) from seen s where s.id <> all(array(select id from held))), s.n + 1)
 		), fit as materialized (
-			select * from (select w.*, row_number() over (order by w.n) as nth from walked w where w.why is null) w where nth <= $7
+			select * from (select w.*, row_number() over (order by w.n) as nth from walked w where w.why is null) w where nth <= $5
 		), marked as (
-			update jobs j set redrive_id = $8, pace_key = coalesce((select jsonb_object_agg(id, key) from fit where key <> '''')->>j.id, ''''),
+			update jobs j set redrive_id = $6, pace_key = coalesce((select jsonb_object_agg(id, key) from fit where key <> '''')->>j.id, ''''),
 				paced_at = case when j.finalized_at is null then clock_timestamp() else j.finalized_at end
 			where j.id = any(array(select id from fit))
-				and (j.paced_at is null or j.paced_at <> j.finalized_at or exists (select from redrives o where o.id = j.redrive_id and o.state = ''aborted''))
-			returning j.queue
+				and (j.paced_at is null or j.paced_at <> j.finalized_at 
+					or not exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))
+			returning j.queue, j.pace_key
 		)
 		select (select count(*) from seen), (select at from walked order by n desc limit 1), (select id from walked order by n desc limit 1),
 			(select coalesce(jsonb_agg(jsonb_build_object(''id'', id, ''why'', why) order by n), ''[]'') from walked where why is not null),
-			(select count(*) from marked), (select count(*) from seen) - (select count(*) from walked), (select array_agg(distinct queue order by queue) from marked)',
-		drover_redrive_candidates(r), walk)
-	into n, last_at, last_id, refused, taken, locked, queues
-	using r.marked_at, r.marked_id, batch, r.args_patch is not null, r.per_key is not null, r.key_from, coalesce(r.max_jobs - r.matched, batch), redrive;
+			(select count(*) from marked), (select count(*) from seen) - (select count(*) from walked), (select array_agg(distinct queue order by queue) from marked),
+			(select count(*) from marked where pace_key = '''')',
+		drover_redrive_candidates(r), walk, drover_redrive_key(r))
+	into n, last_at, last_id, refused, taken, locked, queues, keyless
+	using r.marked_at, r.marked_id, batch, r.args_patch is not null, coalesce(r.max_jobs - r.matched, batch), redrive;
 	insert into redrive_queues (queue) select unnest(queues) on conflict do nothing;
-	update redrives set matched = matched + taken, skipped = skipped + jsonb_array_length(refused),
+	update redrives set matched = matched + taken, unkeyed = unkeyed + case when per_key is null then 0 else keyless end, skipped = skipped + jsonb_array_length(refused),
 		skips = (select coalesce(jsonb_agg(s order by o), '[]') from jsonb_array_elements(skips || refused) with ordinality as x(s, o) where o <= 1000),
 		marked_at = coalesce(last_at, marked_at), marked_id = coalesce(last_id, marked_id),
 		state = case when (n = batch or locked > 0) and coalesce(matched + taken < max_jobs, true) then 'marking' when canary > 0 then 'canary' else 'running' end
@@ -359,6 +392,7 @@ declare
 	marking boolean := false;
 	n int;
 	late text[];
+	idle text[];
 	picked text[];
 	slots timestamptz[];
 	slot timestamptz;
@@ -378,38 +412,61 @@ begin
 	wait := '1 second'; -- someone else is at it
 	for q in select * from redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
-		q.released := array(select id from jobs where id = any(q.released) and state in ('available', 'scheduled', 'retryable') order by scheduled_at, id);
-		late := array(select id from jobs where id = any(q.released) and scheduled_at < as_of - patience order by scheduled_at, id);
-		if cardinality(late) > 0 then
-			-- Nobody claims them. They are taken back but for one: when that has gone, somebody does.
+		-- What nobody has claimed since. Where some of a kind are late, nobody works that kind: its jobs are taken back but
+		-- for one, and no more of them are let go until that one has gone.
+		q.released := coalesce((
+			select jsonb_object_agg(j.id, j.claim_seq) from jobs j
+			where j.id = any(array(select jsonb_object_keys(q.released))) and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
+		late := array(
+			select distinct on (j.kind) j.id from jobs j
+			where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
+		idle := array(select j.kind from jobs j where j.id = any(late));
+		if idle <> '{}' then
 			with held as materialized (
-				select id from jobs where id = any(q.released) and id <> late[1] and state in ('available', 'scheduled', 'retryable') order by id for update skip locked
+				select j.id from jobs j
+				where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle)
+					and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
+					and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
+				order by j.id for update of j skip locked
+			), back as (
+				update jobs set state = 'parked', scheduled_at = 'infinity', paced_at = coalesce(redriven_at, as_of)
+				where id = any(array(select id from held)) returning id
 			)
-			update jobs set state = 'parked', scheduled_at = 'infinity', paced_at = coalesce(redriven_at, as_of) where id = any(array(select id from held));
-			update redrive_queues set ticked_at = as_of, released = late[1:1] where queue = q.queue;
-			continue;
+			select q.released - coalesce(array_agg(id), '{}') into q.released from back;
 		end if;
-		if q.ticked_at > as_of then -- the server's clock has gone back
+		if q.ticked_at > as_of + interval '1 second' then -- the server's clock has gone back
 			q.next_at := q.next_at - (q.ticked_at - as_of);
 		end if;
 		slot := greatest(q.next_at, as_of);
 		let_go := '{}';
-		for r in select * from redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by id for update skip locked loop
+		for r in select * from redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by random() for update skip locked loop
 			n := least(ceil(extract(epoch from as_of + ahead - slot) * r.rate), 2000);
-			if r.state = 'canary' then
-				n := least(n, r.canary - r.released);
-			end if;
 			continue when n <= 0;
-			select * into picked, q.key from drover_redrive_next(r, q.queue, q.key, n, as_of);
-			continue when picked = '{}';
-			slots := array(select slot + (i - 1) / r.rate * interval '1 second' from generate_series(1, cardinality(picked)) as i);
-			slot := slots[cardinality(slots)] + 1 / r.rate * interval '1 second';
-			n := drover_redrive_let_go(r, picked, slots);
-			released := released + n;
-			let_go := let_go || picked;
+			begin
+				-- Canaries that were taken back are the first to go again.
+				picked := case when r.state = 'canary' then array(
+					select j.id from jobs j
+					where j.id = any(array(select jsonb_object_keys(r.canaries))) and j.queue = q.queue and j.state = 'parked' and j.paced_at <= as_of and j.kind <> all(idle)
+					order by j.paced_at, j.id limit n) else '{}' end;
+				if picked = '{}' then
+					if r.state = 'canary' then
+						n := least(n, r.canary - r.released);
+					end if;
+					continue when n <= 0;
+					select * into picked, q.key from drover_redrive_next(r, q.queue, q.key, n, idle, as_of);
+				end if;
+				continue when picked = '{}';
+				slots := array(select slot + (i - 1) / r.rate * interval '1 second' from generate_series(1, cardinality(picked)) as i);
+				released := released + drover_redrive_let_go(r, picked, slots);
+				slot := slots[cardinality(slots)] + 1 / r.rate * interval '1 second';
+				let_go := let_go || picked;
+			exception when others then -- a row that the application's own constraints refuse must not hold up other redrives
+				update redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
+			end;
 		end loop;
 		update redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key,
-			released = q.released || let_go where queue = q.queue;
+			released = q.released || coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}')
+		where queue = q.queue;
 		if let_go <> '{}' then
 			perform drover_wake(q.queue, as_of);
 		end if;
@@ -426,7 +483,7 @@ $$;
 comment on function drover_pace(timestamptz) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. wait is when to call again, null when no redrive is under way; where keys are capped, a job that ends makes room before that.';
 
 -- +goose StatementBegin
-create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
+create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
 declare
 	keys text[];
 begin
@@ -434,7 +491,8 @@ begin
 	-- Jobs without a key go by their turn.
 	picked := array(
 		select j.id from jobs j
-		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of and (j.finalized_at is null or j.finalized_at = j.paced_at)
+		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
+			and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle)
 		order by j.paced_at, j.id limit n);
 	last_key := '';
 	if r.per_key is null then
@@ -462,7 +520,8 @@ begin
 		select p.id from unnest(keys) as k(key)
 		cross join lateral (
 			select j.id, j.paced_at from jobs j
-			where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = k.key and j.paced_at <= as_of and (j.finalized_at is null or j.finalized_at = j.paced_at)
+			where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = k.key and j.paced_at <= as_of
+				and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle)
 			order by j.paced_at, j.id
 			limit greatest(0, r.per_key - (select count(*) from redrives o join jobs i on i.redrive_id = o.id
 				where o.finished_at is null and i.queue = of_queue and i.pace_key = k.key and i.paced_at = 'infinity' and i.finalized_at is null))
@@ -471,7 +530,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_next(redrives, text, text, int, timestamptz) is 'The jobs of a redrive that may go next, within the caps of their keys. Part of drover_pace.';
+comment on function drover_redrive_next(redrives, text, text, int, text[], timestamptz) is 'The jobs of a redrive that may go next, within the caps of their keys. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_let_go(r redrives, picked text[], slots timestamptz[]) returns int language plpgsql as $$
@@ -482,7 +541,7 @@ declare
 begin
 	-- is true: by primary key, whatever the statistics say of redrive_id.
 	held := array(select j from jobs j where j.id = any(picked) and (j.redrive_id = r.id) is true
-		and isfinite(j.paced_at) and (j.finalized_at is null or j.finalized_at = j.paced_at) order by j.id for update skip locked);
+		and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at) order by j.id for update skip locked);
 	select array_agg(h.id order by h.id) into gone from unnest(held) h where h.finalized_at is not null and h.expires_at <= clock_timestamp();
 	if gone is not null then
 		update jobs set paced_at = null where id = any(gone);
@@ -519,14 +578,16 @@ begin
 		where j.id = any(array(select jsonb_object_keys(r.canaries)));
 		if failed > r.canary_failures then
 			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')));
-		elsif open = 0 and (r.released >= r.canary or r.released >= r.matched) then
+		elsif open = 0 and (r.released >= r.canary
+				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at))) then
 			update redrives set state = 'running' where id = r.id;
 		end if;
 		return;
 	end if;
 	update redrives set state = 'done', finished_at = clock_timestamp()
 	where id = r.id and not exists (
-		select from jobs j where j.redrive_id = r.id and j.paced_at is not null and (j.finalized_at is null or j.finalized_at = j.paced_at));
+		select from jobs j where j.redrive_id = r.id and j.paced_at is not null
+			and (j.paced_at = 'infinity' and j.finalized_at is null or j.state = 'parked' or j.finalized_at = j.paced_at));
 end
 $$;
 -- +goose StatementEnd
@@ -534,12 +595,12 @@ comment on function drover_redrive_judge(redrives) is 'Moves a redrive on: from 
 
 -- +goose StatementBegin
 create function drover_redrive_let_lie(r redrives, as_of timestamptz, batch int default 1000) returns void language plpgsql as $$
-declare
-	n bigint;
 begin
-	-- Dead jobs stay dead. Those that have run under it and wait for a place go on by themselves; parked ones that have not stay parked.
+	-- Dead jobs stay dead. Those that have run under it and wait for a place go on by themselves; parked ones that have
+	-- not stay parked. Those that are out count for their keys until they have ended.
 	with held as materialized (
-		select id from jobs where redrive_id = r.id and paced_at is not null order by queue, pace_key, paced_at, id limit batch for update skip locked
+		select id from jobs where redrive_id = r.id and (isfinite(paced_at) or paced_at = 'infinity' and finalized_at is not null)
+		order by queue, pace_key, paced_at, id limit batch for update skip locked
 	)
 	update jobs set paced_at = null,
 		state = case when state = 'parked' and (r.filter->>'state' is distinct from 'parked' or attempted_at >= r.created_at) then 'retryable' else state end,
@@ -593,11 +654,13 @@ drop function drover_redrive_pause(text, boolean);
 drop function drover_redrive_let_lie(redrives, timestamptz, int);
 drop function drover_redrive_judge(redrives);
 drop function drover_redrive_let_go(redrives, text[], timestamptz[]);
-drop function drover_redrive_next(redrives, text, text, int, timestamptz);
+drop function drover_redrive_next(redrives, text, text, int, text[], timestamptz);
 drop function drover_pace(timestamptz);
 drop function drover_redrive_mark(text, int);
 drop function drover_redrive_preview(jsonb);
 drop function drover_redrive_start(jsonb);
+drop function drover_redrive_check(redrives);
+drop function drover_redrive_key(redrives);
 drop function drover_redrive_candidates(redrives);
 drop function drover_redrive_plan(jsonb);
 drop function drover_release(text[], timestamptz[], int, jsonb);

@@ -201,14 +201,17 @@ begin
 	where exists (select from jobs j where j.parked_build = o.build and j.finalized_at is null and j.state = 'parked')
 	limit 1;
 	start := greatest(clock_timestamp(), (select max(slots_to) from builds));
+	-- One that was settled while its group's policy was lifted waits for the newest build, without need.
 	ids := array(
-		select j.id from jobs j where j.parked_build = over and j.finalized_at is null and j.state = 'parked'
+		select j.id from jobs j
+		where j.parked_build = coalesce(over, newest) and j.finalized_at is null and j.state = 'parked'
+			and (over is not null or not exists (select from failure_groups g where g.fingerprint = j.fingerprint and g.policy = 'park'))
 		order by j.fingerprint, j.id
 		limit greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int) for update skip locked);
 	if ids = '{}' then
 		return 0;
 	end if;
-	update jobs set state = 'retryable', parked_build = null,
+	update jobs set state = 'retryable', parked_build = null, paced_at = null,
 		scheduled_at = start + array_position(ids, id) * interval '1 second' / rate
 	where id = any(ids);
 	update builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
