@@ -1,0 +1,257 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A redrive shares its jobs with others who act on them: what it must let be, and what it must not lose.
+
+// until lets time pass, work done, until the condition holds.
+func (v *virtual) until(t testing.TB, sql string) {
+	t.Helper()
+	for range 400 {
+		if value[bool](t, v.testDB, sql) {
+			return
+		}
+		v.pass(t, time.Second/4)
+		v.work(t)
+	}
+	t.Fatalf("not within 100 s: %s\n%s", sql, value[string](t, v.testDB, `select string_agg(format('%s %s released %s of %s %s', id, state, released, matched, note), E'\n') from redrives`))
+}
+
+func (v *virtual) redrive(t testing.TB, plan RedrivePlan) *Redrive {
+	t.Helper()
+	r, err := v.client.Redrive(t.Context(), plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// D-5: what a redrive has released and done with is nobody's to take back.
+func TestRedriveLetsTheJobsOfEndedOnesBe(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 60, 1)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Limit: 20, Rate: 100})
+	v.pass(t, 0)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 20})
+	v.pass(t, time.Second/4)
+	v.pass(t, 2*time.Second) // workers are busy
+	if n := value[int](t, v.testDB, `select count(*) from jobs j join redrives r on r.id = j.redrive_id where r.state = 'done' and j.state = 'parked'`); n > 0 {
+		t.Fatalf("%d jobs of an ended redrive are parked", n)
+	}
+	v.until(t, `select count(*) = 60 from jobs where state = 'completed'`)
+}
+
+// D-6: canaries that nobody claimed in time go again.
+func TestRedriveCanariesThatWereTakenBackGoAgain(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 30, 1)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Canary: 5})
+	v.pass(t, 0)
+	v.pass(t, 2*time.Second)
+	if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'parked'`); n != 4 {
+		t.Fatalf("%d taken back, want all but one", n)
+	}
+	v.until(t, `select count(*) = 30 from jobs where state = 'completed' and redrives = 1`)
+}
+
+// D-6: a redrive whose dead jobs went another way does not wait for canaries that are none.
+func TestRedriveSmallerThanItsCanary(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 3, 1)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1, Canary: 10})
+	v.pass(t, 0)
+	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil); err != nil {
+		t.Fatal(err)
+	}
+	v.until(t, `select state = 'done' from redrives`)
+}
+
+// D-5: a job that others made run is theirs, and holds up no other redrive.
+func TestRedriveLetsRunningJobsBe(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 10, 1)
+	v.exec(t, `insert into jobs (kind, state, scheduled_at) select 'parked', 'parked', 'infinity' from generate_series(1, 3)`)
+	v.redrive(t, RedrivePlan{Filter: Filter{State: Parked}})
+	v.exec(t, `update jobs set state = 'running', claimed_by = 'elsewhere', scheduled_at = now(), queue = 'default' where kind = 'parked' and id = (select min(id) from jobs where kind = 'parked')`)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}})
+	v.pass(t, 0)
+	v.pass(t, time.Second/4)
+	if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'running' and claimed_by = 'elsewhere'`); n != 1 {
+		t.Error("the running job was touched")
+	}
+	if n := value[int](t, v.testDB, `select count(*) from jobs where kind = 'job' and redrives = 1`); n != 10 {
+		t.Errorf("%d of 10 of the other redrive", n)
+	}
+}
+
+// D-5: one bad row holds up its own redrive, and says so, not the others.
+func TestRedriveThatIsRefusedHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 10, 1)
+	v.exec(t, `update jobs set queue = 'bad' where args @> '{"n": 1}'`)
+	v.exec(t, `alter table jobs add constraint mine check (queue <> 'bad' or finalized_at is not null)`)
+	bad := v.redrive(t, RedrivePlan{Filter: Filter{Queue: "bad"}})
+	v.redrive(t, RedrivePlan{Filter: Filter{Queue: "default"}})
+	v.until(t, `select count(*) = 9 from jobs where state = 'completed'`)
+	if got, err := v.client.GetRedrive(t.Context(), bad.ID); err != nil || got.State != RedriveRunning || got.Note == "" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// D-5, F-4: a released job whose run failed waits for its backoff, whoever is late beside it.
+func TestRedriveLetsBackoffsBe(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 10, 1)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 10})
+	v.pass(t, 0)
+	failed := value[string](t, v.testDB, `select id from jobs where state = 'available' order by scheduled_at limit 1`)
+	v.exec(t, `update jobs set state = 'retryable', attempt = 1, claim_seq = claim_seq + 1, scheduled_at = $2::timestamptz + interval '1 hour' where id = $1`, failed, v.at)
+	v.pass(t, 3*time.Second)
+	if got := value[string](t, v.testDB, `select state || ' ' || (scheduled_at - $2::timestamptz) from jobs where id = $1`, failed, v.at); got != "retryable 00:59:57" {
+		t.Error(got)
+	}
+}
+
+// D-5: a kind that nobody works waits alone.
+func TestRedriveOfAKindThatNobodyWorks(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 100, 1)
+	v.exec(t, `update jobs set kind = 'gone' where (args->>'n')::int <= 5`) // the oldest
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 20})
+	for range 60 {
+		v.pass(t, time.Second/4)
+		v.exec(t, virtualStart+` and kind = 'job'`, v.at)
+		v.exec(t, virtualEnd, v.at)
+	}
+	if n := value[int](t, v.testDB, `select count(*) from jobs where kind = 'job' and state = 'completed'`); n != 95 {
+		t.Errorf("%d of 95 came back", n)
+	}
+	if n := value[int](t, v.testDB, `select count(*) from jobs where kind = 'gone' and state = 'available'`); n != 1 {
+		t.Errorf("%d of the others are due, want one", n)
+	}
+	v.until(t, `select count(*) = 100 from jobs where state = 'completed'`) // somebody comes
+}
+
+// B-3: jobs that an aborted redrive has out count for their keys until they have ended.
+func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 20, 1)
+	first := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 3})
+	v.pass(t, 0)
+	v.exec(t, virtualStart, v.at.Add(time.Second))
+	if err := v.client.AbortRedrive(t.Context(), first.ID, "slower"); err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, time.Second/4)
+	second := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 3})
+	if second.Matched != 17 {
+		t.Fatalf("%+v", second)
+	}
+	v.pass(t, time.Second/4)
+	v.pass(t, time.Second/4)
+	if n := value[int](t, v.testDB, `select count(*) from jobs where finalized_at is null and state <> 'parked'`); n != 3 {
+		t.Errorf("%d of one key are out", n)
+	}
+	v.until(t, `select count(*) = 20 from jobs where state = 'completed'`)
+	v.pass(t, time.Second)
+	if got := value[int](t, v.testDB, `select count(*) from redrives where finished_at is not null`); got != 2 {
+		t.Errorf("%d of 2 redrives have finished", got)
+	}
+}
+
+// D-7: what comes back from the archive can be redriven, whatever redrive had a hold on it.
+func TestRedriveOfRestoredJobs(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 3, 1)
+	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
+	if moved, err := v.client.Archive(t.Context(), Filter{State: Discarded}, nil); err != nil || moved.Jobs != 3 {
+		t.Fatal(moved, err)
+	}
+	v.until(t, `select state = 'done' from redrives`)
+	if moved, err := v.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 {
+		t.Fatal(moved, err)
+	}
+	if r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}}); r.Matched != 3 || r.Skipped != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// D-1: the pruner leaves what a redrive holds.
+func TestPruningLeavesWhatARedriveHolds(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 3, 1)
+	v.exec(t, `insert into queues (name, discarded_retention) values ('default', '1 second')`)
+	v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
+	r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
+	const prune = `select deleted from drover_retain('', '1 day', '1 day')`
+	if n := value[int](t, v.testDB, prune); n != 0 {
+		t.Errorf("%d jobs deleted that a redrive holds", n)
+	}
+	if err := v.client.AbortRedrive(t.Context(), r.ID, ""); err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, 0)
+	if n := value[int](t, v.testDB, prune); n != 3 {
+		t.Errorf("%d jobs deleted, want 3", n)
+	}
+}
+
+// D-10: a job that was parked while its group's policy was being lifted comes back.
+func TestUnparkWhatTheLiftedPolicyParkedLast(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into builds (build) values ('v1')`)
+	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, policy, park_build)
+		values ('00000000000000aa', 'job', 'error', now(), now(), 1, 1, '', 'park', 'v1'), ('00000000000000bb', 'job', 'error', now(), now(), 1, 1, '', null, null)`)
+	db.exec(t, `insert into jobs (kind, state, scheduled_at, fingerprint, parked_build, errors_total)
+		values ('job', 'parked', 'infinity', '00000000000000aa', 'v1', 1), ('job', 'parked', 'infinity', '00000000000000bb', 'v1', 1)`)
+	if n := value[int](t, db, `select drover_unpark()`); n != 1 {
+		t.Errorf("%d came back", n)
+	}
+	if got := value[string](t, db, `select fingerprint from jobs where state = 'retryable'`); got != "00000000000000bb" {
+		t.Error(got)
+	}
+}
+
+// O-1: a failed run of a capped job is told as failed: it will be retried.
+func TestFailuresOfCappedJobsAreTold(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.bury(t, 1, 1)
+	var log eventLog
+	told := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()})
+	if _, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}); err != nil {
+		t.Fatal(err)
+	}
+	var runs atomic.Int64
+	told.run(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Millisecond)}}, Lease: time.Second, Workers: []Worker{
+		dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error {
+			if runs.Add(1) == 1 {
+				return errors.New("not yet")
+			}
+			return nil
+		}),
+	}})
+	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'completed'`) == 1 })
+	id := value[string](t, db, `select id from jobs`)
+	eventually(t, func() bool { return log.count(id, "completed") == 1 })
+	if failed, parked := log.count(id, "failed"), log.count(id, "parked"); failed != 1 || parked != 0 {
+		t.Errorf("told %d times failed, %d times parked", failed, parked)
+	}
+}
