@@ -113,7 +113,7 @@ func TestRedriveThatIsRefusedHoldsUpNoOther(t *testing.T) {
 func TestRedriveLetsBackoffsBe(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 10, 1)
+	v.bury(t, 30, 1)
 	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 10})
 	v.pass(t, 0)
 	failed := value[string](t, v.testDB, `select id from jobs where state = 'available' order by scheduled_at limit 1`)
