@@ -119,6 +119,9 @@ type moment struct {
 func (m *moment) Set(text string) (err error) {
 	*m = moment{text: text}
 	if m.time, err = time.Parse(time.RFC3339, text); err == nil {
+		if m.time.IsZero() { // a program's unset time: it would pass for a flag that was not given
+			return fmt.Errorf("is the zero time")
+		}
 		return nil
 	}
 	if days, found := strings.CutSuffix(text, "d"); found {

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os/user"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +47,7 @@ func newRedriveStartCommand(a *app) *cobra.Command {
 		if len(ids) == 0 && !givenFilter(cmd) {
 			return usagef("which jobs? --all means every dead one; see %s --help for the others", cmd.CommandPath())
 		}
-		if err := pick.check(cmd, ids); err != nil {
+		if err := errors.Join(pick.check(cmd, ids), how.check(cmd)); err != nil {
 			return err
 		}
 		return redriveNames(a.startRedrive(cmd.Context(), pick, how))
@@ -62,8 +65,11 @@ func newFailuresRedriveCommand(a *app) *cobra.Command {
 	}
 	how := addRedriveFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		pick := &filterFlags{filter: drover.Filter{Fingerprint: strings.ToLower(strings.TrimSpace(args[0]))}}
-		return redriveNames(a.startRedrive(cmd.Context(), pick, how))
+		print := strings.ToLower(strings.TrimSpace(args[0]))
+		if err := errors.Join(checkFingerprint(print), how.check(cmd)); err != nil {
+			return err
+		}
+		return redriveNames(a.startRedrive(cmd.Context(), &filterFlags{filter: drover.Filter{Fingerprint: print}}, how))
 	}
 	return cmd
 }
@@ -91,6 +97,25 @@ func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	f.BoolVar(&how.dryRun, "dry-run", false, "show what would come back, and change nothing")
 	f.BoolVar(&how.watch, "watch", false, "show the progress until it has ended")
 	return how
+}
+
+// check refuses what says the contrary of what it would do: a variable that is not set must not mean the default.
+func (how *redriveFlags) check(cmd *cobra.Command) error {
+	for _, name := range []string{"rate", "per-key", "limit", "max-attempts", "key-from", "args-patch", "by"} {
+		flag := cmd.Flags().Lookup(name)
+		if value := flag.Value.String(); flag.Changed && (value == "" || value == "0") {
+			return usagef("--%s is %s; leave it out for the default", name, cmp.Or(value, "empty"))
+		}
+	}
+	return nil
+}
+
+// checkFingerprint refuses what no failure can have.
+func checkFingerprint(print string) error {
+	if len(print) != 16 || strings.Trim(print, "0123456789abcdef") != "" {
+		return usagef("%q is not a fingerprint: 16 hexadecimal digits", shorten(print, 40))
+	}
+	return nil
 }
 
 // redriveNames calls what the library refused by its flag.
@@ -124,21 +149,47 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	if err != nil {
 		return err
 	}
-	if how.watch {
+	if a.json && !how.watch {
+		if err := a.printJSON(r); err != nil {
+			return err
+		}
+	} else {
+		a.tellStarted(r)
+	}
+	switch {
+	case r.Matched == 0:
+		return fmt.Errorf("no job comes back")
+	case how.watch:
 		return a.watchRedrive(ctx, s, r.ID)
 	}
-	if a.json {
-		return a.printJSON(r)
+	return nil
+}
+
+// tellStarted says what was begun, on standard error: --watch and --json have standard output for the end.
+func (a *app) tellStarted(r *drover.Redrive) {
+	fmt.Fprintf(a.stderr, "redrive %s: %s come back, %g a second and queue", r.ID, plural(r.Matched, "job"), r.Rate)
+	if r.PerKey > 0 {
+		fmt.Fprintf(a.stderr, ", at most %d of one key at once", r.PerKey)
 	}
-	fmt.Fprintf(a.stdout, "redrive %s: %s come back, %g a second\n", r.ID, plural(r.Matched, "job"), r.Rate)
+	fmt.Fprintf(a.stderr, "\nwatch it: %s\nend it:   %s\n", a.again("redrive watch", r.ID), a.again("redrive abort", r.ID))
+	if r.Unkeyed > 0 {
+		fmt.Fprintf(a.stderr, "%s of them have no key, and are not capped\n", plural(r.Unkeyed, "job"))
+	}
+	why := map[string][]string{}
 	for _, skip := range r.Skips {
-		fmt.Fprintf(a.stdout, "skipped %s: %s\n", skip.ID, printable(skip.Why))
+		why[skip.Why] = append(why[skip.Why], skip.ID)
+	}
+	for _, reason := range slices.Sorted(maps.Keys(why)) {
+		ids := why[reason]
+		fmt.Fprintf(a.stderr, "%d skipped, %s: %s", len(ids), printable(reason), strings.Join(ids[:min(len(ids), 5)], " "))
+		if len(ids) > 5 {
+			fmt.Fprint(a.stderr, " …")
+		}
+		fmt.Fprintln(a.stderr)
 	}
 	if more := r.Skipped - int64(len(r.Skips)); more > 0 {
-		fmt.Fprintf(a.stdout, "and %d more skipped\n", more)
+		fmt.Fprintf(a.stderr, "%d more skipped\n", more)
 	}
-	fmt.Fprintf(a.stdout, "watch it: %s\nend it:   %s\n", a.again("redrive watch", r.ID), a.again("redrive abort", r.ID))
-	return nil
 }
 
 func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.RedrivePlan) error {
@@ -157,15 +208,15 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 		return nil
 	}
 	var total, skipped int64
-	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "SKIPPED", "NEWEST ERROR"}}
+	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "EXPIRED", "HELD", "NO KEY", "NEWEST ERROR"}}
 	for _, g := range groups {
 		total, skipped = total+g.Jobs, skipped+g.Expired+g.Held
-		rows = append(rows, []string{fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Fingerprint, fmt.Sprint(g.Expired + g.Held), shorten(g.Error, 60)})
+		rows = append(rows, []string{fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Fingerprint, fmt.Sprint(g.Expired), fmt.Sprint(g.Held), fmt.Sprint(g.Unkeyed), shorten(g.Error, 60)})
 	}
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "\n%s would come back", plural(total-skipped, "job"))
+	fmt.Fprintf(a.stdout, "\n%s would come back, %g a second and queue", plural(total-skipped, "job"), cmp.Or(plan.Rate, 50))
 	if plan.Limit > 0 && int64(plan.Limit) < total-skipped {
 		fmt.Fprintf(a.stdout, ", the first %d by --limit", plan.Limit)
 	}
@@ -204,20 +255,36 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 		if list == nil {
 			list = []drover.Redrive{}
 		}
+		for i := range list {
+			list[i].Skips = nil
+		}
 		return a.printJSON(list)
 	}
 	if len(list) == 0 {
 		fmt.Fprintln(a.stdout, "no redrives")
 		return nil
 	}
-	rows := [][]string{{"ID", "STATE", "RELEASED", "SKIPPED", "RATE", "BY", "BEGUN", "WHY"}}
+	rows := [][]string{{"ID", "STATE", "RELEASED", "SKIPPED", "RATE", "FILTER", "BY", "BEGUN", "WHY"}}
 	for _, r := range list {
 		rows = append(rows, []string{
-			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
+			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate), shorten(filterText(r.Filter), 40),
 			shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.TrimSpace(r.Why+" "+r.Note), 60),
 		})
 	}
 	return table(a.stdout, rows)
+}
+
+// filterText is a filter in a few words: kind=charge queue=payments.
+func filterText(raw json.RawMessage) string {
+	var keys map[string]any
+	if json.Unmarshal(raw, &keys) != nil {
+		return compact(raw)
+	}
+	var words []string
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		words = append(words, fmt.Sprintf("%s=%v", key, keys[key]))
+	}
+	return strings.Join(words, " ")
 }
 
 func redriveState(r *drover.Redrive) string {
@@ -231,7 +298,8 @@ func newRedriveWatchCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch ID",
 		Short: "Show a redrive's progress until it has ended",
-		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the showing, not the redrive.
+		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the showing, not the redrive. A lost connection is
+waited for, half a minute.
 
 With --json it prints the redrive once, as it stands.`,
 		Args: args(cobra.ExactArgs(1)),
@@ -249,20 +317,44 @@ With --json it prints the redrive once, as it stands.`,
 // watchInterval is between looks at a redrive.
 const watchInterval = 500 * time.Millisecond
 
+// lostPatience is how long a watch waits for a database that went away.
+const lostPatience = 30 * time.Second
+
+const sqlAnyoneAlive = `
+select exists (select from supervisors where lost_at is null and not draining and beat_at >= now() - lease_ms * interval '1 ms')`
+
 // watchRedrive shows a bar that moves, where a person looks on, and otherwise a line each time something has changed.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	moving := a.moving
+	lost := time.Time{} // since when the database does not answer
 	for shown := ""; ; {
 		r, err := s.client.GetRedrive(ctx, id)
-		if err != nil {
-			return err
+		switch {
+		case err == nil:
+			lost = time.Time{}
+		case ctx.Err() != nil || errors.Is(err, drover.ErrNotFound) || !lost.IsZero() && time.Since(lost) > lostPatience:
+			return fmt.Errorf("%w; the redrive, if there is one, goes on: %s", err, a.again("redrive watch", id))
+		case lost.IsZero():
+			lost = time.Now()
+			fmt.Fprintf(a.stderr, "\nthe database does not answer, tried again for %s: %v\n", span(lostPatience), err)
+			fallthrough
+		default:
+			select {
+			case <-ctx.Done():
+			case <-ticker.C:
+			}
+			continue
 		}
 		if a.json {
 			return a.printJSON(r)
 		}
 		line := progress(r)
+		var alive bool
+		if err := s.pool.QueryRow(ctx, sqlAnyoneAlive).Scan(&alive); err == nil && !alive {
+			line += "  no supervisor is alive"
+		}
 		switch {
 		case moving:
 			fmt.Fprintf(a.stderr, "\r\x1b[K%s", line)
@@ -286,9 +378,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 		}
 		select {
 		case <-ctx.Done():
-			if moving {
-				fmt.Fprintln(a.stderr)
-			}
+			fmt.Fprintf(a.stderr, "\nthe redrive goes on; end it: %s\n", a.again("redrive abort", id))
 			return ctx.Err()
 		case <-ticker.C:
 		}

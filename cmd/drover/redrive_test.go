@@ -19,15 +19,15 @@ func TestRedrive(t *testing.T) {
 	}
 	sh.run(t, "jobs", "discard", "--kind", "charge", "--yes").ok(t)
 
-	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "2").ok(t).says(t, "3  ", "operator", "3 jobs would come back, the first 2 by --limit")
+	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "2").ok(t).says(t, "3  ", "operator", "3 jobs would come back, 50 a second and queue, the first 2 by --limit")
 	if groups := decode[[]drover.RedriveGroup](t, sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--json").ok(t)); len(groups) != 1 || groups[0].Jobs != 3 {
 		t.Errorf("%+v", groups)
 	}
 	sh.run(t, "redrive", "start", "--kind", "refund", "--dry-run").ok(t).says(t, "no jobs")
 
 	ghost := strings.Repeat("0", 26)
-	sh.run(t, "redrive", "start", "--kind", "charge", "--why", "bank is back", "--by", "ann").ok(t).says(t, "3 jobs come back, 50 a second", "redrive watch", "redrive abort")
-	r := decode[drover.Redrive](t, sh.run(t, "redrive", "start", ghost, "--json").ok(t))
+	sh.run(t, "redrive", "start", "--kind", "charge", "--why", "bank is back", "--by", "ann").ends(t, 0, "3 jobs come back, 50 a second", "redrive watch", "redrive abort")
+	r := decode[drover.Redrive](t, sh.run(t, "redrive", "start", ghost, "--json").ends(t, 1, "no job comes back"))
 	if r.Matched != 0 || r.Skipped != 1 || r.Skips[0].ID != ghost || r.By == "" {
 		t.Errorf("%+v", r)
 	}
@@ -37,7 +37,7 @@ func TestRedrive(t *testing.T) {
 	}
 	id := strings.ToLower(list[1].ID)
 	sh.run(t, "redrive", "pause", id).ok(t).says(t, "running, paused, 0 of 3 released")
-	sh.run(t, "redrive", "list").ok(t).says(t, "running, paused", "0/3", "50/s", "ann", "bank is back")
+	sh.run(t, "redrive", "list").ok(t).says(t, "running, paused", "0/3", "50/s", "kind=charge", "ann", "bank is back")
 	sh.run(t, "redrive", "resume", id).ok(t).says(t, "running, 0 of 3 released")
 	if got := decode[drover.Redrive](t, sh.run(t, "redrive", "watch", id, "--json").ok(t)); got.State != drover.RedriveRunning {
 		t.Errorf("%+v", got)
@@ -90,6 +90,14 @@ func TestRedriveErrors(t *testing.T) {
 		{2, "--limit:", "start --all --limit -1"},
 		{2, "--max-attempts:", "start --all --max-attempts -1"},
 		{2, "--args-patch:", "start --all --args-patch []"},
+		{2, "--rate is 0", "start --all --rate 0"},
+		{2, "--limit is 0", "start --all --limit 0"},
+		{2, "--per-key is 0", "start --all --per-key 0"},
+		{2, "--max-attempts is 0", "start --all --max-attempts 0"},
+		{2, "--key-from is empty", "start --all --per-key 1 --key-from="},
+		{2, "--args-patch is empty", "start --all --args-patch="},
+		{2, "--canary-failures:", "start --all --canary-failures 1"},
+		{2, "zero time", "start --created-before 0001-01-01T00:00:00Z"},
 		{1, "only discarded, cancelled and parked", "start --state running"},
 		{2, "--limit 0", "list --limit 0"},
 		{1, "not found", "watch x"},
@@ -128,4 +136,6 @@ func TestFailuresRedrive(t *testing.T) {
 	if r := decode[drover.Redrive](t, sh.run(t, "failures", "redrive", "C0FFEE00C0FFEE00", "--json").ok(t)); r.Matched != 1 {
 		t.Errorf("%+v", r)
 	}
+	sh.run(t, "failures", "redrive", "zz").ends(t, 2, "not a fingerprint")
+	sh.run(t, "failures", "redrive", "0123456789abcdef").ends(t, 1, "no job comes back")
 }
