@@ -480,7 +480,7 @@ func TestASecondSettleInOneRun(t *testing.T) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				name := fmt.Sprintf("%s, %s, kept for %v", b.name, level, retention)
 				twice := func(j *Job, tx testTx) {
-					for _, err := range []error{j.CompleteTx(context.Background(), tx), j.SettleTx(context.Background(), tx, errNope)} { //nolint:contextcheck // the test's own
+					for _, err := range []error{j.CompleteTx(context.Background(), tx), j.SettleTx(context.Background(), tx, errNope)} {
 						if !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "settled job "+j.ID+" already") {
 							t.Errorf("%s: %v, want ErrState", name, err)
 						}
