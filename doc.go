@@ -28,7 +28,8 @@
 //
 // Available, scheduled and retryable jobs are claimed as soon as they are due: nothing promotes them, so the delay
 // that a strategy asked for is the delay that happens. The state parked is for jobs that wait for something other
-// than time: for a build that mends what they fail with (FailurePark).
+// than time: for a build that mends what they fail with (FailurePark), or for a place among the jobs of their key in a
+// paced redrive.
 //
 // # How it is used
 //
@@ -86,6 +87,20 @@
 //	store_pg_redrives.go     SQL: redrives
 //	store_pg_archive.go      SQL: the archive and alerts
 //
-// Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, docs/sql.md
-// and its neighbours what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.
+// Some of the logic is SQL, in migrations, beside the tables and views:
+//
+//	00001_core.sql          enqueue, wake, the verbs over one job
+//	00002_dead_letters.sql  filters and lists
+//	00003_redrives.sql      the pace of redrives
+//	00004_bulk_verbs.sql    verbs over many jobs
+//	00005_blame.sql         what is known of deaths; who judges is in Go
+//	00006_failures.sql      failure groups and their policies
+//	00007_budgets.sql       the calendar of retries
+//	00008_retention.sql     follow-ups, archive, alerts
+//
+// The command is in cmd/drover, a program in examples/webhook. The rest is internal: internal/demo and internal/bench,
+// which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests.
+//
+// docs/adr says why things are as they are, docs/configuration.md lists the settings, docs/sql.md and its neighbours say
+// what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.
 package drover

@@ -283,7 +283,8 @@ func TestWorkerRoleOfTheDocuments(t *testing.T) {
 // The tables of settings name exactly the fields there are, in their order.
 func TestConfigurationTables(t *testing.T) {
 	t.Parallel()
-	raw, err := os.ReadFile("README.md")
+	const file = "docs/configuration.md"
+	raw, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,7 +298,7 @@ func TestConfigurationTables(t *testing.T) {
 		}
 		_, table, found := strings.Cut(string(raw), "\n| `"+kind.Name()+"` |")
 		if !found {
-			t.Errorf("README.md has no table of %s", kind.Name())
+			t.Errorf("%s has no table of %s", file, kind.Name())
 			continue
 		}
 		table, _, _ = strings.Cut(table, "\n\n")
@@ -306,7 +307,7 @@ func TestConfigurationTables(t *testing.T) {
 			got = append(got, row[1])
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("README.md tells of these fields of %s:\n%v\nit has:\n%v", kind.Name(), got, want)
+			t.Errorf("%s tells of these fields of %s:\n%v\nit has:\n%v", file, kind.Name(), got, want)
 		}
 	}
 }

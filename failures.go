@@ -66,7 +66,8 @@ type FailureFilter struct {
 	Limit  int // the so many seen last; zero means 50, at most 10,000
 }
 
-// Failures reads failure groups, the one seen last first. To count discarded jobs it reads an index of them all.
+// Failures reads failure groups, the one seen last first. A supervisor adds up what has failed every sixth of its
+// lease, so the groups lag by that much. To count discarded jobs it reads an index of them all.
 // Errors: *InvalidError.
 func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems

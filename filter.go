@@ -14,7 +14,7 @@ type Filter struct {
 	Queue       string
 	Kind        string
 	State       State
-	Reason      string // discard reason
+	Reason      string // ReasonAttemptsExhausted, ...
 	Class       string // of the last failed run: error, throttled, panic, timeout, decode, crash
 	Fingerprint string // of the last failed run
 	Redrive     string // id of the redrive that took the job up last
@@ -48,6 +48,26 @@ type filterDoc struct {
 	All             bool            `json:"all,omitempty"`
 }
 
+// checkWords refuses words that no job has: a slip of the pen would pick nothing and look like success.
+func (f Filter) checkWords(bad *problems) {
+	switch f.State {
+	case "", Available, Scheduled, Retryable, Running, Parked, Completed, Discarded, Cancelled:
+	default:
+		bad.add("Filter.State", "%q is no state", f.State)
+	}
+	switch f.Reason {
+	case "", ReasonAttemptsExhausted, ReasonUnrecoverable, ReasonPanic, ReasonCrashed, ReasonUndecodable, ReasonExpired,
+		ReasonTimeBudget, ReasonOperator, ReasonRetryBudget:
+	default:
+		bad.add("Filter.Reason", "%q is no reason of a discard", f.Reason)
+	}
+	switch f.Class {
+	case "", classError, classThrottled, classPanic, classTimeout, classDecode, classCrash:
+	default:
+		bad.add("Filter.Class", "%q is no class of a failure", f.Class)
+	}
+}
+
 const maxFilterIDs = 10_000
 
 // encode checks the filter and returns it as drover_where reads it.
@@ -56,19 +76,13 @@ func (f Filter) encode(bad *problems) string {
 		IDs: f.IDs, Queue: f.Queue, Kind: f.Kind, State: f.State, Reason: f.Reason, Class: f.Class, Fingerprint: f.Fingerprint,
 		Redrive: f.Redrive, Error: f.Error, Tags: f.Tags, Args: f.Args, All: f.All,
 	}
-	switch f.State {
-	case "", Available, Scheduled, Retryable, Running, Parked, Completed, Discarded, Cancelled:
-	default:
-		bad.add("Filter.State", "%q is no state", f.State)
-	}
+	f.checkWords(bad)
 	if len(f.IDs) > maxFilterIDs {
 		bad.add("Filter.IDs", "%d ids, at most %d", len(f.IDs), maxFilterIDs)
 	}
 	texts := []struct{ field, value string }{
 		{"Filter.Queue", f.Queue},
 		{"Filter.Kind", f.Kind},
-		{"Filter.Reason", f.Reason},
-		{"Filter.Class", f.Class},
 		{"Filter.Fingerprint", f.Fingerprint},
 		{"Filter.Redrive", f.Redrive},
 		{"Filter.Error", f.Error},

@@ -156,7 +156,11 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 		{CreatedAfter: time.Unix(1<<50, 0)},
 		{Error: strings.Repeat("x", 1025)},
 		{Reason: "\x00"},
+		{Reason: "exhausted"},
+		{State: Discarded, Reason: "Panic"},
 		{Class: "\x00"},
+		{Class: "timed out"},
+		{Class: "operator"}, // in errors, but no failure's
 		{Fingerprint: "\x00"},
 		{Redrive: "\x00"},
 	} {
@@ -173,6 +177,28 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 	}
 	if j := db.get(t, id); j.State != Available {
 		t.Errorf("%+v", j)
+	}
+}
+
+// Every reason that the table takes is a word of a filter.
+func TestAFilterKnowsEveryReason(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	reasons := db.idsOf(t, `
+select (regexp_matches(pg_get_constraintdef(oid), '''(\w+)''', 'g'))[1]
+from pg_constraint where conname = 'jobs_discard_reason' and conrelid = 'jobs'::regclass`)
+	if len(reasons) < 9 {
+		t.Fatalf("the table takes %q", reasons)
+	}
+	for _, reason := range reasons {
+		if got := db.listed(t, Filter{Reason: reason}); len(got) != 0 {
+			t.Errorf("%s: %q", reason, got)
+		}
+	}
+	for _, class := range []string{"error", "throttled", "panic", "timeout", "decode", "crash"} {
+		if got := db.listed(t, Filter{Class: class}); len(got) != 0 {
+			t.Errorf("%s: %q", class, got)
+		}
 	}
 }
 
@@ -225,7 +251,6 @@ returning id`, text)
 			{IDs: []string{id}},
 			{Kind: text},
 			{Queue: text},
-			{Class: text},
 			{Fingerprint: text},
 			{Redrive: text},
 			{Tags: []string{text}},
@@ -240,7 +265,11 @@ returning id`, text)
 				t.Errorf("%q: %+v counts %d, %v", text, f, n, err)
 			}
 		}
-		if got := db.listed(t, Filter{Reason: text}); len(got) != 0 {
+		// Go refuses these words, psql may write them.
+		if got := db.idsOf(t, `select id from drover_list(jsonb_build_object('class', $1::text))`, text); !slices.Equal(got, []string{id}) {
+			t.Errorf("class %q picks %q, want %q", text, got, id)
+		}
+		if got := db.idsOf(t, `select id from drover_list(jsonb_build_object('reason', $1::text))`, text); len(got) != 0 {
 			t.Errorf("reason %q picks %q", text, got)
 		}
 		// Places in a list too.

@@ -1,7 +1,10 @@
 package drover
 
 import (
+	"context"
 	"encoding/json"
+	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -9,6 +12,9 @@ import (
 // is data, kept in the table kinds. The database itself enqueues it in the transaction that discards, whatever the
 // reason and whoever does it: a run's end, a rescue, an operator, psql. A job that is redriven and discarded again has
 // another one. Its args are a DiscardedJob. A follow-up's own follow-up is enqueued in the same way, three deep at most.
+//
+// Some supervisor must have a worker of its kind and serve its queue, or it waits for ever. One that enqueues follow-ups
+// for others says so in its log when it starts.
 type FollowUp struct {
 	// Kind of the job. Needed; not the worker's own.
 	Kind string
@@ -33,6 +39,18 @@ type DiscardedJob struct {
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`
 	DiscardedAt time.Time       `json:"discarded_at"`
+}
+
+// tellUnservedFollowUps logs which follow-ups need another supervisor.
+func (s *Supervisor) tellUnservedFollowUps(ctx context.Context) {
+	queues := s.queueNames()
+	for _, kind := range s.kinds {
+		f := s.workers[kind].opts.FollowUp
+		if f != nil && (s.workers[f.Kind] == nil || !slices.Contains(queues, f.Queue)) {
+			s.log.InfoContext(ctx, "follow-up is not served here, another supervisor must",
+				slog.String("kind", kind), slog.String("follow_up", f.Kind), slog.String("queue", f.Queue))
+		}
+	}
 }
 
 // checkFollowUp checks what the worker asks for, and fills it in.

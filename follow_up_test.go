@@ -1,10 +1,12 @@
 package drover
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -181,6 +183,34 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 	}
 	if d := receive(t, got); d.JobID != id || d.JobKind != "charge" || d.Queue != "nobody serves it" || string(d.Args) != `{"OrderID": 42}` || d.Reason != "operator" {
 		t.Errorf("args = %+v", d)
+	}
+}
+
+// A supervisor says at its start which follow-ups it leaves to others.
+func TestFollowUpsOfOtherSupervisors(t *testing.T) {
+	t.Parallel()
+	var logged lockedBuffer
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewJSONHandler(&logged, nil))})
+	worker := func(kind string, f *FollowUp) Worker { return dynWorker(kind, WorkerOpts{FollowUp: f}, doNothing) }
+	sup := db.launch(t, SupervisorConfig{Queues: []Queue{{}, {Name: "alarms"}}, Workers: []Worker{
+		worker("served", &FollowUp{Kind: "told"}), worker("also served", &FollowUp{Kind: "told", Queue: "alarms"}), worker("told", nil),
+		worker("of an unknown kind", &FollowUp{Kind: "refund", Queue: "alarms"}), worker("to an unserved queue", &FollowUp{Kind: "told", Queue: "far"}),
+	}})
+	eventually(t, func() bool { return bytes.Contains(logged.Bytes(), []byte("supervisor started")) })
+	sup.stop(t)
+	got := map[string]string{}
+	for lines := json.NewDecoder(bytes.NewReader(logged.Bytes())); lines.More(); {
+		var line map[string]any
+		if err := lines.Decode(&line); err != nil {
+			t.Fatal(err)
+		}
+		if line["msg"] == "follow-up is not served here, another supervisor must" {
+			got[fmt.Sprint(line["kind"])] = fmt.Sprint(line["level"], " ", line["follow_up"], " ", line["queue"])
+		}
+	}
+	want := map[string]string{"of an unknown kind": "INFO refund alarms", "to an unserved queue": "INFO told far"}
+	if !maps.Equal(got, want) {
+		t.Errorf("logged %q, want %q", got, want)
 	}
 }
 

@@ -119,7 +119,7 @@ const (
 	Scheduled State = "scheduled" // enqueued for later, or snoozed
 	Retryable State = "retryable" // failed, waits for its next run
 	Running   State = "running"   // claimed by a supervisor
-	Parked    State = "parked"    // waits for a newer build
+	Parked    State = "parked"    // waits for a newer build, or for its place in a redrive
 	Completed State = "completed" // final: the handler was done
 	Discarded State = "discarded" // final: failed for good; kept, with its reason and errors
 	Cancelled State = "cancelled" // final: someone did not want it any more

@@ -228,14 +228,11 @@ func (o *outcome) retry(v *verdict) {
 	r := o.run
 	o.uncounted = v != nil && v.how == verdictDontCount && r.uncounted < maxUncounted
 	o.giveBack = o.uncounted
-	maxAttempts, strategy := r.job.MaxAttempts, r.strategy
-	if c := o.errorCase; c != nil {
-		maxAttempts = cmp.Or(c.MaxAttempts, maxAttempts)
-		if c.Retry != nil {
-			strategy = c.Retry
-		}
+	strategy := r.strategy
+	if c := o.errorCase; c != nil && c.Retry != nil {
+		strategy = c.Retry
 	}
-	if !o.uncounted && r.job.Attempt >= maxAttempts {
+	if !o.uncounted && r.job.Attempt >= o.maxAttempts() {
 		o.discard(ReasonAttemptsExhausted)
 		return
 	}
@@ -253,6 +250,14 @@ func (o *outcome) retry(v *verdict) {
 	default:
 		o.state, o.event = Retryable, eventFailed
 	}
+}
+
+// maxAttempts is how many runs the job may have, as things stand at the end of this one.
+func (o *outcome) maxAttempts() int {
+	if o.errorCase != nil {
+		return cmp.Or(o.errorCase.MaxAttempts, o.run.job.MaxAttempts)
+	}
+	return o.run.job.MaxAttempts
 }
 
 // throttledDelay spreads jobs that one server sent away over a fifth of the wait it asked for.

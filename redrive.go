@@ -131,7 +131,7 @@ type Redrive struct {
 	ID         string          `json:"id"`
 	State      RedriveState    `json:"state"`
 	Paused     bool            `json:"paused,omitempty"`
-	Filter     json.RawMessage `json:"filter"` // as in drover_where
+	Filter     json.RawMessage `json:"filter"` // the plan's, with the keys that SQL takes (docs/dead-letters.md)
 	Rate       float64         `json:"rate"`   // jobs a second and queue
 	PerKey     int             `json:"per_key,omitempty"`
 	Matched    int64           `json:"matched"`  // jobs it is for

@@ -331,6 +331,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	settling.Go(func() { s.settler.run(finishing, s.claimer.ended) })
 	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id),
 		slog.Int("queues", len(s.queueStates())), slog.Int("workers", len(s.workers)))
+	s.tellUnservedFollowUps(ctx)
 
 	<-ctx.Done()
 	s.draining.Store(true)

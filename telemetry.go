@@ -13,7 +13,7 @@ type Event struct {
 	Kind        string
 	Supervisor  string        // whose run it is
 	Attempt     int           // which run, from 1
-	MaxAttempts int           // effective
+	MaxAttempts int           // effective; of an end event that of its ErrorCase, if it has one
 	Duration    time.Duration // how long the handler ran
 	Wait        time.Duration // how late the run started after it was due, by the server's clock up to the claim
 	Class       string        // of a failed run: error, throttled, panic, timeout, decode, crash
@@ -212,7 +212,7 @@ func (o *outcome) tell(kind eventKind) told {
 	r := o.run
 	e := Event{
 		JobID: r.job.ID, Queue: r.job.Queue, Kind: r.job.Kind, Supervisor: r.owner, Attempt: r.job.Attempt,
-		MaxAttempts: r.job.MaxAttempts, Duration: o.duration, Class: o.class, Error: o.text, Reason: o.reason,
+		MaxAttempts: o.maxAttempts(), Duration: o.duration, Class: o.class, Error: o.text, Reason: o.reason,
 	}
 	if kind == eventFailed || kind == eventSnoozed || kind == eventRescued {
 		e.Backoff, e.Next = o.delay, o.due(r.sup.now())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -50,12 +51,13 @@ func (r sqlRow) Scan(dest ...any) error {
 
 // CompleteTx completes the job in the handler's transaction: its rows and the completion commit together, or
 // neither. Return nil after committing; a handler that returns nil without it fails the run with
-// ErrNotCommitted. If the job is someone else's by now the error is ErrLeaseLost: roll back.
+// ErrNotCommitted, and an error returned after the commit is ignored, with a warning in the log. Errors: ErrLeaseLost
+// if the job is someone else's by now, ErrState if this run has settled it already; roll back.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
 // SettleTx records in the handler's transaction how the run ended: err is read as if the handler returned it, so
 // that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. It is fenced like
-// CompleteTx; what the handler returns after committing does not matter any more.
+// CompleteTx, with the same errors; what the handler returns after committing is ignored likewise.
 func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 	if j.run == nil {
 		return ErrLeaseLost
@@ -72,7 +74,15 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		o.became(became)
 		j.run.txOutcome.Store(o)
 	}
-	return failed
+	return j.run.refused(failed)
+}
+
+// refused tells a second settle from a lost lease: the row matches neither. After a rollback another settle goes well.
+func (r *run) refused(err error) error {
+	if errors.Is(err, ErrLeaseLost) && r.txOutcome.Load() != nil && !r.lease.ended.Load() {
+		return fmt.Errorf("this run has settled job %s already: %w", r.job.ID, ErrState)
+	}
+	return err
 }
 
 func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
@@ -91,7 +101,7 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
 
 // EnqueueTx stores another job in the handler's transaction if this job is still the handler's: for work that
 // must be enqueued by one run only. It holds the job's row until the transaction ends. It comes before CompleteTx or
-// SettleTx, after which the job is nobody's any more. Errors as Client.EnqueueTx, and ErrLeaseLost.
+// SettleTx, after which the job is nobody's any more. Errors as Client.EnqueueTx, and those of CompleteTx.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	if j.run == nil {
 		return Receipt{}, ErrLeaseLost
@@ -100,7 +110,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 		return Receipt{}, err
 	}
 	if _, err := fencedTx(ctx, tx, sqlHoldTx, j.run.job.ID, j.run.claimSeq, j.run.owner); err != nil {
-		return Receipt{}, err
+		return Receipt{}, j.run.refused(err)
 	}
 	return j.run.sup.client.EnqueueTx(ctx, tx, args, opts)
 }

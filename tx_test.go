@@ -455,8 +455,8 @@ func TestJobEnqueueTx(t *testing.T) {
 				if err := j.CompleteTx(ctx, tx); err != nil {
 					t.Error(err)
 				}
-				if _, err := j.EnqueueTx(ctx, tx, payload{j.ID}, nil); !errors.Is(err, ErrLeaseLost) {
-					t.Errorf("EnqueueTx behind CompleteTx = %v, want ErrLeaseLost", err)
+				if _, err := j.EnqueueTx(ctx, tx, payload{j.ID}, nil); !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) {
+					t.Errorf("EnqueueTx behind CompleteTx = %v, want ErrState", err)
 				}
 				if commit {
 					return tx.commit()
@@ -466,6 +466,55 @@ func TestJobEnqueueTx(t *testing.T) {
 			n := value[int](t, db.testDB, `select count(*) from jobs where id = $1 and queue = 'next' and args = to_jsonb($2::text)`, child.ID, end.JobID)
 			if commit && (n != 1 || end.how != "completed") || !commit && (n != 0 || end.how != "failed") {
 				t.Errorf("%s: commit %t: %d children, ended %s", b.name, commit, n, end.how)
+			}
+		}
+	}
+}
+
+// F-9: a run settles once, and is told so the second time; after a rollback it may settle again.
+func TestASecondSettleInOneRun(t *testing.T) {
+	t.Parallel()
+	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+		db := newTxDB(t, retention)
+		for _, b := range db.beginners(t) {
+			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+				name := fmt.Sprintf("%s, %s, kept for %v", b.name, level, retention)
+				twice := func(j *Job, tx testTx) {
+					for _, err := range []error{j.CompleteTx(context.Background(), tx), j.SettleTx(context.Background(), tx, errNope)} {
+						if !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "settled job "+j.ID+" already") {
+							t.Errorf("%s: %v, want ErrState", name, err)
+						}
+					}
+				}
+				end := db.once(t, func(ctx context.Context, j *Job) error {
+					for _, commit := range []bool{false, true} {
+						tx, err := b.begin(ctx, level)
+						if err != nil {
+							return err
+						}
+						if err := j.CompleteTx(ctx, tx); err != nil {
+							t.Errorf("%s: %v", name, err)
+						}
+						twice(j, tx)
+						if !commit {
+							err = tx.rollback()
+						} else {
+							err = tx.commit()
+						}
+						if err != nil {
+							t.Errorf("%s: %v", name, err)
+						}
+					}
+					tx, err := b.begin(ctx, level)
+					if err != nil {
+						return err
+					}
+					twice(j, tx)
+					return tx.rollback()
+				})
+				if end.how != "completed" {
+					t.Errorf("%s: ended %s", name, end.how)
+				}
 			}
 		}
 	}

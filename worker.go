@@ -16,13 +16,14 @@ const NoTimeout time.Duration = math.MaxInt64
 // WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table kinds.
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's, then 20. A job's
-	// own EnqueueOpts.MaxAttempts goes first.
+	// own EnqueueOpts.MaxAttempts goes before it, that of a matching ErrorCase before both.
 	MaxAttempts int
 
 	// MaxRetries says the same without the first run. Zero means unset.
 	MaxRetries int
 
-	// Retry decides how long a failed job waits. Nil means the queue's, then Exponential{}. A job's own goes first.
+	// Retry decides how long a failed job waits. Nil means the queue's, then Exponential{}. A job's own goes before it,
+	// that of a matching ErrorCase before both.
 	Retry RetryStrategy
 
 	// RetryBudget is for this kind's jobs, in all queues together. Zero means the queue's, then the supervisor's.
@@ -41,7 +42,9 @@ type WorkerOpts struct {
 	RetryIf func(error) bool
 
 	// Cases treat some errors in a way of their own: the first whose If says yes decides, and RetryIf is not asked.
-	// They are asked about the same errors as RetryIf.
+	// They are asked about the same errors as RetryIf. What a case sets goes before the job's, the worker's and the
+	// queue's. Discard is for an error that the handler recognises itself, RetryIf for a yes or no about all errors of a
+	// kind, Cases for errors that need a pace, a number of attempts or a name in the history of their own.
 	Cases []ErrorCase
 
 	// FollowUp is enqueued when a job of this kind is discarded, by whatever hand. Nil means nothing is.
@@ -51,7 +54,8 @@ type WorkerOpts struct {
 // Unlimited is a MaxAttempts that lets a job be retried without end: until its RetryUntil, or somebody cancels it.
 const Unlimited = math.MaxInt32
 
-// ErrorCase says what becomes of a run whose error it knows.
+// ErrorCase says what becomes of a run whose error it knows. What it leaves zero comes from the job, then its worker,
+// its queue, and the default.
 type ErrorCase struct {
 	// Name stands in the run's entry in errors (RunError.Case). Needed, unlike those of the worker's other cases, at most
 	// 64 bytes.

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -465,14 +466,15 @@ func TestErrorCases(t *testing.T) {
 		reason  string
 		named   string
 		delay   time.Duration
+		most    int // MaxAttempts of the event; zero means the worker's
 	}{
 		{kind: "plain", state: Retryable, delay: time.Hour},
 		{kind: "plain", attempt: 1, state: Discarded, reason: ReasonAttemptsExhausted},
-		{kind: "busy", state: Retryable, named: "busy", delay: 2 * time.Hour},
-		{kind: "busy", job: EnqueueOpts{Retry: Constant{Delay: time.Minute}, MaxAttempts: 1}, attempt: 1_000_000, state: Retryable, named: "busy", delay: 2 * time.Hour},
-		{kind: "busy", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Minute)}, state: Discarded, reason: ReasonTimeBudget, named: "busy"},
+		{kind: "busy", state: Retryable, named: "busy", delay: 2 * time.Hour, most: Unlimited},
+		{kind: "busy", job: EnqueueOpts{Retry: Constant{Delay: time.Minute}, MaxAttempts: 1}, attempt: 1_000_000, state: Retryable, named: "busy", delay: 2 * time.Hour, most: Unlimited},
+		{kind: "busy", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Minute)}, state: Discarded, reason: ReasonTimeBudget, named: "busy", most: Unlimited},
 		{kind: "gone", state: Discarded, reason: ReasonUnrecoverable, named: "gone"},
-		{kind: "odd", state: Discarded, reason: ReasonAttemptsExhausted, named: named},
+		{kind: "odd", state: Discarded, reason: ReasonAttemptsExhausted, named: named, most: 1},
 		{kind: "unknown", state: Discarded, reason: ReasonUnrecoverable}, // RetryIf's
 		{kind: "verdict", state: Retryable, delay: time.Hour},            // it says so itself
 		{kind: "panics", state: Retryable, delay: time.Hour},             // not the handler's error
@@ -481,7 +483,9 @@ func TestErrorCases(t *testing.T) {
 		id := db.enqueue(t, dyn{kind: c.kind}, &c.job)
 		db.exec(t, `update jobs set attempt = $2, scheduled_at = clock_timestamp() where id = $1`, id, c.attempt)
 		db.exec(t, `select drover_wake('default')`)
-		heard.end(t, id)
+		if end := heard.end(t, id); end.MaxAttempts != cmp.Or(c.most, opts.MaxAttempts) {
+			t.Errorf("%s after %d: event %s says at most %d, want %d", c.kind, c.attempt, end.name, end.MaxAttempts, cmp.Or(c.most, opts.MaxAttempts))
+		}
 		row := db.endRow(t, id)
 		reason := ""
 		if row.Reason != nil {

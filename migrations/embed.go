@@ -36,8 +36,9 @@ type Status struct {
 	Applied bool   `json:"applied"`
 }
 
-// Up applies what is missing, in the schema that the pool's search_path picks. Many processes may call it at once:
-// one works, the others wait.
+// Up applies what is missing, in the first schema of the pool's search_path. Many processes may call it at once: one
+// works, the others wait. Where drover is in a later schema of the path but not in the first it changes nothing and
+// returns an error, like Down and List: two sets of tables would be two queues, one of them unserved.
 func Up(ctx context.Context, pool *pgxpool.Pool) error {
 	return with(ctx, pool, func(p *goose.Provider) error {
 		_, err := p.Up(ctx)
@@ -86,15 +87,27 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) erro
 	return nil
 }
 
-// checkSchema tells of a search_path to nowhere, for goose would miss its table without saying why.
+// sqlSchemas is the schema that a migration goes to, and the first one of the path where drover is.
+const sqlSchemas = `select coalesce(current_schema(), ''), current_setting('search_path'), coalesce((
+	select s from unnest(current_schemas(false)) with ordinality as path (s, place)
+	where exists (select from pg_proc where proname = 'drover_schema_version' and pronamespace = quote_ident(s)::regnamespace)
+	order by place limit 1), '')`
+
+// checkSchema tells of a search_path to nowhere, for goose would miss its table without saying why, and of one that
+// reaches drover in a schema behind the first, where it would make a second queue that nobody serves.
 func checkSchema(ctx context.Context, db *sql.DB) error {
-	var found bool
-	var path string
-	err := db.QueryRowContext(ctx, `select current_schema() is not null, current_setting('search_path')`).Scan(&found, &path)
-	if err == nil && !found {
-		err = fmt.Errorf("search_path %s names no schema that exists", path)
+	var first, path, drover string
+	if err := db.QueryRowContext(ctx, sqlSchemas).Scan(&first, &path, &drover); err != nil {
+		return err
 	}
-	return err
+	switch {
+	case first == "":
+		return fmt.Errorf("search_path %s names no schema that exists", path)
+	case drover != "" && drover != first:
+		return fmt.Errorf("drover is in the schema %q already, search_path %s would put a second queue into %q: "+
+			"migrate with a search_path of %[1]q alone", drover, path, first)
+	}
+	return nil
 }
 
 // schemaLock lets one process migrate a schema at a time, and many schemas of a database at once: goose's own lock

@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -222,6 +223,41 @@ func TestUpWithoutASchema(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "drover: migrate: ") || !strings.Contains(err.Error(), "no_such_schema names no schema") {
 		t.Fatalf("Up = %v", err)
 	}
+}
+
+// Two pools of one application, of which the second reaches drover behind another schema: no second queue is made.
+func TestUpBehindAnotherSchema(t *testing.T) {
+	t.Parallel()
+	const firstName = `The app's "own"`
+	theirs := pgtest.NewPool(t)
+	up(t, theirs)
+	app := pgx.Identifier{pgtest.Schema(theirs) + firstName}.Sanitize()
+	exec(t, theirs, `create schema `+app)
+	t.Cleanup(func() {
+		if _, err := theirs.Exec(context.Background(), `drop schema `+app+` cascade`); err != nil {
+			t.Error(err)
+		}
+	})
+	behind := otherPool(t, theirs, app+", no_such_schema, "+pgtest.Schema(theirs))
+	defer behind.Close()
+	_, listErr := migrations.List(t.Context(), behind)
+	for _, err := range []error{migrations.Up(t.Context(), behind), migrations.Down(t.Context(), behind), listErr} {
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("drover is in the schema %q already", pgtest.Schema(theirs))) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("a second queue into %q", pgtest.Schema(theirs)+firstName)) {
+			t.Errorf("behind another schema: %v", err)
+		}
+	}
+	if made := objects(t, behind); len(made) > 0 {
+		t.Errorf("made %q", made)
+	}
+
+	before := otherPool(t, theirs, pgtest.Schema(theirs)+", "+app)
+	defer before.Close()
+	up(t, before)
+	own := otherPool(t, theirs, app) // a schema apart is a queue apart
+	defer own.Close()
+	up(t, own)
+	up(t, behind) // the first schema has one: that one is meant
 }
 
 func TestEmbeddedFilesAreThoseOnDisk(t *testing.T) {
