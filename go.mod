@@ -10,6 +10,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/testcontainers/testcontainers-go v0.44.0
 	github.com/xi2/xz v0.0.0-20171230120015-48954b6210f8
+	pgregory.net/rapid v1.3.0
 )
 
 require (

@@ -1,0 +1,1156 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+)
+
+// A model-based test: random verbs over a real schema, and after each of them every row is what a reference of a few
+// hundred lines says. The reference knows nothing of SQL, floors or batches. Where the database may choose (which jobs a
+// small supervisor claims, which of one key a redrive releases) it checks that the choice was allowed, and takes it over.
+//
+// Time does not pass: a job that waits is due, or due in an hour, until the verb makeDue.
+
+// modelSteps is how many verbs are tried by default; DROVER_MODEL_STEPS=10000 for more.
+const modelSteps = 1000
+
+// modelRun is how many verbs in a row, on average, begin with an empty schema.
+const modelRun = 50
+
+// I1, I3, I4, I5, I6, I7, F-8.
+func TestStoreAgainstItsModel(t *testing.T) {
+	t.Parallel()
+	steps := modelSteps
+	if text := os.Getenv("DROVER_MODEL_STEPS"); text != "" {
+		var err error
+		if steps, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, value := range map[string]string{
+		"rapid.checks": strconv.Itoa(max(steps/modelRun, 1)), "rapid.steps": strconv.Itoa(modelRun), "rapid.nofailfile": "true",
+	} {
+		if err := flag.Set(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db := newQuietDB(t)
+	tried := map[string]int{}
+	rapid.Check(t, func(r *rapid.T) {
+		tb := &rapidTB{TB: t, r: r}
+		m := newReference(tb, db)
+		verbs := map[string]func(*rapid.T){"": m.compare}
+		for i, v := range m.verbs() {
+			verbs[fmt.Sprintf("%02d %s", i, v.name)] = func(r *rapid.T) {
+				m.name = v.name
+				v.do(r)
+				tried[v.name]++
+			}
+		}
+		r.Repeat(verbs)
+	})
+	total := 0
+	for _, name := range slices.Sorted(maps.Keys(tried)) {
+		total += tried[name]
+		t.Logf("%6d %s", tried[name], name)
+	}
+	t.Logf("%6d steps", total)
+}
+
+// rapidTB is a testing.TB whose failures are the property's, so that they are shrunk.
+type rapidTB struct {
+	testing.TB
+	r *rapid.T
+}
+
+func (b *rapidTB) Helper()                           {}
+func (b *rapidTB) Context() context.Context          { return b.r.Context() }
+func (b *rapidTB) Cleanup(f func())                  { b.r.Cleanup(f) }
+func (b *rapidTB) Fatal(args ...any)                 { b.r.Fatal(args...) }
+func (b *rapidTB) Fatalf(format string, args ...any) { b.r.Fatalf(format, args...) }
+func (b *rapidTB) Error(args ...any)                 { b.r.Error(args...) }
+func (b *rapidTB) Errorf(format string, args ...any) { b.r.Errorf(format, args...) }
+
+// hold is the hand that a redrive has on a job.
+type hold string
+
+const (
+	free    hold = ""
+	dead    hold = "dead"    // taken up, not released yet
+	waiting hold = "waiting" // parked until its key has a place again
+	out     hold = "out"     // released, and counted for its key
+)
+
+// modelJob is a row as the reference has it; two are the same if they are equal.
+type modelJob struct {
+	id, key             string
+	state               State
+	due                 bool // of one that waits
+	attempt, max, seq   int
+	owner, reason       string
+	failures, entries   int // failed runs; what errors would hold if it were not bounded
+	crashes, deaths     int
+	redrives            int
+	snoozes, uncounted  int
+	started             int // the claim that was noted as started
+	hold                hold
+	redrive, redriveKey string
+}
+
+// waits reports whether it can be claimed once it is due.
+func (j *modelJob) waits() bool {
+	return j.state == Available || j.state == Scheduled || j.state == Retryable
+}
+
+// modelRedrive is a paced redrive.
+type modelRedrive struct {
+	id      string
+	perKey  int
+	paused  bool
+	aborted bool
+	done    bool
+}
+
+// modelSup is a supervisor, alive or a zombie.
+type modelSup struct {
+	*still
+	id     string
+	small  bool // it has two slots; the others have room for all
+	zombie bool
+	blamed []string // for its death
+	judged bool     // not taken back yet
+}
+
+// modelRunning is a claim, whether or not it is over.
+type modelRunning struct {
+	*run
+	sup        *modelSup
+	open       bool // its handler has not returned
+	rolledBack bool // it settled in a transaction that did not commit
+}
+
+// How draws are printed.
+func (j *modelJob) GoString() string     { return "job " + j.id }
+func (s *modelSup) GoString() string     { return "supervisor " + s.id }
+func (c *modelRunning) GoString() string { return fmt.Sprintf("claim %d of %s", c.claimSeq, c.job.ID) }
+func (d *modelRedrive) GoString() string { return "redrive " + d.id }
+func (e ending) GoString() string        { return e.name }
+
+// reference is the model and the schema that it is compared with.
+type reference struct {
+	*testDB
+	tb       *rapidTB
+	name     string // of the verb under way
+	jobs     map[string]*modelJob
+	archived map[string]*modelJob
+	order    []string // ids as they were enqueued
+	sups     []*modelSup
+	runs     []*modelRunning
+	redrives []*modelRedrive
+	fresh    map[string]bool // released, and not claimed since; false: and ended since
+}
+
+func newReference(tb *rapidTB, db *testDB) *reference {
+	db.exec(tb, `truncate jobs, jobs_archive, supervisors, sleepers, ended_supervisors, redrives, redrive_queues, failure_groups, failure_tallies`)
+	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]bool{}}
+	m.start(false)
+	m.start(true)
+	return m
+}
+
+// start adds a supervisor, in a process of its own.
+func (m *reference) start(small bool) {
+	client, err := New(m.Pool, m.client.cfg)
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	q := Queue{Concurrency: 400, Retry: Constant{Delay: time.Hour, Jitter: NoJitter}}
+	if small {
+		q.Concurrency = 2
+	}
+	s := (&testDB{m.Pool, client}).stopped(m.tb, SupervisorConfig{Queues: []Queue{q}})
+	m.sups = append(m.sups, &modelSup{still: s, id: s.lease.Load().id, small: small})
+}
+
+type verbOf struct {
+	name string
+	do   func(*rapid.T)
+}
+
+// verbs are drawn the more often the further up they stand.
+func (m *reference) verbs() []verbOf {
+	return []verbOf{
+		{"settle", m.settle},
+		{"pace", m.pace},
+		{"claim", m.claim},
+		{"redrive", m.startRedrive},
+		{"make due", m.makeDue},
+		{"die", m.die},
+		{"enqueue", m.enqueueSome},
+		{"claim alone", m.claimAlone},
+		{"settle", m.settle},
+		{"pace", m.pace},
+		{"claim", m.claim},
+		{"end", m.end},
+		{"take back", m.takeBack},
+		{"redrive job", m.redriveJob},
+		{"settle in a transaction", m.settleTx},
+		{"restore", m.restore},
+		{"enqueue", m.enqueueSome},
+		{"settle", m.settle},
+		{"forge", m.forge},
+		{"start", m.noteStart},
+		{"abort redrive", m.abortRedrive},
+		{"archive", m.archive},
+		{"make due", m.makeDue},
+		{"end many", m.endMany},
+		{"enqueue again", m.enqueueAgain},
+		{"pause redrive", m.pauseRedrive},
+		{"delete", m.deleteMany},
+		{"delete completed", m.deleteCompleted},
+		{"prune", m.prune},
+		{"purge", m.purge},
+	}
+}
+
+// Enqueue
+
+func (m *reference) enqueueSome(r *rapid.T) {
+	if len(m.jobs)+len(m.archived) >= 16 {
+		r.Skip("enough")
+	}
+	delay := rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(r, "delay")
+	opts := EnqueueOpts{
+		Delay: delay, MaxAttempts: rapid.SampledFrom([]int{1, 2, 3, 20}).Draw(r, "max attempts"),
+		ConcurrencyKey: rapid.SampledFrom([]string{"", "a", "a", "b"}).Draw(r, "key"),
+	}
+	for _, id := range m.enqueueJobs(m.tb, rapid.IntRange(1, 3).Draw(r, "jobs"), &opts) {
+		m.stored(id, &opts)
+	}
+}
+
+func (m *reference) stored(id string, opts *EnqueueOpts) {
+	j := &modelJob{id: id, key: opts.ConcurrencyKey, max: opts.MaxAttempts, state: Available, due: true}
+	if opts.Delay > 0 {
+		j.state, j.due = Scheduled, false
+	}
+	m.jobs[id] = j
+	if !slices.Contains(m.order, id) {
+		m.order = append(m.order, id)
+	}
+}
+
+// enqueueAgain repeats an id: of a job there is, or of one that has gone.
+func (m *reference) enqueueAgain(r *rapid.T) {
+	id := m.anyID(r)
+	opts := EnqueueOpts{ID: id, MaxAttempts: 3}
+	_, err := m.client.Enqueue(r.Context(), job{slices.Index(m.order, id)}, &opts)
+	if m.jobs[id] != nil {
+		if err != nil && !errors.Is(err, ErrIDConflict) {
+			r.Fatal(err)
+		}
+		return
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	m.stored(id, &opts)
+}
+
+// anyID draws an id that was enqueued, of a job in the table or not.
+func (m *reference) anyID(r *rapid.T) string {
+	if len(m.order) == 0 {
+		r.Skip("no job")
+	}
+	return rapid.SampledFrom(m.order).Draw(r, "job")
+}
+
+// pick draws a job of the table that fits.
+func (m *reference) pick(r *rapid.T, fits func(*modelJob) bool) *modelJob {
+	fitting := m.those(m.jobs, fits)
+	if len(fitting) == 0 {
+		r.Skip("no such job")
+	}
+	return rapid.SampledFrom(fitting).Draw(r, "job")
+}
+
+// those are the jobs that fit, in the order in which they were enqueued.
+func (m *reference) those(of map[string]*modelJob, fits func(*modelJob) bool) (jobs []*modelJob) {
+	for _, id := range m.order {
+		if j := of[id]; j != nil && fits(j) {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
+}
+
+// Claim and settle
+
+// sup draws a supervisor that is alive and fits.
+func (m *reference) sup(r *rapid.T, fits func(*modelSup) bool) *modelSup {
+	fitting := slices.DeleteFunc(slices.Clone(m.sups), func(s *modelSup) bool { return s.zombie || !fits(s) })
+	if len(fitting) == 0 {
+		r.Skip("no such supervisor")
+	}
+	return rapid.SampledFrom(fitting).Draw(r, "supervisor")
+}
+
+// open counts the handlers that have not returned, room the slots that are free.
+func (m *reference) open(s *modelSup) (n int) {
+	for _, run := range m.runs {
+		if run.sup == s && run.open {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *reference) room(s *modelSup) int { return s.cfg.Queues[0].Concurrency - m.open(s) }
+
+func (m *reference) claim(r *rapid.T) {
+	s := m.sup(r, func(s *modelSup) bool { return m.room(s) > 0 })
+	room := m.room(s)
+	eligible := m.those(m.jobs, func(j *modelJob) bool { return j.waits() && j.due && j.crashes < 2 })
+	isFresh := func(j *modelJob) bool { return j.failures == 0 && j.crashes == 0 }
+	fresh := slices.ContainsFunc(eligible, isFresh)
+	claimed := m.claimed(r, s, s.claim(m.tb), eligible)
+	switch {
+	case claimed > room:
+		r.Fatalf("claimed %d jobs into %d slots", claimed, room)
+	case !s.small && claimed != len(eligible):
+		r.Fatalf("claimed %d of %d due jobs", claimed, len(eligible))
+	case claimed == 0 && fresh:
+		r.Fatal("claimed nothing, with fresh jobs due")
+	}
+}
+
+// claimAlone claims a strong suspect.
+func (m *reference) claimAlone(r *rapid.T) {
+	eligible := m.those(m.jobs, func(j *modelJob) bool { return j.waits() && j.due && j.crashes > 1 })
+	if len(eligible) == 0 {
+		r.Skip("no strong suspect")
+	}
+	s := m.sup(r, func(s *modelSup) bool { return m.open(s) == 0 })
+	s.solo.Store(&soloOrder{queue: "default", idleBy: s.now().Add(time.Hour)})
+	if n := m.claimed(r, s, s.claim(m.tb), eligible); n != 1 {
+		r.Fatalf("claimed %d strong suspects", n)
+	}
+	s.solo.Store(nil)
+}
+
+func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*run, eligible []*modelJob) int {
+	for _, run := range runs {
+		j := m.jobs[run.job.ID]
+		if j == nil || !slices.Contains(eligible, j) {
+			r.Fatalf("claimed %s, which is %+v", run.job.ID, j)
+		}
+		j.state, j.owner = Running, s.id
+		j.attempt++
+		j.seq++
+		delete(m.fresh, j.id)
+		if run.job.Attempt != j.attempt || run.claimSeq != j.seq || run.job.MaxAttempts != j.max || run.job.Crashes != j.crashes ||
+			run.job.Redrives != j.redrives || run.job.Failures != j.failures || run.job.Snoozes != j.snoozes {
+			r.Fatalf("the claim tells %+v of %+v", run.job, j)
+		}
+		run.ctx, run.startedAt = m.tb.Context(), s.now()
+		m.runs = append(m.runs, &modelRunning{run: run, sup: s, open: true})
+	}
+	return len(runs)
+}
+
+// owned is the job of a claim, nil once the claim is over.
+func (m *reference) owned(run *modelRunning) *modelJob {
+	j := m.jobs[run.job.ID]
+	if j == nil || j.state != Running || j.seq != run.claimSeq || j.owner != run.owner {
+		return nil
+	}
+	return j
+}
+
+// anyRun draws a claim: mostly one whose handler has not returned.
+func (m *reference) anyRun(r *rapid.T, open bool) *modelRunning {
+	returned := func(run *modelRunning) bool { return !run.open }
+	working := slices.DeleteFunc(slices.Clone(m.runs), returned)
+	switch {
+	case len(m.runs) == 0, open && len(working) == 0:
+		r.Skip("nothing was claimed")
+	case len(working) > 0 && (open || rapid.IntRange(0, 3).Draw(r, "ended before") < 3):
+		return rapid.SampledFrom(working).Draw(r, "run")
+	}
+	return rapid.SampledFrom(m.runs).Draw(r, "run")
+}
+
+// noteStart is what happens before the only run of a job.
+func (m *reference) noteStart(r *rapid.T) {
+	claim, noted := m.anyRun(r, false), map[string]bool{}
+	m.send(r, func(p *pipeline) { p.start(noted, claim.owner, []*run{claim.run}) })
+	j := m.owned(claim)
+	if noted[claim.job.ID] != (j != nil) {
+		r.Fatalf("a start was noted: %v, of %+v", noted[claim.job.ID], j)
+	}
+	if j != nil {
+		j.started = j.seq
+	}
+}
+
+// send runs statements in a transaction as the library does.
+func (m *reference) send(r *rapid.T, queue func(*pipeline)) {
+	conn, err := m.Acquire(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer conn.Release()
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	queue(&p)
+	p.commit()
+	if err := p.send(r.Context(), conn.Conn()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// ending is one way for a run to end.
+type ending struct {
+	name string
+	err  error
+}
+
+func endings() []ending {
+	boom := errors.New("boom")
+	return []ending{
+		{"complete", nil},
+		{"fail", boom},
+		{"fail", boom},
+		{"fail, due at once", RetryAfter(0, boom)},
+		{"discard", Discard(boom)},
+		{"snooze", Snooze(time.Hour)},
+		{"snooze, due at once", Snooze(0)},
+		{"cancel", Cancel(boom)},
+		{"do not count", DontCount(boom)},
+		{"hand back", nil},
+	}
+}
+
+// settle ends a run: one under way, one whose job others have by now, or one that has ended before.
+func (m *reference) settle(r *rapid.T) {
+	run, how := m.anyRun(r, false), rapid.SampledFrom(endings()).Draw(r, "ending")
+	o := run.decide(how.err)
+	if how.name == "hand back" {
+		o = run.handedBack()
+	}
+	m.leave(run)
+	run.sup.settle(m.tb, o)
+	run.sup.settle(m.tb) // what a look has put back
+	if j := m.owned(run); j != nil {
+		if run.rolledBack && how.name == "complete" {
+			how.name = "fail"
+		}
+		run.rolledBack = false
+		m.ended(j, how.name)
+	}
+}
+
+func (m *reference) leave(run *modelRunning) {
+	if run.open {
+		run.finish()
+	}
+	run.open = false
+}
+
+// settleTx ends a run in its handler's transaction, which commits or does not.
+func (m *reference) settleTx(r *rapid.T) {
+	run, how := m.anyRun(r, true), rapid.SampledFrom(endings()[:9]).Draw(r, "ending")
+	commit := rapid.Bool().Draw(r, "commit")
+	j := m.owned(run)
+	tx, err := m.Begin(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer tx.Rollback(r.Context())
+	err = run.job.SettleTx(r.Context(), tx, how.err)
+	switch {
+	case j == nil && !errors.Is(err, ErrLeaseLost):
+		r.Fatalf("a stale settle in a transaction: %v", err)
+	case j == nil:
+		return
+	case err != nil:
+		r.Fatal(err)
+	case !commit:
+		run.rolledBack = true
+		return
+	}
+	if err := tx.Commit(r.Context()); err != nil {
+		r.Fatal(err)
+	}
+	m.ended(j, how.name)
+	run.rolledBack = false
+	m.leave(run)
+	run.sup.settle(m.tb, run.decide(nil)) // finds that it is settled
+}
+
+// ended is what a job becomes whose owner says how its run has ended.
+func (m *reference) ended(j *modelJob, how string) {
+	survived := true
+	switch how {
+	case "complete":
+		j.state, survived = Completed, false
+	case "fail", "fail, due at once":
+		j.failures++
+		j.entries++
+		j.state, j.due = Retryable, how != "fail"
+		if j.attempt >= j.max {
+			j.state, j.reason = Discarded, ReasonAttemptsExhausted
+		}
+	case "discard":
+		j.failures++
+		j.entries++
+		j.state, j.reason = Discarded, ReasonUnrecoverable
+	case "snooze", "snooze, due at once":
+		j.state, j.due = Scheduled, how != "snooze"
+		j.attempt--
+		j.snoozes++
+	case "cancel":
+		j.state = Cancelled
+		j.entries++
+	case "do not count":
+		j.failures++
+		j.entries++
+		j.attempt--
+		j.uncounted++
+		j.state, j.due = Retryable, false
+	case "hand back":
+		j.state, j.due, survived = Available, true, false
+		j.attempt--
+	}
+	if survived {
+		j.crashes = max(j.crashes-1, 0)
+	}
+	m.left(j)
+}
+
+// left is what all ends of a run have in common: nobody owns the job, and a redrive takes its place back.
+func (m *reference) left(j *modelJob) {
+	j.owner = ""
+	switch {
+	case j.state.Final():
+		j.hold = free
+		if m.fresh[j.id] {
+			m.fresh[j.id] = false
+		}
+	case j.hold == out && (j.state == Retryable || j.state == Scheduled):
+		j.state, j.hold = Parked, waiting
+	}
+}
+
+// forge settles a running job with a fence that is wrong in one part.
+func (m *reference) forge(r *rapid.T) {
+	j := m.pick(r, func(j *modelJob) bool { return j.state == Running })
+	owner, seq := j.owner, j.seq
+	if rapid.Bool().Draw(r, "wrong owner") {
+		owner = "nobody"
+	} else {
+		seq += rapid.SampledFrom([]int{-1, 1}).Draw(r, "wrong by")
+	}
+	forged := &run{sup: m.sups[0].Supervisor, claimSeq: seq, owner: owner, ctx: r.Context(), job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20}}
+	settled, completed := map[string]State{}, int64(0)
+	m.send(r, func(p *pipeline) {
+		if err := p.settle(settled, owner, []*outcome{forged.handedBack()}); err != nil {
+			r.Fatal(err)
+		}
+		p.complete(&completed, []string{j.id}, seq, owner, rapid.Bool().Draw(r, "delete"))
+	})
+	if len(settled) > 0 || completed > 0 {
+		r.Fatalf("owner %s and claim_seq %d settled %+v", owner, seq, j)
+	}
+}
+
+// Death
+
+// die lets a supervisor fall silent. Another rescues its jobs; it does not know, and may settle still.
+func (m *reference) die(r *rapid.T) {
+	s := m.sup(r, func(s *modelSup) bool { return len(m.sups) < 10 && m.open(s) > 0 })
+	draining := rapid.IntRange(0, 3).Draw(r, "draining") == 0
+	m.exec(m.tb, `update supervisors set beat_at = now() where id <> $1`, s.id) // only this one is silent
+	m.exec(m.tb, `update supervisors set lost_at = now(), epoch = epoch + 1, draining = $2 where id = $1`, s.id, draining)
+	s.zombie, s.judged = true, true
+	m.start(s.small)
+	rescuer := m.sups[len(m.sups)-1]
+	conn, err := rescuer.control.link.get(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	for range 2 { // the second look finds nothing more
+		if err := rescuer.control.rescue(r.Context(), conn, peer{id: s.id, queues: []string{"default"}}); err != nil {
+			r.Fatal(err)
+		}
+	}
+	if value[bool](m.tb, m.testDB, `select exists (select from supervisors where id = $1)`, s.id) {
+		r.Fatal("the rescue has no end")
+	}
+	// Deaths are hours apart: neither mass nor habit.
+	m.exec(m.tb, `update ended_supervisors set started_at = started_at - interval '2 hours', ended_at = ended_at - interval '2 hours' where id = $1`, s.id)
+	m.rescued(s, draining)
+}
+
+func (m *reference) rescued(s *modelSup, draining bool) {
+	held := m.those(m.jobs, func(j *modelJob) bool { return j.state == Running && j.owner == s.id })
+	started, degree := 0, 0
+	hadStarted := func(j *modelJob) bool { return j.max > 1 || j.started == j.seq }
+	for _, j := range held {
+		if hadStarted(j) {
+			started++
+			degree = max(degree, j.crashes)
+		}
+	}
+	for _, j := range held {
+		if !hadStarted(j) {
+			m.ended(j, "hand back")
+			continue
+		}
+		counts := !draining && j.crashes == degree
+		convicted := counts && (j.crashes >= 2 && started == 1 || j.deaths+1 >= 10*(j.redrives+1))
+		j.failures++
+		j.entries++
+		j.due = j.crashes == 0 || !counts
+		switch {
+		case convicted || j.max == 1:
+			j.state, j.reason = Discarded, ReasonCrashed
+		default:
+			j.state = Retryable
+			if j.attempt >= j.max { // a crash exhausts no job
+				j.attempt--
+			}
+		}
+		if counts {
+			j.crashes++
+			j.deaths++
+			s.blamed = append(s.blamed, j.id)
+		}
+		m.left(j)
+	}
+}
+
+// takeBack undoes what a death was taken for that was none.
+func (m *reference) takeBack(r *rapid.T) {
+	alive := slices.DeleteFunc(slices.Clone(m.sups), func(s *modelSup) bool { return !s.judged })
+	if len(alive) == 0 {
+		r.Skip("nobody has died")
+	}
+	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
+	conn, err := s.control.link.get(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	lastCrash := map[string]bool{} // jobs whose newest failed run ended with this death
+	for _, id := range s.blamed {
+		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
+			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
+	}
+	if done, err := m.client.store.takeBack(r.Context(), conn, s.id); err != nil || !done {
+		r.Fatalf("takeBack = %v, %v", done, err)
+	}
+	s.judged = false
+	for _, id := range s.blamed {
+		j := m.jobs[id]
+		if j == nil {
+			continue
+		}
+		j.crashes, j.deaths = max(j.crashes-1, 0), max(j.deaths-1, 0)
+		j.entries++
+		if j.reason == ReasonCrashed && j.max > 1 && lastCrash[id] {
+			j.state, j.reason, j.due, j.hold = Retryable, "", true, free
+		}
+	}
+}
+
+// makeDue lets the time pass that a job waits.
+func (m *reference) makeDue(r *rapid.T) {
+	j := m.pick(r, func(j *modelJob) bool { return !j.due && (j.waits() || j.hold == waiting) })
+	if j.hold == waiting {
+		m.exec(m.tb, `update jobs set paced_at = clock_timestamp() where id = $1`, j.id)
+	} else {
+		m.exec(m.tb, `update jobs set scheduled_at = clock_timestamp() where id = $1`, j.id)
+	}
+	j.due = true
+}
+
+// Operators
+
+// ends is what an operator's cancel or discard makes of a job.
+func (m *reference) ends(j *modelJob, state State) {
+	if j.state.Final() {
+		return
+	}
+	j.state = state
+	j.entries++
+	if state == Discarded {
+		j.reason = ReasonOperator
+	}
+	m.left(j)
+}
+
+func (m *reference) end(r *rapid.T) {
+	id, verb, state := m.anyID(r), m.client.Cancel, Cancelled
+	if rapid.Bool().Draw(r, "discard") {
+		verb, state = m.client.Discard, Discarded
+	}
+	was, err := verb(r.Context(), id, "why")
+	j := m.jobs[id]
+	switch {
+	case j == nil && !errors.Is(err, ErrNotFound):
+		r.Fatalf("a job that has gone: %v", err)
+	case j == nil:
+		return
+	case err != nil || was != j.state:
+		r.Fatalf("it was %s, %v; want %s", was, err, j.state)
+	}
+	m.ends(j, state)
+}
+
+func (m *reference) endMany(r *rapid.T) {
+	filter, picked := m.filter(r, m.jobs, Available, Scheduled, Retryable, Running, Parked)
+	verb, state := m.client.CancelMany, Cancelled
+	if rapid.Bool().Draw(r, "discard") {
+		verb, state = m.client.DiscardMany, Discarded
+	}
+	picked = slices.DeleteFunc(picked, func(j *modelJob) bool { return j.state.Final() })
+	done, err := verb(r.Context(), filter, "why")
+	if err != nil || int(done.Changed) != len(picked) {
+		r.Fatalf("%d jobs changed, %v; want %d", done.Changed, err, len(picked))
+	}
+	for _, j := range picked {
+		m.ends(j, state)
+	}
+}
+
+// filter draws one by state or by ids, with the jobs that it picks.
+func (m *reference) filter(r *rapid.T, of map[string]*modelJob, states ...State) (Filter, []*modelJob) {
+	if len(m.order) == 0 {
+		r.Skip("no job")
+	}
+	if rapid.Bool().Draw(r, "by state") {
+		state := rapid.SampledFrom(states).Draw(r, "state")
+		return Filter{State: state}, m.those(of, func(j *modelJob) bool { return j.state == state })
+	}
+	ids := []string{m.anyID(r), m.anyID(r)}
+	return Filter{IDs: ids}, m.those(of, func(j *modelJob) bool { return slices.Contains(ids, j.id) })
+}
+
+// redriven is a dead job that is due again.
+func (m *reference) redriven(j *modelJob) {
+	j.crashes = 0
+	if j.reason == ReasonCrashed {
+		j.crashes = 1
+	}
+	j.state, j.due, j.reason, j.attempt, j.uncounted, j.hold = Available, true, "", 0, 0, free
+	j.redrives++
+	j.entries++
+}
+
+func (m *reference) redriveJob(r *rapid.T) {
+	id := m.anyID(r)
+	attempts := rapid.SampledFrom([]int{0, 0, 5}).Draw(r, "max attempts")
+	err := m.client.RedriveJob(r.Context(), id, &RedriveOpts{MaxAttempts: attempts})
+	j := m.jobs[id]
+	switch {
+	case j == nil:
+		if !errors.Is(err, ErrNotFound) {
+			r.Fatalf("a job that has gone: %v", err)
+		}
+	case j.state == Discarded || j.state == Cancelled:
+		if err != nil {
+			r.Fatal(err)
+		}
+		m.redriven(j)
+		j.max = cmp.Or(attempts, j.max)
+	case j.state == Running || j.state == Completed || j.redrives == 0 || attempts != 0 && attempts != j.max:
+		if !errors.Is(err, ErrState) {
+			r.Fatalf("%s: %v", j.state, err)
+		}
+	case err != nil:
+		r.Fatal(err)
+	}
+}
+
+// Paced redrives
+
+func (m *reference) startRedrive(r *rapid.T) {
+	if len(m.redrives) >= 6 {
+		r.Skip("enough")
+	}
+	if len(m.those(m.jobs, func(j *modelJob) bool { return j.state == Discarded || j.state == Cancelled })) == 0 {
+		r.Skip("no dead job")
+	}
+	state := rapid.SampledFrom([]State{Discarded, Discarded, Cancelled}).Draw(r, "state")
+	plan := RedrivePlan{
+		Filter: Filter{State: state}, Rate: 5000,
+		PerKey: rapid.SampledFrom([]int{0, 1, 1, 2}).Draw(r, "per key"), Limit: rapid.SampledFrom([]int{0, 0, 1}).Draw(r, "limit"),
+	}
+	if len(m.those(m.jobs, func(j *modelJob) bool { return j.state == state && j.key != "" })) == 0 {
+		plan.PerKey = 0 // would be refused
+	}
+	candidates := m.those(m.jobs, func(j *modelJob) bool { return j.state == state && !m.keeps(j) })
+	started, err := m.client.Redrive(r.Context(), plan)
+	if err != nil {
+		r.Fatal(err)
+	}
+	want := len(candidates)
+	if plan.Limit > 0 {
+		want = min(want, plan.Limit)
+	}
+	if int(started.Matched) != want || started.State != RedriveRunning {
+		r.Fatalf("took up %d of %d jobs: %+v", started.Matched, want, started)
+	}
+	m.redrives = append(m.redrives, &modelRedrive{id: started.ID, perKey: plan.PerKey})
+	taken := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(id), '{}') from jobs where redrive_id = $1`, started.ID)
+	if len(taken) != want {
+		r.Fatalf("took up %v, which are not %d", taken, want)
+	}
+	for _, id := range taken {
+		j := m.jobs[id]
+		if !slices.Contains(candidates, j) {
+			r.Fatalf("took up %+v", j)
+		}
+		j.hold, j.redrive, j.redriveKey = dead, started.ID, ""
+		if plan.PerKey > 0 {
+			j.redriveKey = j.key
+		}
+	}
+}
+
+// keeps reports whether a redrive waits for a dead job that will release it yet.
+func (m *reference) keeps(j *modelJob) bool {
+	return j.hold == dead && slices.ContainsFunc(m.redrives, func(d *modelRedrive) bool { return d.id == j.redrive && !d.done && !d.aborted })
+}
+
+func (m *reference) anyRedrive(r *rapid.T) *modelRedrive {
+	unfinished := slices.DeleteFunc(slices.Clone(m.redrives), func(d *modelRedrive) bool { return d.done || d.aborted })
+	if len(unfinished) == 0 {
+		r.Skip("no redrive")
+	}
+	return rapid.SampledFrom(unfinished).Draw(r, "redrive")
+}
+
+func (m *reference) pauseRedrive(r *rapid.T) {
+	d := m.anyRedrive(r)
+	verb := m.client.PauseRedrive
+	if d.paused {
+		verb = m.client.ResumeRedrive
+	}
+	if err := verb(r.Context(), d.id); err != nil {
+		r.Fatal(err)
+	}
+	d.paused = !d.paused
+}
+
+func (m *reference) abortRedrive(r *rapid.T) {
+	d := m.anyRedrive(r)
+	if err := m.client.AbortRedrive(r.Context(), d.id, "why"); err != nil {
+		r.Fatal(err)
+	}
+	d.aborted, d.paused = true, false
+}
+
+// The clock of a tick is the test's. modelTick lets the queue's last tick be over, and has all that was released and
+// waits get due just now, or ten seconds ago; modelTicked does away with the spacing of slots.
+const (
+	modelTick = `
+with t as materialized (select clock_timestamp() as at), q as (update redrive_queues set ticked_at = '-infinity', next_at = '-infinity'), j as (
+	update jobs set scheduled_at = t.at - case when $1 then interval '10 seconds' else '0' end from t where id = any($2)
+)
+select at from t`
+	modelTicked = `
+update jobs set scheduled_at = case when scheduled_at < 'infinity' then $1 else scheduled_at end, redriven_at = least(redriven_at, $1) where id = any($2)`
+)
+
+// pace is a tick of all redrives, perhaps after one in which nobody claimed what was released.
+func (m *reference) pace(r *rapid.T) {
+	if !slices.ContainsFunc(m.redrives, func(d *modelRedrive) bool { return !d.done }) {
+		r.Skip("no redrive")
+	}
+	unclaimed := m.unclaimed(r)
+	late := len(unclaimed) > 0 && rapid.IntRange(0, 2).Draw(r, "late") == 0
+	at := value[time.Time](m.tb, m.testDB, modelTick, late, unclaimed)
+	m.send(r, func(p *pipeline) { p.exec(nil, `select drover_pace($1)`, at) })
+	for _, d := range m.redrives {
+		if d.aborted && !d.done {
+			m.letLie(d)
+		}
+	}
+	if slices.ContainsFunc(m.redrives, func(d *modelRedrive) bool { return !d.done && !d.paused }) {
+		maps.DeleteFunc(m.fresh, func(id string, _ bool) bool { return m.jobs[id] == nil || !m.jobs[id].waits() })
+		if late {
+			m.takenBack(unclaimed)
+		} else {
+			m.released(r)
+		}
+		for _, d := range m.redrives {
+			d.done = d.done || !d.aborted && !m.holds(d)
+		}
+	}
+	m.exec(m.tb, modelTicked, at, slices.DeleteFunc(slices.Collect(maps.Keys(m.fresh)), func(id string) bool { return m.jobs[id] == nil || !m.jobs[id].waits() }))
+}
+
+// unclaimed are released jobs that nobody has claimed yet. Of those that an operator ended and redrove meanwhile the
+// database may know still, or not.
+func (m *reference) unclaimed(r *rapid.T) []string {
+	ids := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(j.id order by j.id), '{}') from redrive_queues q, jsonb_each_text(q.released) l join jobs j on j.id = l.key
+		where j.claim_seq = l.value::int and j.state in ('available', 'scheduled', 'retryable')`)
+	for _, id := range ids {
+		if _, released := m.fresh[id]; !released {
+			r.Fatalf("%+v passes for released and unclaimed", m.jobs[id])
+		}
+	}
+	for id, surely := range m.fresh {
+		if surely && !slices.Contains(ids, id) {
+			r.Fatalf("%+v does not pass for released and unclaimed", m.jobs[id])
+		}
+	}
+	return ids
+}
+
+// held reports whether a redrive waits for it.
+func (j *modelJob) held() bool { return j.hold != free }
+
+func (m *reference) holds(d *modelRedrive) bool {
+	return len(m.those(m.jobs, func(j *modelJob) bool { return j.held() && j.redrive == d.id })) > 0
+}
+
+// letLie is the end of an aborted redrive. What is out counts for its key until it has ended.
+func (m *reference) letLie(d *modelRedrive) {
+	for _, j := range m.those(m.jobs, func(j *modelJob) bool { return j.redrive == d.id && (j.hold == dead || j.hold == waiting) }) {
+		if j.hold == waiting {
+			j.state = Retryable
+		}
+		j.hold = free
+	}
+	d.done = !m.holds(d)
+}
+
+// takenBack: of jobs that nobody claims one stays, the others wait for it.
+func (m *reference) takenBack(unclaimed []string) {
+	for _, id := range unclaimed[1:] {
+		j := m.jobs[id]
+		if slices.ContainsFunc(m.redrives, func(d *modelRedrive) bool { return d.id == j.redrive && !d.done && !d.aborted }) {
+			j.state, j.hold, j.due = Parked, waiting, true
+			delete(m.fresh, id)
+		}
+	}
+}
+
+// released takes over which jobs a tick has released, in whatever order of redrives, and checks that all went that the
+// caps of their keys allow, and no more.
+func (m *reference) released(r *rapid.T) {
+	went := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(id), '{}') from jobs where state in ('available', 'retryable')`)
+	most, left := map[string]int{}, map[string]int{} // by key: the widest cap that let one go, the widest that kept one
+	for _, d := range m.redrives {
+		if d.done || d.paused || d.aborted {
+			continue
+		}
+		for _, j := range m.those(m.jobs, func(j *modelJob) bool { return j.redrive == d.id && (j.hold == dead || j.hold == waiting && j.due) }) {
+			switch {
+			case slices.Contains(went, j.id):
+				m.release(j)
+				most[j.redriveKey] = max(most[j.redriveKey], d.perKey)
+			case j.redriveKey == "":
+				r.Fatalf("%+v was not released", j)
+			default:
+				left[j.redriveKey] = max(left[j.redriveKey], d.perKey)
+			}
+		}
+	}
+	for key := range left {
+		if n := m.outOf(key); n < left[key] {
+			r.Fatalf("%d jobs of key %q are out, and more could be: %d", n, key, left[key])
+		}
+	}
+	for key, limit := range most {
+		if n := m.outOf(key); key != "" && n > limit {
+			r.Fatalf("%d jobs of key %q are out, and %d may be", n, key, limit)
+		}
+	}
+}
+
+// outOf counts the jobs of a key that are out.
+func (m *reference) outOf(key string) int {
+	return len(m.those(m.jobs, func(j *modelJob) bool { return j.hold == out && j.redriveKey == key }))
+}
+
+func (m *reference) release(j *modelJob) {
+	if j.hold == dead {
+		m.redriven(j)
+	} else {
+		j.state, j.due = Available, true
+		if j.failures > 0 {
+			j.state = Retryable
+		}
+	}
+	j.hold = free
+	if j.redriveKey != "" {
+		j.hold = out
+	}
+	m.fresh[j.id] = true
+}
+
+// What ends a row
+
+// some skips a verb that nothing is there for.
+func (m *reference) some(r *rapid.T, of map[string]*modelJob) {
+	if len(m.those(of, func(j *modelJob) bool { return j.state.Final() })) == 0 {
+		r.Skip("no job has ended")
+	}
+}
+
+func (m *reference) archive(r *rapid.T) {
+	m.some(r, m.jobs)
+	filter, picked := m.filter(r, m.jobs, Completed, Discarded, Cancelled)
+	moved, err := m.client.Archive(r.Context(), filter, nil)
+	picked = slices.DeleteFunc(picked, func(j *modelJob) bool { return !j.state.Final() })
+	m.moved(r, moved, err, picked, m.jobs, m.archived)
+}
+
+func (m *reference) restore(r *rapid.T) {
+	m.some(r, m.archived)
+	filter, picked := m.filter(r, m.archived, Completed, Discarded, Cancelled)
+	moved, err := m.client.Restore(r.Context(), filter)
+	for _, j := range picked {
+		if j.hold == dead && slices.ContainsFunc(m.redrives, func(d *modelRedrive) bool { return d.id == j.redrive && d.done }) {
+			j.hold = free
+		}
+	}
+	m.moved(r, moved, err, picked, m.archived, m.jobs)
+}
+
+func (m *reference) moved(r *rapid.T, got Moved, err error, picked []*modelJob, from, to map[string]*modelJob) {
+	jobs, conflicts := 0, 0
+	for _, j := range picked {
+		if to[j.id] != nil {
+			conflicts++
+			continue
+		}
+		jobs++
+		to[j.id] = j
+		delete(from, j.id)
+	}
+	if err != nil || int(got.Jobs) != jobs || len(got.Conflicts) != conflicts {
+		r.Fatalf("%+v, %v; want %d jobs, %d conflicts", got, err, jobs, conflicts)
+	}
+}
+
+func (m *reference) purge(r *rapid.T) {
+	m.some(r, m.archived)
+	filter, picked := m.filter(r, m.archived, Completed, Discarded, Cancelled)
+	n, err := m.client.PurgeArchive(r.Context(), filter, DeleteForEver)
+	m.deleted(r, n, err, picked, m.archived)
+}
+
+func (m *reference) deleteMany(r *rapid.T) {
+	m.some(r, m.jobs)
+	filter, picked := m.filter(r, m.jobs, Completed, Discarded, Cancelled)
+	done, err := m.client.DeleteMany(r.Context(), filter)
+	m.deleted(r, done.Changed, err, slices.DeleteFunc(picked, func(j *modelJob) bool { return !j.state.Final() }), m.jobs)
+}
+
+func (m *reference) deleteCompleted(r *rapid.T) {
+	m.some(r, m.jobs)
+	n, err := m.client.DeleteCompleted(r.Context(), time.Now().Add(time.Hour))
+	m.deleted(r, n, err, m.those(m.jobs, func(j *modelJob) bool { return j.state == Completed }), m.jobs)
+}
+
+// prune is the pruner's walk, an hour from now.
+func (m *reference) prune(r *rapid.T) {
+	m.some(r, m.jobs)
+	hence := "-1 hour"
+	var cancelled *string
+	if rapid.Bool().Draw(r, "cancelled too") {
+		cancelled = &hence
+	}
+	doomed := m.those(m.jobs, func(j *modelJob) bool {
+		return j.state == Completed || j.state == Cancelled && cancelled != nil && !m.keeps(j)
+	})
+	_, err := m.client.pruneWalk(r.Context(), "", &hence, cancelled)
+	m.deleted(r, int64(len(doomed)), err, doomed, m.jobs)
+}
+
+func (m *reference) deleted(r *rapid.T, n int64, err error, want []*modelJob, from map[string]*modelJob) {
+	if err != nil || int(n) != len(want) {
+		r.Fatalf("deleted %d jobs, %v; want %d", n, err, len(want))
+	}
+	for _, j := range want {
+		delete(from, j.id)
+	}
+}
+
+// Compare
+
+// modelRows are the columns that the reference speaks of. A row with a paced_at that means nothing is "stray".
+const modelRows = `
+select a.archived, j.id, coalesce(j.concurrency_key, ''), j.state,
+	case when j.state in ('available', 'scheduled', 'retryable') then j.scheduled_at <= clock_timestamp()
+		when j.state = 'parked' then coalesce(j.paced_at <= clock_timestamp(), false) else false end,
+	j.attempt, j.max_attempts, j.claim_seq, coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.errors_total,
+	jsonb_array_length(j.errors), j.crashes, coalesce(j.deaths, 0), j.redrives, coalesce(j.snoozes, 0), coalesce(j.uncounted, 0), coalesce(j.started_seq, 0),
+	case when j.paced_at is null then ''
+		when j.finalized_at is not null then case when j.paced_at = j.finalized_at and (a.archived or d.finished_at is null) then 'dead' else '' end
+		when j.paced_at = 'infinity' then 'out'
+		when j.state = 'parked' then 'waiting' else 'stray' end,
+	coalesce(j.redrive_id, ''), coalesce(j.pace_key, '')
+from (values (false), (true)) as a(archived)
+cross join lateral (
+	select id, concurrency_key, state, scheduled_at, paced_at, attempt, max_attempts, claim_seq, claimed_by, discard_reason, errors_total, errors,
+		crashes, deaths, redrives, snoozes, uncounted, started_seq, finalized_at, redrive_id, pace_key from jobs where not a.archived
+	union all
+	select id, concurrency_key, state, scheduled_at, paced_at, attempt, max_attempts, claim_seq, claimed_by, discard_reason, errors_total, errors,
+		crashes, deaths, redrives, snoozes, uncounted, started_seq, finalized_at, redrive_id, pace_key from jobs_archive where a.archived
+) j
+left join redrives d on d.id = j.redrive_id`
+
+// compare holds every row against the reference.
+func (m *reference) compare(r *rapid.T) {
+	rows, err := m.Query(r.Context(), modelRows)
+	if err != nil {
+		r.Fatal(err)
+	}
+	seen := map[bool]int{}
+	var archived bool
+	var got modelJob
+	_, err = pgx.ForEachRow(rows, []any{
+		&archived, &got.id, &got.key, &got.state, &got.due, &got.attempt, &got.max, &got.seq, &got.owner, &got.reason, &got.failures, &got.entries,
+		&got.crashes, &got.deaths, &got.redrives, &got.snoozes, &got.uncounted, &got.started, &got.hold, &got.redrive, &got.redriveKey,
+	}, func() error {
+		seen[archived]++
+		j := m.jobs[got.id]
+		if archived {
+			j = m.archived[got.id]
+		}
+		if j == nil {
+			r.Fatalf("after %s there is a row that should have gone: %+v", m.name, got)
+		}
+		want := *j
+		want.entries = min(want.entries, 20)
+		want.due = want.due && (want.waits() || want.state == Parked)
+		if got != want {
+			r.Fatalf("after %s\n  there is %+v\n  but want %+v", m.name, got, want)
+		}
+		return nil
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+	if seen[false] != len(m.jobs) || seen[true] != len(m.archived) {
+		r.Fatalf("after %s there are %d jobs and %d archived, want %d and %d", m.name, seen[false], seen[true], len(m.jobs), len(m.archived))
+	}
+}
