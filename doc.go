@@ -76,6 +76,7 @@
 //	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
 //	archive.go               Archive, Restore, ExportArchive, PurgeArchive
 //	alerts.go                Alerts: which thresholds are reached
+//	health.go                Health: what holds vacuum back, how the tables are, what a claim costs
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
@@ -85,6 +86,7 @@
 //	store_pg_operate.go      SQL: what operators do
 //	store_pg_redrives.go     SQL: redrives
 //	store_pg_archive.go      SQL: the archive and alerts
+//	store_pg_health.go       SQL: health
 //
 // Beside them migrations holds the tables, functions and views, docs/adr says why things are as they are, docs/sql.md
 // and its neighbours what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.
