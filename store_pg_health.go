@@ -111,12 +111,12 @@ with recursive held(name) as (
 	select min(queue) from jobs where finalized_at is null
 	union all
 	select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from held h where h.name is not null
-), some as (
+), named as (
 	select name from held where name is not null limit 100
 )
 select q.name, sum(due.n)::bigint, min(due.oldest),
 	(select count(*) from supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - s.lease_ms * interval '1 ms')
-from some q
+from named q
 cross join generate_series(0, 30, 10) as t(tier)
 cross join generate_series(1, 9) as p(n)
 cross join lateral (
@@ -153,13 +153,17 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		if failed != nil {
 			return
 		}
-		var p pipeline
-		p.begin()
-		p.exec(nil, sqlOnePlan)
-		p.exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
-		p.query(read, sql, args...)
-		p.commit()
-		err := p.send(ctx, conn.Conn())
+		// In a round trip of its own: a statement that is being prepared waits for locks already.
+		var limit, query pipeline
+		limit.begin()
+		limit.exec(nil, sqlOnePlan)
+		limit.exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
+		query.query(read, sql, args...)
+		query.commit()
+		err := limit.send(ctx, conn.Conn())
+		if err == nil {
+			err = query.send(ctx, conn.Conn())
+		}
 		var refused *pgconn.PgError
 		switch {
 		case !errors.As(err, &refused), h.schema == "": // nil, or nothing to go on with
