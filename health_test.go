@@ -168,7 +168,7 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 	t.Parallel()
 	server, err := pgdev.Start(t.Context(), pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
-		Settings: map[string]string{"max_prepared_transactions": "2", "wal_level": "logical"},
+		Settings: map[string]string{"max_prepared_transactions": "2", "wal_level": "logical", "autovacuum_naptime": "1h"},
 	})
 	if err != nil {
 		t.Fatal(err)
