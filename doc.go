@@ -77,6 +77,7 @@
 //	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
 //	archive.go               Archive, Restore, ExportArchive, PurgeArchive
 //	alerts.go                Alerts: which thresholds are reached
+//	health.go                Health: what holds vacuum back, how the tables are, what a claim costs
 //	telemetry.go             Hooks and log attributes
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
@@ -86,6 +87,7 @@
 //	store_pg_operate.go      SQL: what operators do
 //	store_pg_redrives.go     SQL: redrives
 //	store_pg_archive.go      SQL: the archive and alerts
+//	store_pg_health.go       SQL: health
 //
 // Some of the logic is SQL, in migrations, beside the tables and views:
 //

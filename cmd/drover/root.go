@@ -57,6 +57,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 		newFailuresCommand(a),
 		newStatsCommand(a),
 		newCheckCommand(a),
+		newHealthCommand(a),
 		newBudgetsCommand(a),
 		newBenchCommand(a),
 		newDemoCommand(a),

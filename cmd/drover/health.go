@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newHealthCommand(a *app) *cobra.Command {
+	var strict bool
+	cmd := &cobra.Command{
+		Use:   "health",
+		Short: "Tell what holds vacuum back, how the tables are, what a claim costs, and what to do",
+		Long: `Tell what holds vacuum back, how the tables are, what a claim costs, what is late, and what to do.
+
+It changes nothing: what it says to do is for a person to run. Findings that are not well do not make it fail, unless --strict says so.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), strict) },
+	}
+	cmd.Flags().BoolVar(&strict, "strict", false, "exit code 1 if a finding is not ok")
+	return cmd
+}
+
+func (a *app) health(ctx context.Context, strict bool) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	h, err := s.client.Health(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		err = a.printJSON(h)
+	} else {
+		err = a.printHealth(s, h)
+	}
+	if strict && err == nil && h.Level != "ok" {
+		return fmt.Errorf("the health is not ok, but %s", h.Level)
+	}
+	return err
+}
+
+func (a *app) printHealth(s *session, h *drover.Health) error {
+	fmt.Fprintln(a.stdout, printable(fmt.Sprintf("database %s, schema %s", s.database, s.schema)))
+	for _, f := range h.Findings {
+		fmt.Fprintln(a.stdout, printable(f.Level+": "+f.What))
+		if f.Why != "" {
+			fmt.Fprintln(a.stdout, printable("    why: "+f.Why))
+		}
+		if f.Do != "" {
+			fmt.Fprintln(a.stdout, printable("    do:  "+f.Do))
+		}
+	}
+	holders := [][]string{{"HOLDS VACUUM", "PID", "NAME", "USER", "STATE", "TRANSACTIONS", "SINCE", "QUERY"}}
+	for _, o := range h.Holders {
+		kind, pid, since := o.Kind, "-", "-"
+		if o.CatalogsOnly {
+			kind += " (catalogs)"
+		}
+		if o.PID > 0 {
+			pid = fmt.Sprint(o.PID)
+		}
+		if o.Since != nil {
+			since = ago(*o.Since, h.At)
+		}
+		holders = append(holders, []string{kind, pid, shorten(strings.TrimSpace(o.Name+" "+o.Application), 32), o.User, o.State, fmt.Sprint(o.Transactions), since, shorten(o.Query, 50)})
+	}
+	tables := [][]string{{"TABLE", "LIVE", "DEAD", "SHARE", "VACUUMED", "SIZE", "NEEDED", "INDEXES", "TOAST"}}
+	for _, t := range h.Tables {
+		vacuumed, needed := "-", "-"
+		if t.VacuumedAt != nil {
+			vacuumed = ago(*t.VacuumedAt, h.At)
+		}
+		if t.NeededBytes != nil {
+			needed = size(*t.NeededBytes)
+		}
+		tables = append(tables, []string{
+			t.Name, fmt.Sprint(t.LiveRows), fmt.Sprint(t.DeadRows), fmt.Sprintf("%.0f%%", 100*t.DeadShare()), vacuumed,
+			size(t.TableBytes), needed, size(t.IndexBytes), size(t.ToastBytes),
+		})
+	}
+	queues := [][]string{{"QUEUE", "DUE", "OLDEST DUE", "SUPERVISORS"}}
+	for _, q := range h.Claim.Queues {
+		oldest := "-"
+		if q.OldestDue != nil {
+			oldest = span(max(0, h.At.Sub(*q.OldestDue)))
+		}
+		queues = append(queues, []string{q.Queue, fmt.Sprint(q.Due), oldest, fmt.Sprint(q.Supervisors)})
+	}
+	for _, section := range [][][]string{holders, tables, queues} {
+		if len(section) == 1 {
+			continue
+		}
+		fmt.Fprintln(a.stdout)
+		if err := table(a.stdout, section); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// size rounds a size to what a person reads at a glance: 512 B, 16 KiB, 3 MiB, 20 GiB.
+func size(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	i := 0
+	for ; n >= 10<<10 && i < len(units)-1; i++ {
+		n >>= 10
+	}
+	return fmt.Sprintf("%d %s", n, units[i])
+}

@@ -1,0 +1,239 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// What a look at the health reads. Nothing here needs more than select on drover's tables; what a role may not see is
+// left out and told of. Each part has a transaction and a time limit of its own, so that one that fails leaves the
+// others, and none holds a snapshot for long.
+
+// sqlHealthServer finds jobs, whose schema the others go by: an application's tables may share it.
+const sqlHealthServer = `
+select now(), quote_ident(n.nspname), current_setting('autovacuum')::bool and current_setting('track_counts')::bool
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
+
+// sqlHealthHolders lists what the removal of dead rows in this database waits for, the oldest first: what a transaction
+// could still see is what its xid and its snapshot say. Not among it: sessions of other databases, for their snapshots
+// do not count here, vacuums, which wait for each other in nothing, and slots that the server has given up. A parallel
+// worker holds what its leader does. A standby holds by its slot, if it has one, else by its sender.
+// Only the catalogs wait for a catalog_xmin.
+const sqlHealthHolders = `
+with holders(kind, pid, name, application, username, state, transactions, since, catalogs_only, query, stop) as (
+	select 'session', pid, '', application_name, usename::text, coalesce(state, backend_type), greatest(age(backend_xid), age(backend_xmin)), xact_start, false, query,
+		format(case when state like 'idle%' then 'select pg_terminate_backend(%s)' else 'select pg_cancel_backend(%s)' end, pid)
+	from pg_stat_activity a
+	where datname = current_database() and pid <> pg_backend_pid() and leader_pid is null and num_nonnulls(backend_xid, backend_xmin) > 0
+		and (backend_type is distinct from 'walsender' or xact_start is not null)
+		and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
+	union all
+	select 'prepared', null, gid, '', owner::text, 'prepared', age(transaction), prepared, false, '', format('rollback prepared %L', gid)
+	from pg_prepared_xacts where database = current_database()
+	union all
+	select 'slot', s.active_pid, s.slot_name::text, r.application_name, r.usename::text, case when s.active then 'active' else 'inactive' end,
+		age(coalesce(s.xmin, s.catalog_xmin)), null, s.xmin is null, '',
+		case when not s.active then format('select pg_drop_replication_slot(%L)', s.slot_name) when s.slot_type = 'logical' then format('select pg_terminate_backend(%s)', s.active_pid)
+			else 'alter system set hot_standby_feedback = off -- on the standby, then reload it' end
+	from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid
+	where num_nonnulls(s.xmin, s.catalog_xmin) > 0 and s.wal_status is distinct from 'lost'
+	union all
+	select 'standby', r.pid, '', r.application_name, r.usename::text, r.state, age(r.backend_xmin), null, false, '',
+		'alter system set hot_standby_feedback = off -- on the standby, then reload it'
+	from pg_stat_replication r join pg_stat_activity a on a.pid = r.pid
+	where r.backend_xmin is not null and a.datname is null
+)
+select kind, coalesce(pid, 0), name, coalesce(application, ''), coalesce(username, ''), coalesce(state, ''), transactions::bigint, since, catalogs_only,
+	left(regexp_replace(coalesce(query, ''), '\s+', ' ', 'g'), 200), stop
+from holders order by catalogs_only, transactions desc, since, kind, pid limit 20`
+
+// sqlHealthTables reads what the server counts of the tables of $1, a schema. It estimates what their rows need by the
+// widths that ANALYZE found, a row's overhead of 28 bytes and the fillfactor; null where nothing was analyzed.
+const sqlHealthTables = `
+with tables as (
+	select c.oid, c.relname::text as name, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n,
+		coalesce((select jsonb_object_agg(option_name, option_value) from pg_options_to_table(c.reloptions)), '{}') as options
+	from unnest($2::text[]) with ordinality as t(name, n)
+	join pg_class c on c.relname = t.name and c.relnamespace = $1::regnamespace and c.relkind = 'r'
+)
+select t.name, s.n_live_tup, s.n_dead_tup,
+	round(coalesce(t.options->>'autovacuum_vacuum_threshold', current_setting('autovacuum_vacuum_threshold'))::float8
+		+ coalesce(t.options->>'autovacuum_vacuum_scale_factor', current_setting('autovacuum_vacuum_scale_factor'))::float8 * t.reltuples)::bigint,
+	coalesce((t.options->>'autovacuum_enabled')::bool, true),
+	exists (select from pg_stat_progress_vacuum v where v.relid = t.oid),
+	greatest(s.last_vacuum, s.last_autovacuum),
+	pg_relation_size(t.oid), pg_indexes_size(t.oid), coalesce(pg_total_relation_size(nullif(t.reltoastrelid, 0)), 0),
+	(select (s.n_live_tup * (28 + sum((1 - p.null_frac) * p.avg_width)) / (coalesce(t.options->>'fillfactor', '100')::int / 100.0))::bigint
+		from pg_stats p where p.schemaname = s.schemaname and p.tablename = s.relname)
+from tables t join pg_stat_user_tables s on s.relid = t.oid
+order by t.n`
+
+// healthTables are the tables that drover makes.
+func healthTables() []string {
+	return []string{
+		"jobs", "supervisors", "sleepers", "queues", "kinds", "builds", "solo", "ended_supervisors", "redrives", "redrive_queues",
+		"failure_groups", "failure_tallies", "budgets", "budget_slots", "jobs_archive",
+	}
+}
+
+// One row a supervisor. Silent: no beat for a lease, and nobody has taken its jobs yet.
+const sqlHealthSupervisors = `
+select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
+from (
+	select case when lost_at is not null then 'lost' when beat_at < now() - lease_ms * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
+	from supervisors
+) s`
+
+// sqlHealthProbe looks for the first due job of every lane of every queue that was ever served, beyond the floor of $1
+// seconds ago (null: none), as a claim does, by jobs_claim_idx. What it reads before it finds one is dead or runs.
+const sqlHealthProbe = `
+explain (analyze, buffers, timing off, format json)
+select j.id from queues q
+cross join generate_series(0, 30, 10) as t(tier)
+cross join generate_series(1, 9) as p(n)
+cross join lateral (
+	select id from jobs
+	where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint
+		and scheduled_at <= now() and (scheduled_at, id) > (coalesce(now() - $1::float8 * interval '1 s', '-infinity'), '')
+	order by scheduled_at, id limit 1
+) j`
+
+// sqlHealthQueues tells of at most 100 queues with unfinished jobs how many are due, and since when. jobs_claim_idx gives
+// the queues and the due jobs of each lane, of which it counts $1 at most.
+const sqlHealthQueues = `
+with recursive held(name) as (
+	select min(queue) from jobs where finalized_at is null
+	union all
+	select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from held h where h.name is not null
+), named as (
+	select name from held where name is not null limit 100
+)
+select q.name, sum(due.n)::bigint, min(due.oldest),
+	(select count(*) from supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - s.lease_ms * interval '1 ms')
+from named q
+cross join generate_series(0, 30, 10) as t(tier)
+cross join generate_series(1, 9) as p(n)
+cross join lateral (
+	select count(*) as n, min(scheduled_at) as oldest from (
+		select scheduled_at from jobs
+		where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
+		order by scheduled_at, id limit $1
+	) j
+) due
+group by q.name order by 3 nulls last, 1`
+
+// sqlHealthIndex measures jobs_claim_idx. It counts its live rows up to $1, and beyond goes by the statistics.
+const sqlHealthIndex = `
+select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(live.n, c.reltuples::bigint) end
+from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
+where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
+
+const (
+	healthTimeout   = 2 * time.Second // of each part
+	healthLaneCount = 1000            // due jobs counted of a lane
+	healthLiveCount = 100_000         // rows counted of the claim index
+)
+
+// health gathers the facts. What takes too long or may not be seen is left out and told in NotSeen.
+func (s *store) health(ctx context.Context) (*Health, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, classify(err)
+	}
+	defer conn.Release()
+	h := &Health{Holders: []Holder{}, Tables: []TableHealth{}, Claim: ClaimHealth{Queues: []QueueHealth{}}, NotSeen: []NotSeen{}}
+	var failed error
+	look := func(part string, read func(pgx.Rows) error, sql string, args ...any) {
+		if failed != nil {
+			return
+		}
+		// In a round trip of its own: a statement that is being prepared waits for locks already.
+		var limit, query pipeline
+		limit.begin()
+		limit.exec(nil, sqlOnePlan)
+		limit.exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
+		query.query(read, sql, args...)
+		query.commit()
+		err := limit.send(ctx, conn.Conn())
+		if err == nil {
+			err = query.send(ctx, conn.Conn())
+		}
+		var refused *pgconn.PgError
+		switch {
+		case !errors.As(err, &refused), h.schema == "": // nil, or nothing to go on with
+			failed = err
+		case refused.Code == "42501":
+			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: refused.Message})
+		case refused.Code == "57014" && ctx.Err() == nil:
+			h.NotSeen = append(h.NotSeen, NotSeen{part, fmt.Sprintf("it took longer than %v", healthTimeout), true})
+		default:
+			failed = err
+		}
+	}
+	n, c := &h.Supervisors, &h.Claim
+	look("server", func(rows pgx.Rows) error { return rows.Scan(&h.At, &h.schema, &h.Autovacuum) }, sqlHealthServer)
+	look("holders", h.readHolder, sqlHealthHolders)
+	look("tables", h.readTable, sqlHealthTables, h.schema, healthTables())
+	look("supervisors", func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, sqlHealthSupervisors)
+	// The probes come first: a look from the beginning clears away what is dead to all, and would hide it from them.
+	look("claim_floor", readProbe(&c.FloorBuffers, nil), sqlHealthProbe, settleTime.Seconds())
+	look("claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlHealthProbe, nil)
+	look("queues", h.readQueue, sqlHealthQueues, healthLaneCount)
+	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished) }, sqlHealthIndex, healthLiveCount)
+	if failed != nil {
+		return nil, failed
+	}
+	return h, nil
+}
+
+func (h *Health) readHolder(rows pgx.Rows) error {
+	var o Holder
+	err := rows.Scan(&o.Kind, &o.PID, &o.Name, &o.Application, &o.User, &o.State, &o.Transactions, &o.Since, &o.CatalogsOnly, &o.Query, &o.Do)
+	h.Holders = append(h.Holders, o)
+	return err
+}
+
+func (h *Health) readTable(rows pgx.Rows) error {
+	var t TableHealth
+	err := rows.Scan(&t.Name, &t.LiveRows, &t.DeadRows, &t.VacuumThreshold, &t.Autovacuum, &t.Vacuuming, &t.VacuumedAt, &t.TableBytes, &t.IndexBytes, &t.ToastBytes, &t.NeededBytes)
+	h.Tables = append(h.Tables, t)
+	return err
+}
+
+func (h *Health) readQueue(rows pgx.Rows) error {
+	var q QueueHealth
+	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors)
+	h.Claim.Queues = append(h.Claim.Queues, q)
+	return err
+}
+
+// readProbe reads a plan's cost; ms may be nil.
+func readProbe(buffers *int64, ms *float64) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		var doc []byte
+		if err := rows.Scan(&doc); err != nil {
+			return err
+		}
+		var plans []struct {
+			Plan struct {
+				Hit  int64 `json:"Shared Hit Blocks"`
+				Read int64 `json:"Shared Read Blocks"`
+			}
+			Time float64 `json:"Execution Time"`
+		}
+		if err := json.Unmarshal(doc, &plans); err != nil || len(plans) != 1 {
+			return fmt.Errorf("a plan that cannot be read: %s: %w", doc, err)
+		}
+		*buffers = plans[0].Plan.Hit + plans[0].Plan.Read
+		if ms != nil {
+			*ms = plans[0].Time
+		}
+		return nil
+	}
+}
