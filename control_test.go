@@ -189,6 +189,29 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 	}
 }
 
+// D-6: a job that was not discarded for the death stays in its redrive's hands: parked without them, nobody would ever
+// release it.
+func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into redrives (id, state, filter, rate, per_key) values ('r', 'running', '{"all": true}', 50, 1)`)
+	db.exec(t, `insert into jobs (kind, state, scheduled_at, redrive_id, pace_key, paced_at, crashes, deaths, errors_total) values
+		('job', 'parked', 'infinity', 'r', 'k', now(), 1, 1, 1), ('job', 'retryable', now(), 'r', 'l', 'infinity', 1, 1, 1)`)
+	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
+		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
+	s := db.stopped(t, SupervisorConfig{})
+	conn, err := s.control.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done, err := db.client.store.takeBack(t.Context(), conn, "dead"); err != nil || !done {
+		t.Fatalf("takeBack = %v, %v", done, err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {
+		t.Errorf("%d of 2 jobs are still the redrive's", n)
+	}
+}
+
 // P-3: of strong suspects one runs at a time in the cluster, with nothing beside it in its process; others go on.
 func TestStrongSuspectsRunAlone(t *testing.T) {
 	t.Parallel()
