@@ -131,6 +131,9 @@ create function drover_failure_status(fingerprint text, status text, by text def
 declare
 	was text;
 begin
+	if drover_failure_status.status is null or drover_failure_status.status not in ('open', 'resolved', 'ignored') then
+		raise exception 'drover: status "%" is none of open, resolved, ignored', drover_failure_status.status using errcode = '22023';
+	end if;
 	select g.status into was from failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
 	if was <> drover_failure_status.status then
 		update failure_groups g set status = drover_failure_status.status, updated_at = clock_timestamp(), updated_by = by,
@@ -149,6 +152,9 @@ declare
 	g failure_groups;
 	newest text := drover_newest_build();
 begin
+	if drover_failure_policy.policy not in ('discard', 'park') then
+		raise exception 'drover: policy "%" is none of discard, park; null means to retry', drover_failure_policy.policy using errcode = '22023';
+	end if;
 	select * into g from failure_groups f where f.fingerprint = drover_failure_policy.fingerprint for no key update;
 	if not found then
 		return false;

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +42,7 @@ every job in one table or the other. Ids that the archive has already are told, 
 
 func newArchiveRestoreCommand(a *app) *cobra.Command {
 	return archiveVerb(&cobra.Command{
-		Use:     "restore",
+		Use:     "restore [ID...]",
 		Short:   "Move jobs back from the archive, as they were",
 		Example: `  drover archive restore --kind charge --reason attempts_exhausted`,
 	}, true, nil, func(ctx context.Context, flags *filterFlags) error {
@@ -86,12 +88,14 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	if own != nil {
 		own(cmd)
 	}
-	cmd.Args = args(cobra.NoArgs)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if needsFilter && !givenFilter(cmd) {
+	if !strings.HasSuffix(cmd.Use, "[ID...]") {
+		cmd.Args = args(cobra.NoArgs)
+	}
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		if needsFilter && len(ids) == 0 && !givenFilter(cmd) {
 			return usagef("which jobs? --all means every one; see %s --help for the others", cmd.CommandPath())
 		}
-		if err := flags.check(cmd, nil); err != nil {
+		if err := flags.check(cmd, ids); err != nil {
 			return err
 		}
 		if state := flags.filter.State; state != "" && !state.Final() {
@@ -136,7 +140,11 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
 	}
 	defer s.close()
 	if !yes {
-		question := fmt.Sprintf("This deletes the jobs that fit from the archive of database %q, schema %q, for ever.", s.database, s.schema)
+		n, err := s.client.ExportArchive(ctx, io.Discard, flags.at(s.now))
+		if err != nil {
+			return flagNames(err)
+		}
+		question := fmt.Sprintf("This deletes %s from the archive of database %q, schema %q, for ever.", plural(n, "job"), s.database, s.schema)
 		if err := a.confirm(ctx, question, "nothing was deleted"); err != nil {
 			return err
 		}

@@ -39,7 +39,7 @@ func TestArchive(t *testing.T) {
 		t.Errorf("exported %q", o.stdout)
 	}
 
-	if moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", "--id", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
+	if moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
 		t.Errorf("restored %+v", moved)
 	}
 	sh.run(t, "archive", "add", "--all").ok(t)
@@ -49,7 +49,7 @@ func TestArchive(t *testing.T) {
 	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, "0 jobs restored", dead+"  not restored: the id is there already")
 
 	sh.input = "no\n"
-	sh.run(t, "archive", "purge", "--all").ends(t, 1, "for ever", "Type yes", "not confirmed, nothing was deleted")
+	sh.run(t, "archive", "purge", "--all").ends(t, 1, "deletes 1 job from the archive", "for ever", "Type yes", "not confirmed, nothing was deleted")
 	sh.input = ""
 	sh.run(t, "archive", "purge", "--all").ends(t, 2, "--yes deletes without a question")
 	if count("jobs_archive") != 1 {
@@ -75,6 +75,7 @@ func TestArchiveErrors(t *testing.T) {
 	}{
 		{[]string{"archive", "add"}, "which jobs? --all"},
 		{[]string{"archive", "restore"}, "which jobs? --all"},
+		{[]string{"archive", "add", "--all=false"}, "which jobs? --all"},
 		{[]string{"archive", "purge", "--yes"}, "which jobs? --all"},
 		{[]string{"archive", "add", "--state", "running"}, "--state"},
 		{[]string{"archive", "add", "--reason", "bored"}, "--reason"},

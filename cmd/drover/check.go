@@ -60,6 +60,8 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 				return usagef("no threshold is given: see drover check --help")
 			case cmd.Flags().Changed("max-oldest") && t.Oldest <= 0:
 				return usagef("--max-oldest %v is not positive", t.Oldest)
+			case cmd.Flags().Changed("queue") && t.Queue == "":
+				return usagef("--queue is empty")
 			case t.Within <= 0:
 				return usagef("--within %v is not positive", t.Within)
 			}
@@ -83,6 +85,11 @@ func (a *app) check(ctx context.Context, t drover.Thresholds) error {
 		return err
 	}
 	defer s.close()
+	if t.Queue != "" {
+		if err := s.knownQueue(ctx, t.Queue); err != nil {
+			return err
+		}
+	}
 	alerts, err := s.client.Alerts(ctx, t)
 	if err != nil {
 		return err
@@ -112,6 +119,20 @@ func (a *app) check(ctx context.Context, t drover.Thresholds) error {
 	}
 	if code > 0 {
 		return &foundError{code, len(alerts)}
+	}
+	return nil
+}
+
+// A queue exists while a job or a supervisor has it. Reads all jobs only where there is no such queue.
+const sqlKnownQueue = `select exists (select from supervisors where $1 = any(queues)) or exists (select from jobs where queue = $1)`
+
+func (s *session) knownQueue(ctx context.Context, queue string) error {
+	var known bool
+	if err := s.pool.QueryRow(ctx, sqlKnownQueue, queue).Scan(&known); err != nil {
+		return fmt.Errorf("look for the queue: %w", err)
+	}
+	if !known {
+		return fmt.Errorf("--queue %q: no job is in such a queue, and no supervisor serves it", shorten(queue, 40))
 	}
 	return nil
 }

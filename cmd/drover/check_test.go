@@ -16,6 +16,9 @@ func TestCheck(t *testing.T) {
 	discard(t, sh)
 	sh.run(t, "check", "--max-discarded", "1", "--max-new-discarded", "1").ok(t)
 	sh.run(t, "check", "--max-discarded", "0").ends(t, 1, "1 threshold exceeded").says(t, "warning: 1 job discarded, at most 0\n")
+	sh.run(t, "check", "--max-discarded", "0", "--queue", "payments").ends(t, 3, `"payments"`)
+	sh.run(t, "check", "--max-discarded", "0", "--queue", "").ends(t, 3, "--queue is empty")
+	sh.exec(t, `insert into supervisors (id, lease_ms, queues) values ('a', 30000, '{payments}')`)
 	sh.run(t, "check", "--max-discarded", "0", "--queue", "payments").ok(t)
 	sh.run(t, "check", "--max-new-discarded", "0", "--within", "1h").ends(t, 1).says(t, "warning: 1 job discarded in the last 60m, at most 0\n")
 	for _, sql := range []string{

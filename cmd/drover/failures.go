@@ -109,7 +109,7 @@ func newFailuresShowCommand(a *app) *cobra.Command {
 		Use:   "show FINGERPRINT",
 		Short: "Show one failure group",
 		Args:  args(cobra.ExactArgs(1)),
-		RunE:  func(cmd *cobra.Command, args []string) error { return a.showFailure(cmd.Context(), args[0]) },
+		RunE:  func(cmd *cobra.Command, args []string) error { return a.showFailure(cmd.Context(), hex(args[0])) },
 	}
 }
 
@@ -231,7 +231,7 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 	all, failed := make([]changed, len(prints)), 0
 	for i, print := range prints {
 		all[i] = changed{Fingerprint: print, Result: result}
-		err := do(ctx, s, print)
+		err := do(ctx, s, hex(print))
 		if errors.Is(err, drover.ErrInvalid) || stops(err) {
 			return failureFlags(err)
 		}

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"errors"
+	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
 )
@@ -26,6 +30,7 @@ func TestFailures(t *testing.T) {
 	sh.run(t, "failures", "list", "--kind", "other").ok(t).says(t, "no failures")
 	sh.run(t, "failures", "show", print).ok(t).says(t, "1, now 1 discarded, 0 parked", "card", "refused", "drover jobs show")
 
+	sh.run(t, "failures", "show", strings.ToUpper(print)).ok(t).says(t, print)
 	sh.run(t, "failures", "resolve", print, "--by", "ann").ok(t).says(t, print+"  resolved")
 	sh.run(t, "failures", "show", print).ok(t).says(t, "resolved", "by ann")
 	if left := decode[[]drover.FailureGroup](t, sh.run(t, "failures", "list", "--json").ok(t)); len(left) != 1 || left[0].Fingerprint == print {
@@ -53,5 +58,11 @@ func TestFailures(t *testing.T) {
 	sh.run(t, "failures", "policy", print, "explode").ends(t, 2, "none of discard, park, retry")
 	sh.run(t, "failures", "policy", print, "discard", "--build", "A").ends(t, 2, "--build")
 	sh.run(t, "failures", "policy", print, "park", "--build", "no such").ends(t, 1)
+	for _, sql := range []string{`select drover_failure_policy($1, 'retry')`, `select drover_failure_status($1, 'shut')`} {
+		var refused *pgconn.PgError
+		if _, err := sh.pool.Exec(t.Context(), sql, print); !errors.As(err, &refused) || refused.Code != "22023" {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
 	sh.run(t, "failures", "resolve", print, "--by", "\xff").ends(t, 2, "--by")
 }

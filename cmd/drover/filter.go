@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +32,7 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
 	f.StringVar(&p.state, "state", "", "jobs in this state")
 	f.StringVar(&p.filter.Reason, "reason", "", "jobs discarded for this reason")
-	f.StringVar(&p.filter.Class, "class", "", "jobs whose newest failure is of this class: error, throttled, panic, timeout, decode, crash")
+	f.StringVar(&p.filter.Class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
 	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
 	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
@@ -44,7 +45,7 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.BoolVar(&p.filter.All, "all", false, "every job is meant")
 	complete(cmd, "state", states()...)
 	complete(cmd, "reason", reasons()...)
-	complete(cmd, "class", "error", "throttled", "panic", "timeout", "decode", "crash")
+	complete(cmd, "class", classes()...)
 	return p
 }
 
@@ -64,7 +65,14 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 		p.filter.IDs = append(p.filter.IDs, id)
 	}
 	p.filter.State = drover.State(p.state)
+	p.filter.Fingerprint, p.filter.Redrive = hex(p.filter.Fingerprint), jobID(p.filter.Redrive)
 	switch {
+	case p.filter.Class != "" && !slices.Contains(classes(), p.filter.Class):
+		return usagef("--class %q is none of %s", shorten(p.filter.Class, 40), strings.Join(classes(), ", "))
+	case p.filter.Fingerprint != "" && !isFingerprint(p.filter.Fingerprint):
+		return usagef("--fingerprint %q is not 16 hexadecimal digits", shorten(p.filter.Fingerprint, 40))
+	case cmd.Flags().Changed("redrive") && !isULID(p.filter.Redrive):
+		return usagef("--redrive %q is no redrive's id", shorten(p.filter.Redrive, 40))
 	case p.state != "" && !slices.Contains(states(), p.state):
 		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(states(), ", "))
 	case p.filter.Reason != "" && !slices.Contains(reasons(), p.filter.Reason):
@@ -77,6 +85,21 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	return nil
 }
 
+// classes are what --class takes.
+func classes() []string {
+	return []string{"error", "throttled", "panic", "timeout", "decode", "crash"}
+}
+
+// hex is a fingerprint as the table has it, without what a copy from elsewhere brings along.
+func hex(word string) string { return strings.ToLower(strings.TrimSpace(word)) }
+
+func isFingerprint(word string) bool { return regexp.MustCompile(`^[0-9a-f]{16}$`).MatchString(word) }
+
+func isULID(word string) bool {
+	_, err := ulid.ParseStrict(word)
+	return err == nil
+}
+
 // filterFlagNames are the flags that pick jobs.
 func filterFlagNames() []string {
 	return []string{
@@ -85,9 +108,11 @@ func filterFlagNames() []string {
 	}
 }
 
-// givenFilter reports whether the command line has one of them.
+// givenFilter reports whether the command line has one of them. --all=false says nothing.
 func givenFilter(cmd *cobra.Command) bool {
-	return slices.ContainsFunc(filterFlagNames(), cmd.Flags().Changed)
+	return slices.ContainsFunc(filterFlagNames(), func(name string) bool {
+		return cmd.Flags().Changed(name) && (name != "all" || cmd.Flags().Lookup(name).Value.String() == "true")
+	})
 }
 
 // at is the filter by the server's clock.
@@ -110,18 +135,17 @@ func filterNames() []string {
 
 // moment is a flag that takes a time, or how long ago it was.
 type moment struct {
-	text string
-	time time.Time
-	ago  time.Duration
+	text     string
+	absolute bool
+	time     time.Time // if absolute
+	ago      time.Duration
 }
 
 // Set reads the flag.
 func (m *moment) Set(text string) (err error) {
 	*m = moment{text: text}
 	if m.time, err = time.Parse(time.RFC3339, text); err == nil {
-		if m.time.IsZero() { // a program's unset time: it would pass for a flag that was not given
-			return fmt.Errorf("is the zero time")
-		}
+		m.absolute = true
 		return nil
 	}
 	if days, found := strings.CutSuffix(text, "d"); found {
@@ -142,10 +166,16 @@ func (m *moment) String() string { return m.text }
 // Type stands in the help.
 func (m *moment) Type() string { return "time" }
 
-// before is the time, zero if the flag was not given.
+// before is the time, zero if the flag was not given. The zero time itself becomes the next that Postgres tells from it:
+// a filter takes zero for "not given", and no job is as old as either.
 func (m *moment) before(now time.Time) time.Time {
-	if m.text == "" || !m.time.IsZero() {
-		return m.time
+	switch {
+	case m.text == "":
+		return time.Time{}
+	case !m.absolute:
+		return now.Add(-m.ago)
+	case m.time.Before(time.Time{}.Add(time.Microsecond)) && !m.time.Before(time.Time{}):
+		return time.Time{}.Add(time.Microsecond)
 	}
-	return now.Add(-m.ago)
+	return m.time
 }

@@ -187,14 +187,67 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	if a.json {
 		return a.printJSON(job)
 	}
-	if err := table(a.stdout, describe(job, s.now)); err != nil {
+	waits, err := s.waits(ctx, job)
+	if err != nil {
+		return err
+	}
+	if err := table(a.stdout, append(describe(job, s.now), waits.rows...)); err != nil {
 		return err
 	}
 	a.printErrors(job)
+	if waits.release != "" {
+		fmt.Fprintf(a.stdout, "\nto let it go:  %s\n", a.again(waits.release, waits.of))
+	}
 	if job.State == drover.Discarded {
 		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  %s\n", s.psql(job.ID), a.again("jobs redrive", job.ID))
 	}
 	return nil
+}
+
+// waiting is what else than its time a job waits for, and the command that ends the wait.
+type waiting struct {
+	rows        [][]string
+	release, of string
+}
+
+// Reads one row by primary key.
+const sqlWaits = `
+select lane, parked_build, coalesce(case when paced_at is not null then redrive_id end, ''), coalesce(pace_key, ''), coalesce(fingerprint, '')
+from jobs where id = $1`
+
+func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err error) {
+	if j.State.Final() {
+		return w, nil
+	}
+	var lane int
+	var build *string
+	var redrive, key, print string
+	err = s.pool.QueryRow(ctx, sqlWaits, j.ID).Scan(&lane, &build, &redrive, &key, &print)
+	if errors.Is(err, pgx.ErrNoRows) { // it has gone meanwhile
+		return w, nil
+	}
+	if err != nil {
+		return w, fmt.Errorf("ask what the job waits for: %w", err)
+	}
+	if j.Crashes >= 2 {
+		w.rows = append(w.rows, []string{"runs alone", fmt.Sprintf("lane %d: processes died while it ran, see docs/crashes.md", lane)})
+	}
+	if j.State != drover.Parked {
+		return w, nil
+	}
+	switch {
+	case build != nil && *build == "":
+		w.rows = append(w.rows, []string{"waits for", "its turn: the policy that parked it was lifted, 50 a second become due"})
+	case build != nil:
+		w.rows = append(w.rows, []string{"waits for", fmt.Sprintf("a build newer than %s, by the policy of failure %s", *build, print)})
+		w.release, w.of = "failures policy", print+" retry"
+	case redrive != "" && key != "":
+		w.rows = append(w.rows, []string{"waits for", fmt.Sprintf("a place in redrive %s, which has so many jobs of key %s out at once; without the redrive it goes by itself", redrive, key)})
+		w.release, w.of = "redrive abort", redrive
+	case redrive != "":
+		w.rows = append(w.rows, []string{"waits for", "its turn in redrive " + redrive})
+	}
+	return w, nil
 }
 
 // describe is a job line by line, without what it does not have.
@@ -288,6 +341,9 @@ func countRuns(entries []drover.RunError) (n int) {
 // heading says of one entry when, what, how long, and what followed.
 func heading(e *drover.RunError) string {
 	parts := []string{instant(e.At), e.Class}
+	if e.Case != "" {
+		parts = append(parts, "case "+e.Case)
+	}
 	if e.Class != "operator" {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
@@ -406,16 +462,17 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 		}
 	}
 	var stopped error
-	for i, id := range ids {
-		id = jobID(id)
+	for i, typed := range ids {
+		id := jobID(typed)
+		typed = strings.TrimSpace(typed)
 		switch {
 		case stopped != nil:
 			all.Untried++
-			tell(done{ID: id, Error: "not tried"})
+			tell(done{ID: typed, Error: "not tried"})
 			continue
 		case len(id) != ulid.EncodedSize:
 			all.Failed++
-			tell(done{ID: id, Error: "is not a job id"})
+			tell(done{ID: typed, Error: "is not a job id"})
 			continue
 		}
 		result, err := do(id)
@@ -424,9 +481,9 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 		}
 		if err != nil {
 			all.Failed++
-			tell(done{ID: id, Error: refusal(id, err)})
+			tell(done{ID: typed, Error: refusal(id, err)})
 		} else {
-			tell(done{ID: id, Result: result})
+			tell(done{ID: typed, Result: result})
 		}
 		if stops(err) {
 			stopped = err

@@ -88,9 +88,8 @@ func (a *app) summary(ctx context.Context) error {
 
 // manyVerb is a verb over all jobs that fit.
 type manyVerb struct {
-	done string         // what becomes of the jobs: cancelled
-	of   string         // which of those that fit
-	can  []drover.State // the states it changes
+	done string                             // what becomes of the jobs: cancelled
+	of   func(drover.Filter) []drover.State // the states that it changes jobs of
 	do   func(ctx context.Context, client *drover.Client, filter drover.Filter, why string) (drover.Bulk, error)
 	one  func(ctx context.Context, client *drover.Client, id, why string) (drover.State, error) // nil: ids are asked for like a filter
 }
@@ -104,7 +103,7 @@ whatever it returns is refused. A job that has ended stays as it is.`,
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
-		done: "cancelled", of: "will be cancelled", can: unfinished(),
+		done: "cancelled", of: unfinished,
 		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.Bulk, error) {
 			return c.CancelMany(ctx, f, why)
 		},
@@ -123,7 +122,7 @@ as with cancel. A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
-		done: "discarded", of: "will be discarded", can: unfinished(),
+		done: "discarded", of: unfinished,
 		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.Bulk, error) {
 			return c.DiscardMany(ctx, f, why)
 		},
@@ -142,7 +141,7 @@ func newJobsDeleteCommand(a *app) *cobra.Command {
 		Example: `  drover jobs delete --state completed --finalized-before 1h
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
-		done: "deleted", of: "will be deleted for good", can: []drover.State{drover.Completed, drover.Cancelled, drover.Discarded},
+		done: "deleted", of: deletable,
 		do: func(ctx context.Context, c *drover.Client, f drover.Filter, _ string) (drover.Bulk, error) {
 			return c.DeleteMany(ctx, f)
 		},
@@ -202,7 +201,7 @@ func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why
 	defer s.close()
 	filter := picked.at(s.now)
 	if !yes {
-		n, err := v.count(ctx, s.client, filter)
+		n, err := s.countOf(ctx, filter, v.of(filter))
 		if err != nil {
 			return err
 		}
@@ -230,38 +229,44 @@ func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why
 	return err
 }
 
-// unfinished are the states of jobs that have not ended.
-func unfinished() []drover.State {
+// unfinished are the states of jobs that can be cancelled or discarded.
+func unfinished(drover.Filter) []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
 }
 
-// count is how many jobs the verb would change. Dead letters are deleted only by a filter that names them.
-func (v *manyVerb) count(ctx context.Context, c *drover.Client, f drover.Filter) (total int64, err error) {
-	for _, state := range v.can {
-		switch {
-		case f.State != "" && f.State != state,
-			state == drover.Discarded && f.State == "" && f.Reason == "" && f.IDs == nil,
-			f.Reason != "" && state != drover.Discarded:
+// deletable are the states of jobs that a filter lets be deleted: dead letters only where it names them.
+func deletable(f drover.Filter) []drover.State {
+	ended := []drover.State{drover.Completed, drover.Cancelled}
+	if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
+		ended = append(ended, drover.Discarded)
+	}
+	return ended
+}
+
+// countOf counts the jobs that fit and are in one of the states.
+func (s *session) countOf(ctx context.Context, filter drover.Filter, states []drover.State) (n int64, err error) {
+	for _, state := range states {
+		if filter.State != "" && filter.State != state {
 			continue
 		}
-		of := f
-		of.State = state
-		n, err := c.Count(ctx, of)
+		one := filter
+		one.State = state
+		of, err := s.client.Count(ctx, one)
 		if err != nil {
 			return 0, err
 		}
-		total += n
+		n += of
 	}
-	return total, nil
+	return n, nil
 }
 
 // confirmMany asks once it is known how many jobs it is about.
 func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) error {
 	fit := fmt.Sprintf("%s in database %q, schema %q", plural(n, "job"), s.database, s.schema)
 	if !a.interactive {
-		return usagef("%s %s, and nobody is there to be asked: --yes does not ask", fit, v.of)
+		return usagef("%s would be %s, and nobody is there to be asked: --yes does not ask", fit, v.done)
 	}
-	yes, err := a.confirmed(ctx, fmt.Sprintf("%s %s.", fit, v.of))
+	yes, err := a.confirmed(ctx, fmt.Sprintf("%s will be %s.", fit, v.done))
 	if err == nil && !yes {
 		err = fmt.Errorf("not confirmed, nothing was %s; --yes does not ask", v.done)
 	}

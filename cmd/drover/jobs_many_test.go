@@ -64,6 +64,39 @@ func TestVerbsOverManyAsk(t *testing.T) {
 	}
 }
 
+// D-8: a time that was given stands, even the zero one: it is not taken for now.
+func TestZeroTimeIsNotNow(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	enqueue(t, client, charge{Order: 1}, nil)
+	sh.run(t, "jobs", "cancel", "--all", "--yes").ok(t)
+	for flag, want := range map[string]string{"--finalized-before": "0", "--created-before": "0", "--finalized-after": "1", "--created-after": "1"} {
+		if got := strings.TrimSpace(sh.run(t, "jobs", "count", flag, "0001-01-01T00:00:00Z").ok(t).stdout); got != want {
+			t.Errorf("%s the zero time: %s jobs, want %s", flag, got, want)
+		}
+	}
+	sh.run(t, "jobs", "delete", "--finalized-before", "0001-01-01T00:00:00Z", "--yes").ok(t).says(t, "0 jobs deleted")
+}
+
+// D-8: the question tells how many jobs would change, of those that fit.
+func TestQuestionCountsWhatWouldChange(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	done, dead := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
+	if o := sh.run(t, "jobs", "discard", "--args-contain", `{"Order": 2}`, "--yes").ok(t); o.stderr != "" {
+		t.Errorf("on stderr: %s", o.stderr)
+	}
+	sh.run(t, "jobs", "cancel", strings.ToLower(done)).ok(t).says(t, strings.ToLower(done)+"  cancelled")
+	enqueue(t, client, charge{Order: 3}, nil)
+	enqueue(t, client, charge{Order: 4}, nil)
+	for line, want := range map[string]string{
+		"cancel --all": "2 jobs in database", "discard --kind charge": "2 jobs in database", "delete --all": "1 job in database",
+		"delete --state discarded": "1 job in database", "cancel --state completed": "0 jobs in database", "delete " + dead + " " + done: "2 jobs in database",
+	} {
+		sh.run(t, append([]string{"jobs"}, strings.Fields(line)...)...).ends(t, 2, want, "--yes")
+	}
+}
+
 // D-8: ids that no job has are listed, and keep nothing from the others.
 func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
 	t.Parallel()

@@ -90,7 +90,7 @@ func TestJobsList(t *testing.T) {
 		{[]string{dead, "--id", fresh, "--state", "available"}, []string{fresh}},
 		{[]string{"--class", "error"}, []string{dead}},
 		{[]string{"--fingerprint", "0000000000000000"}, nil},
-		{[]string{"--redrive", "r"}, nil},
+		{[]string{"--redrive", strings.Repeat("0", 26)}, nil},
 		{[]string{"--args-contain", `{"Order": 2}`}, []string{later}},
 		{[]string{"--created-after", "1h"}, []string{fresh, later, dead}},
 		{[]string{"--created-before", "1h"}, nil},
@@ -175,7 +175,7 @@ func TestJobsRedrive(t *testing.T) {
 	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 	o := sh.run(t, "jobs", "redrive", unknown, strings.ToLower(dead), fresh, "--max-attempts", "3", "--args-patch", `{"Note":"again"}`)
-	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "not found", dead+"  redriven", fresh+"  is available, only discarded and cancelled")
+	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "not found", strings.ToLower(dead)+"  redriven", fresh+"  is available, only discarded and cancelled")
 	job, err := client.Get(t.Context(), dead)
 	if err != nil {
 		t.Fatal(err)
@@ -249,4 +249,27 @@ func TestJobsCancel(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	sh.run(t, "jobs", "redrive", one).ok(t).says(t, one+"  redriven")
+}
+
+// A parked job says what it waits for, and how to let it go; a suspect that it runs alone.
+func TestJobsShowWaits(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	id := enqueue(t, client, charge{Order: 1}, nil)
+	for _, c := range []struct {
+		set   string
+		texts []string
+	}{
+		{`state = 'parked', scheduled_at = 'infinity', fingerprint = 'c0ffee00c0ffee00', parked_build = 'v1'`, []string{"a build newer than v1, by the policy of failure c0ffee00c0ffee00", "failures policy"}},
+		{`parked_build = ''`, []string{"its turn: the policy"}},
+		{`parked_build = null, redrive_id = 'R', pace_key = 'kestrel', paced_at = now()`, []string{"a place in redrive R", "key kestrel", "redrive abort"}},
+		{`pace_key = ''`, []string{"its turn in redrive R"}},
+		{
+			`state = 'retryable', paced_at = null, scheduled_at = now(), crashes = 2, errors = '[{"at": "2026-01-31T12:00:00Z", "class": "error", "case": "sold_out", "error": "none left"}]', errors_total = 1`,
+			[]string{"runs alone", "lane 3", "docs/crashes.md", "error  case sold_out"},
+		},
+	} {
+		sh.exec(t, `update jobs set `+c.set)
+		sh.run(t, "jobs", "show", id).ok(t).says(t, c.texts...)
+	}
 }

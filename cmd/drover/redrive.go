@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os/user"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
@@ -47,7 +49,10 @@ func newRedriveStartCommand(a *app) *cobra.Command {
 		if len(ids) == 0 && !givenFilter(cmd) {
 			return usagef("which jobs? --all means every dead one; see %s --help for the others", cmd.CommandPath())
 		}
-		if err := errors.Join(pick.check(cmd, ids), how.check(cmd)); err != nil {
+		if err := pick.check(cmd, ids); err != nil {
+			return err
+		}
+		if err := how.check(cmd); err != nil {
 			return err
 		}
 		return redriveNames(a.startRedrive(cmd.Context(), pick, how))
@@ -65,11 +70,15 @@ func newFailuresRedriveCommand(a *app) *cobra.Command {
 	}
 	how := addRedriveFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		print := strings.ToLower(strings.TrimSpace(args[0]))
-		if err := errors.Join(checkFingerprint(print), how.check(cmd)); err != nil {
+		print := hex(args[0])
+		if !isFingerprint(print) {
+			return usagef("%q is not a failure's fingerprint: 16 hexadecimal digits", shorten(args[0], 40))
+		}
+		if err := how.check(cmd); err != nil {
 			return err
 		}
-		return redriveNames(a.startRedrive(cmd.Context(), &filterFlags{filter: drover.Filter{Fingerprint: print}}, how))
+		pick := &filterFlags{filter: drover.Filter{Fingerprint: print}}
+		return redriveNames(a.startRedrive(cmd.Context(), pick, how))
 	}
 	return cmd
 }
@@ -99,21 +108,18 @@ func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	return how
 }
 
-// check refuses what says the contrary of what it would do: a variable that is not set must not mean the default.
+// check refuses an explicit zero or empty value, which would mean the default: a variable that is not set must not take
+// a limit away.
 func (how *redriveFlags) check(cmd *cobra.Command) error {
-	for _, name := range []string{"rate", "per-key", "limit", "max-attempts", "key-from", "args-patch", "by"} {
-		flag := cmd.Flags().Lookup(name)
-		if value := flag.Value.String(); flag.Changed && (value == "" || value == "0") {
-			return usagef("--%s is %s; leave it out for the default", name, cmp.Or(value, "empty"))
+	for _, name := range []string{"rate", "per-key", "limit", "max-attempts"} {
+		if value := cmd.Flags().Lookup(name).Value.String(); cmd.Flags().Changed(name) && (value == "0" || value == "-0") {
+			return usagef("--%s: is 0; leave it out for the default", name)
 		}
 	}
-	return nil
-}
-
-// checkFingerprint refuses what no failure can have.
-func checkFingerprint(print string) error {
-	if len(print) != 16 || strings.Trim(print, "0123456789abcdef") != "" {
-		return usagef("%q is not a fingerprint: 16 hexadecimal digits", shorten(print, 40))
+	for _, name := range []string{"key-from", "args-patch", "by"} {
+		if cmd.Flags().Changed(name) && strings.TrimSpace(cmd.Flags().Lookup(name).Value.String()) == "" {
+			return usagef("--%s: is empty", name)
+		}
 	}
 	return nil
 }
@@ -142,53 +148,99 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	}
 	defer s.close()
 	plan.Filter = pick.at(s.now)
+	if print := plan.Filter.Fingerprint; print != "" {
+		if err := s.knownFailure(ctx, print); err != nil {
+			return err
+		}
+	}
 	if how.dryRun {
 		return a.previewRedrive(ctx, s, plan)
 	}
 	r, err := s.client.Redrive(ctx, plan)
-	if err != nil {
-		return err
-	}
-	if a.json && !how.watch {
-		if err := a.printJSON(r); err != nil {
-			return err
-		}
-	} else {
-		a.tellStarted(r)
-	}
 	switch {
+	case err != nil:
+		return err
 	case r.Matched == 0:
-		return fmt.Errorf("no job comes back")
+		return a.emptyRedrive(r)
 	case how.watch:
+		if !a.json {
+			a.tellRedrive(a.stderr, r)
+		}
 		return a.watchRedrive(ctx, s, r.ID)
+	case a.json:
+		return a.printJSON(r)
+	}
+	a.tellRedrive(a.stdout, r)
+	if !s.alive(ctx) {
+		fmt.Fprintln(a.stdout, noneAlive)
 	}
 	return nil
 }
 
-// tellStarted says what was begun, on standard error: --watch and --json have standard output for the end.
-func (a *app) tellStarted(r *drover.Redrive) {
-	fmt.Fprintf(a.stderr, "redrive %s: %s come back, %g a second and queue", r.ID, plural(r.Matched, "job"), r.Rate)
-	if r.PerKey > 0 {
-		fmt.Fprintf(a.stderr, ", at most %d of one key at once", r.PerKey)
+// noneAlive is told where a redrive cannot go on for now.
+const noneAlive = "no supervisor is alive: it goes on when one is"
+
+// knownFailure is an error unless there is such a failure group, or a dead job of one that was not added yet.
+func (s *session) knownFailure(ctx context.Context, print string) error {
+	_, err := s.client.Failure(ctx, print)
+	if !errors.Is(err, drover.ErrNotFound) {
+		return err
 	}
-	fmt.Fprintf(a.stderr, "\nwatch it: %s\nend it:   %s\n", a.again("redrive watch", r.ID), a.again("redrive abort", r.ID))
-	if r.Unkeyed > 0 {
-		fmt.Fprintf(a.stderr, "%s of them have no key, and are not capped\n", plural(r.Unkeyed, "job"))
+	n, countErr := s.client.Count(ctx, drover.Filter{Fingerprint: print})
+	if countErr != nil || n > 0 {
+		return countErr
 	}
-	why := map[string][]string{}
-	for _, skip := range r.Skips {
-		why[skip.Why] = append(why[skip.Why], skip.ID)
-	}
-	for _, reason := range slices.Sorted(maps.Keys(why)) {
-		ids := why[reason]
-		fmt.Fprintf(a.stderr, "%d skipped, %s: %s", len(ids), printable(reason), strings.Join(ids[:min(len(ids), 5)], " "))
-		if len(ids) > 5 {
-			fmt.Fprint(a.stderr, " …")
+	return err
+}
+
+// alive reports whether a supervisor is there to carry redrives on, also where that cannot be found out.
+func (s *session) alive(ctx context.Context) bool {
+	list, err := s.supervisors(ctx)
+	return err != nil || slices.ContainsFunc(list, func(one supervisorInfo) bool { return one.State == "alive" })
+}
+
+// emptyRedrive tells of a redrive that has taken up nothing.
+func (a *app) emptyRedrive(r *drover.Redrive) error {
+	if a.json {
+		if err := a.printJSON(r); err != nil {
+			return err
 		}
-		fmt.Fprintln(a.stderr)
+	} else {
+		tellSkips(a.stdout, r)
+	}
+	return fmt.Errorf("no job fits: redrive %s has nothing to do", r.ID)
+}
+
+func (a *app) tellRedrive(w io.Writer, r *drover.Redrive) {
+	fmt.Fprintf(w, "redrive %s: %s come back, %g a second\n", r.ID, plural(r.Matched, "job"), r.Rate)
+	fmt.Fprintf(w, "watch it: %s\nend it:   %s\n", a.again("redrive watch", r.ID), a.again("redrive abort", r.ID))
+	if r.Unkeyed > 0 {
+		fmt.Fprintf(w, "%d of %s have no key: not capped\n", r.Unkeyed, plural(r.Matched, "job"))
+	}
+	tellSkips(w, r)
+}
+
+// tellSkips tells what a redrive left dead: for each reason how many, and the first of them.
+func tellSkips(w io.Writer, r *drover.Redrive) {
+	const most = 5
+	var reasons []string
+	ids := map[string][]string{}
+	for _, skip := range r.Skips {
+		if len(ids[skip.Why]) == 0 {
+			reasons = append(reasons, skip.Why)
+		}
+		ids[skip.Why] = append(ids[skip.Why], skip.ID)
+	}
+	for _, why := range reasons {
+		these := ids[why]
+		line := fmt.Sprintf("skipped: %d %s: %s", len(these), why, strings.Join(these[:min(most, len(these))], ", "))
+		if len(these) > most {
+			line += ", …"
+		}
+		fmt.Fprintln(w, printable(line))
 	}
 	if more := r.Skipped - int64(len(r.Skips)); more > 0 {
-		fmt.Fprintf(a.stderr, "%d more skipped\n", more)
+		fmt.Fprintf(w, "skipped: %d more\n", more)
 	}
 }
 
@@ -207,21 +259,43 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 		fmt.Fprintln(a.stdout, "no jobs")
 		return nil
 	}
-	var total, skipped int64
-	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "EXPIRED", "HELD", "NO KEY", "NEWEST ERROR"}}
+	var sum drover.RedriveGroup
+	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "HELD", "EXPIRED", "UNKEYED", "NEWEST ERROR"}}
 	for _, g := range groups {
-		total, skipped = total+g.Jobs, skipped+g.Expired+g.Held
-		rows = append(rows, []string{fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Fingerprint, fmt.Sprint(g.Expired), fmt.Sprint(g.Held), fmt.Sprint(g.Unkeyed), shorten(g.Error, 60)})
+		sum.Jobs, sum.Held, sum.Expired, sum.Unkeyed = sum.Jobs+g.Jobs, sum.Held+g.Held, sum.Expired+g.Expired, sum.Unkeyed+g.Unkeyed
+		rows = append(rows, []string{
+			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Fingerprint,
+			fmt.Sprint(g.Held), fmt.Sprint(g.Expired), fmt.Sprint(g.Unkeyed), shorten(g.Error, 60),
+		})
 	}
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "\n%s would come back, %g a second and queue", plural(total-skipped, "job"), cmp.Or(plan.Rate, 50))
-	if plan.Limit > 0 && int64(plan.Limit) < total-skipped {
+	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // one may be both
+	fmt.Fprintf(a.stdout, "\n%s would come back", plural(coming, "job"))
+	if plan.Limit > 0 && int64(plan.Limit) < coming {
 		fmt.Fprintf(a.stdout, ", the first %d by --limit", plan.Limit)
 	}
-	fmt.Fprintln(a.stdout)
+	fmt.Fprintln(a.stdout, pace(plan))
+	if sum.Held+sum.Expired > 0 {
+		fmt.Fprintf(a.stdout, "skipped: %d held by another redrive, %d expired\n", sum.Held, sum.Expired)
+	}
+	if sum.Unkeyed > 0 {
+		fmt.Fprintln(a.stdout, printable(fmt.Sprintf("%d of %d have no key (%s): not capped", sum.Unkeyed, sum.Jobs, cmp.Or(plan.KeyFrom, "their concurrency key"))))
+	}
 	return nil
+}
+
+// pace is how a plan's jobs come back.
+func pace(plan drover.RedrivePlan) string {
+	text := fmt.Sprintf(", %g a second and queue", cmp.Or(plan.Rate, 50))
+	if plan.PerKey > 0 {
+		text += fmt.Sprintf(", %d of one key at once", plan.PerKey)
+	}
+	if plan.Canary > 0 {
+		text += fmt.Sprintf(", %d first as canaries of which %d may fail", plan.Canary, plan.CanaryFailures)
+	}
+	return text
 }
 
 func newRedriveListCommand(a *app) *cobra.Command {
@@ -256,7 +330,7 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 			list = []drover.Redrive{}
 		}
 		for i := range list {
-			list[i].Skips = nil
+			list[i].Skips = nil // up to 1,000 of each; watch --json tells them
 		}
 		return a.printJSON(list)
 	}
@@ -267,22 +341,35 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 	rows := [][]string{{"ID", "STATE", "RELEASED", "SKIPPED", "RATE", "FILTER", "BY", "BEGUN", "WHY"}}
 	for _, r := range list {
 		rows = append(rows, []string{
-			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate), shorten(filterText(r.Filter), 40),
-			shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.TrimSpace(r.Why+" "+r.Note), 60),
+			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
+			shorten(filterWords(r.Filter), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.TrimSpace(r.Why+" "+r.Note), 60),
 		})
 	}
 	return table(a.stdout, rows)
 }
 
-// filterText is a filter in a few words: kind=charge queue=payments.
-func filterText(raw json.RawMessage) string {
-	var keys map[string]any
-	if json.Unmarshal(raw, &keys) != nil {
-		return compact(raw)
+// filterWords is a stored filter in short: kind=charge queue=payments.
+func filterWords(filter json.RawMessage) string {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(filter, &fields) != nil {
+		return compact(filter)
 	}
 	var words []string
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		words = append(words, fmt.Sprintf("%s=%v", key, keys[key]))
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		value := compact(fields[key])
+		var text string
+		var ids []string
+		switch {
+		case key == "all":
+			words = append(words, "all")
+			continue
+		case key == "ids" && json.Unmarshal(fields[key], &ids) == nil:
+			words = append(words, plural(int64(len(ids)), "id"))
+			continue
+		case json.Unmarshal(fields[key], &text) == nil:
+			value = text
+		}
+		words = append(words, key+"="+value)
 	}
 	return strings.Join(words, " ")
 }
@@ -298,10 +385,9 @@ func newRedriveWatchCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch ID",
 		Short: "Show a redrive's progress until it has ended",
-		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the showing, not the redrive. A lost connection is
-waited for, half a minute.
+		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the showing, not the redrive.
 
-With --json it prints the redrive once, as it stands.`,
+With --json it prints the redrive once, as it stands. A lost connection is made anew for up to a minute.`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := a.open(cmd.Context())
@@ -317,43 +403,43 @@ With --json it prints the redrive once, as it stands.`,
 // watchInterval is between looks at a redrive.
 const watchInterval = 500 * time.Millisecond
 
-// lostPatience is how long a watch waits for a database that went away.
-const lostPatience = 30 * time.Second
-
-const sqlAnyoneAlive = `
-select exists (select from supervisors where lost_at is null and not draining and beat_at >= now() - lease_ms * interval '1 ms')`
+// watchPatience is how long the watcher tries to get a lost connection back.
+const watchPatience = time.Minute
 
 // watchRedrive shows a bar that moves, where a person looks on, and otherwise a line each time something has changed.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	moving := a.moving
-	lost := time.Time{} // since when the database does not answer
+	var lost time.Time
 	for shown := ""; ; {
 		r, err := s.client.GetRedrive(ctx, id)
-		switch {
-		case err == nil:
-			lost = time.Time{}
-		case ctx.Err() != nil || errors.Is(err, drover.ErrNotFound) || !lost.IsZero() && time.Since(lost) > lostPatience:
-			return fmt.Errorf("%w; the redrive, if there is one, goes on: %s", err, a.again("redrive watch", id))
-		case lost.IsZero():
-			lost = time.Now()
-			fmt.Fprintf(a.stderr, "\nthe database does not answer, tried again for %s: %v\n", span(lostPatience), err)
-			fallthrough
-		default:
+		if ctx.Err() == nil && connectionLost(err) && shown != "" && (lost.IsZero() || time.Since(lost) < watchPatience) {
+			if lost.IsZero() {
+				lost = time.Now()
+				fmt.Fprintln(a.stderr, "\nthe connection is lost, trying again; the redrive goes on: "+strings.ReplaceAll(message(err), "\n", " "))
+			}
 			select {
 			case <-ctx.Done():
 			case <-ticker.C:
 			}
 			continue
 		}
+		switch {
+		case ctx.Err() != nil:
+			return a.leave(ctx, id)
+		case errors.Is(err, drover.ErrNotFound):
+			return err
+		case err != nil:
+			return fmt.Errorf("the redrive goes on, but cannot be watched: %w", err)
+		}
+		lost = time.Time{}
 		if a.json {
 			return a.printJSON(r)
 		}
 		line := progress(r)
-		var alive bool
-		if err := s.pool.QueryRow(ctx, sqlAnyoneAlive).Scan(&alive); err == nil && !alive {
-			line += "  no supervisor is alive"
+		if r.FinishedAt == nil && !s.alive(ctx) {
+			line += "  " + noneAlive
 		}
 		switch {
 		case moving:
@@ -378,11 +464,25 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 		}
 		select {
 		case <-ctx.Done():
-			fmt.Fprintf(a.stderr, "\nthe redrive goes on; end it: %s\n", a.again("redrive abort", id))
-			return ctx.Err()
+			return a.leave(ctx, id)
 		case <-ticker.C:
 		}
 	}
+}
+
+// leave ends the watching.
+func (a *app) leave(ctx context.Context, id string) error {
+	fmt.Fprintf(a.stderr, "\nthe redrive goes on; to end it: %s\n", a.again("redrive abort", id))
+	return ctx.Err()
+}
+
+// connectionLost reports whether trying again may help: the server did not answer, or said that it goes down.
+func connectionLost(err error) bool {
+	var db *pgconn.PgError
+	if errors.As(err, &db) {
+		return slices.ContainsFunc([]string{"08", "53", "57"}, func(class string) bool { return strings.HasPrefix(db.Code, class) })
+	}
+	return err != nil && !errors.Is(err, drover.ErrNotFound)
 }
 
 // progress is one line: a bar, how many, how long it may take.

@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"io"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
 )
@@ -19,15 +22,15 @@ func TestRedrive(t *testing.T) {
 	}
 	sh.run(t, "jobs", "discard", "--kind", "charge", "--yes").ok(t)
 
-	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "2").ok(t).says(t, "3  ", "operator", "3 jobs would come back, 50 a second and queue, the first 2 by --limit")
+	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "2").ok(t).says(t, "3  ", "operator", "3 jobs would come back, the first 2 by --limit")
 	if groups := decode[[]drover.RedriveGroup](t, sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--json").ok(t)); len(groups) != 1 || groups[0].Jobs != 3 {
 		t.Errorf("%+v", groups)
 	}
 	sh.run(t, "redrive", "start", "--kind", "refund", "--dry-run").ok(t).says(t, "no jobs")
 
 	ghost := strings.Repeat("0", 26)
-	sh.run(t, "redrive", "start", "--kind", "charge", "--why", "bank is back", "--by", "ann").ends(t, 0, "3 jobs come back, 50 a second", "redrive watch", "redrive abort")
-	r := decode[drover.Redrive](t, sh.run(t, "redrive", "start", ghost, "--json").ends(t, 1, "no job comes back"))
+	sh.run(t, "redrive", "start", "--kind", "charge", "--why", "bank is back", "--by", "ann").ok(t).says(t, "3 jobs come back, 50 a second", "redrive watch", "redrive abort")
+	r := decode[drover.Redrive](t, sh.run(t, "redrive", "start", ghost, "--json").ends(t, 1, "no job fits"))
 	if r.Matched != 0 || r.Skipped != 1 || r.Skips[0].ID != ghost || r.By == "" {
 		t.Errorf("%+v", r)
 	}
@@ -37,7 +40,7 @@ func TestRedrive(t *testing.T) {
 	}
 	id := strings.ToLower(list[1].ID)
 	sh.run(t, "redrive", "pause", id).ok(t).says(t, "running, paused, 0 of 3 released")
-	sh.run(t, "redrive", "list").ok(t).says(t, "running, paused", "0/3", "50/s", "kind=charge", "ann", "bank is back")
+	sh.run(t, "redrive", "list").ok(t).says(t, "running, paused", "0/3", "50/s", "ann", "bank is back")
 	sh.run(t, "redrive", "resume", id).ok(t).says(t, "running, 0 of 3 released")
 	if got := decode[drover.Redrive](t, sh.run(t, "redrive", "watch", id, "--json").ok(t)); got.State != drover.RedriveRunning {
 		t.Errorf("%+v", got)
@@ -72,6 +75,75 @@ func TestRedriveWatch(t *testing.T) {
 	}
 }
 
+// D-4: what a redrive would skip is told by its cause, and what it does skip with the first ids.
+func TestRedriveSkips(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	for n := range 9 {
+		enqueue(t, client, charge{Order: n}, nil)
+	}
+	sh.run(t, "jobs", "discard", "--all", "--yes").ok(t)
+	sh.exec(t, `update jobs set concurrency_key = 'a' where args @> '{"Order": 0}'`)
+	sh.run(t, "redrive", "start", "--args-contain", `{"Order": 1}`).ok(t)
+	sh.exec(t, `update jobs set expires_at = now() where id in (select id from jobs where redrive_id is null and concurrency_key is null order by id desc limit 6)`)
+
+	plan := []string{"redrive", "start", "--kind", "charge", "--rate", "7", "--per-key", "2", "--canary", "1"}
+	sh.run(t, append(plan, "--dry-run")...).ok(t).says(t, "2 jobs would come back, 7 a second and queue, 2 of one key at once, 1 first as canaries of which 0 may fail",
+		"skipped: 1 held by another redrive, 6 expired", "8 of 9 have no key (their concurrency key): not capped")
+	o := sh.run(t, plan...).ok(t).says(t, "1 of 2 jobs have no key: not capped", "skipped: 6 expired: ", ", …", "skipped: 1 held by redrive", noneAlive)
+	if first, _, _ := strings.Cut(o.stdout, "skipped"); !strings.Contains(first, "end it:") {
+		t.Errorf("how to end it comes late:\n%s", o.stdout)
+	}
+	sh.run(t, "redrive", "list").ok(t).says(t, "FILTER", "kind=charge", `args={"Order":1}`)
+	o = sh.run(t, "redrive", "list", "--json").ok(t)
+	if strings.Contains(o.stdout, "skips") {
+		t.Errorf("skips in a list: %s", o.stdout)
+	}
+	list := decode[[]drover.Redrive](t, o)
+	if got := decode[drover.Redrive](t, sh.run(t, "redrive", "watch", list[0].ID, "--json").ok(t)); len(got.Skips) != 7 {
+		t.Errorf("%d skips", len(got.Skips))
+	}
+}
+
+// Ctrl-C ends the showing: where the redrive is, and how to end it, is told.
+func TestRedriveWatchInterrupted(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	enqueue(t, client, charge{Order: 1}, nil)
+	sh.run(t, "jobs", "discard", "--all", "--yes").ok(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	shown := &cancelAt{text: noneAlive, cancel: cancel}
+	a := &app{stdout: io.Discard, stderr: shown, getenv: func(string) string { return "" }}
+	if code := a.run(ctx, append([]string{"redrive", "start", "--all", "--watch"}, sh.flags...)); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	for _, text := range []string{"1 job come back", "0/1  running", "the redrive goes on; to end it: drover redrive abort", "drover: interrupted"} {
+		if !strings.Contains(shown.String(), text) {
+			t.Errorf("no %q in %s", text, shown.String())
+		}
+	}
+}
+
+// The watcher tries again where that may help.
+func TestConnectionLost(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{drover.ErrNotFound, false},
+		{io.ErrUnexpectedEOF, true},
+		{&pgconn.PgError{Code: "57P01"}, true},
+		{&pgconn.PgError{Code: "42501"}, false},
+	} {
+		if got := connectionLost(c.err); got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
 func TestRedriveErrors(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -90,15 +162,20 @@ func TestRedriveErrors(t *testing.T) {
 		{2, "--limit:", "start --all --limit -1"},
 		{2, "--max-attempts:", "start --all --max-attempts -1"},
 		{2, "--args-patch:", "start --all --args-patch []"},
-		{2, "--rate is 0", "start --all --rate 0"},
-		{2, "--limit is 0", "start --all --limit 0"},
-		{2, "--per-key is 0", "start --all --per-key 0"},
-		{2, "--max-attempts is 0", "start --all --max-attempts 0"},
-		{2, "--key-from is empty", "start --all --per-key 1 --key-from="},
-		{2, "--args-patch is empty", "start --all --args-patch="},
-		{2, "--canary-failures:", "start --all --canary-failures 1"},
-		{2, "zero time", "start --created-before 0001-01-01T00:00:00Z"},
 		{1, "only discarded, cancelled and parked", "start --state running"},
+		{2, "--rate: is 0", "start --all --rate 0"},
+		{2, "--limit: is 0", "start --all --limit 0"},
+		{2, "--per-key: is 0", "start --all --per-key 0"},
+		{2, "--max-attempts: is 0", "start --all --max-attempts 0"},
+		{2, "--args-patch: is empty", "start --all --args-patch="},
+		{2, "--key-from: is empty", "start --all --per-key 1 --key-from="},
+		{2, "--by: is empty", "start --all --by="},
+		{2, "--canary-failures: needs --canary", "start --all --canary-failures 1"},
+		{2, "--class", "start --class boring"},
+		{2, "--fingerprint", "start --fingerprint xyz"},
+		{2, "--redrive", "start --redrive r"},
+		{2, "which jobs? --all", "start --all=false"},
+		{1, "no job fits", "start --kind refund"},
 		{2, "--limit 0", "list --limit 0"},
 		{1, "not found", "watch x"},
 		{1, "not found", "abort " + strings.Repeat("0", 26)},
@@ -106,6 +183,8 @@ func TestRedriveErrors(t *testing.T) {
 	} {
 		sh.run(t, append([]string{"redrive"}, strings.Fields(c.args)...)...).ends(t, c.code, c.text)
 	}
+	sh.run(t, "failures", "redrive", "00c0ffee00c0ffee").ends(t, 1, "not found")
+	sh.run(t, "failures", "redrive", "").ends(t, 2, `"" is not a failure's fingerprint`)
 }
 
 func TestProgress(t *testing.T) {
@@ -136,6 +215,4 @@ func TestFailuresRedrive(t *testing.T) {
 	if r := decode[drover.Redrive](t, sh.run(t, "failures", "redrive", "C0FFEE00C0FFEE00", "--json").ok(t)); r.Matched != 1 {
 		t.Errorf("%+v", r)
 	}
-	sh.run(t, "failures", "redrive", "zz").ends(t, 2, "not a fingerprint")
-	sh.run(t, "failures", "redrive", "0123456789abcdef").ends(t, 1, "no job comes back")
 }

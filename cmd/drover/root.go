@@ -250,9 +250,9 @@ select current_database(), n.nspname, now() from pg_class c join pg_namespace n 
 
 func (s *session) close() { s.pool.Close() }
 
-// logger takes warnings of the library to where a person sees them and no pipe does.
+// logger takes errors of the library to where a person sees them and no pipe does. What a command did, it tells itself.
 func (a *app) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
 // again is a command line, fit for copying, that reaches the same tables. A URL that may hold a password is not

@@ -28,7 +28,24 @@ type statistics struct {
 	Counts      []drover.Count   `json:"counts"`
 	Supervisors []supervisorInfo `json:"supervisors"`
 	Unserved    []unserved       `json:"unserved"` // due, and nobody is there to run it
+	Solo        soloInfo         `json:"solo"`
 	Discarded   []discardedInfo  `json:"discarded"`
+}
+
+// soloInfo is about jobs that run alone: processes have died of them.
+type soloInfo struct {
+	Due        int64  `json:"due"`
+	Supervisor string `json:"supervisor,omitempty"` // whose turn it is to run them
+}
+
+func (s *soloInfo) notes() (notes []string) {
+	if s.Due > 0 {
+		notes = append(notes, plural(s.Due, "due job")+" to run alone, see docs/crashes.md")
+	}
+	if s.Supervisor != "" {
+		notes = append(notes, "supervisor "+s.Supervisor+" has the turn to run jobs alone, see docs/crashes.md")
+	}
+	return notes
 }
 
 // unserved are due jobs of a queue that no live supervisor serves, or of a kind that none has registered.
@@ -64,6 +81,7 @@ type discardedInfo struct {
 	Kind        string    `json:"kind"`
 	Reason      string    `json:"reason"`
 	Jobs        int64     `json:"jobs"`
+	Causes      int64     `json:"causes"` // fingerprints
 	LastAt      time.Time `json:"last_discarded_at"`
 	NewestError string    `json:"newest_error,omitempty"`
 	NewestID    string    `json:"newest_id"`
@@ -85,6 +103,9 @@ func (a *app) stats(ctx context.Context) error {
 	}
 	if all.Unserved, err = s.unserved(ctx); err != nil {
 		return err
+	}
+	if err = s.pool.QueryRow(ctx, sqlSolo).Scan(&all.Solo.Due, &all.Solo.Supervisor); err != nil {
+		return fmt.Errorf("look for jobs to run alone: %w", err)
 	}
 	if all.Discarded, err = s.discarded(ctx); err != nil {
 		return err
@@ -142,9 +163,14 @@ func (s *session) unserved(ctx context.Context) ([]unserved, error) {
 	return list, nil
 }
 
+// Served by jobs_claim_idx, as sqlUnserved.
+const sqlSolo = `
+select (select count(*) from jobs where finalized_at is null and state <> 'running' and lane >= 30 and scheduled_at <= now()),
+	coalesce((select supervisor from solo where supervisor in (select id from supervisors where lost_at is null)), '')`
+
 // One row for all fingerprints of a reason; the view is served by jobs_discarded_idx.
 const sqlDiscarded = `
-select queue, kind, reason, sum(jobs)::bigint, max(last_discarded_at),
+select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerprint, '')), max(last_discarded_at),
 	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],
 	coalesce((array_agg(fingerprint order by last_discarded_at desc))[1], '')
 from discarded_summary group by queue, kind, reason order by 4 desc, 1, 2, 3`
@@ -184,10 +210,10 @@ func (a *app) printStats(all *statistics) error {
 			s.ID, s.State, ago(s.BeatAt, all.At), fmt.Sprint(s.InFlight), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
 		})
 	}
-	discarded := [][]string{{"DISCARDED", "QUEUE", "KIND", "JOBS", "LAST", "NEWEST ERROR"}}
+	discarded := [][]string{{"DISCARDED", "QUEUE", "KIND", "JOBS", "CAUSES", "LAST", "NEWEST ERROR"}}
 	for _, d := range all.Discarded {
 		discarded = append(discarded, []string{
-			d.Reason, d.Queue, d.Kind, fmt.Sprint(d.Jobs), ago(d.LastAt, all.At), shorten(d.NewestError, 60),
+			d.Reason, d.Queue, d.Kind, fmt.Sprint(d.Jobs), fmt.Sprint(d.Causes), ago(d.LastAt, all.At), shorten(d.NewestError, 60),
 		})
 	}
 	if !running && len(all.Supervisors) > 0 {
@@ -197,6 +223,7 @@ func (a *app) printStats(all *statistics) error {
 	for i := range all.Unserved {
 		due[i] = all.Unserved[i].String()
 	}
+	due = append(due, all.Solo.notes()...)
 	for _, section := range []struct {
 		rows  [][]string
 		none  string

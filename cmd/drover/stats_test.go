@@ -28,6 +28,12 @@ func TestStats(t *testing.T) {
 	if len(got.Counts) != 2 || len(got.Discarded) != 1 || got.Discarded[0].Jobs != 1 || got.Discarded[0].Reason != drover.ReasonUnrecoverable {
 		t.Errorf("%+v", got)
 	}
+	if got.Discarded[0].Causes != 1 || got.Solo != (soloInfo{}) {
+		t.Errorf("%+v, %+v", got.Discarded, got.Solo)
+	}
+	sh.exec(t, `update jobs set crashes = 2 where queue = 'slow'`)
+	sh.exec(t, `update solo set supervisor = 'a', taken_at = now()`)
+	sh.run(t, "stats").ok(t).says(t, "CAUSES", "1 due job to run alone, see docs/crashes.md", "supervisor a has the turn")
 	states := map[string]string{}
 	for _, s := range got.Supervisors {
 		states[s.ID] = s.State
