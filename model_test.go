@@ -23,8 +23,12 @@ import (
 //
 // Time does not pass: a job that waits is due, or due in an hour, until the verb makeDue.
 
-// modelSteps is how many verbs are tried by default; DROVER_MODEL_STEPS=10000 for more.
-const modelSteps = 1000
+// modelSteps is how many verbs are tried by default, from one seed, so that a change and not the day's luck turns the test
+// red; DROVER_MODEL_STEPS=10000 tries more, from a seed that is printed when it fails.
+const (
+	modelSteps = 1000
+	modelSeed  = "7"
+)
 
 // modelRun is how many verbs in a row, on average, begin with an empty schema.
 const modelRun = 50
@@ -36,6 +40,10 @@ func TestStoreAgainstItsModel(t *testing.T) {
 	if text := os.Getenv("DROVER_MODEL_STEPS"); text != "" {
 		var err error
 		if steps, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	} else if seed := flag.Lookup("rapid.seed").Value; seed.String() == "0" {
+		if err := seed.Set(modelSeed); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -481,7 +489,7 @@ func (m *reference) settleTx(r *rapid.T) {
 	defer tx.Rollback(r.Context())
 	err = run.job.SettleTx(r.Context(), tx, how.err)
 	switch {
-	case j == nil && !errors.Is(err, ErrLeaseLost):
+	case j == nil && !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrState): // this run has settled it before
 		r.Fatalf("a stale settle in a transaction: %v", err)
 	case j == nil:
 		return

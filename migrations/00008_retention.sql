@@ -197,7 +197,7 @@ begin
 			when 'cancelled' then coalesce(q.cancelled_retention, cancelled)
 			when 'discarded' then coalesce(q.archive_discarded_after, q.discarded_retention) end
 			-- A redrive that is under way has a hold on it.
-			and not (j.finalized_at = j.paced_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted'))
+			and (j.finalized_at = j.paced_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
 	)
 	select array_agg(id) filter (where not keep), array_agg(id) filter (where keep) into doomed, stored from old;
 	with held as materialized (
