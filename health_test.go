@@ -234,8 +234,10 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 
 	const off = "alter system set hot_standby_feedback = off -- on the standby, then reload it"
 	lone := standby(t, db, "lone", "")
-	state := value[string](t, db, `select state from pg_stat_replication where application_name = 'lone'`)
-	named("lone", Holder{Kind: "standby", PID: 1, Application: "lone", State: state, Do: off})
+	eventually(t, func() bool { // it catches up first
+		return value[string](t, db, `select state from pg_stat_replication where application_name = 'lone'`) == "streaming"
+	})
+	named("lone", Holder{Kind: "standby", PID: 1, Application: "lone", State: "streaming", Do: off})
 	if err := lone.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
