@@ -427,7 +427,7 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	}
 }
 
-// F-12: where the database refuses what a failure is recorded with, the job is settled with a stub.
+// F-12: where the database refuses what a failure is recorded with, the job is settled with a note in its place.
 func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -135,7 +135,7 @@ type outcome struct {
 	quarantined bool            // and proves it to be the cause
 	death       *death          // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
-	stub        bool            // entry was replaced, for the database refused it
+	replaced    bool            // entry was replaced, for the database refused it
 	event       eventKind
 	notBefore   time.Time // the settler's: its row was held, or refused it
 	duration    time.Duration
@@ -496,9 +496,9 @@ func (o *outcome) ended(row seenJob) *outcome {
 	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}
 }
 
-// stubEntry replaces what the database refused.
-func (o *outcome) stubEntry() {
-	o.stub = true
+// replaceEntry replaces what the database refused.
+func (o *outcome) replaceEntry() {
+	o.replaced = true
 	o.text = "outcome could not be encoded"
 	raw, err := json.Marshal(entry{
 		Attempt: o.run.job.Attempt, ClaimSeq: o.run.claimSeq, Class: o.class, Error: o.text,

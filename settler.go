@@ -423,16 +423,16 @@ func unsent(out ...*outcome) {
 }
 
 // bisect settles the halves of a batch that the database refused for its data, down to the one that is to blame;
-// that one is settled with a stub in the place of its error entry.
+// that one is settled with a note in the place of its error entry.
 func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
 	parts := [][]*outcome{out[:len(out)/2], out[len(out)/2:]}
 	if len(out) == 1 {
-		if out[0].stub {
+		if out[0].replaced {
 			e.sup.log.ErrorContext(ctx, "outcome refused by the database, will be tried again", slog.Any("job", out[0].run.job))
 			e.later(out[0], maxRetryPause)
 			return
 		}
-		out[0].stubEntry()
+		out[0].replaceEntry()
 		parts = [][]*outcome{out}
 	}
 	for _, part := range parts {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -290,6 +291,7 @@ func TestCtrlCReachesTheProgramBeforeItsServer(t *testing.T) {
 // traces are what a running cluster has outside of this process.
 type traces struct {
 	dir    string
+	made   time.Time
 	pids   []int // of the postmaster and its processes
 	killed bool  // without a Close after that, its shared memory stays
 }
@@ -317,7 +319,11 @@ func tracesOf(t *testing.T, url, dir string) traces {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return traces{dir: dir, pids: append(pids, postmaster)}
+	version, err := os.Stat(filepath.Join(dir, "data", "PG_VERSION")) // initdb writes it, nobody else
+	if err != nil {
+		t.Fatal(err)
+	}
+	return traces{dir: dir, made: version.ModTime(), pids: append(pids, postmaster)}
 }
 
 // mustBeGone waits: a keeper works on after its program's end.
@@ -335,7 +341,7 @@ func (l traces) mustBeGone(t *testing.T) {
 		}
 		return len(processes(t, l.dir)) == 0
 	})
-	if segments := sharedMemory(l.pids); len(segments) > 0 && !l.killed {
+	if segments := sharedMemory(l.pids, l.made); len(segments) > 0 && !l.killed {
 		t.Errorf("shared memory is left: %q", segments)
 	}
 }
@@ -356,18 +362,24 @@ func processes(t *testing.T, text string) []string {
 	return found
 }
 
-// sharedMemory lists segments that one of the processes made; only Linux has the file.
-func sharedMemory(pids []int) []string {
+// sharedMemory lists segments that one of the processes made; only Linux has the file. A process id comes back in
+// time, so what is older is somebody else's.
+func sharedMemory(pids []int, since time.Time) []string {
 	table, err := os.ReadFile("/proc/sysvipc/shm")
 	if err != nil {
 		return nil
 	}
+	const creator, changed = 4, 13
 	var found []string
 	for line := range strings.Lines(string(table)) {
-		for _, pid := range pids {
-			if f := strings.Fields(line); len(f) > 4 && f[4] == strconv.Itoa(pid) {
-				found = append(found, line)
-			}
+		f := strings.Fields(line)
+		if len(f) <= changed {
+			continue
+		}
+		pid, _ := strconv.Atoi(f[creator]) // the heading has words
+		at, _ := strconv.ParseInt(f[changed], 10, 64)
+		if at >= since.Unix() && slices.Contains(pids, pid) {
+			found = append(found, line)
 		}
 	}
 	return found
