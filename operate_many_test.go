@@ -176,17 +176,7 @@ func TestDiscardOfARunningJob(t *testing.T) {
 		"Cancel":              func(context.Context, *Job) error { return Cancel(errBoom) },
 		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
 	}
-	var workers []Worker
-	for name, end := range cases {
-		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
-			<-ctx.Done()
-			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
-				t.Errorf("%s: cause = %v", name, cause)
-			}
-			return end(ctx, job)
-		}))
-	}
-	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: workers})
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, discard := range map[string]func(id string) error{
 		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, "no"); return err },
 		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, "no"); return err },

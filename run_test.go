@@ -263,6 +263,21 @@ func TestCancelAWaitingJob(t *testing.T) {
 	}
 }
 
+// endingCancelled makes a worker for each way to end: its handler waits until its context is cancelled.
+func endingCancelled(t *testing.T, ends map[string]func(context.Context, *Job) error) (workers []Worker) {
+	t.Helper()
+	for name, end := range ends {
+		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
+			<-ctx.Done()
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
+				t.Errorf("%s: cause = %v", name, cause)
+			}
+			return end(ctx, job)
+		}))
+	}
+	return workers
+}
+
 // F-13: a running job that is cancelled has one end, whatever its handler makes of it.
 func TestCancelARunningJob(t *testing.T) {
 	t.Parallel()
@@ -292,17 +307,7 @@ func TestCancelARunningJob(t *testing.T) {
 		"Goexit":              func(context.Context, *Job) error { runtime.Goexit(); return nil },
 		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
 	}
-	var workers []Worker
-	for name, end := range cases {
-		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
-			<-ctx.Done()
-			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
-				t.Errorf("%s: cause = %v", name, cause)
-			}
-			return end(ctx, job)
-		}))
-	}
-	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2 * len(cases)}}, Workers: workers})
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, client := range map[string]*Client{"this process": db.client, "another process": elsewhere} {
 		for name := range cases {
 			t.Run(by+", "+name, func(t *testing.T) {
