@@ -131,6 +131,12 @@ type modelRedrive struct {
 	done    bool
 }
 
+// letGo is a release as the database knows it: by the id, which may have another life by now, and claim_seq.
+type letGo struct {
+	seq    int
+	surely bool // it has not ended since
+}
+
 // modelSup is a supervisor, alive or a zombie.
 type modelSup struct {
 	*still
@@ -167,12 +173,12 @@ type reference struct {
 	sups     []*modelSup
 	runs     []*modelRunning
 	redrives []*modelRedrive
-	fresh    map[string]bool // released, and not claimed since; false: and ended since
+	fresh    map[string]letGo // by id, until a tick finds that it is claimed or gone
 }
 
 func newReference(tb *rapidTB, db *testDB) *reference {
 	db.exec(tb, `truncate jobs, jobs_archive, supervisors, sleepers, ended_supervisors, redrives, redrive_queues, failure_groups, failure_tallies`)
-	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]bool{}}
+	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}}
 	m.start(false)
 	m.start(true)
 	return m
@@ -396,7 +402,6 @@ func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*run, eligible []*mo
 		j.state, j.owner = Running, s.id
 		j.attempt++
 		j.seq++
-		delete(m.fresh, j.id)
 		if run.job.Attempt != j.attempt || run.claimSeq != j.seq || run.job.MaxAttempts != j.max || run.job.Crashes != j.crashes ||
 			run.job.Redrives != j.redrives || run.job.Failures != j.failures || run.job.Snoozes != j.snoozes {
 			r.Fatalf("the claim tells %+v of %+v", run.job, j)
@@ -598,8 +603,8 @@ func (m *reference) left(j *modelJob) {
 	switch {
 	case j.state.Final():
 		j.hold = free
-		if m.fresh[j.id] {
-			m.fresh[j.id] = false
+		if known, ok := m.fresh[j.id]; ok {
+			m.fresh[j.id] = letGo{seq: known.seq}
 		}
 	case j.hold == out && (j.state == Retryable || j.state == Scheduled):
 		j.state, j.hold = Parked, waiting
@@ -978,7 +983,7 @@ func (m *reference) pace(r *rapid.T) bool {
 		}
 	}
 	if slices.ContainsFunc(m.redrives, func(d *modelRedrive) bool { return !d.done && !d.paused }) {
-		maps.DeleteFunc(m.fresh, func(id string, _ bool) bool { return m.jobs[id] == nil || !m.jobs[id].waits() })
+		maps.DeleteFunc(m.fresh, func(id string, _ letGo) bool { return !m.passes(id) })
 		if late {
 			m.takenBack(unclaimed)
 		} else {
@@ -988,7 +993,7 @@ func (m *reference) pace(r *rapid.T) bool {
 			d.done = d.done || !d.aborted && !m.holds(d)
 		}
 	}
-	m.exec(m.tb, modelTicked, at, slices.DeleteFunc(slices.Collect(maps.Keys(m.fresh)), func(id string) bool { return m.jobs[id] == nil || !m.jobs[id].waits() }))
+	m.exec(m.tb, modelTicked, at, slices.DeleteFunc(slices.Collect(maps.Keys(m.fresh)), func(id string) bool { return !m.passes(id) }))
 	return true
 }
 
@@ -998,16 +1003,23 @@ func (m *reference) unclaimed(r *rapid.T) []string {
 	ids := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(j.id order by j.id), '{}') from redrive_queues q, jsonb_each_text(q.released) l join jobs j on j.id = l.key
 		where j.claim_seq = l.value::int and j.state in ('available', 'scheduled', 'retryable')`)
 	for _, id := range ids {
-		if _, released := m.fresh[id]; !released {
+		if !m.passes(id) {
 			r.Fatalf("%+v passes for released and unclaimed", m.jobs[id])
 		}
 	}
-	for id, surely := range m.fresh {
-		if surely && !slices.Contains(ids, id) {
+	for id, known := range m.fresh {
+		if known.surely && m.passes(id) && !slices.Contains(ids, id) {
 			r.Fatalf("%+v does not pass for released and unclaimed", m.jobs[id])
 		}
 	}
 	return ids
+}
+
+// passes reports whether a job passes for released and unclaimed: it waits, and as many claims are counted as then.
+func (m *reference) passes(id string) bool {
+	known, ok := m.fresh[id]
+	j := m.jobs[id]
+	return ok && j != nil && j.waits() && j.seq == known.seq
 }
 
 // held reports whether a redrive waits for it.
@@ -1090,7 +1102,7 @@ func (m *reference) release(j *modelJob) {
 	if j.redriveKey != "" {
 		j.hold = out
 	}
-	m.fresh[j.id] = true
+	m.fresh[j.id] = letGo{j.seq, true}
 }
 
 // What ends a row
