@@ -3,6 +3,8 @@ package drover
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -173,21 +175,54 @@ func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
 	}
 }
 
-// D-7: what comes back from the archive can be redriven, whatever redrive had a hold on it.
+// D-7: what sat out the end of a redrive in the archive is as it was, and in nobody's hands: to be archived again, pruned,
+// and redriven.
 func TestRedriveOfRestoredJobs(t *testing.T) {
 	t.Parallel()
-	v := newVirtual(t)
-	v.bury(t, 3, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
-	if moved, err := v.client.Archive(t.Context(), Filter{State: Discarded}, nil); err != nil || moved.Jobs != 3 {
-		t.Fatal(moved, err)
-	}
-	v.until(t, `select state = 'done' from redrives`)
-	if moved, err := v.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 {
-		t.Fatal(moved, err)
-	}
-	if r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}}); r.Matched != 3 || r.Skipped != 0 {
-		t.Errorf("%+v", r)
+	for _, end := range []RedriveState{RedriveDone, RedriveAborted} {
+		t.Run(string(end), func(t *testing.T) {
+			t.Parallel()
+			v := newVirtual(t)
+			v.bury(t, 4, 1)
+			v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
+			first := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
+			if moved, err := v.client.Archive(t.Context(), Filter{State: Discarded}, nil); err != nil || moved.Jobs != 4 {
+				t.Fatal(moved, err)
+			}
+			if end == RedriveAborted {
+				if err := v.client.AbortRedrive(t.Context(), first.ID, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			v.until(t, fmt.Sprintf(`select state = '%s' and finished_at is not null from redrives`, end))
+			const marked = `select count(*) from %s where discard_reason is not null and paced_at = finalized_at and redrive_id = $1`
+			ids := value[[]string](t, v.testDB, `select array_agg(id order by id) from jobs_archive`)
+			v.enqueue(t, job{}, &EnqueueOpts{ID: ids[0]}) // another life: the old one stays where it is
+			for range 2 {
+				if moved, err := v.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 || !slices.Equal(moved.Conflicts, ids[:1]) {
+					t.Fatal(moved, err)
+				}
+				for table, want := range map[string]int{"jobs": 3, "jobs_archive": 1} {
+					if n := value[int](t, v.testDB, fmt.Sprintf(marked, table), first.ID); n != want {
+						t.Errorf("%d rows of %s are as they were, want %d", n, table, want)
+					}
+				}
+				if moved, err := v.client.Archive(t.Context(), Filter{IDs: ids[1:]}, nil); err != nil || moved.Jobs != 3 {
+					t.Fatal(moved, err)
+				}
+			}
+			if moved, err := v.client.Restore(t.Context(), Filter{IDs: ids[1:]}); err != nil || moved.Jobs != 3 {
+				t.Fatal(moved, err)
+			}
+			v.exec(t, `insert into queues (name, discarded_retention) values ('default', '1 second'), ('keep', null)`)
+			v.exec(t, `update jobs set queue = 'keep' where id <> $1`, ids[3])
+			if n := value[int](t, v.testDB, `select deleted from drover_retain('', '1 day', '1 day')`); n != 1 {
+				t.Errorf("%d jobs deleted, want one", n)
+			}
+			if r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}}); r.Matched != 2 || r.Skipped != 0 {
+				t.Errorf("%+v", r)
+			}
+		})
 	}
 }
 
