@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // contender is a queue in a database of its own, from setUp to close. It is for one goroutine, but for enqueuer.
@@ -43,11 +45,11 @@ type (
 		enqueue(ctx context.Context) error
 	}
 
-	// filler puts jobs into the table that are not to run: due in the far future, and long finished. claimBuffers is what
-	// one claim of the contender's reads then.
+	// filler puts jobs into the table that are not to run: due in the far future, and long finished. claimBuffers is how
+	// many buffers its claims have read since pg_stat_statements was reset.
 	filler interface {
 		fill(ctx context.Context, future, finished int) error
-		claimBuffers(ctx context.Context) (int, error)
+		claimBuffers(ctx context.Context, conn *pgx.Conn) (float64, error)
 	}
 
 	// spreader burns n jobs down in so many processes.
