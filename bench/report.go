@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -119,14 +120,11 @@ func ratiosOf(ratios []ratio, results []Result) []RatioValue {
 		if !ok || !both || of.Median <= 0 || against.Median <= 0 {
 			continue
 		}
-		value, verb := of.Median/against.Median, "does"
+		value, verb := of.Median/against.Median, "against"
 		if r.lower {
-			value, verb = against.Median/of.Median, "is quicker than"
+			value, verb = against.Median/of.Median, "quicker than"
 		}
-		text := fmt.Sprintf("%s: %s against %s", r.figure, r.of, r.against)
-		if verb != "does" {
-			text = fmt.Sprintf("%s: %s quicker than %s", r.figure, r.of, r.against)
-		}
+		text := fmt.Sprintf("%s: %s %s %s", r.figure, r.of, verb, r.against)
 		values = append(values, RatioValue{Text: text, Value: value, Wanted: r.wanted})
 	}
 	return values
@@ -151,11 +149,7 @@ func (r *Report) write(w io.Writer) error {
 }
 
 func (s *ScenarioReport) write(p *printer) {
-	rounds := "1 round"
-	if s.Rounds > 1 {
-		rounds = fmt.Sprintf("%d rounds", s.Rounds)
-	}
-	p.line("\n%s: %s (%s)\n", s.Name, s.Title, rounds)
+	p.line("\n%s: %s (%s)\n", s.Name, s.Title, counted(s.Rounds, "round", "rounds"))
 	table := tabwriter.NewWriter(p, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(table, "\t \tmedian\tmin – max\tunit\t\n")
 	for _, result := range s.Results {
@@ -210,9 +204,16 @@ func pairs(m map[string]string) string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.WriteString(name + " " + m[name])
+		b.WriteString(name + " " + cmp.Or(m[name], "(none)"))
 	}
 	return b.String()
+}
+
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 // number keeps three digits or all before the point, in groups of three.

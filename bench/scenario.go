@@ -100,7 +100,6 @@ const (
 	figureBuffersEmpty  = "claim, empty table"
 	figureBuffersBig    = "claim, full table"
 	figureBuffersShare  = "claim, full / empty"
-	processesFigure     = "%d processes"
 	figureProcessShare  = "most / one process"
 	enqueueingGoroutine = 16
 )
@@ -389,7 +388,7 @@ func runProcesses(ctx context.Context, t *trial) error {
 		if err != nil {
 			return fmt.Errorf("%d processes: %w", processes, err)
 		}
-		t.add(fmt.Sprintf(processesFigure, processes), jobsPerSecond, rate)
+		t.add(counted(processes, "process", "processes"), jobsPerSecond, rate)
 		rates = append(rates, rate)
 	}
 	t.add(figureProcessShare, shareOfOwn, rates[len(rates)-1]/rates[0])
