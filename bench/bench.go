@@ -14,24 +14,42 @@ type entrant struct {
 	settings string // for the report
 	workers  int
 	part     int // runs the part-th part of the jobs, because it is slow
-	make     func() (contender, error)
+	make     func(context.Context) (contender, error)
 }
 
 const droverWorkers = 200
 
 // entrants returns all contenders.
 func entrants() []entrant {
+	drover := func(keep bool) func(context.Context) (contender, error) {
+		return func(context.Context) (contender, error) { return &droverQueue{keep: keep}, nil }
+	}
+	raw := func(keep bool) func(context.Context) (contender, error) {
+		return func(context.Context) (contender, error) { return &rawQueue{droverQueue{keep: keep}}, nil }
+	}
+	river := func(defaults bool) func(context.Context) (contender, error) {
+		return func(context.Context) (contender, error) { return &riverQueue{defaults: defaults}, nil }
+	}
+	node := func(name string) func(context.Context) (contender, error) {
+		return func(ctx context.Context) (contender, error) { return newNodeQueue(ctx, name) }
+	}
 	return []entrant{
-		{keepName, "200 workers, completed jobs kept, fillfactor 30 as migrated", droverWorkers, 1, func() (contender, error) { return &droverQueue{keep: true}, nil }},
-		{deleteName, "200 workers, completed jobs deleted, fillfactor 45 as its documentation says", droverWorkers, 1, func() (contender, error) { return &droverQueue{}, nil }},
-		{rawKeepName, "drover's table; two connections, one claims 2,000 while the other completes 2,000; no handler", 1, 1, func() (contender, error) {
-			return &rawQueue{droverQueue{keep: true}}, nil
-		}},
-		{rawDeleteName, "the same, deleted; fillfactor 45", 1, 1, func() (contender, error) { return &rawQueue{}, nil }},
-		{riverName, "2,000 workers and polls every 20 ms as its bench command, fetch cooldown 1 ms, its minimum; completed jobs kept, as always", riverBenchWorkers, 1, func() (contender, error) {
-			return &riverQueue{}, nil
-		}},
-		{riverDefaultsName, "100 workers, else its defaults; a twentieth of the jobs", riverDefaultWorkers, 20, func() (contender, error) { return &riverQueue{defaults: true}, nil }},
+		{keepName, "200 workers, completed jobs kept, fillfactor 30 as migrated", droverWorkers, 1, drover(true)},
+		{deleteName, "200 workers, completed jobs deleted, fillfactor 45 as its documentation says", droverWorkers, 1, drover(false)},
+		{
+			rawKeepName, "drover's table; two connections, one claims 2,000 while the other completes 2,000; no handler; completed jobs kept", 1, 1,
+			raw(true),
+		},
+		{rawDeleteName, "the same, completed jobs deleted; fillfactor 45", 1, 1, raw(false)},
+		{
+			riverName, "2,000 workers and a poll every 20 ms as in its bench command, fetch cooldown 1 ms, its minimum; keeps completed jobs",
+			riverBenchWorkers, 1, river(false),
+		},
+		{riverDefaultsName, "100 workers, else its defaults; keeps completed jobs; a twentieth of the jobs", riverDefaultWorkers, 20, river(true)},
+		{graphileName, "local queue of 2,000, 24 jobs at once, no delay before completions; deletes completed jobs", 1, 1, node(graphileName)},
+		{graphileDefaultsName, "its defaults; deletes completed jobs; a twentieth of the jobs", 1, 20, node(graphileDefaultsName)},
+		{bullmqName, "two workers of 32 jobs at once; completed jobs deleted; a twentieth of the jobs", 1, 20, node(bullmqName)},
+		{bullmqDefaultsName, "its defaults; keeps completed jobs; a hundredth of the jobs", 1, 100, node(bullmqDefaultsName)},
 	}
 }
 
@@ -42,6 +60,7 @@ type bench struct {
 	scenarios []scenario
 	entrants  []entrant
 	progress  func(string)
+	versions  map[string]string // of contenders that know theirs only when they run
 }
 
 // run fills the report in. It returns an error only for what ends the whole run, with what was found until then.
@@ -49,6 +68,7 @@ func (b *bench) run(ctx context.Context, r *Report) error {
 	for _, e := range b.entrants {
 		r.Contenders = append(r.Contenders, Contender{e.name, e.settings})
 	}
+	b.versions = r.Versions
 	warmUp := scenario{name: "warm-up", bound: 2 * time.Minute, asks: func(contender) bool { return true }, run: runBurn}
 	small := b.sizes
 	small.Jobs /= 10
@@ -111,7 +131,7 @@ var errAbsent = errors.New("does not take part")
 func (b *bench) trial(ctx context.Context, s scenario, size sizes, e entrant) (_ []figure, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.bound, fmt.Errorf("not done after %v", s.bound))
 	defer cancel()
-	c, err := e.make()
+	c, err := e.make(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +146,9 @@ func (b *bench) trial(ctx context.Context, s scenario, size sizes, e entrant) (_
 	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
 	if err := c.setUp(ctx, url); err != nil {
 		return nil, fmt.Errorf("set up: %w", err)
+	}
+	if v, ok := c.(versioner); ok {
+		b.versions[e.name] = v.version()
 	}
 	t := &trial{sizes: size, contender: c, entrant: e, url: url, server: b.server}
 	if err := s.run(ctx, t); err != nil {

@@ -155,12 +155,12 @@ func TestScenarios(t *testing.T) {
 		},
 		server: server, scenarios: all, progress: func(string) {},
 		entrants: []entrant{
-			{name: "broken", workers: 1, part: 1, make: func() (contender, error) { return broken{}, nil }},
-			{name: "absent", workers: 1, part: 1, make: func() (contender, error) { return nil, fmt.Errorf("%w: nobody is at home", errAbsent) }},
+			{name: "broken", workers: 1, part: 1, make: func(context.Context) (contender, error) { return broken{}, nil }},
+			{name: "absent", workers: 1, part: 1, make: func(context.Context) (contender, error) { return nil, fmt.Errorf("%w: nobody is at home", errAbsent) }},
 			entrantOf(t, keepName),
 		},
 	}
-	var r Report
+	r := Report{Versions: map[string]string{}}
 	if err := b.run(t.Context(), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestInterruption(t *testing.T) {
 		sizes: sizes{Jobs: 200, Rounds: 1}, server: server, scenarios: []scenario{first, atWork, first},
 		progress: func(string) {}, entrants: []entrant{entrantOf(t, keepName)},
 	}
-	var r Report
+	r := Report{Versions: map[string]string{}}
 	if err := b.run(ctx, &r); !errors.Is(err, context.Canceled) {
 		t.Errorf("run = %v, want context.Canceled", err)
 	}

@@ -52,6 +52,11 @@ type (
 		claimBuffers(ctx context.Context, conn *pgx.Conn) (float64, error)
 	}
 
+	// versioner knows its version once it is set up.
+	versioner interface {
+		version() string
+	}
+
 	// spreader burns n jobs down in so many processes.
 	spreader interface {
 		burnIn(ctx context.Context, processes, n, workers int) (time.Duration, error)

@@ -74,34 +74,41 @@ func (t *trial) add(name, unit string, value float64) {
 	t.figures = append(t.figures, figure{name, unit, value})
 }
 
+// The contenders' names.
 const (
-	keepName            = "drover keep"
-	deleteName          = "drover delete"
-	rawKeepName         = "raw keep"
-	rawDeleteName       = "raw delete"
-	riverName           = "river"
-	riverDefaultsName   = "river defaults"
-	graphileName        = "graphile-worker"
-	bullmqName          = "bullmq"
-	jobsPerSecond       = "jobs/s"
-	shareOfOwn          = "of its own speed"
-	figureBurn          = "burn-down"
-	figureFailing       = "all fail once"
-	figureHeld          = "snapshot held"
-	figureHeldShare     = "held / not held"
-	figureFailingShare  = "failing / not failing"
-	figureP50           = "p50"
-	figureP99           = "p99"
-	figureSingle        = "single, 1 goroutine"
-	figureSingleMany    = "single, 16 goroutines"
-	figureBulk          = "bulk"
-	figureBig           = "full table"
-	figureBigShare      = "full / empty"
-	figureBuffersEmpty  = "claim, empty table"
-	figureBuffersBig    = "claim, full table"
-	figureBuffersShare  = "claim, full / empty"
-	figureProcessShare  = "most / one process"
-	enqueueingGoroutine = 16
+	keepName             = "drover keep"
+	deleteName           = "drover delete"
+	rawKeepName          = "raw keep"
+	rawDeleteName        = "raw delete"
+	riverName            = "river"
+	riverDefaultsName    = "river defaults"
+	graphileName         = "graphile-worker"
+	graphileDefaultsName = "graphile-worker defaults"
+	bullmqName           = "bullmq"
+	bullmqDefaultsName   = "bullmq defaults"
+)
+
+// The figures' names and units.
+const (
+	jobsPerSecond = "jobs/s"
+	shareOfOwn    = "of its own speed"
+
+	figureBurn         = "burn-down"
+	figureHeld         = "snapshot held"
+	figureHeldShare    = "held / not held"
+	figureFailing      = "all fail once"
+	figureFailingShare = "failing / not failing"
+	figureP50          = "p50"
+	figureP99          = "p99"
+	figureSingle       = "single, 1 goroutine"
+	figureSingleMany   = "single, 16 goroutines"
+	figureBulk         = "bulk"
+	figureProcessShare = "most / one process"
+	figureBig          = "full table"
+	figureBigShare     = "full / empty"
+	figureBuffersEmpty = "claim, empty table"
+	figureBuffersBig   = "claim, full table"
+	figureBuffersShare = "claim, full / empty"
 )
 
 // scenarios returns all of them, in the order in which they run.
@@ -109,11 +116,14 @@ func scenarios() []scenario {
 	everyContender := func(contender) bool { return true }
 	return []scenario{
 		{
-			name:       "burn",
-			title:      func(s sizes) string { return "burn-down of " + number(float64(s.Jobs)) + " no-op jobs, inserted first" },
-			contenders: []string{keepName, deleteName, rawKeepName, rawDeleteName, riverName, riverDefaultsName, graphileName, bullmqName},
-			notes:      []string{"Slow contenders run a part of the jobs, as their settings say: the rate is what counts."},
-			bound:      3 * time.Minute, asks: everyContender, run: runBurn,
+			name:  "burn",
+			title: func(s sizes) string { return "burn-down of " + number(float64(s.Jobs)) + " no-op jobs, inserted first" },
+			contenders: []string{
+				keepName, deleteName, rawKeepName, rawDeleteName, riverName, riverDefaultsName,
+				graphileName, graphileDefaultsName, bullmqName, bullmqDefaultsName,
+			},
+			notes: []string{"Slow contenders run a part of the jobs, as their settings say: the rate is what counts."},
+			bound: 3 * time.Minute, asks: everyContender, run: runBurn,
 			ratios: []ratio{
 				{of: keepName, against: riverName, figure: figureBurn, wanted: "≥ 3.5"},
 				{of: deleteName, against: graphileName, figure: figureBurn, wanted: "≥ 1.7"},
@@ -326,7 +336,7 @@ func runEnqueue(ctx context.Context, t *trial) error {
 	for _, f := range []struct {
 		name       string
 		goroutines int
-	}{{figureSingle, 1}, {figureSingleMany, enqueueingGoroutine}} {
+	}{{figureSingle, 1}, {figureSingleMany, 16}} {
 		rate, err := enqueueRate(ctx, t.Enqueue, f.goroutines, t.contender.(enqueuer).enqueue)
 		if err != nil {
 			return err
