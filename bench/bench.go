@@ -60,15 +60,15 @@ type bench struct {
 	scenarios []scenario
 	entrants  []entrant
 	progress  func(string)
-	versions  map[string]string // of contenders that know theirs only when they run
+	report    *Report // of run
 }
 
 // run fills the report in. It returns an error only for what ends the whole run, with what was found until then.
 func (b *bench) run(ctx context.Context, r *Report) error {
+	b.report = r
 	for _, e := range b.entrants {
-		r.Contenders = append(r.Contenders, Contender{e.name, e.settings})
+		r.Contenders = append(r.Contenders, Contender{Name: e.name, Settings: e.settings})
 	}
-	b.versions = r.Versions
 	warmUp := scenario{name: "warm-up", bound: 2 * time.Minute, asks: func(contender) bool { return true }, run: runBurn}
 	small := b.sizes
 	small.Jobs /= 10
@@ -148,7 +148,7 @@ func (b *bench) trial(ctx context.Context, s scenario, size sizes, e entrant) (_
 		return nil, fmt.Errorf("set up: %w", err)
 	}
 	if v, ok := c.(versioner); ok {
-		b.versions[e.name] = v.version()
+		b.report.setVersion(e.name, v.version())
 	}
 	t := &trial{sizes: size, contender: c, entrant: e, url: url, server: b.server}
 	if err := s.run(ctx, t); err != nil {

@@ -42,11 +42,19 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-// What a burn-down leaves behind shows that every job ran, and none twice: a burn that counts other than one call a job
-// is an error by itself.
-func TestEveryJobRunsExactlyOnce(t *testing.T) {
+// The stories share a server: starting one takes longer than most of them.
+func TestOnAServer(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
+	t.Run("every job runs exactly once", func(t *testing.T) { everyJobRunsExactlyOnce(t, server) })
+	t.Run("every scenario", func(t *testing.T) { everyScenario(t, server) })
+	t.Run("interruption", func(t *testing.T) { interruption(t, server) })
+}
+
+// What a burn-down leaves behind shows that every job ran, and none twice: a burn that counts other than one call a job
+// is an error by itself.
+func everyJobRunsExactlyOnce(t *testing.T, server *server) {
+	t.Helper()
 	const n = 2000
 	for name, left := range map[string]struct {
 		sql  string
@@ -129,9 +137,8 @@ func (broken) close(context.Context) error                           { return ni
 func (broken) burn(context.Context, int, int) (time.Duration, error) { return 0, nil }
 
 // Every scenario gives all its figures, with a contender in the field that fails and one that is not there.
-func TestScenarios(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
+func everyScenario(t *testing.T, server *server) {
+	t.Helper()
 	want := map[string][]string{
 		"burn":      {figureBurn},
 		"held":      {figureBurn, figureHeld, figureHeldShare},
@@ -160,7 +167,7 @@ func TestScenarios(t *testing.T) {
 			entrantOf(t, keepName),
 		},
 	}
-	r := Report{Versions: map[string]string{}}
+	var r Report
 	if err := b.run(t.Context(), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -200,9 +207,8 @@ func TestScenarios(t *testing.T) {
 }
 
 // An interruption ends the run, drops its database, and keeps what was found before.
-func TestInterruption(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
+func interruption(t *testing.T, server *server) {
+	t.Helper()
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	atWork := scenario{
@@ -222,7 +228,7 @@ func TestInterruption(t *testing.T) {
 		sizes: sizes{Jobs: 200, Rounds: 1}, server: server, scenarios: []scenario{first, atWork, first},
 		progress: func(string) {}, entrants: []entrant{entrantOf(t, keepName)},
 	}
-	r := Report{Versions: map[string]string{}}
+	var r Report
 	if err := b.run(ctx, &r); !errors.Is(err, context.Canceled) {
 		t.Errorf("run = %v, want context.Canceled", err)
 	}

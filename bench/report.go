@@ -27,6 +27,15 @@ type Report struct {
 type Contender struct {
 	Name     string `json:"name"`
 	Settings string `json:"settings"`
+	Version  string `json:"version,omitempty"` // where Versions does not have it
+}
+
+func (r *Report) setVersion(contender, version string) {
+	for i := range r.Contenders {
+		if r.Contenders[i].Name == contender {
+			r.Contenders[i].Version = version
+		}
+	}
 }
 
 // ScenarioReport is what one scenario has found.
@@ -137,6 +146,9 @@ func (r *Report) write(w io.Writer) error {
 	p.line("versions: %s", pairs(r.Versions))
 	p.line("server: %s", pairs(r.Settings))
 	for _, c := range r.Contenders {
+		if c.Version != "" {
+			c.Settings = c.Version + "; " + c.Settings
+		}
 		p.line("%s: %s", c.Name, c.Settings)
 	}
 	for i := range r.Scenarios {

@@ -94,7 +94,7 @@ func exampleReport() *Report {
 		Versions:   map[string]string{"river": "v1", "go": "go1"},
 		Settings:   map[string]string{"fsync": "on", "shared_preload_libraries": ""},
 		Sizes:      quickSizes(),
-		Contenders: []Contender{{keepName, "kept"}, {riverName, "tuned"}},
+		Contenders: []Contender{{Name: keepName, Settings: "kept"}, {Name: bullmqName, Settings: "tuned", Version: "bullmq 1"}},
 		Scenarios: []ScenarioReport{{
 			Name: "burn", Title: "burn-down", Rounds: 3, Notes: []string{"A note."},
 			Results: []Result{
