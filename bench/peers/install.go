@@ -125,8 +125,7 @@ func npmInstall(ctx context.Context, npm, dir string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, installLimit, fmt.Errorf("not done after %v", installLimit))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, npm, "install", "--no-save", "--omit=optional", "--ignore-scripts",
-		"--engine-strict=false", "--no-audit", "--no-fund",
-		"--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=20000")
+		"--engine-strict=false", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000")
 	cmd.Dir = dir
 	cmd.WaitDelay = time.Second
 	output, err := cmd.CombinedOutput()
