@@ -154,6 +154,9 @@ func (r *Report) save(o options) error {
 			return err
 		}
 	}
+	if o.plots != "" {
+		return r.draw(o.plots)
+	}
 	return nil
 }
 
