@@ -34,7 +34,7 @@ where id = any($1) and claimed_by = 'raw' and state = 'running'`
 
 const sqlRawDelete = `delete from jobs where id = any($1) and claimed_by = 'raw' and state = 'running'`
 
-// rawBatch is how many jobs a claim takes: at 1,000 and at 4,000 the loop is no faster.
+// rawBatch is how many jobs a claim takes.
 const rawBatch = 2000
 
 // burn runs on two connections: one claims while the other completes. A batch is completed once its claim has committed.
