@@ -78,10 +78,7 @@ func (b *bench) run(ctx context.Context, r *Report) error {
 		}
 	}
 	for _, s := range b.scenarios {
-		report := ScenarioReport{Name: s.name, Title: s.title(b.sizes), Notes: s.notes, Rounds: b.Rounds}
-		if s.maxRounds > 0 {
-			report.Rounds = min(report.Rounds, s.maxRounds)
-		}
+		report := ScenarioReport{Name: s.name, Title: s.title(b.sizes), Notes: s.notes, Rounds: s.rounds(b.Rounds)}
 		err := b.scenario(ctx, s, &report)
 		report.Ratios = ratiosOf(s.ratios, report.Results)
 		r.Scenarios = append(r.Scenarios, report)

@@ -213,7 +213,8 @@ func interruption(t *testing.T, server *server) {
 	defer interrupt()
 	atWork := scenario{
 		name: "second", title: func(sizes) string { return "" }, contenders: []string{keepName}, bound: time.Minute,
-		asks: func(contender) bool { return true },
+		rounds: func(asked int) int { return asked },
+		asks:   func(contender) bool { return true },
 		run: func(ctx context.Context, t *trial) error {
 			if err := t.insert(ctx, t.Jobs); err != nil {
 				return err

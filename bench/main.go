@@ -49,7 +49,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	quick := flags.Bool("quick", false, "small sizes: done in three minutes")
-	jobs := flags.Int("jobs", 0, "jobs of a burn-down (200,000; quick 50,000)")
+	jobs := flags.Int("jobs", 0, "jobs of a burn-down (200,000; quick 40,000)")
 	rounds := flags.Int("rounds", 0, "rounds (5; quick 2); some scenarios have fewer")
 	flags.StringVar(&o.out, "out", "", "write the figures to this file, as JSON")
 	flags.StringVar(&o.plots, "plots", "", "draw plots into this directory, as SVG")

@@ -19,8 +19,8 @@ type scenario struct {
 	title func(sizes) string
 	notes []string // what to know when reading the figures
 
-	contenders []string      // that take part in it
-	maxRounds  int           // 0: as many as asked for
+	contenders []string // that take part in it
+	rounds     func(asked int) int
 	bound      time.Duration // of one contender's round: far more than it needs
 	lacks      string        // why a contender that asks returns false for cannot take part
 	asks       func(contender) bool
@@ -49,7 +49,7 @@ func fullSizes() sizes {
 
 func quickSizes() sizes {
 	return sizes{
-		Jobs: 50_000, Dead: 200_000, Samples: 50, Enqueue: time.Second,
+		Jobs: 40_000, Dead: 200_000, Samples: 40, Enqueue: time.Second,
 		Future: 200_000, Finished: 100_000, Processes: []int{1, 16}, Rounds: 2,
 	}
 }
@@ -114,6 +114,10 @@ const (
 // scenarios returns all of them, in the order in which they run.
 func scenarios() []scenario {
 	everyContender := func(contender) bool { return true }
+	all := func(asked int) int { return asked }
+	mostly := func(asked int) int { return (asked + 1) / 2 }
+	half := func(asked int) int { return max(asked/2, 1) }
+	once := func(int) int { return 1 }
 	return []scenario{
 		{
 			name:  "burn",
@@ -122,8 +126,8 @@ func scenarios() []scenario {
 				keepName, deleteName, rawKeepName, rawDeleteName, riverName, riverDefaultsName,
 				graphileName, graphileDefaultsName, bullmqName, bullmqDefaultsName,
 			},
-			notes: []string{"Slow contenders run a part of the jobs, as their settings say: the rate is what counts."},
-			bound: 3 * time.Minute, asks: everyContender, run: runBurn,
+			notes:  []string{"Slow contenders run a part of the jobs, as their settings say: the rate is what counts."},
+			rounds: all, bound: 3 * time.Minute, asks: everyContender, run: runBurn,
 			ratios: []ratio{
 				{of: keepName, against: riverName, figure: figureBurn, wanted: "≥ 3.5"},
 				{of: deleteName, against: graphileName, figure: figureBurn, wanted: "≥ 1.7"},
@@ -137,7 +141,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down of %s jobs while an idle transaction pins %s dead rows", number(float64(s.Jobs)), number(float64(s.Dead)))
 			},
 			contenders: []string{keepName, deleteName, riverName},
-			maxRounds:  3, bound: 8 * time.Minute, asks: everyContender, run: runHeld,
+			rounds:     half, bound: 8 * time.Minute, asks: everyContender, run: runHeld,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
 		},
 		{
@@ -148,7 +152,7 @@ func scenarios() []scenario {
 				"River makes a job that is due again within 5 s, its scheduler's interval, available at once, to be found by a poll. So its scheduler plays no " +
 					"part here; a retry due later than that waits for the scheduler's next pass.",
 			},
-			maxRounds: 3, bound: 3 * time.Minute, lacks: "cannot fail its jobs here",
+			rounds: mostly, bound: 3 * time.Minute, lacks: "cannot fail its jobs here",
 			asks: func(c contender) bool { _, ok := c.(failer); return ok }, run: runFail,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureFailing}},
 		},
@@ -159,7 +163,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, riverName, riverDefaultsName},
 			notes:      []string{"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. 100 workers at River, 10, the default, at drover."},
-			maxRounds:  3, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
+			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
 			asks: func(c contender) bool { _, ok := c.(idler); return ok }, run: runLatency,
 			ratios: []ratio{
 				{of: keepName, against: riverDefaultsName, figure: figureP50, wanted: "≥ 20", lower: true},
@@ -171,7 +175,7 @@ func scenarios() []scenario {
 			name:       "lateness",
 			title:      func(s sizes) string { return fmt.Sprintf("how late %d retries start, backoff 50 to 500 ms", s.Samples) },
 			contenders: []string{keepName, riverName, riverDefaultsName},
-			maxRounds:  3, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
+			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
 			asks: func(c contender) bool { _, ok := c.(retrier); return ok }, run: runLateness,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureP50, lower: true}},
 		},
@@ -182,7 +186,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, riverName},
 			notes:      []string{"No worker runs. Single: a transaction for each job. Bulk: COPY in transactions of 10,000."},
-			maxRounds:  3, bound: 2 * time.Minute, lacks: "has no enqueue of a single job here",
+			rounds:     mostly, bound: 2 * time.Minute, lacks: "has no enqueue of a single job here",
 			asks: func(c contender) bool { _, ok := c.(enqueuer); return ok }, run: runEnqueue,
 			ratios: []ratio{
 				{of: keepName, against: riverName, figure: figureSingle, wanted: "≥ 2"},
@@ -196,7 +200,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down of %s jobs by %d to %d processes together", number(float64(s.Jobs)), s.Processes[0], s.Processes[len(s.Processes)-1])
 			},
 			contenders: []string{keepName, deleteName},
-			maxRounds:  3, bound: 3 * time.Minute, lacks: "runs in one process here",
+			rounds:     mostly, bound: 3 * time.Minute, lacks: "runs in one process here",
 			asks: func(c contender) bool { _, ok := c.(spreader); return ok }, run: runProcesses,
 		},
 		{
@@ -205,7 +209,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down in a table of %s future and %s finished jobs", number(float64(s.Future)), number(float64(s.Finished)))
 			},
 			contenders: []string{keepName},
-			maxRounds:  1, bound: 20 * time.Minute, lacks: "is not filled here",
+			rounds:     once, bound: 20 * time.Minute, lacks: "is not filled here",
 			asks: func(c contender) bool { _, ok := c.(filler); return ok }, run: runBig,
 		},
 	}
