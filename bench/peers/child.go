@@ -1,0 +1,104 @@
+package peers
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"time"
+)
+
+// command is a line for the child; open takes URL and Settings, insert and burn take Jobs.
+type command struct {
+	Command  string          `json:"command"`
+	URL      string          `json:"url,omitempty"`
+	Settings json.RawMessage `json:"settings,omitempty"`
+	Jobs     int             `json:"jobs,omitempty"`
+}
+
+// answer is the child's line for a command; open gives Version, burn the others.
+type answer struct {
+	Version string  `json:"version"`
+	Seconds float64 `json:"seconds"`
+	Ran     int     `json:"ran"`
+}
+
+// child is a process that answers commands, one at a time. It ends by itself when its stdin does, so it outlives no
+// parent, however that ends.
+type child struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+	stderr tail
+}
+
+func start(cmd *exec.Cmd) (*child, error) {
+	c := &child{cmd: cmd}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr = &c.stderr
+	cmd.WaitDelay = time.Second
+	c.stdin, c.stdout = stdin, bufio.NewReader(stdout)
+	return c, cmd.Start()
+}
+
+// call kills the child when ctx ends. Any error ends it, and carries what it wrote last.
+func (c *child) call(ctx context.Context, cmd command) (answer, error) {
+	kill := context.AfterFunc(ctx, func() { _ = c.cmd.Process.Kill() }) // it may have ended
+	defer kill()
+	a, err := c.exchange(cmd)
+	if err == nil {
+		return a, nil
+	}
+	err = errors.Join(err, c.close())
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return answer{}, fmt.Errorf("%w\n%s", err, bytes.TrimSpace(c.stderr))
+}
+
+func (c *child) exchange(cmd command) (a answer, err error) {
+	if err := json.NewEncoder(c.stdin).Encode(cmd); err != nil {
+		return a, err
+	}
+	line, err := c.stdout.ReadBytes('\n')
+	if err != nil {
+		return a, fmt.Errorf("no answer: %w", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&a); err != nil {
+		return a, fmt.Errorf("not an answer: %q: %w", line, err)
+	}
+	return a, nil
+}
+
+// close ends stdin, and kills a child that does not end with it. A child that has ended is left alone.
+func (c *child) close() error {
+	if c.cmd.ProcessState != nil {
+		return nil
+	}
+	_ = c.stdin.Close() // fails if the child has gone
+	kill := time.AfterFunc(10*time.Second, func() { _ = c.cmd.Process.Kill() })
+	defer kill.Stop()
+	return c.cmd.Wait()
+}
+
+// tail is the end of what was written to it.
+type tail []byte
+
+func (t *tail) Write(p []byte) (int, error) {
+	*t = append(*t, p...)
+	*t = (*t)[max(0, len(*t)-4096):]
+	return len(p), nil
+}

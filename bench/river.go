@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+)
+
+// riverQueue is River. Its settings are those of its own bench command with the shortest fetch cooldown it takes, or its
+// defaults with the 100 workers of its documentation's examples.
+type riverQueue struct {
+	defaults bool
+	pool     *pgxpool.Pool
+	inserter *river.Client[pgx.Tx]
+	first    int64 // ids of the last insert are greater
+}
+
+func (q *riverQueue) setUp(ctx context.Context, url string) error {
+	var err error
+	if q.pool, err = openPool(ctx, url); err != nil {
+		return err
+	}
+	migrator, err := rivermigrate.New(riverpgxv5.New(q.pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return err
+	}
+	q.inserter, err = river.NewClient(riverpgxv5.New(q.pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
+	return err
+}
+
+func (q *riverQueue) close(context.Context) error {
+	if q.pool != nil {
+		q.pool.Close()
+	}
+	return nil
+}
+
+func (q *riverQueue) insert(ctx context.Context, n int) error {
+	if err := q.pool.QueryRow(ctx, `select coalesce(max(id), 0) from river_job`).Scan(&q.first); err != nil {
+		return err
+	}
+	return chunks(n, func(from, to int) error {
+		batch := make([]river.InsertManyParams, 0, to-from)
+		for i := from; i < to; i++ {
+			batch = append(batch, river.InsertManyParams{Args: noop{N: i}})
+		}
+		_, err := q.inserter.InsertManyFast(ctx, batch)
+		return err
+	})
+}
+
+// riverWorker is a handler, and when a job that it failed is tried again.
+type riverWorker struct {
+	river.WorkerDefaults[noop]
+	work func(*river.Job[noop]) error
+}
+
+func (w *riverWorker) Work(_ context.Context, job *river.Job[noop]) error { return w.work(job) }
+
+func (w *riverWorker) NextRetry(job *river.Job[noop]) time.Time {
+	return time.Now().Add(max(time.Duration(job.Args.BackoffMS)*time.Millisecond, time.Millisecond))
+}
+
+func (q *riverQueue) burn(ctx context.Context, n, workers int) (time.Duration, error) {
+	return q.burnDown(ctx, n, workers, 1)
+}
+
+func (q *riverQueue) burnFailing(ctx context.Context, n, workers int) (time.Duration, error) {
+	return q.burnDown(ctx, n, workers, 2)
+}
+
+// burnDown runs n jobs that succeed in the given attempt.
+func (q *riverQueue) burnDown(ctx context.Context, n, workers, attempts int) (time.Duration, error) {
+	var calls atomic.Int64
+	began := time.Now()
+	_, end, err := q.start(ctx, workers, func(job *river.Job[noop]) error {
+		calls.Add(1)
+		if job.Attempt < attempts {
+			return errInjected
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	last, err := awaitCalls(ctx, &calls, n*attempts)
+	if err == nil {
+		last, err = awaitUnfinished(ctx, q.pool, sqlRiverUnfinished, q.first)
+	}
+	if err := errors.Join(err, end()); err != nil {
+		return 0, err
+	}
+	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
+}
+
+// sqlRiverUnfinished is sqlDroverUnfinished for River's table.
+const sqlRiverUnfinished = `
+select count(*) > 0 from (select from river_job where finalized_at is null and id > $1 order by id desc limit 1) j`
+
+func (q *riverQueue) latency(ctx context.Context, gaps []time.Duration) (waits []time.Duration, err error) {
+	started := make(chan time.Time, 1)
+	client, end, err := q.start(ctx, riverDefaultWorkers, func(*river.Job[noop]) error {
+		started <- time.Now()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	return measureLatency(ctx, gaps, func(ctx context.Context) error {
+		_, err := client.Insert(ctx, noop{}, nil)
+		return err
+	}, started)
+}
+
+func (q *riverQueue) lateness(ctx context.Context, backoffs []time.Duration) (late []time.Duration, err error) {
+	second := make(chan time.Duration, len(backoffs))
+	client, end, err := q.start(ctx, riverDefaultWorkers, func(job *river.Job[noop]) error {
+		if job.Attempt == 1 {
+			return errInjected
+		}
+		second <- time.Since(job.ScheduledAt)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	return measureLateness(ctx, backoffs, second, func(backoff time.Duration) error {
+		_, err := client.Insert(ctx, noop{BackoffMS: int(backoff.Milliseconds())}, nil)
+		return err
+	})
+}
+
+func (q *riverQueue) enqueue(ctx context.Context) error {
+	_, err := q.inserter.Insert(ctx, noop{}, nil)
+	return err
+}
+
+const (
+	riverDefaultWorkers = 100
+	riverBenchWorkers   = 2000
+)
+
+// start runs a client with workers until end is called, which waits for it.
+func (q *riverQueue) start(
+	ctx context.Context, workers int, work func(*river.Job[noop]) error,
+) (_ *river.Client[pgx.Tx], end func() error, err error) {
+	registered := river.NewWorkers()
+	if err := river.AddWorkerSafely(registered, &riverWorker{work: work}); err != nil {
+		return nil, nil, err
+	}
+	config := &river.Config{
+		Logger:  slog.New(slog.DiscardHandler),
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}},
+		Workers: registered,
+	}
+	if !q.defaults {
+		config.FetchCooldown = river.FetchCooldownMin
+		config.FetchPollInterval = 20 * time.Millisecond
+	}
+	client, err := river.NewClient(riverpgxv5.New(q.pool), config)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := client.Start(ctx); err != nil {
+		return nil, nil, err
+	}
+	return client, func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer cancel()
+		if err := client.StopAndCancel(ctx); err != nil {
+			return fmt.Errorf("stop river: %w", err)
+		}
+		return nil
+	}, nil
+}

@@ -1,0 +1,463 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// scenario is one comparison.
+type scenario struct {
+	name  string
+	title func(sizes) string
+	notes []string // what to know when reading the figures
+
+	contenders []string // that take part in it
+	rounds     func(asked int) int
+	bound      time.Duration // of one contender's round: far more than it needs
+	lacks      string        // why a contender that asks returns false for cannot take part
+	asks       func(contender) bool
+	run        func(context.Context, *trial) error
+	ratios     []ratio
+}
+
+// sizes are how much is done.
+type sizes struct {
+	Jobs      int           `json:"jobs"`       // of a burn-down
+	Dead      int           `json:"dead"`       // rows that a held snapshot keeps
+	Samples   int           `json:"samples"`    // behind each percentile
+	Enqueue   time.Duration `json:"enqueue_ns"` // how long single enqueues are counted
+	Future    int           `json:"future"`     // rows in the big table
+	Finished  int           `json:"finished"`
+	Processes []int         `json:"processes"`
+	Rounds    int           `json:"rounds"`
+}
+
+func fullSizes() sizes {
+	return sizes{
+		Jobs: 200_000, Dead: 1_000_000, Samples: 200, Enqueue: 3 * time.Second,
+		Future: 10_000_000, Finished: 5_000_000, Processes: []int{1, 4, 16}, Rounds: 5,
+	}
+}
+
+func quickSizes() sizes {
+	return sizes{
+		Jobs: 40_000, Dead: 200_000, Samples: 40, Enqueue: time.Second,
+		Future: 200_000, Finished: 100_000, Processes: []int{1, 16}, Rounds: 2,
+	}
+}
+
+// trial is one contender's round of one scenario, in a database of its own.
+type trial struct {
+	sizes
+	contender
+	entrant
+	url     string
+	server  *server
+	figures []figure
+}
+
+// figure is what one round found.
+type figure struct {
+	name, unit string
+	value      float64
+}
+
+func (t *trial) add(name, unit string, value float64) {
+	t.figures = append(t.figures, figure{name, unit, value})
+}
+
+// The contenders' names.
+const (
+	keepName             = "drover keep"
+	deleteName           = "drover delete"
+	rawKeepName          = "raw keep"
+	rawDeleteName        = "raw delete"
+	riverName            = "river"
+	riverDefaultsName    = "river defaults"
+	graphileName         = "graphile-worker"
+	graphileDefaultsName = "graphile-worker defaults"
+	bullmqName           = "bullmq"
+	bullmqDefaultsName   = "bullmq defaults"
+)
+
+// The figures' names and units.
+const (
+	jobsPerSecond = "jobs/s"
+	shareOfOwn    = "of its own speed"
+
+	figureBurn         = "burn-down"
+	figureHeld         = "snapshot held"
+	figureHeldShare    = "held / not held"
+	figureFailing      = "all fail once"
+	figureFailingShare = "failing / not failing"
+	figureP50          = "p50"
+	figureP99          = "p99"
+	figureSingle       = "single, 1 goroutine"
+	figureSingleMany   = "single, 16 goroutines"
+	figureBulk         = "bulk"
+	figureProcessShare = "most / one process"
+	figureBig          = "full table"
+	figureBigShare     = "full / empty"
+	figureBuffersEmpty = "claim, empty table"
+	figureBuffersBig   = "claim, full table"
+	figureBuffersShare = "claim, full / empty"
+)
+
+// scenarios returns all of them, in the order in which they run.
+func scenarios() []scenario {
+	everyContender := func(contender) bool { return true }
+	all := func(asked int) int { return asked }
+	mostly := func(asked int) int { return (asked + 1) / 2 }
+	half := func(asked int) int { return max(asked/2, 1) }
+	once := func(int) int { return 1 }
+	return []scenario{
+		{
+			name:  "burn",
+			title: func(s sizes) string { return "burn-down of " + number(float64(s.Jobs)) + " no-op jobs, inserted first" },
+			contenders: []string{
+				keepName, deleteName, rawKeepName, rawDeleteName, riverName, riverDefaultsName,
+				graphileName, graphileDefaultsName, bullmqName, bullmqDefaultsName,
+			},
+			notes:  []string{"Slow contenders run a part of the jobs, as their settings say: the rate is what counts."},
+			rounds: all, bound: 3 * time.Minute, asks: everyContender, run: runBurn,
+			ratios: []ratio{
+				{of: keepName, against: riverName, figure: figureBurn, wanted: "≥ 3.5"},
+				{of: deleteName, against: graphileName, figure: figureBurn, wanted: "≥ 1.7"},
+				{of: keepName, against: rawKeepName, figure: figureBurn, wanted: "≥ 0.7"},
+				{of: deleteName, against: rawDeleteName, figure: figureBurn, wanted: "≥ 0.7"},
+			},
+		},
+		{
+			name: "held",
+			title: func(s sizes) string {
+				return fmt.Sprintf("burn-down of %s jobs while an idle transaction pins %s dead rows", number(float64(s.Jobs)), number(float64(s.Dead)))
+			},
+			contenders: []string{keepName, deleteName, riverName},
+			rounds:     half, bound: 8 * time.Minute, asks: everyContender, run: runHeld,
+			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
+		},
+		{
+			name:       "fail",
+			title:      func(s sizes) string { return number(float64(s.Jobs)) + " jobs that all fail once, backoff 1 ms" },
+			contenders: []string{keepName, deleteName, riverName},
+			notes: []string{
+				"River makes a job that is due again within 5 s, its scheduler's interval, available at once, to be found by a poll. So its scheduler plays no " +
+					"part here; a retry due later than that waits for the scheduler's next pass.",
+			},
+			rounds: mostly, bound: 3 * time.Minute, lacks: "cannot fail its jobs here",
+			asks: func(c contender) bool { _, ok := c.(failer); return ok }, run: runFail,
+			ratios: []ratio{{of: keepName, against: riverName, figure: figureFailing}},
+		},
+		{
+			name: "latency",
+			title: func(s sizes) string {
+				return fmt.Sprintf("idle: from the call that enqueues to the handler, %d jobs one at a time", s.Samples)
+			},
+			contenders: []string{keepName, riverName, riverDefaultsName},
+			notes:      []string{"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. 100 workers at River, 10, the default, at drover."},
+			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
+			asks: func(c contender) bool { _, ok := c.(idler); return ok }, run: runLatency,
+			ratios: []ratio{
+				{of: keepName, against: riverDefaultsName, figure: figureP50, wanted: "≥ 20", lower: true},
+				{of: keepName, against: riverDefaultsName, figure: figureP99, wanted: "≥ 20", lower: true},
+				{of: keepName, against: riverName, figure: figureP50, lower: true},
+			},
+		},
+		{
+			name:       "lateness",
+			title:      func(s sizes) string { return fmt.Sprintf("how late %d retries start, backoff 50 to 500 ms", s.Samples) },
+			contenders: []string{keepName, riverName, riverDefaultsName},
+			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
+			asks: func(c contender) bool { _, ok := c.(retrier); return ok }, run: runLateness,
+			ratios: []ratio{{of: keepName, against: riverName, figure: figureP50, lower: true}},
+		},
+		{
+			name: "enqueue",
+			title: func(s sizes) string {
+				return fmt.Sprintf("enqueue: single for %v, and %s at once", s.Enqueue, number(float64(s.Jobs)))
+			},
+			contenders: []string{keepName, riverName},
+			notes:      []string{"No worker runs. Single: a transaction for each job. Bulk: COPY in transactions of 10,000."},
+			rounds:     mostly, bound: 2 * time.Minute, lacks: "has no enqueue of a single job here",
+			asks: func(c contender) bool { _, ok := c.(enqueuer); return ok }, run: runEnqueue,
+			ratios: []ratio{
+				{of: keepName, against: riverName, figure: figureSingle, wanted: "≥ 2"},
+				{of: keepName, against: riverName, figure: figureSingleMany, wanted: "≥ 2"},
+				{of: keepName, against: riverName, figure: figureBulk},
+			},
+		},
+		{
+			name: "processes",
+			title: func(s sizes) string {
+				return fmt.Sprintf("burn-down of %s jobs by %d to %d processes together", number(float64(s.Jobs)), s.Processes[0], s.Processes[len(s.Processes)-1])
+			},
+			contenders: []string{keepName, deleteName},
+			rounds:     mostly, bound: 3 * time.Minute, lacks: "runs in one process here",
+			asks: func(c contender) bool { _, ok := c.(spreader); return ok }, run: runProcesses,
+		},
+		{
+			name: "big",
+			title: func(s sizes) string {
+				return fmt.Sprintf("burn-down in a table of %s future and %s finished jobs", number(float64(s.Future)), number(float64(s.Finished)))
+			},
+			contenders: []string{keepName},
+			rounds:     once, bound: 20 * time.Minute, lacks: "is not filled here",
+			asks: func(c contender) bool { _, ok := c.(filler); return ok }, run: runBig,
+		},
+	}
+}
+
+// burnFresh inserts n jobs and runs them.
+func (t *trial) burnFresh(ctx context.Context, n int, burn func(context.Context, int, int) (time.Duration, error)) (rate float64, err error) {
+	if err := t.insert(ctx, n); err != nil {
+		return 0, fmt.Errorf("insert: %w", err)
+	}
+	if err := settle(ctx, t.url); err != nil {
+		return 0, err
+	}
+	took, err := burn(ctx, n, t.workers)
+	if err != nil {
+		return 0, err
+	}
+	return float64(n) / took.Seconds(), nil
+}
+
+// ownJobs is a slow contender's part of the jobs.
+func (t *trial) ownJobs() int { return max(t.Jobs/t.part, 1) }
+
+func runBurn(ctx context.Context, t *trial) error {
+	rate, err := t.burnFresh(ctx, t.ownJobs(), t.burn)
+	if err != nil {
+		return err
+	}
+	t.add(figureBurn, jobsPerSecond, rate)
+	return nil
+}
+
+func runHeld(ctx context.Context, t *trial) error {
+	free, err := t.burnFresh(ctx, t.Jobs, t.burn)
+	if err != nil {
+		return err
+	}
+	release, err := hold(ctx, t.url)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if _, err := t.burnFresh(ctx, t.Dead, t.burn); err != nil {
+		return fmt.Errorf("make dead rows: %w", err)
+	}
+	held, err := t.burnFresh(ctx, t.Jobs, t.burn)
+	if err != nil {
+		return err
+	}
+	t.add(figureBurn, jobsPerSecond, free)
+	t.add(figureHeld, jobsPerSecond, held)
+	t.add(figureHeldShare, shareOfOwn, held/free)
+	return nil
+}
+
+func runFail(ctx context.Context, t *trial) error {
+	none, err := t.burnFresh(ctx, t.Jobs, t.burn)
+	if err != nil {
+		return err
+	}
+	all, err := t.burnFresh(ctx, t.Jobs, t.contender.(failer).burnFailing)
+	if err != nil {
+		return err
+	}
+	t.add(figureBurn, jobsPerSecond, none)
+	t.add(figureFailing, jobsPerSecond, all)
+	t.add(figureFailingShare, shareOfOwn, all/none)
+	return nil
+}
+
+// gaps are between one job's start and the next one's enqueue: the same in every round.
+func gaps(n int) []time.Duration {
+	random := rand.New(rand.NewPCG(5, 6)) //nolint:gosec // the same every time
+	gaps := make([]time.Duration, n)
+	for i := range gaps {
+		gaps[i] = 10*time.Millisecond + time.Duration(random.Int64N(int64(30*time.Millisecond)))
+		if i%8 == 0 {
+			gaps[i] = 350*time.Millisecond + time.Duration(random.Int64N(int64(350*time.Millisecond)))
+		}
+	}
+	return gaps
+}
+
+func runLatency(ctx context.Context, t *trial) error {
+	if err := settle(ctx, t.url); err != nil {
+		return err
+	}
+	waits, err := t.contender.(idler).latency(ctx, gaps(t.Samples))
+	if err != nil {
+		return err
+	}
+	t.addPercentiles(waits)
+	return nil
+}
+
+func runLateness(ctx context.Context, t *trial) error {
+	if err := settle(ctx, t.url); err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(7, 8)) //nolint:gosec // the same every time
+	backoffs := make([]time.Duration, t.Samples)
+	for i := range backoffs {
+		backoffs[i] = time.Duration(50+random.IntN(451)) * time.Millisecond
+	}
+	late, err := t.contender.(retrier).lateness(ctx, backoffs)
+	if err != nil {
+		return err
+	}
+	t.addPercentiles(late)
+	return nil
+}
+
+func (t *trial) addPercentiles(sample []time.Duration) {
+	slices.Sort(sample)
+	for _, p := range []struct {
+		name string
+		p    int
+	}{{figureP50, 50}, {figureP99, 99}} {
+		rank := max((len(sample)*p.p+99)/100, 1)
+		t.add(p.name, "ms", float64(sample[rank-1].Nanoseconds())/1e6)
+	}
+}
+
+func runEnqueue(ctx context.Context, t *trial) error {
+	if err := settle(ctx, t.url); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name       string
+		goroutines int
+	}{{figureSingle, 1}, {figureSingleMany, 16}} {
+		rate, err := enqueueRate(ctx, t.Enqueue, f.goroutines, t.contender.(enqueuer).enqueue)
+		if err != nil {
+			return err
+		}
+		t.add(f.name, jobsPerSecond, rate)
+	}
+	if err := settle(ctx, t.url); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := t.insert(ctx, t.Jobs); err != nil {
+		return err
+	}
+	t.add(figureBulk, jobsPerSecond, float64(t.Jobs)/time.Since(began).Seconds())
+	return nil
+}
+
+// enqueueRate counts what the goroutines enqueue in a time, after a tenth of it to open their connections.
+func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue func(context.Context) error) (float64, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var count atomic.Int64
+	var done atomic.Bool
+	var group sync.WaitGroup
+	for range goroutines { // Wait waits for them
+		group.Go(func() {
+			for !done.Load() && ctx.Err() == nil {
+				if err := enqueue(ctx); err != nil {
+					cancel(err)
+					return
+				}
+				count.Add(1)
+			}
+		})
+	}
+	err := pause(ctx, d/10)
+	before, began := count.Load(), time.Now()
+	if err == nil {
+		err = pause(ctx, d)
+	}
+	n, took := count.Load()-before, time.Since(began)
+	done.Store(true)
+	group.Wait()
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return float64(n) / took.Seconds(), err
+}
+
+// processWorkers is each process' concurrency.
+const processWorkers = 100
+
+func runProcesses(ctx context.Context, t *trial) error {
+	var rates []float64
+	for _, processes := range t.Processes {
+		rate, err := t.burnFresh(ctx, t.Jobs, func(ctx context.Context, n, _ int) (time.Duration, error) {
+			return t.contender.(spreader).burnIn(ctx, processes, n, processWorkers)
+		})
+		if err != nil {
+			return fmt.Errorf("%d processes: %w", processes, err)
+		}
+		t.add(counted(processes, "process", "processes"), jobsPerSecond, rate)
+		rates = append(rates, rate)
+	}
+	t.add(figureProcessShare, shareOfOwn, rates[len(rates)-1]/rates[0])
+	return nil
+}
+
+func runBig(ctx context.Context, t *trial) (err error) {
+	conn, err := pgx.Connect(ctx, t.url)
+	if err != nil {
+		return err
+	}
+	defer closeConn(ctx, conn)
+	if t.server.statements {
+		if _, err := conn.Exec(ctx, `create extension pg_stat_statements`); err != nil {
+			return err
+		}
+	}
+	// measured is a burn-down, and the buffers its claims read for each job.
+	measured := func() (rate, buffers float64, err error) {
+		rate, err = t.burnFresh(ctx, t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
+			if t.server.statements {
+				if _, err := conn.Exec(ctx, `select pg_stat_statements_reset()`); err != nil {
+					return 0, err
+				}
+			}
+			return t.burn(ctx, n, workers)
+		})
+		if err != nil || !t.server.statements {
+			return rate, 0, err
+		}
+		buffers, err = t.contender.(filler).claimBuffers(ctx, conn)
+		return rate, buffers / float64(t.Jobs), err
+	}
+	rateEmpty, buffersEmpty, err := measured()
+	if err != nil {
+		return err
+	}
+	if err := t.contender.(filler).fill(ctx, t.Future, t.Finished); err != nil {
+		return err
+	}
+	rateBig, buffersBig, err := measured()
+	if err != nil {
+		return err
+	}
+	t.add(figureBurn, jobsPerSecond, rateEmpty)
+	t.add(figureBig, jobsPerSecond, rateBig)
+	t.add(figureBigShare, shareOfOwn, rateBig/rateEmpty)
+	if !t.server.statements {
+		return nil
+	}
+	if buffersEmpty == 0 || buffersBig == 0 {
+		return errors.New("pg_stat_statements shows no claim")
+	}
+	t.add(figureBuffersEmpty, "buffers a job", buffersEmpty)
+	t.add(figureBuffersBig, "buffers a job", buffersBig)
+	t.add(figureBuffersShare, "of its own cost", buffersBig/buffersEmpty)
+	return nil
+}
