@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// The goldens are rewritten by go test -update.
+var update = flag.Bool("update", false, "rewrite the goldens in testdata") //nolint:gochecknoglobals // go test parses flags before any test runs
+
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	for name, draw := range map[string]func(io.Writer) error{
@@ -62,7 +63,7 @@ func TestGolden(t *testing.T) {
 			}
 			wellFormed(t, got.Bytes())
 			path := filepath.Join("testdata", name+".svg")
-			if flag.Lookup("update").Value.String() == "true" {
+			if *update {
 				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
 					t.Fatal(err)
 				}
@@ -73,11 +74,6 @@ func TestGolden(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestMain(m *testing.M) {
-	flag.Bool("update", false, "rewrite the goldens")
-	os.Exit(m.Run())
 }
 
 // wellFormed also refuses a number that is none.

@@ -2,9 +2,9 @@ import pg from "pg";
 import { Queue, Worker, createPostgresBackend, runMigrations } from "bullmq";
 import { batches, fail, tally, versionOf } from "./jobs.mjs";
 
-// open takes a worker's options for its settings, and how many workers there are.
-export async function open({ url, settings: { workers: count = 1, ...options } }) {
-  const connection = { connectionString: url, max: Math.max(10, options.concurrency ?? 1), idleTimeoutMillis: 0 };
+// open takes a worker's options for its settings.
+export async function open({ url, settings }) {
+  const connection = { connectionString: url, max: Math.max(10, settings.concurrency ?? 1), idleTimeoutMillis: 0 };
 
   return {
     version: versionOf("bullmq"),
@@ -28,17 +28,15 @@ export async function open({ url, settings: { workers: count = 1, ...options } }
       const ran = tally(jobs);
       const recorded = tally(jobs); // "completed" comes after the commit
       const handler = async () => void ran.count();
-      const workers = Array.from({ length: count }, () =>
-        new Worker("noop", handler, { connection, autorun: false, ...options }, createPostgresBackend)
-          .on("completed", recorded.count)
-          .on("error", fail));
-      await Promise.all(workers.map((worker) => worker.waitUntilReady()));
+      const worker = new Worker("noop", handler, { connection, autorun: false, ...settings }, createPostgresBackend);
+      worker.on("completed", recorded.count).on("error", fail);
+      await worker.waitUntilReady();
 
       const began = performance.now();
-      workers.forEach((worker) => worker.run().catch(fail));
+      worker.run().catch(fail);
       await recorded.full;
       const seconds = (performance.now() - began) / 1000;
-      await Promise.all(workers.map((worker) => worker.close()));
+      await worker.close();
       return { seconds, ran: ran.n };
     },
   };
