@@ -75,7 +75,7 @@ type Receipt struct {
 // After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID.
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotMigrated, ErrReadOnly.
 func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
-	job, err := c.encode("", args, opts)
+	job, err := c.encode(args, opts)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -90,7 +90,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 // EnqueueTx stores one job in the caller's transaction: it exists if and when that commits. A pgx.Tx is a Tx,
 // SQLTx adapts a *sql.Tx. Errors as Enqueue; after one the transaction can only be rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
-	job, err := c.encode("", args, opts)
+	job, err := c.encode(args, opts)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -169,8 +169,10 @@ func (c *Client) encodeAll(batch []Batch) ([]*newJob, error) {
 	var bad problems
 	jobs := make([]*newJob, 0, len(batch))
 	for i, b := range batch {
-		job, err := c.encode(fmt.Sprintf("Batch[%d].", i), b.Args, b.Opts)
-		bad.join(err)
+		job, err := c.encode(b.Args, b.Opts)
+		if err != nil {
+			bad.at(fmt.Sprintf("Batch[%d]", i), err)
+		}
 		jobs = append(jobs, job)
 	}
 	if err := bad.err(); err != nil {
@@ -179,15 +181,15 @@ func (c *Client) encodeAll(batch []Batch) ([]*newJob, error) {
 	return jobs, nil
 }
 
-// encode validates one job. Every field of its errors begins with prefix.
-func (c *Client) encode(prefix string, args Args, opts *EnqueueOpts) (*newJob, error) {
+// encode validates one job.
+func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
 	var bad problems
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
 	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.ConcurrencyKey}
-	c.encodeArgs(&bad, prefix, job, args)
-	job.encodeOptions(&bad, prefix, opts)
+	c.encodeArgs(&bad, job, args)
+	job.encodeOptions(&bad, opts)
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
@@ -196,82 +198,82 @@ func (c *Client) encode(prefix string, args Args, opts *EnqueueOpts) (*newJob, e
 	return job, nil
 }
 
-func (c *Client) encodeArgs(bad *problems, prefix string, job *newJob, args Args) {
+func (c *Client) encodeArgs(bad *problems, job *newJob, args Args) {
 	kind, err := kindOf(args)
 	if err != nil {
-		bad.add(prefix+"args", "%v", err)
+		bad.add("args", "%v", err)
 		return
 	}
 	job.Kind = kind
-	bad.join(checkName(prefix+"kind", kind))
+	bad.join(checkName("kind", kind))
 	if len(c.kinds) > 0 && !c.kinds[kind] {
-		bad.add(prefix+"kind", "%q is not among Config.Kinds", kind)
+		bad.add("kind", "%q is not among Config.Kinds", kind)
 	}
 	job.Args, err = encodeArgs(args, c.cfg.MaxArgsBytes)
-	bad.under(prefix, err)
+	bad.join(err)
 }
 
-func (j *newJob) encodeOptions(bad *problems, prefix string, opts *EnqueueOpts) {
+func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 	if j.Queue == "" {
 		j.Queue = "default"
 	}
-	bad.join(checkName(prefix+"Queue", j.Queue))
+	bad.join(checkName("Queue", j.Queue))
 	switch {
 	case j.Priority == 0:
 		j.Priority = 5
 	case j.Priority < 1 || j.Priority > 9:
-		bad.add(prefix+"Priority", "%d is not 1 to 9", j.Priority)
+		bad.add("Priority", "%d is not 1 to 9", j.Priority)
 	}
 	if j.ID == "" {
 		j.ID = ulid.Make().String()
 	} else if parsed, err := ulid.ParseStrict(j.ID); err != nil {
-		bad.add(prefix+"ID", "%q is not a ULID: %v", j.ID, err)
+		bad.add("ID", "%q is not a ULID: %v", j.ID, err)
 	} else {
 		j.ID = parsed.String() // in capitals, as it is compared
 	}
 	if !opts.ScheduledAt.IsZero() {
-		j.ScheduledAt = instant(bad, prefix+"ScheduledAt", opts.ScheduledAt)
+		j.ScheduledAt = instant(bad, "ScheduledAt", opts.ScheduledAt)
 		if opts.Delay != 0 {
-			bad.add(prefix+"Delay", "contradicts ScheduledAt")
+			bad.add("Delay", "contradicts ScheduledAt")
 		}
 	}
-	bad.nonNegative(prefix+"Delay", opts.Delay)
+	bad.nonNegative("Delay", opts.Delay)
 	if opts.Delay > 0 {
 		j.Delay = interval(opts.Delay)
 	}
-	if n := bad.attempts(prefix, opts.MaxAttempts, opts.MaxRetries); n > 0 {
+	if n := bad.attempts("", opts.MaxAttempts, opts.MaxRetries); n > 0 {
 		j.MaxAttempts = &n
 	}
 	if mistakes := len(bad.errs); opts.Retry != nil {
-		if bad.strategy(prefix+"Retry", opts.Retry); len(bad.errs) == mistakes {
-			j.Retry = encodeOwn(bad, prefix+"Retry", opts.Retry)
+		if bad.strategy("Retry", opts.Retry); len(bad.errs) == mistakes {
+			j.Retry = encodeOwn(bad, "Retry", opts.Retry)
 		}
 	}
-	bad.nonNegative(prefix+"Timeout", opts.Timeout)
+	bad.nonNegative("Timeout", opts.Timeout)
 	if opts.Timeout > 0 {
 		j.Timeout = interval(max(min(opts.Timeout, maxTimeout), time.Millisecond))
 	}
 	if !opts.ExpiresAt.IsZero() {
-		j.ExpiresAt = instant(bad, prefix+"ExpiresAt", opts.ExpiresAt)
+		j.ExpiresAt = instant(bad, "ExpiresAt", opts.ExpiresAt)
 		if !opts.ExpiresAt.After(opts.ScheduledAt) {
-			bad.add(prefix+"ExpiresAt", "is not after ScheduledAt: the job could never run")
+			bad.add("ExpiresAt", "is not after ScheduledAt: the job could never run")
 		}
 	}
 	if !opts.RetryUntil.IsZero() {
-		j.RetryUntil = instant(bad, prefix+"RetryUntil", opts.RetryUntil)
+		j.RetryUntil = instant(bad, "RetryUntil", opts.RetryUntil)
 	}
 	if len(opts.Tags) > 32 {
-		bad.add(prefix+"Tags", "%d tags, at most 32", len(opts.Tags))
+		bad.add("Tags", "%d tags, at most 32", len(opts.Tags))
 	}
 	for i, tag := range opts.Tags {
-		field := fmt.Sprintf("%sTags[%d]", prefix, i)
+		field := fmt.Sprintf("Tags[%d]", i)
 		if tag == "" {
 			bad.add(field, "is empty")
 		}
 		bad.join(checkText(field, tag, 128))
 	}
-	bad.join(checkText(prefix+"ConcurrencyKey", opts.ConcurrencyKey, 256))
-	j.encodeMetadata(bad, prefix+"Metadata", opts.Metadata)
+	bad.join(checkText("ConcurrencyKey", opts.ConcurrencyKey, 256))
+	j.encodeMetadata(bad, "Metadata", opts.Metadata)
 }
 
 // encodeOwn is the stored form of a job's own strategy: a Custom needs a name, functions cannot be stored.

@@ -235,6 +235,10 @@ func (s *store) check(ctx context.Context) error {
 	return nil
 }
 
+// lastError is the text of drover_last_error, without its call where the newest entry tells of a run: a function that
+// pins its search_path costs as much as a claim of the row.
+const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error'`
+
 // sqlClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
 // me: the key share lock makes a raised epoch wait for this claim and refuse later ones, and lets heartbeats pass.
@@ -269,12 +273,16 @@ with me as materialized (
 	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = now()
 	where id = any(array(select id from due))
 	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
-		case when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
-			or errors_total > 0 or crashes > 0 or redrives > 0
-		then jsonb_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= now(),
-			'retry_left_ms', floor(extract(epoch from retry_until - now()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
-			'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives, 'last_delay_ms', last_delay_ms,
-			'last_error', case when errors_total > 0 then drover_last_error(errors)->>'error' end) end as more
+		case
+			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
+				or crashes > 0 or redrives > 0
+			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= now(),
+				'retry_left_ms', floor(extract(epoch from retry_until - now()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
+				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
+				'last_delay_ms', last_delay_ms, 'last_error', case when errors_total > 0 then ` + lastError + ` end)
+			when errors_total > 0
+			then json_build_object('failures', errors_total, 'last_delay_ms', last_delay_ms, 'last_error', ` + lastError + `)
+		end as more
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more,
 	case when c.id is null then (
@@ -435,89 +443,88 @@ func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del b
 	}
 }
 
+// heldColumns tell of each row that is settled whether its run failed, with which failure, and whether that is none of
+// those that the row still has.
+const heldColumns = `id, kind, c->>'state' as becomes, case when c ? 'failed' then c->'entry'->>'fingerprint' end as failure,
+	errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', c->'entry'->'fingerprint')) as fresh`
+
 // settleRules are what failure groups decree and record, over the rows that "held" has locked.
 //
-// failed: the runs that failed, each with whether its job's errors did not hold this failure before.
 // ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
 // that is nearly always empty.
 // tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
 // failure wait for every other, and for each handler that has settled one in a transaction still open.
-const settleRules = `, failed as materialized (
-	select id, fresh, change->'entry' as entry, change->>'kind' as kind, change->>'state' as state
-	from held where change ? 'failed' and change->'entry' ? 'fingerprint'
-), ruled as materialized (
-	select jsonb_object_agg(f.id, case g.policy
+const settleRules = `, ruled as materialized (
+	select jsonb_build_object('at', now()) as at, jsonb_object_agg(h.id, case g.policy
 		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
 		else jsonb_build_object('state', 'discarded', 'reason', 'operator') end) as rules
-	from failed f join failure_groups g on g.fingerprint = f.entry->>'fingerprint' and g.policy is not null
-	where f.state = 'retryable'
+	from held h join failure_groups g on g.fingerprint = h.failure and g.policy is not null
+	where h.becomes = 'retryable'
 ), tallied as (
 	insert into failure_tallies (fingerprint, kind, class, error_type, count, jobs, last_job, sample)
-	select fingerprint, min(kind), min(class), min(error_type), count(*), count(*) filter (where fresh), max(id),
-		case when not exists (select from failure_groups g where g.fingerprint = t.fingerprint) then min(sample) end
+	select failure, kind, entry->>'class', coalesce(entry->>'type', ''), count, jobs, last_job,
+		case when not exists (select from failure_groups g where g.fingerprint = failure) then entry->>'error' end
 	from (
-		select id, fresh, kind, entry->>'fingerprint' as fingerprint, entry->>'class' as class,
-			coalesce(entry->>'type', '') as error_type, entry->>'error' as sample
-		from failed
-	) t group by fingerprint
+		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job
+		from held where failure is not null group by failure offset 0
+	) t cross join lateral (select $2::jsonb->last_job->'entry' as entry offset 0) e
 )`
-
-// heldColumns are a row's change, and whether none of the errors that the row still has is the one that this brings.
-const heldColumns = `id, $2::jsonb->id as change,
-	errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', $2::jsonb->id->'entry'->'fingerprint')) as fresh`
-
-// ruledState is what a row becomes.
-const ruledState = `coalesce((select rules from ruled)->id->>'state', $2::jsonb->id->>'state')`
-
-// pacedWait reports whether a row goes back into a redrive's hands: one that a redrive let run within its key's cap
-// gives its place back when its run fails, and waits until the redrive has one again.
-const pacedWait = `paced_at is not null and ` + ruledState + ` in ('retryable', 'scheduled')`
-
-// dueSlot is when a retry budget lets a job run.
-const dueSlot = `timestamptz '1970-01-01 00:00:00Z' + ($2::jsonb->id->>'due_us')::bigint * interval '1 microsecond'`
 
 // toldState is a row's state as its run's end is told: one that waits in a redrive's hands is to be retried.
 const toldState = `case when state = 'parked' and parked_build is null then 'retryable' else state end`
 
-// settleColumns is what the object $2 holds for a row's id, put into its columns, unless a rule stands before it. A
-// job that is due "at once" gets the time of this statement, not of the transaction's start: in front of the floors. due_us
-// is the slot of a retry budget: the server's own reading, for a delay would begin anew with this transaction.
+// appendEntry is drover_append_error without its call where nothing has to go for the new entry: a function that pins
+// its search_path costs more than the rest of a row's columns.
+const appendEntry = `case when jsonb_array_length(errors) < 20 and (errors->-1 ? 'trace') is not true
+	then errors || entry else drover_append_error(errors, entry) end`
+
+// settleColumns is what the object $2 holds for a row's id, put into its columns, unless a rule stands before it. The
+// object is searched once a row, and the row's part of it is copied once: offset 0 keeps the planner from putting the
+// search in the place of each c.
+//
+// waits: the row goes back into a redrive's hands. One that a redrive let run within its key's cap gives its place back
+// when its run fails, and waits until the redrive has one again. due_us is the slot of a retry budget: the server's own
+// reading, for a delay would begin anew with this transaction. A job that is due "at once" gets the time of this
+// statement, not of the transaction's start: in front of the floors.
 const settleColumns = `
-	state = case when ` + pacedWait + ` then 'parked' else ` + ruledState + ` end,
-	paced_at = case
-		when ` + pacedWait + ` and $2::jsonb->id ? 'due_us' then ` + dueSlot + `
-		when ` + pacedWait + ` then now() + coalesce(($2::jsonb->id->>'delay_us')::bigint, 0) * interval '1 microsecond'
-		when ` + ruledState + ` <> 'parked' then paced_at end,
-	finalized_at = case when ` + ruledState + ` in ('discarded', 'cancelled') then now() end,
-	discard_reason = coalesce((select rules from ruled)->id->>'reason', $2::jsonb->id->>'reason'),
-	parked_build = (select rules from ruled)->id->>'build',
-	claimed_by = null,
-	scheduled_at = case
-		when ` + ruledState + ` = 'parked' or ` + pacedWait + ` then 'infinity'
-		when $2::jsonb->id ? 'now' then clock_timestamp()
-		when $2::jsonb->id ? 'due_us' then ` + dueSlot + `
-		when $2::jsonb->id ? 'delay_us' then now() + ($2::jsonb->id->>'delay_us')::bigint * interval '1 microsecond'
-		else scheduled_at end,
-	last_delay_ms = coalesce(($2::jsonb->id->>'delay_ms')::bigint, last_delay_ms),
-	attempt = attempt - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,
-	snoozes = case when $2::jsonb->id ? 'snoozed' then coalesce(snoozes, 0) + 1 else snoozes end,
-	uncounted = case when $2::jsonb->id ? 'uncounted' then coalesce(uncounted, 0) + 1 else uncounted end,
-	crashes = greatest(crashes + case when $2::jsonb->id ? 'crashed' then 1 when $2::jsonb->id ? 'survived' then -1 else 0 end, 0),
-	deaths = case when $2::jsonb->id ? 'crashed' then coalesce(deaths, 0) + 1 else deaths end,
-	errors_total = errors_total + case when $2::jsonb->id ? 'failed' then 1 else 0 end,
-	class = coalesce($2::jsonb->id->'entry'->>'class', class),
-	fingerprint = coalesce($2::jsonb->id->'entry'->>'fingerprint', fingerprint),
-	errors = case when $2::jsonb->id ? 'entry'
-		then drover_append_error(errors, ($2::jsonb->id->'entry') - (case when (select rules from ruled) ? id then 'delay_ms' else '' end)
-			|| jsonb_build_object('at', now())) else errors end`
+	(state, finalized_at, discard_reason, parked_build, claimed_by, paced_at, scheduled_at, last_delay_ms, attempt, snoozes,
+		uncounted, crashes, deaths, errors_total, class, fingerprint, errors) = (
+	select case when waits then 'parked' else became end,
+		case when became in ('discarded', 'cancelled') then now() end,
+		coalesce(rule->>'reason', c->>'reason'),
+		rule->>'build',
+		null,
+		case when waits then coalesce(due, now()) when became <> 'parked' then paced_at end,
+		case when waits or became = 'parked' then 'infinity' when c ? 'now' then clock_timestamp() else coalesce(due, scheduled_at) end,
+		coalesce((c->>'delay_ms')::bigint, last_delay_ms),
+		attempt - case when c ? 'give_back' then 1 else 0 end,
+		case when c ? 'snoozed' then coalesce(snoozes, 0) + 1 else snoozes end,
+		case when c ? 'uncounted' then coalesce(uncounted, 0) + 1 else uncounted end,
+		greatest(crashes + case when c ? 'crashed' then 1 when c ? 'survived' then -1 else 0 end, 0),
+		case when c ? 'crashed' then coalesce(deaths, 0) + 1 else deaths end,
+		errors_total + case when c ? 'failed' then 1 else 0 end,
+		coalesce(entry->>'class', class),
+		coalesce(entry->>'fingerprint', fingerprint),
+		case when entry is null then errors else ` + appendEntry + ` end
+	from (
+		select c, case when rule is null then c->'entry' else (c->'entry') - 'delay_ms' end || (select at from ruled) as entry, rule, became, paced_at is not null and became in ('retryable', 'scheduled') as waits,
+			case when c ? 'due_us' then timestamptz '1970-01-01 00:00:00Z' + (c->>'due_us')::bigint * interval '1 microsecond'
+				else now() + (c->>'delay_us')::bigint * interval '1 microsecond' end as due
+		from (
+			select c, rule, coalesce(rule->>'state', c->>'state') as became
+			from (select $2::jsonb->jobs.id as c, (select rules from ruled)->jobs.id as rule offset 0) s
+			offset 0
+		) s
+		offset 0
+	) s)`
 
 // sqlSettle ends runs of supervisor $3 in any other way: ids $1, and for each id in the object $2 what becomes of
 // it. No join with jobs, so that no statistics can turn it into one; the object is searched by bisection.
 const sqlSettle = `
 with held as materialized (
-	select ` + heldColumns + ` from jobs
-	where id = any($1) and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
-	order by id for update skip locked
+	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
+	where id = any($1) and claim_seq = (c->>'seq')::int and claimed_by = $3 and state = 'running'
+	order by id for update of jobs skip locked
 )` + settleRules + `
 update jobs set` + settleColumns + `
 where id = any(array(select id from held))
@@ -526,9 +533,9 @@ returning id, ` + toldState
 // sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
 const sqlSettleTx = `
 with held as materialized (
-	select ` + heldColumns + ` from jobs
-	where id = $1 and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3 and state = 'running'
-	for no key update
+	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
+	where id = $1 and claim_seq = (c->>'seq')::int and claimed_by = $3 and state = 'running'
+	for no key update of jobs
 )` + settleRules + `
 update jobs set` + settleColumns + `
 where id = any(array(select id from held))
@@ -576,7 +583,6 @@ type change struct {
 	Survived  bool            `json:"survived,omitempty"`
 	Failed    bool            `json:"failed,omitempty"`
 	Entry     json.RawMessage `json:"entry,omitempty"`
-	Kind      string          `json:"kind,omitempty"` // of a failed run
 	DueUS     *int64          `json:"due_us,omitempty"`
 }
 
@@ -594,9 +600,6 @@ func (o *outcome) change() change {
 		if o.state == Retryable {
 			c.DelayMS = &ms
 		}
-	}
-	if c.Failed {
-		c.Kind = o.run.job.Kind
 	}
 	return c
 }

@@ -1,8 +1,10 @@
 package drover
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -165,16 +167,64 @@ func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (ex
 	return existing, err
 }
 
+// sqlCopyJobs takes rows as copyStream writes them.
+const sqlCopyJobs = `copy jobs (id, kind, args, queue, priority) from stdin (format binary)`
+
 func copyJobs(ctx context.Context, tx pgx.Tx, jobs []*newJob) error {
 	if len(jobs) == 0 {
 		return nil
 	}
-	rows := pgx.CopyFromSlice(len(jobs), func(i int) ([]any, error) {
-		j := jobs[i]
-		return []any{j.ID, j.Kind, j.Args, j.Queue, int16(j.Priority)}, nil //nolint:gosec // 1 to 9
-	})
-	_, err := tx.CopyFrom(ctx, pgx.Identifier{"jobs"}, []string{"id", "kind", "args", "queue", "priority"}, rows)
+	conn := tx.Conn()
+	tracer, traced := conn.Config().Tracer.(pgx.CopyFromTracer)
+	if traced {
+		ctx = tracer.TraceCopyFromStart(ctx, conn, pgx.TraceCopyFromStartData{
+			TableName: pgx.Identifier{"jobs"}, ColumnNames: []string{"id", "kind", "args", "queue", "priority"},
+		})
+	}
+	tag, err := conn.PgConn().CopyFrom(ctx, newCopyStream(jobs), sqlCopyJobs)
+	if traced {
+		tracer.TraceCopyFromEnd(ctx, conn, pgx.TraceCopyFromEndData{CommandTag: tag, Err: err})
+	}
 	return err
+}
+
+// copyStream reads as the rows of sqlCopyJobs. pgx's own CopyFrom asks the server for the columns' types first, a round
+// trip, and makes a dozen allocations a row to find out how to write what stands here.
+type copyStream struct {
+	jobs []*newJob    // not written yet
+	buf  bytes.Buffer // written and not read yet
+}
+
+func newCopyStream(jobs []*newJob) *copyStream {
+	s := &copyStream{jobs: jobs}
+	s.buf.WriteString("PGCOPY\n\377\r\n\000" + "\000\000\000\000" + "\000\000\000\000") // no flags, no more header
+	return s
+}
+
+func (s *copyStream) Read(p []byte) (int, error) {
+	for s.buf.Len() < len(p) && len(s.jobs) > 0 {
+		s.buf.Write(s.jobs[0].appendCopyRow(s.buf.AvailableBuffer()))
+		if s.jobs = s.jobs[1:]; len(s.jobs) == 0 {
+			s.buf.WriteString("\377\377") // the end
+		}
+	}
+	return s.buf.Read(p)
+}
+
+// appendCopyRow appends the number of fields, then of each its length and what its type's receive function reads.
+func (j *newJob) appendCopyRow(b []byte) []byte {
+	b = binary.BigEndian.AppendUint16(b, 5)
+	b = appendCopyText(b, j.ID)
+	b = appendCopyText(b, j.Kind)
+	b = binary.BigEndian.AppendUint32(b, uint32(1+len(j.Args))) //nolint:gosec // at most MaxArgsBytes
+	b = append(append(b, 1), j.Args...)                         // the version of jsonb's format
+	b = appendCopyText(b, j.Queue)
+	b = binary.BigEndian.AppendUint32(b, 2)
+	return binary.BigEndian.AppendUint16(b, uint16(j.Priority)) //nolint:gosec // 1 to 9
+}
+
+func appendCopyText(b []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...) //nolint:gosec // an id or a name
 }
 
 // wakeQueues checks once a queue with jobs due now, behind the commit. Its failure costs one poll interval at most.

@@ -3,16 +3,18 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 func TestChunksAreBounded(t *testing.T) {
@@ -109,5 +111,35 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 	}
 	if n := value[int](t, db, `select count(*) from jobs where tags = '{big}' and args->>'to' = repeat('x', 1 << 20)`); n != 9 {
 		t.Errorf("%d big jobs", n)
+	}
+}
+
+// E-3: whatever the sizes of the reads, the rows arrive as they are; one row is bigger than pgconn's buffer.
+func TestCopyStream(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	var jobs []*newJob
+	for i, to := range []string{"", "é\u2028\"<&>", strings.Repeat("x", 200<<10), "last"} {
+		job, err := db.client.encode(letter{to}, &EnqueueOpts{Queue: fmt.Sprint("q", i), Priority: i + 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs = append(jobs, job)
+	}
+	whole, err := io.ReadAll(newCopyStream(jobs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := iotest.TestReader(newCopyStream(jobs), whole); err != nil {
+		t.Error(err)
+	}
+	if err := db.client.store.inTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx, jobs) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, j := range jobs {
+		if !value[bool](t, db, `select kind = $2 and queue = $3 and priority = $4 and args = $5::jsonb and state = 'available' from jobs where id = $1`,
+			j.ID, j.Kind, j.Queue, j.Priority, string(j.Args)) {
+			t.Errorf("%s of queue %s arrived as another", j.ID, j.Queue)
+		}
 	}
 }

@@ -36,15 +36,6 @@ func (p *problems) at(field string, err error) {
 	}
 }
 
-// under joins err with prefix before its fields: "args" becomes "Batch[3].args".
-func (p *problems) under(prefix string, err error) {
-	var invalid *InvalidError
-	if prefix != "" && errors.As(err, &invalid) {
-		err = &InvalidError{Field: prefix + invalid.Field, Reason: invalid.Reason, Err: invalid.Err}
-	}
-	p.join(err)
-}
-
 func (p *problems) err() error {
 	if len(p.errs) == 1 {
 		return p.errs[0]

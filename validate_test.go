@@ -46,13 +46,12 @@ func TestProblemsNameTheirFields(t *testing.T) {
 		t.Error(bad.err())
 	}
 	bad.join(nil)
-	bad.at("Q", nil)
-	bad.under("Batch[0].", nil)
+	bad.at("Batch[0]", nil)
 	if bad.err() != nil {
 		t.Error(bad.err())
 	}
 	beneath := &InvalidError{Field: "args", Reason: "r", Err: io.ErrUnexpectedEOF}
-	bad.under("Batch[3].", beneath)
+	bad.at("Batch[3]", beneath)
 	bad.at("Retry", errors.Join(&InvalidError{Field: "Base"}, errors.Join(&InvalidError{Field: "Max"}, io.EOF)))
 	want := []string{"Batch[3].args", "Retry.Base", "Retry.Max", "Retry"}
 	if got := fields(t, bad.err()); !slices.Equal(got, want) {
