@@ -17,8 +17,9 @@ create table audit (
 	writer text not null default current_setting('application_name'),
 	job text not null, op text not null, state text not null, attempt int not null, max_attempts int not null,
 	claim_seq int not null, claimed_by text not null, scheduled_at timestamptz not null, errors_total int not null,
-	last_class text not null, last_error text not null, payload text not null
+	last_class text not null, last_error text not null, last_entry text not null, payload text not null
 );
+create index on audit (job);
 create function audit() returns trigger language plpgsql as $$
 declare
 	j jobs := case when tg_op = 'DELETE' then old else new end;
@@ -26,10 +27,11 @@ begin
 	if j.kind <> 'task' then
 		return null;
 	end if;
-	insert into audit (job, op, state, attempt, max_attempts, claim_seq, claimed_by, scheduled_at, errors_total, last_class, last_error, payload)
+	insert into audit (job, op, state, attempt, max_attempts, claim_seq, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload)
 	values (j.id, tg_op, j.state, j.attempt, coalesce(j.max_attempts, 0), j.claim_seq, coalesce(j.claimed_by, ''),
 		case when isfinite(j.scheduled_at) then j.scheduled_at else 'epoch' end, j.errors_total,
-		coalesce(j.errors->-1->>'class', ''), coalesce(j.errors->-1->>'error', ''), md5(row(j.kind, j.queue, j.args)::text));
+		coalesce(j.errors->-1->>'class', ''), coalesce(j.errors->-1->>'error', ''),
+		md5(coalesce(j.errors->>-1, '')), md5(row(j.kind, j.queue, j.args)::text));
 	return null;
 end
 $$;
@@ -41,7 +43,7 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 		return fmt.Errorf("effects: %w", err)
 	}
 	h.versions, err = collect[version](ctx, pool, `select at, begun, tx, writer, job, op, state, attempt, max_attempts,
-		claim_seq, claimed_by, scheduled_at, errors_total, last_class, last_error, payload from audit order by n`)
+		claim_seq, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload from audit order by n`)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}

@@ -161,17 +161,24 @@ func misreported(_ *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
 	}
-	var texts []string
+	failures := 0
+	var texts []string // of all entries: what happens to a job between its runs may leave one too
 	for was, is := range j.steps() {
 		switch is.ErrorsTotal - was.ErrorsTotal {
 		case 0:
 		case 1:
-			texts = append(texts, is.LastError)
+			failures++
 			if is.LastClass == "error" && !j.returned(is.LastError) {
 				broken = append(broken, fmt.Sprintf("no run returned %q", is.LastError))
 			}
+			if is.LastEntry == was.LastEntry {
+				broken = append(broken, "a failed run left no entry")
+			}
 		default:
 			broken = append(broken, fmt.Sprintf("errors_total went from %d to %d", was.ErrorsTotal, is.ErrorsTotal))
+		}
+		if is.LastEntry != was.LastEntry {
+			texts = append(texts, is.LastError)
 		}
 	}
 	told := 0
@@ -180,11 +187,11 @@ func misreported(_ *policy, j *jobHistory) (broken []string) {
 			told++
 		}
 	}
-	if j.row.ErrorsTotal != len(texts) {
-		broken = append(broken, fmt.Sprintf("errors_total is %d after %d failed and crashed runs", j.row.ErrorsTotal, len(texts)))
+	if j.row.ErrorsTotal != failures {
+		broken = append(broken, fmt.Sprintf("errors_total is %d after %d failed and crashed runs", j.row.ErrorsTotal, failures))
 	}
-	if told > len(texts) {
-		broken = append(broken, fmt.Sprintf("workers were told of %d failed runs, the row of %d", told, len(texts)))
+	if told > failures {
+		broken = append(broken, fmt.Sprintf("workers were told of %d failed runs, the row of %d", told, failures))
 	}
 	if len(texts) > keptFirst+keptLast {
 		texts = slices.Concat(texts[:keptFirst], texts[len(texts)-keptLast:])

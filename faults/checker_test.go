@@ -91,6 +91,7 @@ func (l *life) fail(ms int, text string, delay time.Duration) {
 	l.note(ms, "failed", "")
 	l.v.State, l.v.ClaimedBy, l.v.LastClass, l.v.LastError = "retryable", "", "error", text
 	l.v.ErrorsTotal++
+	l.v.LastEntry = text
 	l.v.ScheduledAt = at(ms).Add(delay)
 	l.write(ms, l.v.Writer)
 	l.keepRow()
@@ -106,6 +107,7 @@ func (l *life) discard() {
 
 func (l *life) rescue(ms int, writer string) {
 	l.v.State, l.v.ClaimedBy, l.v.LastClass, l.v.LastError = "retryable", "", "crash", "the process died"
+	l.v.LastEntry = "death"
 	l.v.ErrorsTotal++
 	l.write(ms, writer)
 }
@@ -179,19 +181,23 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 		want   string
 		damage func(h *history)
 	}{
-		"acknowledged and lost":         {"I1", func(h *history) { h.rows = slices.DeleteFunc(h.rows, gone("B")) }},
-		"stored twice":                  {"I2", func(h *history) { h.versions = append(h.versions, *h.nth("E2", 0)) }},
-		"failed but there":              {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "D", State: "scheduled"}) }},
-		"nobody enqueued it":            {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "X", State: "scheduled"}) }},
-		"due and not done":              {"I3", func(h *history) { h.rows = append(h.rows, row{Job: "E", State: "available", Due: true}) }},
-		"running for ever":              {"I3", func(h *history) { h.rows = append(h.rows, row{Job: "E", State: "running"}) }},
-		"the fence stands still":        {"I4", func(h *history) { h.nth("A", 3).ClaimSeq, h.nth("A", 4).ClaimSeq = 1, 1 }},
-		"the fence goes back":           {"I4", func(h *history) { h.nth("A", 4).ClaimSeq = 1 }},
-		"a completed job changes":       {"I4", func(h *history) { v := *h.nth("A", 4); v.State = "available"; h.versions = append(h.versions, v) }},
-		"claimed while it runs":         {"I4", func(h *history) { v := *h.nth("C", 1); v.ClaimedBy = "S9"; h.insertAfter("C", 1, v) }},
-		"one attempt too many":          {"I5", func(h *history) { h.nth("B", 43).Attempt = 23 }},
-		"args change":                   {"I5", func(h *history) { h.nth("A", 4).Payload = "other" }},
-		"a failure is not counted":      {"I6", func(h *history) { h.row("B").ErrorsTotal-- }},
+		"acknowledged and lost":    {"I1", func(h *history) { h.rows = slices.DeleteFunc(h.rows, gone("B")) }},
+		"stored twice":             {"I2", func(h *history) { h.versions = append(h.versions, *h.nth("E2", 0)) }},
+		"failed but there":         {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "D", State: "scheduled"}) }},
+		"nobody enqueued it":       {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "X", State: "scheduled"}) }},
+		"due and not done":         {"I3", func(h *history) { h.rows = append(h.rows, row{Job: "E", State: "available", Due: true}) }},
+		"running for ever":         {"I3", func(h *history) { h.rows = append(h.rows, row{Job: "E", State: "running"}) }},
+		"the fence stands still":   {"I4", func(h *history) { h.nth("A", 3).ClaimSeq, h.nth("A", 4).ClaimSeq = 1, 1 }},
+		"the fence goes back":      {"I4", func(h *history) { h.nth("A", 4).ClaimSeq = 1 }},
+		"a completed job changes":  {"I4", func(h *history) { v := *h.nth("A", 4); v.State = "available"; h.versions = append(h.versions, v) }},
+		"claimed while it runs":    {"I4", func(h *history) { v := *h.nth("C", 1); v.ClaimedBy = "S9"; h.insertAfter("C", 1, v) }},
+		"one attempt too many":     {"I5", func(h *history) { h.nth("B", 43).Attempt = 23 }},
+		"args change":              {"I5", func(h *history) { h.nth("A", 4).Payload = "other" }},
+		"a failure is not counted": {"I6", func(h *history) { h.row("B").ErrorsTotal-- }},
+		"a failure leaves no entry": {"I6", func(h *history) {
+			h.nth("C", 2).LastEntry, h.nth("C", 3).LastEntry, h.nth("C", 4).LastEntry = "", "", ""
+			h.row("C").Errors = nil
+		}},
 		"an error is gone":              {"I6", func(h *history) { h.row("B").Errors = h.row("B").Errors[1:] }},
 		"an error has another text":     {"I6", func(h *history) { h.row("B").Errors = slices.Clone(h.row("B").Errors); h.row("B").Errors[0] = "?" }},
 		"an error that no run returned": {"I6", func(h *history) { h.nth("A", 2).LastError = "?"; h.row("A").Errors = []string{"?"} }},

@@ -82,6 +82,7 @@ type version struct {
 	ErrorsTotal int
 	LastClass   string // of the newest entry of errors
 	LastError   string
+	LastEntry   string // its digest
 	Payload     string // digest of kind, queue and args
 }
 

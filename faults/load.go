@@ -26,6 +26,7 @@ type load struct {
 	Lease          time.Duration
 	Failing        float64 // share of runs
 	LongestRun     int     // ms
+	Long           float64 // share of jobs whose runs take three leases
 	Transactional  float64 // share of jobs
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
@@ -51,8 +52,11 @@ func (l *load) newTask(rng *rand.Rand) task {
 	if rng.Float64() < l.Transactional {
 		t.Do = "tx"
 	}
-	if t.Dead {
+	switch {
+	case t.Dead:
 		t.MS = 1
+	case rng.Float64() < l.Long:
+		t.MS = int(3 * l.Lease.Milliseconds())
 	}
 	return t
 }

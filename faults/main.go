@@ -136,6 +136,8 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 	}
 	if h != nil {
 		r.count(h)
+	}
+	if h != nil && err == nil {
 		r.Violations = sc.verdict(h)
 	}
 	switch {
@@ -163,7 +165,8 @@ func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history,
 		return nil, err
 	}
 	if err := sc.run(ctx, w, rounds); err != nil {
-		return nil, err
+		h, _ := w.history(ctx) // unfinished, good for counts
+		return h, err
 	}
 	return w.finish(ctx)
 }

@@ -22,12 +22,12 @@ func workerScenarios() []scenario {
 		{
 			id: "W-4", what: "a stopped worker wakes after others have its jobs", quick: 3, full: 25,
 			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
-			change: func(l *load, _ bool) { l.Transactional, l.LongestRun = 0, 1000 },
+			change: zombies(0),
 		},
 		{
 			id: "W-5", what: "the same with handlers inside CompleteTx", quick: 2, full: 25,
 			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
-			change: func(l *load, _ bool) { l.Transactional, l.LongestRun = 1, 1000 },
+			change: zombies(1),
 		},
 		{
 			id: "W-6", what: "SIGTERM; of deaf handlers; followed by SIGKILL", quick: 3, full: 30,
@@ -123,6 +123,11 @@ func killAll(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
+// zombies run few jobs, some of them for longer than others take to notice that a worker has stopped.
+func zombies(transactional float64) func(*load, bool) {
+	return func(l *load, _ bool) { l.Rate, l.Transactional, l.Long = 20, transactional, 0.04 }
+}
+
 // zombie stops a worker until another has completed one of its jobs, then lets it go on.
 func zombie(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
@@ -154,12 +159,15 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// sqlTakenOver is whether a job that worker $1 ran at $2 has been completed by another.
+// sqlTakenOver is whether a run of worker $1 was ended by another after $2, and its job completed by another.
 const sqlTakenOver = `
 select exists (
 	select from audit mine
-	join audit theirs on theirs.job = mine.job and theirs.n > mine.n and theirs.state = 'completed' and theirs.writer <> mine.writer
-	where mine.writer = $1 and mine.state = 'running' and theirs.at > $2 and mine.at < $2
+	join audit rescue on rescue.job = mine.job and rescue.claim_seq = mine.claim_seq and rescue.state <> 'running'
+		and rescue.writer <> mine.writer and rescue.at > $2
+	join audit theirs on theirs.job = mine.job and theirs.claim_seq > mine.claim_seq and theirs.state = 'completed'
+		and theirs.writer <> mine.writer
+	where mine.writer = $1 and mine.state = 'running'
 )`
 
 // zombiesAreRefused holds where a worker that woke had its handlers cancelled at once, because the lease was lost, and

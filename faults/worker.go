@@ -22,6 +22,11 @@ type workerSpec struct {
 	Load           load
 }
 
+// poolSpare is how many connections a worker's pool has beside one for each slot.
+const poolSpare = 4
+
+const slice = 100 // ms
+
 // worker is a plain supervisor and its journals.
 type worker struct {
 	spec    workerSpec
@@ -56,10 +61,9 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if w.pool, err = connect(ctx, spec.URL, spec.Name, spec.Load.Slots+4); err != nil {
+	if w.pool, err = connect(ctx, spec.URL, spec.Name, spec.Load.Slots+poolSpare); err != nil {
 		return err
 	}
-	defer w.pool.Close()
 	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.NewTextHandler(logFile, nil)), Hooks: []drover.Hooks{w.hooks()}})
 	if err != nil {
 		return err
@@ -74,8 +78,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	go w.gauge() // for as long as the process lives
-	return sup.Run(ctx)
+	go w.gauge()        // for as long as the process lives
+	return sup.Run(ctx) // the pool ends with the process: deaf handlers would keep its Close from returning
 }
 
 // hooks tell how the library says that runs ended.
@@ -115,11 +119,13 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if job.Attempt == 1 {
 		t.misbehave()
 	}
-	select {
-	case <-time.After(time.Duration(t.MS) * time.Millisecond):
-	case <-ctx.Done():
-		w.note("cancelled", job, context.Cause(ctx))
-		return ctx.Err()
+	for left := t.MS; left > 0; left -= slice { // in slices: the time that a stopped process sleeps is not its own
+		select {
+		case <-time.After(time.Duration(min(left, slice)) * time.Millisecond):
+		case <-ctx.Done():
+			w.note("cancelled", job, context.Cause(ctx))
+			return ctx.Err()
+		}
 	}
 	if t.fails(job.Attempt, w.spec.Load.Failing) {
 		return fmt.Errorf("boom %s %d", job.ID, job.Attempt)

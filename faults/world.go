@@ -241,8 +241,13 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 		_, err := c.stop(30 * time.Second)
 		errs = append(errs, err)
 	}
+	h, err := w.history(ctx)
+	return h, errors.Join(append(errs, err)...)
+}
+
+func (w *world) history(ctx context.Context) (*history, error) {
 	h := &history{faults: w.faults, resources: &w.resources, policy: w.policy}
-	return h, errors.Join(append(errs, h.readDatabase(ctx, w.pool), h.readFiles(w.dir))...)
+	return h, errors.Join(h.readDatabase(ctx, w.pool), h.readFiles(w.dir))
 }
 
 func (h *history) readFiles(dir string) (err error) {
