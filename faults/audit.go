@@ -48,6 +48,7 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 		return fmt.Errorf("audit: %w", err)
 	}
 	h.rows, err = collect[row](ctx, pool, `select id, state, coalesce(discard_reason, ''), scheduled_at <= now(), coalesce(args->>'do' = 'tx', false),
+		coalesce(args->>'do' in ('exit', 'overflow', 'race', 'hog'), false),
 		errors_total, array(select coalesce(e->>'error', '') from jsonb_array_elements(errors) e) from jobs where kind = 'task'`)
 	if err != nil {
 		return fmt.Errorf("jobs: %w", err)

@@ -157,7 +157,7 @@ func changed(p *policy, j *jobHistory) (broken []string) {
 const keptFirst, keptLast = 5, 15
 
 // misreported is I6, for jobs that are not discarded too: their errors are there just so.
-func misreported(_ *policy, j *jobHistory) (broken []string) {
+func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
 	}
@@ -168,7 +168,7 @@ func misreported(_ *policy, j *jobHistory) (broken []string) {
 		case 0:
 		case 1:
 			failures++
-			if is.LastClass == "error" && !j.returned(is.LastError) {
+			if is.LastClass == "error" && !p.Dirty && !j.returned(is.LastError) {
 				broken = append(broken, fmt.Sprintf("no run returned %q", is.LastError))
 			}
 			if is.LastEntry == was.LastEntry {

@@ -34,6 +34,7 @@ type policy struct {
 	Jitter             float64       // upwards, a share
 	Recovery           time.Duration // bound of I11; zero: none
 	Restart            time.Duration // from a first death to the next claim
+	Dirty              bool          // runs return texts that no row can hold
 	EveryoneStaysAlive bool          // no worker process dies, so no run may be blamed on a death
 }
 
@@ -93,6 +94,7 @@ type row struct {
 	Reason        string // of a discard
 	Due           bool
 	Transactional bool
+	Lethal        bool // every run ends its process
 	ErrorsTotal   int
 	Errors        []string // texts, oldest first
 }

@@ -36,8 +36,8 @@ type load struct {
 }
 
 const (
-	backoffBase   = 200 * time.Millisecond
-	backoffMax    = 2 * time.Second
+	backoffBase   = 100 * time.Millisecond
+	backoffMax    = 400 * time.Millisecond // 22 runs in 10 s
 	backoffJitter = 0.25
 	maxAttempts   = 22 // more than the errors that a row keeps
 )
@@ -65,6 +65,3 @@ func (l *load) newTask(rng *rand.Rand) task {
 func (t *task) fails(attempt int, share float64) bool {
 	return t.Dead || rand.New(rand.NewPCG(t.Seed, uint64(attempt))).Float64() < share
 }
-
-// misbehave does what the job is for, if it is for that.
-func (t *task) misbehave() {}

@@ -135,6 +135,9 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 			return err
 		}
 		c := w.anyWorker()
+		if err := w.eventually(ctx, c.name+" runs a long job", 20*time.Second, sqlRunsLong, c.name); err != nil {
+			return err
+		}
 		err := w.inject("SIGSTOP until others have its jobs: "+c.name, c.name, func() error {
 			stopped := time.Now()
 			err := c.signal(syscall.SIGSTOP)
@@ -149,7 +152,7 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 		err = until(ctx, c.name+" is told that its outcome is stale", 15*time.Second, func() (bool, error) {
 			notes, err := w.notes(c)
 			return slices.ContainsFunc(notes, func(n note) bool {
-				return n.What == "stale" && n.At.After(w.faults[len(w.faults)-1].Ended)
+				return n.What == "stale" && n.At.After(w.faults[len(w.faults)-1].Begun)
 			}), err
 		})
 		if err != nil {
@@ -159,12 +162,19 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 10*time.Second)
 }
 
+// sqlRunsLong is whether worker $1 runs a job that others will have before it is done.
+const sqlRunsLong = `
+select exists (
+	select from jobs j join audit a on a.job = j.id and a.claim_seq = j.claim_seq and a.state = 'running'
+	where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
+)`
+
 // sqlTakenOver is whether a run of worker $1 was ended by another after $2, and its job completed by another.
 const sqlTakenOver = `
 select exists (
 	select from audit mine
 	join audit rescue on rescue.job = mine.job and rescue.claim_seq = mine.claim_seq and rescue.state <> 'running'
-		and rescue.writer <> mine.writer and rescue.at > $2
+		and rescue.last_class = 'crash' and rescue.at > $2
 	join audit theirs on theirs.job = mine.job and theirs.claim_seq > mine.claim_seq and theirs.state = 'completed'
 		and theirs.writer <> mine.writer
 	where mine.writer = $1 and mine.state = 'running'
@@ -176,7 +186,7 @@ func zombiesAreRefused(h *history) (broken []string) {
 	for _, f := range h.faults {
 		cancelled, refused := 0, 0
 		for _, n := range h.notes {
-			if n.Worker != f.Worker || n.At.Before(f.Ended) {
+			if n.Worker != f.Worker || n.At.Before(f.Begun) { // it slept until the end
 				continue
 			}
 			switch n.What {

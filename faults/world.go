@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/url"
 	"os"
@@ -13,7 +14,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -47,7 +50,7 @@ func newWorld(ctx context.Context, s *suite, sc *scenario, seed uint64) (*world,
 		dir: filepath.Join(s.dir, sc.id),
 		policy: policy{
 			MaxAttempts: maxAttempts, Base: backoffBase, Max: backoffMax, Jitter: backoffJitter,
-			Recovery: sc.recovery, EveryoneStaysAlive: sc.deathless,
+			Recovery: sc.recovery, Dirty: sc.dirty, EveryoneStaysAlive: sc.deathless,
 		},
 	}
 	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and what the specification adds
@@ -205,6 +208,30 @@ func (w *world) inject(what, worker string, do func() error) error {
 	return err
 }
 
+// enqueue stores jobs as a producer does, in one transaction, and returns their ids.
+func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOpts) ([]string, error) {
+	log, err := openJournal(w.dir, "calls-suite")
+	if err != nil {
+		return nil, err
+	}
+	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	batch, ids := make([]drover.Batch, len(tasks)), make([]string, len(tasks))
+	for i, t := range tasks {
+		each := opts
+		each.ID = ulid.Make().String()
+		batch[i], ids[i] = drover.Batch{Args: t, Opts: &each}, each.ID
+		log.write(call{At: time.Now(), What: "invoke", Job: ids[i]})
+	}
+	_, err = client.EnqueueMany(ctx, batch)
+	for _, id := range ids {
+		log.write(call{At: time.Now(), What: answerOf(err), Job: id})
+	}
+	return ids, errors.Join(err, log.file.Close())
+}
+
 // recovered waits until a job is completed that was claimed after the last fault. The load must be on.
 func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
 	last := w.faults[len(w.faults)-1]
@@ -226,7 +253,7 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 		errs = append(errs, err)
 	}
 	errs = append(errs, w.eventually(ctx, "the load has drained", 2*time.Minute,
-		`select not exists (select from jobs where finalized_at is null and kind = 'task')`))
+		sqlAllDone))
 	for end := time.Now().Add(10 * time.Second); ; {
 		after, err := w.gauge(ctx)
 		w.resources.After = after
@@ -294,8 +321,7 @@ func (w *world) eventually(ctx context.Context, what string, atMost time.Duratio
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	for {
-		var yes bool
-		err := w.pool.QueryRow(ctx, sql, args...).Scan(&yes)
+		yes, err := w.isSo(ctx, sql, args...)
 		if yes {
 			return nil
 		}
@@ -303,6 +329,11 @@ func (w *world) eventually(ctx context.Context, what string, atMost time.Duratio
 			return fmt.Errorf("not within %v: %s (%w)", atMost, what, err)
 		}
 	}
+}
+
+func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, err error) {
+	err = w.pool.QueryRow(ctx, sql, args...).Scan(&yes)
+	return yes, err
 }
 
 // until polls until a condition holds that is not the database's to tell.
