@@ -32,8 +32,7 @@ func (t *task) misbehave(attempt int) error {
 	case "panic error":
 		panic(errors.New("boom"))
 	case "panic nil map":
-		var m map[string]int
-		m["boom"] = 1
+		(*new(map[string]int))["boom"] = 1
 	case "goexit":
 		runtime.Goexit()
 	case "fail":
@@ -44,7 +43,12 @@ func (t *task) misbehave(attempt int) error {
 	return nil
 }
 
-func overflow(n int) int { return overflow(n+1) + n }
+func overflow(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return overflow(n+1) + n
+}
 
 // race ends in the runtime's fatal error, which nothing recovers from.
 func race() {

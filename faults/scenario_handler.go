@@ -82,7 +82,7 @@ func panicsAreTold(h *history) (broken []string) {
 // poison puts one pill among innocents, and starts a worker for each that it kills, until all jobs have ended.
 func poison(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
-		tasks := w.many(innocents, 200, "")
+		tasks := w.many(innocents, 100, "")
 		tasks[w.rng.IntN(innocents/4)].Do = []string{"exit", "overflow", "race", "hog"}[n%4]
 		if _, err := w.enqueue(ctx, tasks, drover.EnqueueOpts{MaxAttempts: 2}); err != nil {
 			return err
@@ -109,7 +109,7 @@ func poison(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-const innocents = 500
+const innocents = 2000
 
 // pillsAreFound holds where every lethal job is convicted, after few deaths.
 func pillsAreFound(h *history) (broken []string) {

@@ -161,6 +161,7 @@ func (w *worker) note(what string, job *drover.Job, err error) {
 	n := note{At: time.Now(), Worker: w.spec.Name, What: what, Job: job.ID, Attempt: job.Attempt}
 	if err != nil {
 		n.Err = err.Error()
+		n.Err = n.Err[:min(len(n.Err), 1000)]
 	}
 	w.log.write(n)
 }
