@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -101,9 +103,8 @@ func choose(only string) (chosen []scenario, err error) {
 // run takes the scenarios one after another, on one cluster.
 func (s *suite) run(ctx context.Context, chosen []scenario) (results []result, err error) {
 	s.server, err = pgdev.Start(ctx, pgdev.Options{
-		Ways: []pgdev.Way{pgdev.Local, pgdev.Download}, // what can be killed
-		// Where commits do not wait for the log (K-1), nobody else writes it soon.
-		Settings: map[string]string{"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "max_connections": "400"},
+		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download}, // what can be killed
+		Settings: map[string]string{"max_connections": "400"},
 	})
 	if err != nil {
 		return nil, err
@@ -156,7 +157,11 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
-	w, err := newWorld(ctx, s, sc, s.seed)
+	program, err := s.programFor(ctx, sc.tag)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWorld(ctx, s, sc, program)
 	if err != nil {
 		return nil, err
 	}
@@ -169,4 +174,17 @@ func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history,
 		return h, err
 	}
 	return w.finish(ctx)
+}
+
+// programFor is what the children of a scenario run: this program, or one built with a tag.
+func (s *suite) programFor(ctx context.Context, tag string) (string, error) {
+	if tag == "" {
+		return s.program, nil
+	}
+	program := filepath.Join(s.dir, "with-"+tag)
+	build := exec.CommandContext(ctx, "go", "build", "-tags", tag, "-o", program, "github.com/drover-queue/drover/faults")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build -tags %s: %w\n%s", tag, err, out)
+	}
+	return program, nil
 }

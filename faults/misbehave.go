@@ -32,7 +32,8 @@ func (t *task) misbehave(attempt int) error {
 	case "panic error":
 		panic(errors.New("boom"))
 	case "panic nil map":
-		(*new(map[string]int))["boom"] = 1
+		counts := map[string]map[string]int{}
+		counts["none"]["boom"] = 1
 	case "goexit":
 		runtime.Goexit()
 	case "fail":

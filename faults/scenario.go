@@ -14,6 +14,7 @@ type scenario struct {
 	deathless    bool // no process dies, so no run may be blamed on a death
 	asynchronous bool // commits are not durable
 	mustLose     bool
+	tag          string                   // workers are built with it; empty: they are this program
 	dirty        bool                     // runs return texts that no row can hold
 	change       func(l *load, full bool) // of the usual load; nil: none
 	run          func(ctx context.Context, w *world, rounds int) error

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 )
 
@@ -11,7 +12,7 @@ func serverScenarios() []scenario {
 	return []scenario{
 		{
 			id: "K-1", what: "negative control: S-1 without durable commits must lose jobs", quick: 1, full: 3,
-			asynchronous: true, mustLose: true, run: killServer,
+			asynchronous: true, mustLose: true, run: killForgetfulServer,
 		},
 		{
 			id: "S-1", what: "kill -9 of the postmaster, pauses shorter and longer than the lease", quick: 2, full: 10,
@@ -40,6 +41,31 @@ func killServer(ctx context.Context, w *world, rounds int) error {
 		}
 		err := w.inject(fmt.Sprintf("postmaster killed, away for %v", away), "", func() error {
 			return errors.Join(w.server.Kill(), pause(ctx, away), w.server.Restart(ctx))
+		})
+		if err != nil {
+			return err
+		}
+		if err := w.recovered(ctx, 30*time.Second); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killForgetfulServer kills it while the log of the last second is in its memory only: the log's writer stands still, and
+// is killed too.
+func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
+	for range rounds {
+		if err := pause(ctx, 2*time.Second); err != nil {
+			return err
+		}
+		var writer int
+		if err := w.pool.QueryRow(ctx, `select pid from pg_stat_activity where backend_type = 'walwriter'`).Scan(&writer); err != nil {
+			return err
+		}
+		err := w.inject("postmaster killed, the last second's log unwritten", "", func() error {
+			return errors.Join(syscall.Kill(writer, syscall.SIGSTOP), pause(ctx, time.Second),
+				w.server.Kill(), syscall.Kill(writer, syscall.SIGKILL), w.server.Restart(ctx))
 		})
 		if err != nil {
 			return err

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -30,11 +32,43 @@ func workerScenarios() []scenario {
 			change: zombies(1),
 		},
 		{
+			id: "W-3", what: "death between claim and start, between run and settle, after the settle's commit", quick: 6, full: 150,
+			recovery: 5 * time.Second, tag: "droverfail", run: dieAtPoints, extra: noInnocent,
+			change: func(l *load, _ bool) { l.Failing = 0 },
+		},
+		{
 			id: "W-6", what: "SIGTERM; of deaf handlers; followed by SIGKILL", quick: 3, full: 30,
 			recovery: 5 * time.Second, run: terminate, extra: both(noInnocent, stopsAreNoDeaths),
 		},
 	}
 }
+
+// dieAtPoints lets a worker die at one of the library's failpoints, in turn, and starts another.
+func dieAtPoints(ctx context.Context, w *world, rounds int) error {
+	for n := range rounds {
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		c, point := w.anyWorker(), []string{"claimed", "ran", "settled"}[n%3]
+		err := w.inject("death of "+c.name+" at "+point, c.name, func() error {
+			if err := os.WriteFile(armed(w.dir, c.name, point), nil, 0o600); err != nil {
+				return err
+			}
+			return until(ctx, c.name+" died at "+point, 15*time.Second, func() (bool, error) { return !c.alive(), nil })
+		})
+		w.gone(c)
+		if err != nil {
+			return err
+		}
+		if _, err := w.startWorker(w.load); err != nil {
+			return err
+		}
+	}
+	return w.recovered(ctx, 15*time.Second)
+}
+
+// armed is the file that makes a worker die at a failpoint.
+func armed(dir, worker, point string) string { return filepath.Join(dir, "die-"+worker+"-") + point }
 
 // both are two things that must hold.
 func both(a, b func(*history) []string) func(*history) []string {

@@ -54,6 +54,9 @@ func runWorker() error {
 
 func (w *worker) run(ctx context.Context) (err error) {
 	spec := &w.spec
+	if err := os.Setenv("DROVER_FAILPOINTS", armed(spec.Dir, spec.Name, "")); err != nil {
+		return err
+	}
 	if w.log, err = openJournal(spec.Dir, "notes-"+spec.Name+"."); err != nil {
 		return err
 	}

@@ -44,9 +44,9 @@ type world struct {
 }
 
 // newWorld makes the database and the proxies. Nothing runs yet.
-func newWorld(ctx context.Context, s *suite, sc *scenario, seed uint64) (*world, error) {
+func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*world, error) {
 	w := &world{
-		program: s.program, server: s.server, load: sc.load(s.full), seed: seed, rng: rand.New(rand.NewPCG(seed, 0)),
+		program: program, server: s.server, load: sc.load(s.full), seed: s.seed, rng: rand.New(rand.NewPCG(s.seed, 0)),
 		dir: filepath.Join(s.dir, sc.id),
 		policy: policy{
 			MaxAttempts: maxAttempts, Base: backoffBase, Max: backoffMax, Jitter: backoffJitter,
