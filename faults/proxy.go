@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"time"
 )
 
 // proxy stands between clients and a server, and does to their connections what networks do.
@@ -20,7 +19,6 @@ type proxy struct {
 	mu     sync.Mutex
 	pairs  map[*pair]bool
 	open   chan struct{} // closed while bytes pass
-	delay  time.Duration // of every read, in both directions
 	steal  int           // so many replies to COMMIT are still to be dropped
 	stolen int
 	most   int // connections at once
@@ -89,13 +87,6 @@ func (p *proxy) blackHole(on bool) {
 	}
 }
 
-// slow delays every read by d.
-func (p *proxy) slow(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
-
 // stealCommits drops the next n replies to COMMIT and resets the connections they were for.
 func (p *proxy) stealCommits(n int) {
 	p.mu.Lock()
@@ -155,15 +146,12 @@ func (p *proxy) enter(c *pair) bool {
 	return true
 }
 
-// pass waits as long as the network takes.
+// pass waits until bytes pass.
 func (p *proxy) pass() {
 	p.mu.Lock()
-	open, delay := p.open, p.delay
+	open := p.open
 	p.mu.Unlock()
 	<-open
-	if delay > 0 {
-		time.Sleep(delay)
-	}
 }
 
 // forward passes on what the client says.

@@ -22,7 +22,7 @@ func workerScenarios() []scenario {
 			recovery: 10 * time.Second, run: killAll, extra: noInnocent,
 		},
 		{
-			id: "W-4", what: "a stopped worker wakes after others have its jobs", quick: 3, full: 25,
+			id: "W-4", what: "a stopped worker wakes after others have its jobs", quick: 2, full: 25,
 			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
 			change: zombies(0),
 		},
