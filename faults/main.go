@@ -132,13 +132,13 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 	r := result{Scenario: sc.id, What: sc.what, Rounds: sc.rounds(s.full), Verdict: "fail"}
 	h, err := s.play(ctx, sc, r.Rounds)
 	r.Seconds = time.Since(began).Seconds()
-	if err != nil {
-		r.Error = err.Error()
-	}
 	if h != nil {
 		r.count(h)
 	}
-	if h != nil && err == nil {
+	switch {
+	case err != nil:
+		r.Error, r.Lost = err.Error(), 0 // an unfinished history says nothing of losses
+	case h != nil:
 		r.Violations = sc.verdict(h)
 	}
 	switch {
