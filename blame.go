@@ -33,7 +33,7 @@ const (
 // death is what a supervisor's end is evidence of.
 type death struct {
 	draining bool // it was being stopped
-	mass     bool // others died within a lease of it
+	mass     bool // others died within two thirds of a lease of it
 	shared   bool // another supervisor ran in its process
 	degree   int  // the highest crashes among the jobs that had started
 	beside   int  // how many had started beside each

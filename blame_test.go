@@ -220,7 +220,7 @@ func (s *sim) judge(n int) {
 	}
 	d := newDeath(crashes)
 	for _, other := range s.deaths {
-		if away := other.at - lost.at; other != lost && away > -s.lease && away < s.lease*2/3 {
+		if away := other.at - lost.at; other != lost && away > -s.lease*2/3 && away < s.lease*2/3 {
 			d.mass = true
 		}
 	}
@@ -473,5 +473,34 @@ func TestDelayOfInnocents(t *testing.T) {
 		if limit := calmLast + 30*takes + 5*time.Minute; last > limit {
 			t.Errorf("the last ended after %v, at most %v is fair", last, limit)
 		}
+	}
+}
+
+// P-3: a job that kills at once, and is due at once after its first death, kills the next process a lease after the last
+// beat of the first. That is one job's doing, no mass death that would spare it.
+func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		apart time.Duration // of the last beats, with a lease of 6 s and a beat every second
+		mass  bool
+	}{
+		"a lease, less the wait for a beat": {5100 * time.Millisecond, false},
+		"at once, found by later beats":     {2 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('first', 'h', 1, now() - interval '1 h', now() - $1::interval, true)`, test.apart)
+			db.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at, lost_at) values ('second', 6000, '{default}', now(), now())`)
+			conn, err := db.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", newDeath([]int{1}))
+			if err != nil || d.mass != test.mass {
+				t.Errorf("mass = %t, %v; want %t", d.mass, err, test.mass)
+			}
+		})
 	}
 }

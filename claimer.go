@@ -491,6 +491,9 @@ func (c *claimer) advance(p *plan) {
 
 // dispatch hands claimed jobs to their queues' workers.
 func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
+	if len(p.reply.jobs) > 0 {
+		failpoint("claimed")
+	}
 	runs := map[*queueState][]*run{}
 	for i, g := range p.groups {
 		if i == 0 || g.queue != p.groups[i-1].queue {

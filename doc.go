@@ -79,6 +79,7 @@
 //	alerts.go                Alerts: which thresholds are reached
 //	health.go                Health: what holds vacuum back, how the tables are, what a claim costs
 //	telemetry.go             Hooks and log attributes
+//	failpoint.go             where the fault suite ends processes; failpoint_on.go has the body
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
@@ -100,7 +101,7 @@
 //	00007_budgets.sql       the calendar of retries
 //	00008_retention.sql     follow-ups, archive, alerts
 //
-// The command is in cmd/drover, a program in examples/webhook. The rest is internal: internal/demo and internal/bench,
+// The command is in cmd/drover, a program in examples/webhook, the fault suite in faults. The rest is internal: internal/demo and internal/bench,
 // which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests.
 //
 // docs/adr says why things are as they are, docs/configuration.md lists the settings, docs/sql.md and its neighbours say

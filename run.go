@@ -87,6 +87,7 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		if !returned {
 			err = &panicError{exit: true, trace: stack()}
 		}
+		failpoint("ran")
 		if goOn = r.end(); goOn {
 			s.settler.settle(r.outcomeOf(err))
 			if !returned {

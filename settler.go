@@ -231,7 +231,9 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	var p pipeline
 	s, err := e.settleAll(&p, out)
 	if err == nil && len(p.reads) > 0 {
-		err = p.send(ctx, conn)
+		if err = p.send(ctx, conn); err == nil {
+			failpoint("settled")
+		}
 	}
 	e.afterSettle(ctx, conn, out, s, err)
 	if err != nil && !badData(err) {

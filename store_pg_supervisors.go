@@ -410,19 +410,21 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []stri
 
 // sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
 // started there, $3 how many had started beside each. The first rescuer that has seen all of them says so for all: one that comes
-// later finds fewer. Mass: the last signs of life were within a lease of each other. Of those that died after
-// it some are not yet declared lost: silent for a third of a lease will do.
+// later finds fewer. Mass: the last signs of life were within two thirds of a lease of each other. Not a whole one: a job
+// whose first death is found a lease after the last beat, and that kills again at once, leaves a beat of up to a sixth
+// of a lease before, and its own first death must not spare it. Of those that died after it some are not yet declared
+// lost: silent for a third of a lease will do.
 const (
 	sqlJudge = `
 insert into ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
 select s.id, s.process, s.host, s.pid, s.started_at, s.beat_at, true, s.draining, $2, $3,
 	exists (select from ended_supervisors o
 		where o.died and not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
-			and abs(extract(epoch from o.ended_at - s.beat_at)) * 1000 < s.lease_ms)
+			and abs(extract(epoch from o.ended_at - s.beat_at)) * 1000 < s.lease_ms * 2 / 3)
 	or exists (select from supervisors o
 		where not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
 			and (o.lost_at is not null or o.beat_at < now() - o.lease_ms / 3 * interval '1 ms')
-			and abs(extract(epoch from o.beat_at - s.beat_at)) * 1000 < s.lease_ms),
+			and abs(extract(epoch from o.beat_at - s.beat_at)) * 1000 < s.lease_ms * 2 / 3),
 	exists (select from supervisors o where o.id <> s.id and o.process = s.process)
 	or exists (select from ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.beat_at - s.lease_ms * interval '1 ms')
 from supervisors s where s.id = $1

@@ -34,7 +34,7 @@ comment on table ended_supervisors is 'Supervisors that ended in the last day: h
 comment on column ended_supervisors.ended_at is 'Its last sign of life.';
 comment on column ended_supervisors.died is 'It fell silent and has not spoken again.';
 comment on column ended_supervisors.draining is 'It was being stopped: no evidence against anybody.';
-comment on column ended_supervisors.mass is 'Others fell silent within a lease of it: evidence for a first crash only.';
+comment on column ended_supervisors.mass is 'Others fell silent within two thirds of a lease of it: evidence for a first crash only.';
 comment on column ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
 comment on column ended_supervisors.degree is 'Highest crashes among the jobs that had started: only those are suspected.';
 comment on column ended_supervisors.beside is 'How many jobs had started beside each.';

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// violation is one breach of an invariant of the specification.
+type violation struct {
+	Invariant string   `json:"invariant"`
+	Job       string   `json:"job,omitempty"`
+	What      string   `json:"what"`
+	Story     []string `json:"story,omitempty"` // the job's own history
+}
+
+// check judges a history whose load has drained. It reads nothing else.
+func check(h *history) []violation {
+	var found []violation
+	jobs := h.byJob()
+	for _, j := range jobs {
+		for _, rule := range []struct {
+			invariant string
+			broken    func(*policy, *jobHistory) []string
+		}{
+			{"I1", lost},
+			{"I2", unasked},
+			{"I3", unfinished},
+			{"I4", overlapping},
+			{"I5", changed},
+			{"I6", misreported},
+			{"I7", acceptedStale},
+			{"I8", wrongEffects},
+			{"I9", wrongDelays},
+		} {
+			for _, what := range rule.broken(&h.policy, j) {
+				found = append(found, violation{rule.invariant, j.id, what, j.story()})
+			}
+		}
+	}
+	for _, what := range leaks(h.resources) {
+		found = append(found, violation{Invariant: "I10", What: what})
+	}
+	for _, f := range h.faults {
+		took, recovered := recovery(jobs, f)
+		switch {
+		case h.policy.Recovery == 0:
+		case !recovered:
+			found = append(found, violation{Invariant: "I11", What: "no job was claimed and completed after: " + f.What})
+		case took > h.policy.Recovery:
+			found = append(found, violation{Invariant: "I11", What: fmt.Sprintf("%v until a job was claimed and completed after: %s", took, f.What)})
+		}
+	}
+	return found
+}
+
+func (j *jobHistory) said(what string) bool {
+	return slices.ContainsFunc(j.calls, func(c call) bool { return c.What == what })
+}
+
+func (j *jobHistory) deleted() bool {
+	return slices.ContainsFunc(j.versions, func(v version) bool { return v.Op == "DELETE" })
+}
+
+// lost is I1: what was acknowledged is there, or was deleted by the library's own hand, which the audit saw.
+func lost(_ *policy, j *jobHistory) []string {
+	if j.said("ok") && j.row == nil && !j.deleted() {
+		return []string{"acknowledged, but not in the table"}
+	}
+	return nil
+}
+
+// unasked is I2: what failed is not there, what is unknown at most once.
+func unasked(_ *policy, j *jobHistory) (broken []string) {
+	inserts := 0
+	for _, v := range j.versions {
+		if v.Op == "INSERT" {
+			inserts++
+		}
+	}
+	answered := map[string]int{}
+	for _, c := range j.calls {
+		answered[c.What]++
+	}
+	unsure := answered["invoke"] - answered["ok"] - answered["fail"] // without an answer, or with one that says so
+	switch {
+	case inserts > 1:
+		broken = append(broken, fmt.Sprintf("stored %d times", inserts))
+	case j.row != nil && len(j.calls) == 0:
+		broken = append(broken, "in the table, but nobody enqueued it")
+	case j.row != nil && answered["ok"] == 0 && unsure == 0:
+		broken = append(broken, "the enqueue failed, but the row is there")
+	}
+	return broken
+}
+
+// unfinished is I3.
+func unfinished(_ *policy, j *jobHistory) []string {
+	switch {
+	case j.row == nil:
+	case j.row.State == "running":
+		return []string{"still running after the load has drained"}
+	case j.row.Due && !final(j.row.State):
+		return []string{"due, but not finished after the load has drained"}
+	}
+	return nil
+}
+
+func final(state string) bool {
+	return state == "completed" || state == "discarded" || state == "cancelled"
+}
+
+// overlapping is I4.
+func overlapping(_ *policy, j *jobHistory) (broken []string) {
+	for was, is := range j.steps() {
+		claim := is.State == "running" && was.State != "running"
+		switch {
+		case claim && is.ClaimSeq != was.ClaimSeq+1:
+			broken = append(broken, fmt.Sprintf("a claim took claim_seq from %d to %d", was.ClaimSeq, is.ClaimSeq))
+		case !claim && is.ClaimSeq != was.ClaimSeq:
+			broken = append(broken, fmt.Sprintf("claim_seq went from %d to %d without a claim", was.ClaimSeq, is.ClaimSeq))
+		case is.State == "running" && was.State == "running" && is.ClaimedBy != was.ClaimedBy:
+			broken = append(broken, fmt.Sprintf("claimed by %s while %s ran it", is.ClaimedBy, was.ClaimedBy))
+		case final(was.State) && is.State != was.State && is.Op != "DELETE":
+			broken = append(broken, fmt.Sprintf("went from %s to %s", was.State, is.State))
+		}
+	}
+	return broken
+}
+
+// steps are the pairs of consecutive versions.
+func (j *jobHistory) steps() func(func(was, is version) bool) {
+	return func(yield func(was, is version) bool) {
+		for i := 1; i < len(j.versions); i++ {
+			if !yield(j.versions[i-1], j.versions[i]) {
+				return
+			}
+		}
+	}
+}
+
+// changed is I5.
+func changed(p *policy, j *jobHistory) (broken []string) {
+	for i, v := range j.versions {
+		if most := cmp.Or(v.MaxAttempts, p.MaxAttempts); v.Attempt > most {
+			broken = append(broken, fmt.Sprintf("attempt %d of %d", v.Attempt, most))
+		}
+		if i > 0 && v.Payload != j.versions[i-1].Payload {
+			broken = append(broken, "args, kind or queue changed")
+		}
+	}
+	return broken
+}
+
+// Of a job's errors the first and the last so many are kept.
+const keptFirst, keptLast = 5, 15
+
+// misreported is I6, for jobs that are not discarded too: their errors are there just so.
+func misreported(p *policy, j *jobHistory) (broken []string) {
+	if j.row == nil {
+		return nil
+	}
+	failures := 0
+	var texts []string // of all entries: what happens to a job between its runs may leave one too
+	for was, is := range j.steps() {
+		switch is.ErrorsTotal - was.ErrorsTotal {
+		case 0:
+		case 1:
+			failures++
+			if is.LastClass == "error" && !p.Dirty && !j.returned(is.LastError) {
+				broken = append(broken, fmt.Sprintf("no run returned %q", is.LastError))
+			}
+			if is.LastEntry == was.LastEntry {
+				broken = append(broken, "a failed run left no entry")
+			}
+		default:
+			broken = append(broken, fmt.Sprintf("errors_total went from %d to %d", was.ErrorsTotal, is.ErrorsTotal))
+		}
+		if is.LastEntry != was.LastEntry {
+			texts = append(texts, is.LastError)
+		}
+	}
+	told := 0
+	for _, n := range j.notes {
+		if n.What == "failed" || n.What == "discarded" {
+			told++
+		}
+	}
+	if j.row.ErrorsTotal != failures {
+		broken = append(broken, fmt.Sprintf("errors_total is %d after %d failed and crashed runs", j.row.ErrorsTotal, failures))
+	}
+	if told > failures {
+		broken = append(broken, fmt.Sprintf("workers were told of %d failed runs, the row of %d", told, failures))
+	}
+	if len(texts) > keptFirst+keptLast {
+		texts = slices.Concat(texts[:keptFirst], texts[len(texts)-keptLast:])
+	}
+	if !slices.Equal(texts, j.row.Errors) {
+		broken = append(broken, fmt.Sprintf("errors are %q, want %q", j.row.Errors, texts))
+	}
+	return broken
+}
+
+func (j *jobHistory) returned(text string) bool {
+	return slices.ContainsFunc(j.notes, func(n note) bool { return n.What == "end" && n.Err == text })
+}
+
+// acceptedStale is I7. Two witnesses: who wrote the version that ended a run, and what each supervisor was told.
+func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
+	claimer := ""
+	completedBy := map[string]int{}
+	for was, is := range j.steps() {
+		if is.State == "running" && was.State != "running" {
+			claimer = is.Writer
+		}
+		if was.State != "running" || is.State == "running" {
+			continue
+		}
+		if is.State == "completed" {
+			completedBy[was.ClaimedBy]++
+		}
+		rescue := is.State != "completed" && (is.ErrorsTotal == was.ErrorsTotal || is.LastClass == "crash")
+		if is.Writer != claimer && !rescue {
+			broken = append(broken, fmt.Sprintf("%s settled a run of %s as %s", is.Writer, claimer, is.State))
+		}
+	}
+	told := map[string]int{}
+	for _, n := range j.notes {
+		if n.What == "completed" {
+			told[n.Supervisor]++
+		}
+	}
+	for supervisor, n := range told {
+		if n > completedBy[supervisor] {
+			broken = append(broken, fmt.Sprintf("supervisor %s was told of %d completions, the row saw %d of its", supervisor, n, completedBy[supervisor]))
+		}
+	}
+	return broken
+}
+
+// wrongEffects is I8.
+func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
+	claims := 0
+	for was, is := range j.steps() {
+		if is.State == "running" && was.State != "running" {
+			claims++
+		}
+	}
+	completed := j.row != nil && j.row.State == "completed"
+	if len(j.outside) > claims {
+		broken = append(broken, fmt.Sprintf("%d effects outside from %d claims", len(j.outside), claims))
+	}
+	if completed && len(j.outside) == 0 {
+		broken = append(broken, "completed without its effect outside")
+	}
+	want := 0
+	if completed && j.row.Transactional {
+		want = 1
+	}
+	if len(j.inside) != want {
+		broken = append(broken, fmt.Sprintf("%d effects in the database, want %d", len(j.inside), want))
+	}
+	return broken
+}
+
+// wrongDelays is I9, for runs whose handler failed. The server adds the delay to now().
+func wrongDelays(p *policy, j *jobHistory) (broken []string) {
+	if p.Base == 0 {
+		return nil
+	}
+	for was, is := range j.steps() {
+		if was.State != "running" || is.State != "retryable" || is.LastClass != "error" || is.ErrorsTotal == was.ErrorsTotal {
+			continue
+		}
+		least := min(p.Base<<min(was.Attempt-1, 30), p.Max)
+		most := time.Duration(float64(least) * (1 + p.Jitter))
+		if delay := is.ScheduledAt.Sub(is.Begun); delay < least-time.Millisecond || delay > most+time.Millisecond {
+			broken = append(broken, fmt.Sprintf("attempt %d waits %v, want %v to %v", was.Attempt, delay, least, most))
+		}
+	}
+	return broken
+}
+
+// leaks is I10.
+func leaks(r *resources) (broken []string) {
+	if r == nil {
+		return nil
+	}
+	for _, g := range []struct {
+		what                string
+		before, after, more int
+	}{
+		{"goroutines of a worker", r.Before.Goroutines, r.After.Goroutines, 4}, // the pool's own come and go
+		{"running handlers", r.Before.Running, r.After.Running, 0},
+		{"connections", r.Before.Connections, r.After.Connections, 0},
+		{"idle transactions", r.Before.IdleInTx, r.After.IdleInTx, 0},
+		{"locks on jobs", r.Before.Locks, r.After.Locks, 0},
+	} {
+		if g.after > g.before+g.more {
+			broken = append(broken, fmt.Sprintf("%d %s, %d before the load", g.after, g.what, g.before))
+		}
+	}
+	return broken
+}
+
+// recovery is how long after a fault's end the first job was completed that was claimed after it.
+func recovery(jobs []*jobHistory, f fault) (took time.Duration, recovered bool) {
+	for _, j := range jobs {
+		for was, is := range j.steps() {
+			if is.State != "completed" || was.State != "running" || was.At.Before(f.Ended) {
+				continue
+			}
+			if d := is.At.Sub(f.Ended); !recovered || d < took {
+				took, recovered = d, true
+			}
+		}
+	}
+	return took, recovered
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// history is what four sources, none of them written by the library, say of one scenario.
+type history struct {
+	calls    []call    // producers
+	notes    []note    // workers
+	inside   []effect  // written in the transaction of CompleteTx
+	outside  []effect  // appended to a file
+	versions []version // every version of every row, by the audit trigger
+	rows     []row     // at the end
+
+	faults    []fault
+	resources *resources // nil: not measured
+	policy    policy
+}
+
+// policy is what the load asked of the library.
+type policy struct {
+	MaxAttempts        int
+	Base, Max          time.Duration // of the exponential backoff
+	Jitter             float64       // upwards, a share
+	Recovery           time.Duration // bound of I11; zero: none
+	Restart            time.Duration // from a first death to the next claim
+	Dirty              bool          // runs return texts that no row can hold
+	EveryoneStaysAlive bool          // no worker process dies, so no run may be blamed on a death
+}
+
+// call is one line of a producer's log.
+type call struct {
+	At   time.Time `json:"at"`
+	What string    `json:"what"` // invoke, ok, fail, unknown
+	Job  string    `json:"job"`
+	Err  string    `json:"err,omitempty"`
+}
+
+// note is one line of a worker's log.
+type note struct {
+	At         time.Time `json:"at"`
+	Worker     string    `json:"worker"`
+	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; gauge
+	Job        string    `json:"job,omitempty"`
+	Supervisor string    `json:"supervisor,omitempty"`
+	Attempt    int       `json:"attempt,omitempty"`
+	Err        string    `json:"err,omitempty"`
+	Goroutines int       `json:"goroutines,omitempty"`
+	Running    int       `json:"running,omitempty"`
+}
+
+// effect is what a handler did.
+type effect struct {
+	At     time.Time `json:"at"`
+	Job    string    `json:"job"`
+	Worker string    `json:"worker"`
+}
+
+// version is one version of a row.
+type version struct {
+	At          time.Time // clock_timestamp() of the write
+	Begun       time.Time // now(): when its transaction began
+	Tx          int64
+	Writer      string // application_name of the session
+	Job         string
+	Op          string // INSERT, UPDATE, DELETE
+	State       string
+	Attempt     int
+	MaxAttempts int // 0: the worker's
+	ClaimSeq    int
+	ClaimedBy   string
+	ScheduledAt time.Time
+	ErrorsTotal int
+	LastClass   string // of the newest entry of errors
+	LastError   string
+	LastEntry   string // its digest
+	Payload     string // digest of kind, queue and args
+}
+
+// row is a job when all is over.
+type row struct {
+	Job           string
+	State         string
+	Reason        string // of a discard
+	Due           bool
+	Transactional bool
+	Lethal        bool // every run ends its process
+	ErrorsTotal   int
+	Errors        []string // texts, oldest first
+}
+
+// fault is one thing done to the system.
+type fault struct {
+	What   string    `json:"what"`
+	Worker string    `json:"worker,omitempty"` // whom it hit, if one
+	Count  int       `json:"count"`
+	Begun  time.Time `json:"begun"`
+	Ended  time.Time `json:"ended"`
+}
+
+// resources are gauges before the load and after it.
+type resources struct {
+	Before, After gauge
+}
+
+// gauge is what the system holds at one time.
+type gauge struct {
+	Measured    int // workers
+	Goroutines  int // of the worker that has most
+	Running     int // handlers, in all workers
+	Connections int
+	IdleInTx    int
+	Locks       int // on jobs
+}
+
+// journal appends lines to a file, each with one write, so that a kill tears none.
+type journal struct{ file *os.File }
+
+func openJournal(dir, name string) (*journal, error) {
+	file, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	return &journal{file}, err
+}
+
+// write ends the process if the line cannot be kept: a history with a hole proves nothing.
+func (j *journal) write(line any) {
+	text, err := json.Marshal(line)
+	if err == nil {
+		_, err = j.file.Write(append(text, '\n'))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "journal:", err)
+		os.Exit(4)
+	}
+}
+
+// readJournals reads all files of a directory whose names begin so.
+func readJournals[T any](dir, prefix string) (lines []T, err error) {
+	names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		scanner := bufio.NewScanner(bytes.NewReader(text))
+		scanner.Buffer(nil, 1<<20)
+		for scanner.Scan() {
+			var line T
+			if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			lines = append(lines, line)
+		}
+		if err := scanner.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return lines, nil
+}
+
+// jobHistory is what the sources say of one job.
+type jobHistory struct {
+	id              string
+	calls           []call
+	notes           []note
+	inside, outside []effect
+	versions        []version // in the order of writing
+	row             *row      // nil: it is not there
+}
+
+// byJob sorts the history out, jobs in the order of their ids.
+func (h *history) byJob() []*jobHistory {
+	jobs := map[string]*jobHistory{}
+	of := func(id string) *jobHistory {
+		if jobs[id] == nil {
+			jobs[id] = &jobHistory{id: id}
+		}
+		return jobs[id]
+	}
+	for _, c := range h.calls {
+		of(c.Job).calls = append(of(c.Job).calls, c)
+	}
+	for _, n := range h.notes {
+		if n.Job != "" {
+			of(n.Job).notes = append(of(n.Job).notes, n)
+		}
+	}
+	for _, e := range h.inside {
+		of(e.Job).inside = append(of(e.Job).inside, e)
+	}
+	for _, e := range h.outside {
+		of(e.Job).outside = append(of(e.Job).outside, e)
+	}
+	for _, v := range h.versions {
+		of(v.Job).versions = append(of(v.Job).versions, v)
+	}
+	for i := range h.rows {
+		of(h.rows[i].Job).row = &h.rows[i]
+	}
+	sorted := make([]*jobHistory, 0, len(jobs))
+	for _, j := range jobs {
+		sorted = append(sorted, j)
+	}
+	slices.SortFunc(sorted, func(a, b *jobHistory) int { return strings.Compare(a.id, b.id) })
+	return sorted
+}
+
+// story tells the job's life from all sources, in the order of their clocks.
+func (j *jobHistory) story() []string {
+	type line struct {
+		at   time.Time
+		text string
+	}
+	var lines []line
+	add := func(at time.Time, format string, args ...any) {
+		lines = append(lines, line{at, at.UTC().Format("15:04:05.000000 ") + fmt.Sprintf(format, args...)})
+	}
+	for _, c := range j.calls {
+		add(c.At, "producer: %s %s", c.What, c.Err)
+	}
+	for _, n := range j.notes {
+		add(n.At, "%s: %s attempt %d supervisor %s %s", n.Worker, n.What, n.Attempt, n.Supervisor, n.Err)
+	}
+	for _, e := range j.inside {
+		add(e.At, "%s: effect in the database", e.Worker)
+	}
+	for _, e := range j.outside {
+		add(e.At, "%s: effect outside", e.Worker)
+	}
+	for _, v := range j.versions {
+		add(v.At, "row: %s by %s: %s attempt %d claim_seq %d claimed_by %s errors %d %s due %s",
+			v.Op, v.Writer, v.State, v.Attempt, v.ClaimSeq, cmp.Or(v.ClaimedBy, "nobody"), v.ErrorsTotal, v.LastClass,
+			v.ScheduledAt.UTC().Format("15:04:05.000"))
+	}
+	slices.SortStableFunc(lines, func(a, b line) int { return a.at.Compare(b.at) })
+	texts := make([]string, len(lines))
+	for i, l := range lines {
+		texts[i] = l.text
+	}
+	return texts
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+)
+
+// proxy stands between clients and a server, and does to their connections what networks do.
+type proxy struct {
+	listener net.Listener
+	server   string
+	done     sync.WaitGroup
+
+	mu     sync.Mutex
+	pairs  map[*pair]bool
+	open   chan struct{} // closed while bytes pass
+	steal  int           // so many replies to COMMIT are still to be dropped
+	stolen int
+	most   int // connections at once
+	closed bool
+}
+
+// pair is one connection, on both sides of the proxy.
+type pair struct{ client, server *net.TCPConn }
+
+// reset ends both sides with RST.
+func (p *pair) reset() {
+	for _, conn := range []*net.TCPConn{p.client, p.server} {
+		_ = conn.SetLinger(0) // it may be closed by now
+		_ = conn.Close()
+	}
+}
+
+func startProxy(server string) (*proxy, error) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &proxy{listener: listener, server: server, pairs: map[*pair]bool{}, open: make(chan struct{})}
+	close(p.open)
+	p.done.Go(p.accept)
+	return p, nil
+}
+
+func (p *proxy) address() string { return p.listener.Addr().String() }
+
+// close returns when all its goroutines have ended.
+func (p *proxy) close() {
+	_ = p.listener.Close()
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.blackHole(false)
+	p.cut()
+	p.done.Wait()
+}
+
+// cut resets all connections and tells how many there were.
+func (p *proxy) cut() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.pairs)
+	for c := range p.pairs {
+		c.reset()
+	}
+	return n
+}
+
+// blackHole lets no byte through, either way, until it is switched off. Nothing is lost, as TCP sends it again.
+func (p *proxy) blackHole(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.open:
+		if on {
+			p.open = make(chan struct{})
+		}
+	default:
+		if !on {
+			close(p.open)
+		}
+	}
+}
+
+// stealCommits drops the next n replies to COMMIT and resets the connections they were for.
+func (p *proxy) stealCommits(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.steal = n
+}
+
+func (p *proxy) counts() (stolen, most int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stolen, p.most
+}
+
+func (p *proxy) accept() {
+	for {
+		conn, err := p.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue
+		}
+		p.done.Go(func() { p.serve(conn.(*net.TCPConn)) })
+	}
+}
+
+func (p *proxy) serve(client *net.TCPConn) {
+	server, err := net.Dial("tcp4", p.server)
+	if err != nil {
+		_ = client.SetLinger(0)
+		_ = client.Close()
+		return
+	}
+	c := &pair{client, server.(*net.TCPConn)}
+	if !p.enter(c) {
+		c.reset()
+		return
+	}
+	var both sync.WaitGroup
+	both.Go(func() { p.forward(c.server, c.client) })
+	both.Go(func() { p.backward(c) })
+	both.Wait()
+	c.reset()
+	p.mu.Lock()
+	delete(p.pairs, c)
+	p.mu.Unlock()
+}
+
+func (p *proxy) enter(c *pair) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.pairs[c] = true
+	p.most = max(p.most, len(p.pairs))
+	return true
+}
+
+// pass waits until bytes pass.
+func (p *proxy) pass() {
+	p.mu.Lock()
+	open := p.open
+	p.mu.Unlock()
+	<-open
+}
+
+// forward passes on what the client says.
+func (p *proxy) forward(to, from *net.TCPConn) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		p.pass()
+		if n > 0 {
+			if _, err := to.Write(buf[:n]); err != nil {
+				_ = from.Close()
+				return
+			}
+		}
+		if err != nil {
+			_ = to.CloseWrite() // the server ends the session and closes its side
+			return
+		}
+	}
+}
+
+// backward passes on what the server says, message by message.
+func (p *proxy) backward(c *pair) {
+	defer c.client.Close() //nolint:errcheck // it may be reset by now
+	from := bufio.NewReader(c.server)
+	for {
+		message, err := readMessage(from)
+		p.pass()
+		if err != nil {
+			return
+		}
+		if isCommit(message) && p.stolenNow() {
+			c.reset()
+			return
+		}
+		if _, err := c.client.Write(message); err != nil {
+			return
+		}
+	}
+}
+
+func (p *proxy) stolenNow() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.steal == 0 {
+		return false
+	}
+	p.steal--
+	p.stolen++
+	return true
+}
+
+// readMessage reads one message of the server: a type, a length that counts itself, a body.
+func readMessage(from *bufio.Reader) ([]byte, error) {
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(from, head); err != nil {
+		return nil, err
+	}
+	length := binary.BigEndian.Uint32(head[1:])
+	if length < 4 || length > 1<<30 {
+		return nil, errors.New("not a message of Postgres")
+	}
+	message := make([]byte, 1+length)
+	copy(message, head)
+	_, err := io.ReadFull(from, message[5:])
+	return message, err
+}
+
+func isCommit(message []byte) bool {
+	return message[0] == 'C' && bytes.Equal(message[5:], []byte("COMMIT\x00"))
+}

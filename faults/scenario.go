@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// scenario is one row of the specification.
+type scenario struct {
+	id, what     string
+	quick, full  int // rounds
+	recovery     time.Duration
+	deathless    bool // no process dies, so no run may be blamed on a death
+	asynchronous bool // commits are not durable
+	mustLose     bool
+	tag          string                   // workers are built with it; empty: they are this program
+	dirty        bool                     // runs return texts that no row can hold
+	change       func(l *load, full bool) // of the usual load; nil: none
+	run          func(ctx context.Context, w *world, rounds int) error
+	extra        func(h *history) []string // what else must hold; nil: nothing
+}
+
+// scenarios are all of them, in the order of worth.
+func scenarios() []scenario {
+	var all []scenario
+	for _, some := range [][]scenario{serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios()} {
+		all = append(all, some...)
+	}
+	return all
+}
+
+func (sc *scenario) rounds(full bool) int {
+	if full {
+		return sc.full
+	}
+	return sc.quick
+}
+
+// load is the usual one, changed.
+func (sc *scenario) load(full bool) load {
+	l := load{
+		Workers: 4, Slots: 10, Producers: 2, Rate: 20, Lease: 2 * time.Second, Drain: 3 * time.Second,
+		Failing: 0.2, LongestRun: 300, Transactional: 0.3,
+	}
+	if full {
+		l.Rate, l.Lease = 80, 5*time.Second
+	}
+	if sc.change != nil {
+		sc.change(&l, full)
+	}
+	return l
+}
+
+// verdict is what the checker says, and the scenario itself.
+func (sc *scenario) verdict(h *history) []violation {
+	found := check(h)
+	if h.policy.EveryoneStaysAlive {
+		for _, j := range h.byJob() {
+			for was, is := range j.steps() {
+				if is.ErrorsTotal > was.ErrorsTotal && is.LastClass == "crash" {
+					found = append(found, violation{"blame", j.id, "a run is blamed on a death, but no process died", j.story()})
+				}
+			}
+		}
+	}
+	if sc.extra != nil {
+		for _, what := range sc.extra(h) {
+			found = append(found, violation{Invariant: sc.id, What: what})
+		}
+	}
+	return found
+}
+
+// noInnocent holds where no job is convicted that does not kill its process.
+func noInnocent(h *history) (broken []string) {
+	for _, r := range h.rows {
+		if r.Reason == "crashed" && !r.Lethal {
+			broken = append(broken, fmt.Sprintf("job %s is convicted of killing processes", r.Job))
+		}
+	}
+	return broken
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+func handlerScenarios() []scenario {
+	alone := func(l *load, _ bool) { l.Workers, l.Producers, l.Failing = 1, 0, 0 }
+	return []scenario{
+		{
+			id: "W-7", what: "panics of every kind and runtime.Goexit in 100 jobs on 10 slots", quick: 100, full: 100,
+			recovery: 5 * time.Second, deathless: true, run: panicInSlots, extra: panicsAreTold, change: alone,
+		},
+		{
+			id: "W-8", what: "a job that ends its process among innocents with two attempts", quick: 1, full: 4,
+			run: poison, extra: both(noInnocent, pillsAreFound),
+			change: func(l *load, _ bool) { l.Producers, l.Failing = 0, 0 },
+		},
+		{
+			id: "L-3", what: "one error that no row can hold among 500", quick: 500, full: 500,
+			recovery: 5 * time.Second, deathless: true, dirty: true, run: failTogether, extra: othersSettleSoon,
+			change: func(l *load, _ bool) { l.Workers, l.Slots, l.Producers, l.Failing = 1, 500, 0, 0 },
+		},
+		{
+			id: "L-4", what: "10,000 rows of an unknown kind older than one fresh job", quick: 10_000, full: 10_000,
+			recovery: 5 * time.Second, deathless: true, run: standInFront, extra: freshStartsSoon, change: alone,
+		},
+	}
+}
+
+// many are n tasks of which each does one thing, in turn.
+func (w *world) many(n, ms int, do ...string) []task {
+	tasks := make([]task, n)
+	for i := range tasks {
+		tasks[i] = task{Seed: w.rng.Uint64(), MS: ms, Do: do[i%len(do)]}
+	}
+	return tasks
+}
+
+const sqlAllDone = `select not exists (select from jobs where finalized_at is null and kind = 'task')`
+
+// panicInSlots fills every slot with panics many times over, and then runs twice as many jobs.
+func panicInSlots(ctx context.Context, w *world, jobs int) error {
+	err := w.inject("panics", "", func() error {
+		_, err := w.enqueue(ctx, w.many(jobs, 10, "panic", "panic error", "panic nil map", "goexit"), drover.EnqueueOpts{})
+		if err != nil {
+			return err
+		}
+		return w.eventually(ctx, "all panics are over", 30*time.Second, `select count(*) = $1 from audit where last_class = 'panic' and state = 'retryable'`, jobs)
+	})
+	w.faults[0].Count = jobs
+	if err != nil {
+		return err
+	}
+	if _, err := w.enqueue(ctx, w.many(2*jobs, 10, ""), drover.EnqueueOpts{}); err != nil {
+		return err
+	}
+	return w.eventually(ctx, "the next jobs run", 30*time.Second, sqlAllDone)
+}
+
+// panicsAreTold holds where each of these jobs failed once, with a panic.
+func panicsAreTold(h *history) (broken []string) {
+	panics := 0
+	for _, j := range h.byJob() {
+		for was, is := range j.steps() {
+			if is.ErrorsTotal > was.ErrorsTotal && is.LastClass == "panic" {
+				panics++
+			}
+		}
+	}
+	if panics != h.faults[0].Count {
+		broken = append(broken, fmt.Sprintf("%d panics are recorded of %d", panics, h.faults[0].Count))
+	}
+	return broken
+}
+
+// poison puts one pill among innocents, and starts a worker for each that it kills, until all jobs have ended.
+func poison(ctx context.Context, w *world, rounds int) error {
+	for n := range rounds {
+		tasks := w.many(innocents, 100, "")
+		tasks[w.rng.IntN(innocents/4)].Do = []string{"exit", "overflow", "race", "hog"}[n%4]
+		if _, err := w.enqueue(ctx, tasks, drover.EnqueueOpts{MaxAttempts: 2}); err != nil {
+			return err
+		}
+		err := until(ctx, "all jobs have ended", 2*time.Minute, func() (bool, error) {
+			for _, c := range slices.Clone(w.workers) {
+				if c.alive() {
+					continue
+				}
+				w.gone(c)
+				if err := w.inject("a job ended "+c.name, c.name, func() error { return nil }); err != nil {
+					return false, err
+				}
+				if _, err := w.startWorker(w.load); err != nil {
+					return false, err
+				}
+			}
+			return w.isSo(ctx, sqlAllDone)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const innocents = 2000
+
+// pillsAreFound holds where every lethal job is convicted, after few deaths.
+func pillsAreFound(h *history) (broken []string) {
+	pills := 0
+	for _, r := range h.rows {
+		switch {
+		case !r.Lethal && r.State != "completed":
+			broken = append(broken, fmt.Sprintf("innocent job %s is %s %s", r.Job, r.State, r.Reason))
+		case r.Lethal && r.Reason != "crashed":
+			broken = append(broken, fmt.Sprintf("lethal job %s is %s %s", r.Job, r.State, r.Reason))
+		}
+		if r.Lethal {
+			pills++
+		}
+	}
+	if deaths := len(h.faults); deaths > 3*pills {
+		broken = append(broken, fmt.Sprintf("%d processes died of %d jobs", deaths, pills))
+	}
+	return broken
+}
+
+// failTogether lets as many jobs fail at about the same time, one of them badly.
+func failTogether(ctx context.Context, w *world, jobs int) error {
+	tasks := w.many(jobs, 10, "fail")
+	tasks[w.rng.IntN(jobs)].Do = "dirty"
+	err := w.inject("an error that no row can hold", "", func() error {
+		if _, err := w.enqueue(ctx, tasks, drover.EnqueueOpts{}); err != nil {
+			return err
+		}
+		return w.eventually(ctx, "all failures are recorded", 30*time.Second, `select count(*) = $1 from jobs where errors_total = 1`, jobs)
+	})
+	if err != nil {
+		return err
+	}
+	_, err = w.enqueue(ctx, w.many(10, 10, ""), drover.EnqueueOpts{})
+	return err
+}
+
+// othersSettleSoon holds where every failed run is in its row within a second.
+func othersSettleSoon(h *history) (broken []string) {
+	for _, j := range h.byJob() {
+		var ended time.Time
+		for _, n := range j.notes {
+			if n.What == "end" && n.Attempt == 1 {
+				ended = n.At
+			}
+		}
+		for was, is := range j.steps() {
+			if took := is.At.Sub(ended); is.ErrorsTotal > was.ErrorsTotal && took > time.Second {
+				broken = append(broken, fmt.Sprintf("the failed run of %s was in its row after %v", j.id, took))
+			}
+		}
+	}
+	return broken
+}
+
+// standInFront puts rows that nobody runs before a fresh job.
+func standInFront(ctx context.Context, w *world, rows int) error {
+	err := w.inject("rows of an unknown kind", "", func() error {
+		_, err := w.pool.Exec(ctx, `
+insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 hour' from generate_series(1, $1)`, rows)
+		return err
+	})
+	w.faults[0].Count = rows
+	if err != nil {
+		return err
+	}
+	if _, err := w.enqueue(ctx, w.many(1, 10, ""), drover.EnqueueOpts{}); err != nil {
+		return err
+	}
+	return w.recovered(ctx, 10*time.Second)
+}
+
+// freshStartsSoon holds where every job is claimed within two polls.
+func freshStartsSoon(h *history) (broken []string) {
+	for _, j := range h.byJob() {
+		for was, is := range j.steps() {
+			if took := is.At.Sub(was.At); was.Op == "INSERT" && took > 2*pollInterval {
+				broken = append(broken, fmt.Sprintf("job %s waited %v", j.id, took))
+			}
+		}
+	}
+	return broken
+}

@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+func workerScenarios() []scenario {
+	return []scenario{
+		{
+			id: "W-1", what: "kill -9 of a random worker every second", quick: 8, full: 50,
+			recovery: 5 * time.Second, run: killOne, extra: both(noInnocent, restartsSoon),
+		},
+		{
+			id: "W-2", what: "kill -9 of all four workers at once", quick: 2, full: 10,
+			recovery: 10 * time.Second, run: killAll, extra: noInnocent,
+		},
+		{
+			id: "W-4", what: "a stopped worker wakes after others have its jobs", quick: 2, full: 25,
+			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
+			change: zombies(0),
+		},
+		{
+			id: "W-5", what: "the same with handlers inside CompleteTx", quick: 2, full: 25,
+			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
+			change: zombies(1),
+		},
+		{
+			id: "W-3", what: "death between claim and start, between run and settle, after the settle's commit", quick: 6, full: 150,
+			recovery: 5 * time.Second, tag: "droverfail", run: dieAtPoints, extra: noInnocent,
+			change: func(l *load, _ bool) { l.Failing = 0 },
+		},
+		{
+			id: "W-6", what: "SIGTERM; of deaf handlers; followed by SIGKILL", quick: 3, full: 30,
+			recovery: 5 * time.Second, run: terminate, extra: both(noInnocent, stopsAreNoDeaths),
+		},
+	}
+}
+
+// dieAtPoints lets a worker die at one of the library's failpoints, in turn, and starts another.
+func dieAtPoints(ctx context.Context, w *world, rounds int) error {
+	for n := range rounds {
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		c, point := w.anyWorker(), []string{"claimed", "ran", "settled"}[n%3]
+		err := w.inject("death of "+c.name+" at "+point, c.name, func() error {
+			if err := os.WriteFile(armed(w.dir, c.name, point), nil, 0o600); err != nil {
+				return err
+			}
+			return until(ctx, c.name+" died at "+point, 15*time.Second, func() (bool, error) { return !c.alive(), nil })
+		})
+		w.gone(c)
+		if err != nil {
+			return err
+		}
+		if _, err := w.startWorker(w.load); err != nil {
+			return err
+		}
+	}
+	return w.recovered(ctx, 15*time.Second)
+}
+
+// armed is the file that makes a worker die at a failpoint.
+func armed(dir, worker, point string) string { return filepath.Join(dir, "die-"+worker+"-") + point }
+
+// both are two things that must hold.
+func both(a, b func(*history) []string) func(*history) []string {
+	return func(h *history) []string { return append(a(h), b(h)...) }
+}
+
+// killOne kills a worker every second and starts another in its place.
+func killOne(ctx context.Context, w *world, rounds int) error {
+	for range rounds {
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		if err := w.kill(w.anyWorker()); err != nil {
+			return err
+		}
+	}
+	return w.recovered(ctx, 15*time.Second)
+}
+
+func (w *world) kill(c *child) error {
+	err := w.inject("kill -9 "+c.name, c.name, c.kill)
+	w.gone(c)
+	if err != nil {
+		return err
+	}
+	_, err = w.startWorker(w.load)
+	return err
+}
+
+// restartsSoon holds where a run that was killed for the first time starts again within lease, sweep and 2 s.
+func restartsSoon(h *history) (broken []string) {
+	for _, j := range h.byJob() {
+		var killed time.Time // when the worker of its first death was
+		deaths, claimer := 0, ""
+		for was, is := range j.steps() {
+			claim := is.State == "running" && was.State != "running"
+			if took := is.At.Sub(killed); claim && deaths == 1 && !killed.IsZero() {
+				if took > h.policy.Restart {
+					broken = append(broken, fmt.Sprintf("job %s was claimed again %v after its worker had been killed", j.id, took))
+				}
+				killed = time.Time{}
+			}
+			if claim {
+				claimer = is.Writer
+			}
+			if is.ErrorsTotal > was.ErrorsTotal && is.LastClass == "crash" {
+				if i := slices.IndexFunc(h.faults, func(f fault) bool { return f.Worker == claimer }); i >= 0 {
+					killed = h.faults[i].Begun
+				}
+				deaths++
+			}
+		}
+	}
+	return broken
+}
+
+// killAll kills them all, and starts as many.
+func killAll(ctx context.Context, w *world, rounds int) error {
+	for range rounds {
+		if err := pause(ctx, 2*time.Second); err != nil {
+			return err
+		}
+		all := slices.Clone(w.workers)
+		err := w.inject("kill -9 of all workers", "", func() error {
+			var errs []error
+			for _, c := range all {
+				errs = append(errs, c.signal(syscall.SIGKILL))
+			}
+			for _, c := range all {
+				<-c.ended
+				w.gone(c)
+			}
+			return errors.Join(errs...)
+		})
+		for range all {
+			_, failed := w.startWorker(w.load)
+			err = errors.Join(err, failed)
+		}
+		if err != nil {
+			return err
+		}
+		if err := w.recovered(ctx, 20*time.Second); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// zombies run few jobs, some of them for longer than others take to notice that a worker has stopped.
+func zombies(transactional float64) func(*load, bool) {
+	return func(l *load, _ bool) { l.Rate, l.Transactional, l.Long = 20, transactional, 0.04 }
+}
+
+// zombie stops a worker until another has completed one of its jobs, then lets it go on.
+func zombie(ctx context.Context, w *world, rounds int) error {
+	for range rounds {
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		c := w.anyWorker()
+		if err := w.eventually(ctx, c.name+" runs a long job", 20*time.Second, sqlRunsLong, c.name); err != nil {
+			return err
+		}
+		err := w.inject("SIGSTOP until others have its jobs: "+c.name, c.name, func() error {
+			stopped := time.Now()
+			err := c.signal(syscall.SIGSTOP)
+			if err == nil {
+				err = w.eventually(ctx, "another worker completed a job of "+c.name, 10*w.load.Lease, sqlTakenOver, c.name, stopped)
+			}
+			return errors.Join(err, c.signal(syscall.SIGCONT))
+		})
+		if err != nil {
+			return err
+		}
+		err = until(ctx, c.name+" is told that its outcome is stale", 15*time.Second, func() (bool, error) {
+			notes, err := w.notes(c)
+			return slices.ContainsFunc(notes, func(n note) bool {
+				return n.What == "stale" && n.At.After(w.faults[len(w.faults)-1].Begun)
+			}), err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return w.recovered(ctx, 10*time.Second)
+}
+
+// sqlRunsLong is whether worker $1 runs a job that others will have before it is done.
+const sqlRunsLong = `
+select exists (
+	select from jobs j join audit a on a.job = j.id and a.claim_seq = j.claim_seq and a.state = 'running'
+	where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
+)`
+
+// sqlTakenOver is whether a run of worker $1 was ended by another after $2, and its job completed by another.
+const sqlTakenOver = `
+select exists (
+	select from audit mine
+	join audit rescue on rescue.job = mine.job and rescue.claim_seq = mine.claim_seq and rescue.state <> 'running'
+		and rescue.last_class = 'crash' and rescue.at > $2
+	join audit theirs on theirs.job = mine.job and theirs.claim_seq > mine.claim_seq and theirs.state = 'completed'
+		and theirs.writer <> mine.writer
+	where mine.writer = $1 and mine.state = 'running'
+)`
+
+// zombiesAreRefused holds where a worker that woke had its handlers cancelled at once, because the lease was lost, and
+// its outcomes refused.
+func zombiesAreRefused(h *history) (broken []string) {
+	for _, f := range h.faults {
+		cancelled, refused := 0, 0
+		for _, n := range h.notes {
+			if n.Worker != f.Worker || n.At.Before(f.Begun) { // it slept until the end
+				continue
+			}
+			switch n.What {
+			case "cancelled":
+				if n.At.Sub(f.Ended) <= time.Second && n.Err == "drover: lease lost" {
+					cancelled++
+				}
+			case "stale":
+				refused++
+			}
+		}
+		if cancelled == 0 {
+			broken = append(broken, f.What+": no handler was cancelled within a second of waking")
+		}
+		if refused == 0 {
+			broken = append(broken, f.What+": no outcome was refused")
+		}
+	}
+	return broken
+}
+
+// terminate stops workers in three ways, in turn.
+func terminate(ctx context.Context, w *world, rounds int) error {
+	for n := range rounds {
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		var err error
+		switch n % 3 {
+		case 0:
+			c := w.anyWorker()
+			err = w.inject("SIGTERM "+c.name, c.name, func() error { return w.stopInTime(c, w.load.Drain+10*time.Second) })
+		case 1:
+			err = w.terminateDeaf(ctx)
+		case 2:
+			c := w.anyWorker()
+			err = w.inject("SIGTERM, SIGKILL after 100 ms "+c.name, "", func() error {
+				return errors.Join(c.signal(syscall.SIGTERM), pause(ctx, 100*time.Millisecond), c.kill())
+			})
+			w.gone(c)
+		}
+		if err != nil {
+			return err
+		}
+		if n%3 != 1 {
+			if _, err := w.startWorker(w.load); err != nil {
+				return err
+			}
+		}
+	}
+	return w.recovered(ctx, 15*time.Second)
+}
+
+// stopInTime forgets a worker that must end by itself: after the drain 5 s for cancelled handlers, 2 s for outcomes.
+func (w *world) stopInTime(c *child, atMost time.Duration) error {
+	_, err := c.stop(atMost)
+	w.gone(c)
+	return err
+}
+
+// terminateDeaf stops a worker all of whose handlers never return.
+func (w *world) terminateDeaf(ctx context.Context) error {
+	deaf := w.load
+	deaf.Deaf = true
+	c, err := w.startWorker(deaf)
+	if err != nil {
+		return err
+	}
+	err = until(ctx, c.name+" runs jobs in all its slots", 30*time.Second, func() (bool, error) {
+		notes, err := w.notes(c)
+		started := 0
+		for _, n := range notes {
+			if n.What == "start" {
+				started++
+			}
+		}
+		return started >= deaf.Slots, err
+	})
+	if err != nil {
+		return err
+	}
+	return w.inject("SIGTERM of deaf handlers "+c.name, c.name, func() error { return w.stopInTime(c, deaf.Drain+10*time.Second) })
+}
+
+// stopsAreNoDeaths holds where no run is blamed on the end of a worker that was stopped and ended in time.
+func stopsAreNoDeaths(h *history) (broken []string) {
+	for _, j := range h.byJob() {
+		claimer := ""
+		for was, is := range j.steps() {
+			if is.State == "running" && was.State != "running" {
+				claimer = is.Writer
+			}
+			stopped := slices.ContainsFunc(h.faults, func(f fault) bool { return f.Worker == claimer })
+			if stopped && is.ErrorsTotal > was.ErrorsTotal && is.LastClass == "crash" {
+				broken = append(broken, fmt.Sprintf("job %s: a run is blamed on the end of %s", j.id, claimer))
+			}
+		}
+	}
+	return broken
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+)
+
+// workerSpec is what a worker process is told.
+type workerSpec struct {
+	URL, Name, Dir string
+	Load           load
+}
+
+// poolSpare is how many connections a worker's pool has beside one for each slot.
+const poolSpare = 4
+
+const (
+	slice        = 100 // ms
+	pollInterval = 500 * time.Millisecond
+)
+
+// worker is a plain supervisor and its journals.
+type worker struct {
+	spec    workerSpec
+	pool    *pgxpool.Pool
+	log     *journal
+	outside *journal
+	running atomic.Int64
+}
+
+func runWorker() error {
+	var w worker
+	if err := asChild(&w.spec); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := w.run(ctx); err != nil {
+		return fmt.Errorf("worker %s (%d): %w", w.spec.Name, os.Getpid(), err)
+	}
+	return nil
+}
+
+func (w *worker) run(ctx context.Context) (err error) {
+	spec := &w.spec
+	if err := os.Setenv("DROVER_FAILPOINTS", armed(spec.Dir, spec.Name, "")); err != nil {
+		return err
+	}
+	if w.log, err = openJournal(spec.Dir, "notes-"+spec.Name+"."); err != nil {
+		return err
+	}
+	if w.outside, err = openJournal(spec.Dir, "outside-"+spec.Name+"."); err != nil {
+		return err
+	}
+	logFile, err := os.OpenFile(spec.Dir+"/log-"+spec.Name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if w.pool, err = connect(ctx, spec.URL, spec.Name, spec.Load.Slots+poolSpare); err != nil {
+		return err
+	}
+	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.NewTextHandler(logFile, nil)), Hooks: []drover.Hooks{w.hooks()}})
+	if err != nil {
+		return err
+	}
+	sup, err := client.Supervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{Concurrency: spec.Load.Slots}},
+		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
+			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
+		})},
+		Lease: spec.Load.Lease, PollInterval: pollInterval, DrainTimeout: spec.Load.Drain,
+	})
+	if err != nil {
+		return err
+	}
+	go w.gauge()        // for as long as the process lives
+	return sup.Run(ctx) // the pool ends with the process: deaf handlers would keep its Close from returning
+}
+
+// hooks tell how the library says that runs ended.
+func (w *worker) hooks() drover.Hooks {
+	tell := func(what string) func(context.Context, drover.Event) {
+		return func(_ context.Context, e drover.Event) {
+			w.log.write(note{
+				At: time.Now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
+			})
+		}
+	}
+	return drover.Hooks{
+		Completed: tell("completed"), Failed: tell("failed"), Discarded: tell("discarded"),
+		StaleSettle: tell("stale"), Released: tell("released"),
+	}
+}
+
+// handle is a run of the load.
+func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error) {
+	w.running.Add(1)
+	w.note("start", job, nil)
+	defer func() {
+		w.note("end", job, err)
+		w.running.Add(-1)
+	}()
+	if t.Do == "tx" {
+		return w.transact(ctx, job, t)
+	}
+	return w.work(ctx, job, t)
+}
+
+// work takes its time, and fails or leaves an effect outside.
+func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
+	if w.spec.Load.Deaf {
+		select {}
+	}
+	if err := t.misbehave(job.Attempt); err != nil {
+		return err
+	}
+	for left := t.MS; left > 0; left -= slice { // in slices: the time that a stopped process sleeps is not its own
+		select {
+		case <-time.After(time.Duration(min(left, slice)) * time.Millisecond):
+		case <-ctx.Done():
+			w.note("cancelled", job, context.Cause(ctx))
+			return ctx.Err()
+		}
+	}
+	if t.fails(job.Attempt, w.spec.Load.Failing) {
+		return fmt.Errorf("boom %s %d", job.ID, job.Attempt)
+	}
+	w.outside.write(effect{time.Now(), job.ID, w.spec.Name})
+	return nil
+}
+
+// transact does its work between an effect in the database and CompleteTx.
+func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
+	tx, err := w.pool.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	if _, err := tx.Exec(ctx, `insert into effects (job, worker) values ($1, $2)`, job.ID, w.spec.Name); err != nil {
+		return err
+	}
+	if err := w.work(ctx, job, t); err != nil {
+		return err
+	}
+	if err := job.CompleteTx(ctx, tx); err != nil {
+		w.note("refused", job, err)
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
+func (w *worker) note(what string, job *drover.Job, err error) {
+	n := note{At: time.Now(), Worker: w.spec.Name, What: what, Job: job.ID, Attempt: job.Attempt}
+	if err != nil {
+		n.Err = err.Error()
+		n.Err = n.Err[:min(len(n.Err), 1000)]
+	}
+	w.log.write(n)
+}
+
+func (w *worker) gauge() {
+	for range time.Tick(500 * time.Millisecond) {
+		w.log.write(note{
+			At: time.Now(), Worker: w.spec.Name, What: "gauge", Goroutines: runtime.NumGoroutine(), Running: int(w.running.Load()),
+		})
+	}
+}

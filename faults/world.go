@@ -1,0 +1,361 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// world is what one scenario has: a database of its own, proxies before it, processes, journals.
+type world struct {
+	program   string
+	dir       string // of the journals
+	url       string
+	server    *pgdev.Server
+	pool      *pgxpool.Pool // the suite's own, past the proxies
+	workerNet *proxy        // for the first load.Through workers
+	callerNet *proxy        // for producers
+	load      load
+	seed      uint64
+	rng       *rand.Rand
+	stderr    *os.File
+
+	workers   []*child // alive
+	producers []*child
+	started   int
+	faults    []fault
+	resources resources
+	policy    policy
+}
+
+// newWorld makes the database and the proxies. Nothing runs yet.
+func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*world, error) {
+	w := &world{
+		program: program, server: s.server, load: sc.load(s.full), seed: s.seed, rng: rand.New(rand.NewPCG(s.seed, 0)),
+		dir: filepath.Join(s.dir, sc.id),
+		policy: policy{
+			MaxAttempts: maxAttempts, Base: backoffBase, Max: backoffMax, Jitter: backoffJitter,
+			Recovery: sc.recovery, Dirty: sc.dirty, EveryoneStaysAlive: sc.deathless,
+		},
+	}
+	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and what the specification adds
+	if err := os.Mkdir(w.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := w.makeDatabase(ctx, sc); err != nil {
+		return nil, errors.Join(err, w.close())
+	}
+	return w, nil
+}
+
+func (w *world) makeDatabase(ctx context.Context, sc *scenario) (err error) {
+	name := "faults_" + sc.id
+	admin, err := pgxpool.New(ctx, w.server.URL())
+	if err != nil {
+		return err
+	}
+	defer admin.Close()
+	if _, err := admin.Exec(ctx, fmt.Sprintf(`create database %q`, name)); err != nil {
+		return err
+	}
+	if sc.asynchronous {
+		if _, err := admin.Exec(ctx, fmt.Sprintf(`alter database %q set synchronous_commit = off`, name)); err != nil {
+			return err
+		}
+	}
+	u, err := url.Parse(w.server.URL())
+	if err != nil {
+		return err
+	}
+	u.Path = name
+	w.url = u.String()
+	if w.pool, err = connect(ctx, w.url, "suite", 8); err != nil {
+		return err
+	}
+	if err := migrations.Up(ctx, w.pool); err != nil {
+		return err
+	}
+	if _, err := w.pool.Exec(ctx, sqlAudit); err != nil {
+		return err
+	}
+	if w.workerNet, err = startProxy(u.Host); err != nil {
+		return err
+	}
+	w.callerNet, err = startProxy(u.Host)
+	return err
+}
+
+// through is the database's address behind a proxy.
+func (w *world) through(p *proxy) string {
+	u, err := url.Parse(w.url)
+	if err != nil {
+		return w.url // it was parsed before
+	}
+	u.Host = p.address()
+	return u.String()
+}
+
+// close ends all processes and connections. The database goes with its server.
+func (w *world) close() error {
+	var errs []error
+	for _, c := range slices.Concat(w.workers, w.producers) {
+		errs = append(errs, c.signal(syscall.SIGCONT), c.kill())
+	}
+	for _, p := range []*proxy{w.workerNet, w.callerNet} {
+		if p != nil {
+			p.close()
+		}
+	}
+	if w.pool != nil {
+		w.pool.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// start brings up the workers, measures them idle, and begins the load.
+func (w *world) start(ctx context.Context) error {
+	for range w.load.Workers {
+		if _, err := w.startWorker(w.load); err != nil {
+			return err
+		}
+	}
+	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from supervisors`, w.load.Workers); err != nil {
+		return err
+	}
+	err := until(ctx, "all workers are measured", 30*time.Second, func() (bool, error) {
+		before, err := w.gauge(ctx)
+		w.resources.Before = before
+		return before.Measured == w.load.Workers, err
+	})
+	if err != nil {
+		return err
+	}
+	return w.startProducers()
+}
+
+// startWorker gives every process a name of its own.
+func (w *world) startWorker(l load) (*child, error) {
+	w.started++
+	name := fmt.Sprintf("w%d", w.started)
+	url := w.url
+	if w.started <= w.load.Through {
+		url = w.through(w.workerNet)
+	}
+	c, err := startChild(w.program, "worker", name, workerSpec{URL: url, Name: name, Dir: w.dir, Load: l}, w.childErrors())
+	if c != nil {
+		w.workers = append(w.workers, c)
+	}
+	return c, err
+}
+
+func (w *world) startProducers() error {
+	for i := range w.load.Producers {
+		name := fmt.Sprintf("p%d", i+1)
+		c, err := startChild(w.program, "producer", name, producerSpec{
+			URL: w.through(w.callerNet), Name: name, Dir: w.dir, Seed: w.seed + uint64(i) + 1, Load: w.load,
+		}, w.childErrors())
+		if c != nil {
+			w.producers = append(w.producers, c)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// childErrors is a file: what a runtime says of a crash is many pages.
+func (w *world) childErrors() *os.File {
+	if w.stderr == nil {
+		file, err := os.OpenFile(filepath.Join(w.dir, "stderr"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return os.Stderr
+		}
+		w.stderr = file
+	}
+	return w.stderr
+}
+
+// anyWorker draws one.
+func (w *world) anyWorker() *child { return w.workers[w.rng.IntN(len(w.workers))] }
+
+// gone forgets a worker that has ended.
+func (w *world) gone(c *child) {
+	w.workers = slices.DeleteFunc(w.workers, func(o *child) bool { return o == c })
+}
+
+// inject does one thing to the system and writes down when.
+func (w *world) inject(what, worker string, do func() error) error {
+	f := fault{What: what, Worker: worker, Count: 1, Begun: time.Now()}
+	err := do()
+	f.Ended = time.Now()
+	w.faults = append(w.faults, f)
+	return err
+}
+
+// enqueue stores jobs as a producer does, in one transaction, and returns their ids.
+func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOpts) ([]string, error) {
+	log, err := openJournal(w.dir, "calls-suite")
+	if err != nil {
+		return nil, err
+	}
+	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	batch, ids := make([]drover.Batch, len(tasks)), make([]string, len(tasks))
+	for i, t := range tasks {
+		each := opts
+		each.ID = ulid.Make().String()
+		batch[i], ids[i] = drover.Batch{Args: t, Opts: &each}, each.ID
+		log.write(call{At: time.Now(), What: "invoke", Job: ids[i]})
+	}
+	_, err = client.EnqueueMany(ctx, batch)
+	for _, id := range ids {
+		log.write(call{At: time.Now(), What: answerOf(err), Job: id})
+	}
+	return ids, errors.Join(err, log.file.Close())
+}
+
+// recovered waits until a job is completed that was claimed after the last fault. The load must be on.
+func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
+	last := w.faults[len(w.faults)-1]
+	return w.eventually(ctx, "recovered from "+last.What, atMost,
+		`select exists (select from jobs where state = 'completed' and attempted_at > $1)`, last.Ended)
+}
+
+// finish ends the load, waits until all is done, stops the workers and collects the history.
+func (w *world) finish(ctx context.Context) (*history, error) {
+	var errs []error
+	for _, p := range w.producers {
+		if w.load.Jobs > 0 {
+			select {
+			case <-p.ended:
+			case <-ctx.Done():
+			}
+		}
+		_, err := p.stop(2 * enqueueTimeout)
+		errs = append(errs, err)
+	}
+	errs = append(errs, w.eventually(ctx, "the load has drained", 2*time.Minute,
+		sqlAllDone))
+	for end := time.Now().Add(10 * time.Second); ; {
+		after, err := w.gauge(ctx)
+		w.resources.After = after
+		if err == nil && len(leaks(&w.resources)) == 0 || time.Now().After(end) {
+			break
+		}
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range w.workers {
+		_, err := c.stop(30 * time.Second)
+		errs = append(errs, err)
+	}
+	h, err := w.history(ctx)
+	return h, errors.Join(append(errs, err)...)
+}
+
+func (w *world) history(ctx context.Context) (*history, error) {
+	h := &history{faults: w.faults, resources: &w.resources, policy: w.policy}
+	return h, errors.Join(h.readDatabase(ctx, w.pool), h.readFiles(w.dir))
+}
+
+func (h *history) readFiles(dir string) (err error) {
+	var errs [3]error
+	h.calls, errs[0] = readJournals[call](dir, "calls-")
+	h.notes, errs[1] = readJournals[note](dir, "notes-")
+	h.outside, errs[2] = readJournals[effect](dir, "outside-")
+	return errors.Join(errs[:]...)
+}
+
+// gauge reads what server and workers hold.
+func (w *world) gauge(ctx context.Context) (g gauge, err error) {
+	err = w.pool.QueryRow(ctx, `
+select count(*), count(*) filter (where state like 'idle in transaction%'),
+	(select count(*) from pg_locks where relation = 'jobs'::regclass and pid <> pg_backend_pid())
+from pg_stat_activity where datname = current_database() and application_name ~ '^w[0-9]'`).Scan(&g.Connections, &g.IdleInTx, &g.Locks)
+	if err != nil {
+		return g, err
+	}
+	for _, c := range w.workers {
+		notes, err := w.notes(c)
+		if err != nil {
+			return g, err
+		}
+		for _, n := range slices.Backward(notes) {
+			if n.What == "gauge" {
+				g.Measured++
+				g.Goroutines = max(g.Goroutines, n.Goroutines)
+				g.Running += n.Running
+				break
+			}
+		}
+	}
+	return g, nil
+}
+
+// notes are those of one worker so far.
+func (w *world) notes(c *child) ([]note, error) {
+	return readJournals[note](w.dir, "notes-"+c.name+".")
+}
+
+// eventually polls until the database says yes. What fails meanwhile is tried again.
+func (w *world) eventually(ctx context.Context, what string, atMost time.Duration, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	for {
+		yes, err := w.isSo(ctx, sql, args...)
+		if yes {
+			return nil
+		}
+		if pause(ctx, 50*time.Millisecond) != nil {
+			return fmt.Errorf("not within %v: %s (%w)", atMost, what, err)
+		}
+	}
+}
+
+func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, err error) {
+	err = w.pool.QueryRow(ctx, sql, args...).Scan(&yes)
+	return yes, err
+}
+
+// until polls until a condition holds that is not the database's to tell.
+func until(ctx context.Context, what string, atMost time.Duration, yes func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	for {
+		ok, err := yes()
+		if ok && err == nil {
+			return nil
+		}
+		if pause(ctx, 50*time.Millisecond) != nil {
+			return errors.Join(fmt.Errorf("not within %v: %s", atMost, what), err)
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
