@@ -21,7 +21,7 @@ func mutants() []mutant {
 			file:  "store_pg_enqueue.go",
 			old:   "sqlEnqueue, job.params(false)...)\n\tp.commit()\n\tp.call(func() { stored = true })\n\tp.wake(job)",
 			new:   "sqlEnqueue, job.params(true)...)\n\tp.commit()\n\tp.call(func() { stored = true })",
-			tests: []string{"TestNoWakeUpIsLostWhileFallingAsleep", "TestEnqueueIsOneRoundTrip"},
+			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
 			name: "app-defaults", bug: "transactions begin as the application's default says",
