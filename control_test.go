@@ -716,7 +716,11 @@ func TestEpochFencesClaims(t *testing.T) {
 		_, err := db.client.store.raiseEpoch(context.Background(), conn.Conn(), id, 1)
 		raised <- err
 	}()
-	db.waitFor(t, 10*time.Second, `select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query like '%epoch = epoch + 1%' and $1 = current_schema()`, value[string](t, db, `select current_schema()`))
+	db.waitFor(t, 10*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%epoch = epoch + 1%' and $1 = current_schema())
+		from supervisors`, value[string](t, db, `select current_schema()`))
+	if n := value[int](t, db, `select epoch from supervisors`); n != 1 {
+		t.Fatalf("the epoch is %d with a claim under way", n)
+	}
 	s.beat(t) // nor now
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)

@@ -202,7 +202,7 @@ func TestMapOfTheFiles(t *testing.T) {
 // Every link to a file leads to one.
 func TestLinksOfTheDocuments(t *testing.T) {
 	t.Parallel()
-	files := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+	files := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, pattern := range []string{"docs/*.md", "docs/*/*.md"} {
 		more, err := filepath.Glob(pattern)
 		if err != nil {
@@ -276,6 +276,50 @@ func TestEveryEntryPointHasAnExample(t *testing.T) {
 	for _, call := range calls {
 		if !examples[call] {
 			t.Errorf("%s has no example with an output", strings.ReplaceAll(call, "_", "."))
+		}
+	}
+}
+
+// docs/guarantees.md and SECURITY.md promise nothing without a test, and name no test that is not there.
+func TestEveryPromiseNamesItsTests(t *testing.T) {
+	t.Parallel()
+	var tests strings.Builder
+	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tests.Write(raw)
+		}
+	}
+	named := regexp.MustCompile("`(Test\\w+)`")
+	for _, file := range []string{"docs/guarantees.md", "SECURITY.md"} {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range named.FindAllStringSubmatch(string(raw), -1) {
+			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T) {") {
+				t.Errorf("%s names %s, which is no test", file, name[1])
+			}
+		}
+		promises := 0
+		for line := range strings.Lines(string(raw)) {
+			row := strings.HasPrefix(line, "| ") && !strings.HasSuffix(line, "| proven by |\n")
+			if file == "docs/guarantees.md" && row {
+				promises++
+				if !named.MatchString(line) {
+					t.Errorf("%s: nothing proves: %s", file, line)
+				}
+			}
+		}
+		if file == "docs/guarantees.md" && promises < 20 {
+			t.Errorf("%s has %d promises", file, promises)
 		}
 	}
 }

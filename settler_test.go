@@ -229,6 +229,27 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 	}
 }
 
+// L-3: where the database refuses one row, the others of its batch are settled at once, and that one with a note.
+func TestABadRowIsFoundByHalves(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
+	const n = 20
+	s, runs := db.failing(t, n, SupervisorConfig{})
+	outcomes := make([]*outcome, n)
+	for i, r := range runs {
+		outcomes[i] = r.decide(errBoom)
+	}
+	outcomes[13] = runs[13].decide(errors.New("poison"))
+	s.settle(t, outcomes...)
+	if left := value[int](t, db, `select count(*) from jobs where state <> 'retryable'`); left != 0 {
+		t.Errorf("%d of %d jobs are not settled by one trip", left, n)
+	}
+	if text := value[string](t, db, `select coalesce(errors->0->>'error', 'none') from jobs where id = $1`, runs[13].job.ID); text != "outcome could not be encoded" {
+		t.Errorf("the refused one tells %q", text)
+	}
+}
+
 // FAULTS S-5, I9: a delay counts from the server's now, however far off the process' clock is.
 func TestDelaysGoByTheServersClock(t *testing.T) {
 	t.Parallel()

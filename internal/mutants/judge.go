@@ -94,11 +94,12 @@ func judge(r result) (verdict, error) {
 		return verdict{}, errors.New(r.broken)
 	}
 	assertion := regexp.MustCompile(`(?m)^ +(\w+_test\.go:\d+: .+)$`)
+	patience := regexp.MustCompile(`: not within \d+ ?m?s`)
 	slices.Sort(r.failed)
 	said := r.broken
 	for _, name := range r.failed {
 		for _, line := range assertion.FindAllStringSubmatch(r.output[name], -1) {
-			if !strings.Contains(line[1], "not within 30 s") {
+			if !patience.MatchString(line[1]) {
 				return verdict{caught: r.broken == "", by: name, assertion: line[1]}, nil
 			}
 			said = line[1]

@@ -154,7 +154,7 @@ func mutants() []mutant {
 			file:  "settler.go",
 			old:   "case !s.committed && badData(err):",
 			new:   "case !s.committed && badData(err) && len(out) == 1:",
-			tests: []string{"TestOneRefusedOutcomeInABatch", "TestATriggerThatRefusesOneRow"},
+			tests: []string{"TestABadRowIsFoundByHalves"},
 		},
 		{
 			name: "cap-after-jitter", bug: "the cap comes after the jitter",

@@ -79,6 +79,7 @@ func TestJudge(t *testing.T) {
 		"an assertion":            {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: 3, want 4\n"}` + "\n" + failed, caught: true, by: "TestA"},
 		"one of a subtest's":      {log: `{"Action":"output","Test":"TestA/x","Output":"        a_test.go:7: 3, want 4\n"}` + "\n" + failed, caught: true, by: "TestA"},
 		"a wait that ran out":     {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 30 s\n"}` + "\n" + failed, by: "TestA"},
+		"another":                 {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 10s: select\n"}` + "\n" + failed, by: "TestA"},
 		"a panic":                 {log: `{"Action":"output","Test":"TestA","Output":"panic: nil map\n"}` + "\n" + failed, by: "TestA"},
 		"a time-out":              {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: 3\npanic: test timed out after 4m\n"}` + "\n" + failed, by: "TestA"},
 		"all green":               {log: `{"Action":"pass","Test":"TestA"}` + "\n" + `{"Action":"pass"}`},
