@@ -33,7 +33,7 @@ func main() {
 	if err := run(ctx, *only, *list); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		stop()
-		os.Exit(1) //nolint:gocritic // stop has been called
+		os.Exit(1)
 	}
 }
 
