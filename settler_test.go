@@ -229,6 +229,26 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 	}
 }
 
+// A completion waits for nobody: one trip completes what is free, and what is held is tried again later.
+func TestCompletionsPassLockedRows(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
+	s, runs := impatient.failing(t, 3, SupervisorConfig{})
+	holder, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), `select from jobs where id = $1 for update`, runs[0].job.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t, runs[0].decide(nil), runs[1].decide(nil), runs[2].decide(nil))
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
+		t.Errorf("%d jobs are completed beside a locked one, want 2", n)
+	}
+}
+
 // L-3: where the database refuses one row, the others of its batch are settled at once, and that one with a note.
 func TestABadRowIsFoundByHalves(t *testing.T) {
 	t.Parallel()

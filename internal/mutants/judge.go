@@ -98,11 +98,13 @@ func judge(r result) (verdict, error) {
 	slices.Sort(r.failed)
 	said := r.broken
 	for _, name := range r.failed {
-		for _, line := range assertion.FindAllStringSubmatch(r.output[name], -1) {
-			if !patience.MatchString(line[1]) {
-				return verdict{caught: r.broken == "", by: name, assertion: line[1]}, nil
-			}
-			said = line[1]
+		lines := assertion.FindAllStringSubmatch(r.output[name], -1)
+		if len(lines) == 0 {
+			continue
+		}
+		said = lines[len(lines)-1][1] // what comes before may be a log
+		if !patience.MatchString(said) {
+			return verdict{caught: r.broken == "", by: name, assertion: said}, nil
 		}
 	}
 	return verdict{by: strings.Join(r.failed, ", "), assertion: said}, nil

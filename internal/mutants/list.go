@@ -140,7 +140,7 @@ func mutants() []mutant {
 			file:  "store_pg.go",
 			old:   "update jobs set state = 'completed', finalized_at = now(), claimed_by = null\nwhere id = any(array(select id from held))`",
 			new:   "update jobs set state = 'completed', finalized_at = now(), claimed_by = null\nwhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'`",
-			tests: []string{"TestLockedRowDoesNotHoldUpOtherSettles"},
+			tests: []string{"TestCompletionsPassLockedRows"},
 		},
 		{
 			name: "settle-takes-all", bug: "a settle ignores how many rows it matched",
