@@ -85,7 +85,7 @@ type sim struct {
 }
 
 func newSim(seed uint64, processes, slots int, lease time.Duration) *sim {
-	s := &sim{rand: rand.New(rand.NewPCG(seed, 1)), slots: slots, lease: lease, owner: -1}
+	s := &sim{rand: rand.New(rand.NewPCG(seed, 1)), slots: slots, lease: lease, owner: -1} //nolint:gosec // the same every time
 	for range processes {
 		s.processes = append(s.processes, &simProcess{alive: true, running: map[*simJob]bool{}})
 	}
@@ -424,7 +424,7 @@ func TestBlameSimulation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var sum tally
-			for seed := range uint64(runs) {
+			for seed := range uint64(runs) { //nolint:gosec // not negative
 				s := newSim(seed, c.processes, c.slots, c.lease)
 				c.load(s)
 				s.run(t)

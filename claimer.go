@@ -207,7 +207,7 @@ func (c *claimer) lanes(l *lease, groups []claimGroup, lowered time.Duration) *c
 			if lowered > 0 && !f.at.IsZero() {
 				f = floor{at: f.at.Add(-lowered)}
 			}
-			req.laneGroup = append(req.laneGroup, int32(i+1)) //nolint:gosec // few
+			req.laneGroup = append(req.laneGroup, int32(i+1))
 			req.lanes = append(req.lanes, g.tier+priority)
 			req.floorAt = append(req.floorAt, f.at)
 			req.floorID = append(req.floorID, f.id)

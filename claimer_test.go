@@ -262,6 +262,49 @@ func TestFloorInTheFutureIsDropped(t *testing.T) {
 	}
 }
 
+// A row that somebody holds, an operator's or another claimer, is passed over: a claim waits for nobody.
+func TestClaimPassesLockedRows(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
+	s := impatient.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
+	ids := db.enqueueJobs(t, 3, nil)
+	holder, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), `select from jobs where id = $1 for update`, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	if runs := s.claim(t); len(runs) != 2 || runs[0].job.ID != ids[1] || runs[1].job.ID != ids[2] {
+		t.Errorf("claimed %d jobs beside a locked one, want the other 2", len(runs))
+	}
+}
+
+// A claim may fail at its commit, when its rows have long been read: what it would have given must not run.
+func TestNoJobStartsBeforeItsClaimHasCommitted(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	db.enqueueJobs(t, 1, nil)
+	db.exec(t, `create function refuse() returns trigger language plpgsql as 'begin raise exception ''not at the commit''; end'`)
+	db.exec(t, `create constraint trigger refuse after update on jobs deferrable initially deferred for each row execute function refuse()`)
+	s.claimer.wake()
+	s.claimer.trip(t.Context(), s.claimer.request(s.now()))
+	if n := s.queueStates()[0].buffer.len(); n > 0 || s.claimer.trouble.failures != 1 {
+		t.Errorf("%d jobs are ready to start after a claim that failed (%d)", n, s.claimer.trouble.failures)
+	}
+	if s.claimer.doubt != nil {
+		t.Error("in doubt, though the server has said that nothing was done")
+	}
+	db.exec(t, `drop trigger refuse on jobs`)
+	s.claimer.trouble = trouble{}
+	if runs := s.claim(t); len(runs) != 1 || runs[0].claimSeq != 1 {
+		t.Errorf("%d runs", len(runs))
+	}
+}
+
 // FAULTS W-3, N-3: a claim commits and its reply is lost. The epoch is raised, and what was claimed is handed back and
 // run once.
 func TestClaimWhoseReplyWasLostIsHandedBack(t *testing.T) {

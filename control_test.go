@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev"
@@ -644,6 +645,43 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	}
 }
 
+// W-4: who was declared lost does not come back to life by beating: it is told so, ends its handlers, and begins anew
+// under another id, for its jobs are others' by now.
+func TestABeatOfTheDeadIsRefused(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	l := s.lease.Load()
+	for what, sql := range map[string]string{
+		"declared lost": `update supervisors set lost_at = now() where id = $1`,
+		"and fenced":    `update supervisors set epoch = epoch + 1 where id = $1`,
+	} {
+		db.exec(t, sql, l.id)
+		reply, err := db.client.store.beat(t.Context(), dialed(t, db), l.id, 1, []string{}, false, []string{"default"}, s.kinds)
+		if err != nil || reply.alive {
+			t.Errorf("%s: the beat tells alive %v, %v", what, reply.alive, err)
+		}
+	}
+	if n := value[int](t, db, `select beat from supervisors where id = $1`, l.id); n != 0 {
+		t.Errorf("the dead one's row took %d beats", n)
+	}
+	s.beat(t)
+	if !errors.Is(context.Cause(l.ctx), ErrLeaseLost) || s.lease.Load().id == l.id {
+		t.Errorf("its handlers were told %v, its id is still the lost one: %v", context.Cause(l.ctx), s.lease.Load().id == l.id)
+	}
+}
+
+// dialed is a connection of the test's own.
+func dialed(t testing.TB, db *testDB) *pgx.Conn {
+	t.Helper()
+	conn, err := db.client.store.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeConn(context.Background(), conn) })
+	return conn
+}
+
 // A claim under way holds back whoever takes the lease, and is refused afterwards; heartbeats pass.
 func TestEpochFencesClaims(t *testing.T) {
 	t.Parallel()
@@ -678,7 +716,11 @@ func TestEpochFencesClaims(t *testing.T) {
 		_, err := db.client.store.raiseEpoch(context.Background(), conn.Conn(), id, 1)
 		raised <- err
 	}()
-	db.waitFor(t, 10*time.Second, `select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query like '%epoch = epoch + 1%' and $1 = current_schema()`, value[string](t, db, `select current_schema()`))
+	db.waitFor(t, 10*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%epoch = epoch + 1%' and $1 = current_schema())
+		from supervisors`, value[string](t, db, `select current_schema()`))
+	if n := value[int](t, db, `select epoch from supervisors`); n != 1 {
+		t.Fatalf("the epoch is %d with a claim under way", n)
+	}
 	s.beat(t) // nor now
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)

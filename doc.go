@@ -15,7 +15,8 @@
 //   - Polling is the truth, NOTIFY a hint: all works where LISTEN does not.
 //
 // Not promised: an order among jobs that run side by side, that a handler is never called twice, and that a handler
-// which ignores its context stops. Commits are as durable as the server makes them.
+// which ignores its context stops. Commits are as durable as the server makes them. docs/guarantees.md names the tests that
+// prove each of these lines.
 //
 // # A job's life
 //

@@ -1,27 +1,20 @@
 package drover_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/doc"
 	"go/parser"
 	"go/token"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -131,14 +124,11 @@ func TestSQLOfTheDocuments(t *testing.T) {
 		return conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
 	}
 
-	// A schema of the test's own stands for public, roles of its own for the documents': roles are the whole server's.
-	schema := pgtest.Schema(pool)
-	here := strings.NewReplacer("schema public", "schema "+schema, "drover_producer", schema+"_producer", "drover_worker", schema+"_worker")
 	for _, b := range recipes(t) {
 		if _, err := run("begin;" + docsJobs); err != nil {
 			t.Fatal(err)
 		}
-		results, err := run(here.Replace(b.text))
+		results, err := run(b.text)
 		if err != nil {
 			t.Errorf("%v: %v\n%s", b, err, b.text)
 		}
@@ -151,132 +141,6 @@ func TestSQLOfTheDocuments(t *testing.T) {
 		if _, err := run("rollback"); err != nil {
 			t.Fatal(err)
 		}
-	}
-}
-
-// The producer's role of the documents can enqueue, and do nothing else: E-5.
-func TestProducerRoleOfTheDocuments(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.NewPool(t)
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	role := pgtest.Schema(pool) + "_producer"
-	here := strings.NewReplacer("schema public", "schema "+pgtest.Schema(pool), "drover_producer", role)
-	blocks := slices.DeleteFunc(blocks(t, "docs/sql.md", "sql"), func(b block) bool { return !strings.Contains(b.text, "drover_producer") })
-	if len(blocks) != 1 {
-		t.Fatalf("%d recipes of docs/sql.md make a producer's role", len(blocks))
-	}
-	for sql, code := range map[string]string{
-		`select drover_enqueue('charge', '{"OrderID": 42}', retry => '{"type": "linear"}')`:      "",
-		`select drover_enqueue_many('[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge"}]')`: "",
-		`select from jobs`:                        "42501",
-		`insert into jobs (kind) values ('c')`:    "42501",
-		`select drover_redrive('` + docsID + `')`: "42501",
-	} {
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), here.Replace(blocks[0].text)+`; set local role `+role, pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Fatal(err)
-		}
-		_, err = tx.Exec(t.Context(), sql)
-		var refused *pgconn.PgError
-		if errors.As(err, &refused); err == nil && code != "" || err != nil && (refused == nil || refused.Code != code) {
-			t.Errorf("%s: got %v, want code %q", sql, err, code)
-		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// A supervisor under the worker's role of the documents claims, fails, retries, discards, and carries on a redrive: X-7.
-func TestWorkerRoleOfTheDocuments(t *testing.T) {
-	t.Parallel()
-	owner := pgtest.NewPool(t)
-	if err := migrations.Up(t.Context(), owner); err != nil {
-		t.Fatal(err)
-	}
-	schema := pgtest.Schema(owner)
-	role := schema + "_worker"
-	here := strings.NewReplacer("schema public", "schema "+schema, "drover_worker", role)
-	for _, b := range blocks(t, "docs/sql.md", "sql") {
-		if strings.Contains(b.text, "drover_worker") {
-			if _, err := owner.Exec(t.Context(), here.Replace(b.text), pgx.QueryExecModeSimpleProtocol); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	t.Cleanup(func() {
-		if _, err := owner.Exec(context.Background(), "drop owned by "+role+"; drop role "+role, pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Error(err)
-		}
-	})
-	config := owner.Config()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "set role "+role)
-		return err
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	var log strings.Builder
-	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var well atomic.Bool
-	sup, err := client.Supervisor(drover.SupervisorConfig{
-		Queues: []drover.Queue{{RetryBudget: drover.RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: time.Hour}}, Lease: time.Second,
-		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, Parcel) error {
-			if !well.Load() {
-				return errors.New("parcel has no address")
-			}
-			return nil
-		}, drover.WorkerOpts{MaxAttempts: 2, Retry: drover.Every(time.Millisecond), FollowUp: &drover.FollowUp{Kind: "nobody"}})},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- sup.Run(ctx) }()
-	receipt, err := client.Enqueue(t.Context(), Parcel{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	until := func(want drover.State) {
-		t.Helper()
-		ticker := time.NewTicker(10 * time.Millisecond)
-		defer ticker.Stop()
-		for limit := time.After(30 * time.Second); ; {
-			job, err := client.Get(t.Context(), receipt.ID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if job.State == want {
-				return
-			}
-			select {
-			case <-ticker.C:
-			case <-limit:
-				t.Fatalf("job is %s, not %s\n%s", job.State, want, log.String())
-			}
-		}
-	}
-	until(drover.Discarded)
-	well.Store(true)
-	if _, err := client.Redrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "parcel"}, PerKey: 1, KeyFrom: "Number"}); err != nil {
-		t.Fatal(err)
-	}
-	until(drover.Completed)
-	stop()
-	if err := <-ended; err != nil || log.Len() > 0 {
-		t.Errorf("%v\n%s", err, log.String())
 	}
 }
 
@@ -338,7 +202,7 @@ func TestMapOfTheFiles(t *testing.T) {
 // Every link to a file leads to one.
 func TestLinksOfTheDocuments(t *testing.T) {
 	t.Parallel()
-	files := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+	files := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, pattern := range []string{"docs/*.md", "docs/*/*.md"} {
 		more, err := filepath.Glob(pattern)
 		if err != nil {
@@ -412,6 +276,50 @@ func TestEveryEntryPointHasAnExample(t *testing.T) {
 	for _, call := range calls {
 		if !examples[call] {
 			t.Errorf("%s has no example with an output", strings.ReplaceAll(call, "_", "."))
+		}
+	}
+}
+
+// docs/guarantees.md and SECURITY.md promise nothing without a test, and name no test that is not there.
+func TestEveryPromiseNamesItsTests(t *testing.T) {
+	t.Parallel()
+	var tests strings.Builder
+	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tests.Write(raw)
+		}
+	}
+	named := regexp.MustCompile("`(Test\\w+)`")
+	for _, file := range []string{"docs/guarantees.md", "SECURITY.md"} {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range named.FindAllStringSubmatch(string(raw), -1) {
+			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(t *testing.T) {") {
+				t.Errorf("%s names %s, which is no test", file, name[1])
+			}
+		}
+		promises := 0
+		for line := range strings.Lines(string(raw)) {
+			row := strings.HasPrefix(line, "| ") && !strings.HasSuffix(line, "| proven by |\n")
+			if file == "docs/guarantees.md" && row {
+				promises++
+				if !named.MatchString(line) {
+					t.Errorf("%s: nothing proves: %s", file, line)
+				}
+			}
+		}
+		if file == "docs/guarantees.md" && promises < 20 {
+			t.Errorf("%s has %d promises", file, promises)
 		}
 	}
 }

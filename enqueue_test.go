@@ -911,6 +911,54 @@ func TestProducerRole(t *testing.T) {
 	}
 }
 
+// A supervisor that falls asleep between an enqueue's insert and its commit has not seen the job, and must be woken: so
+// who sleeps is asked behind the commit.
+func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
+	t.Parallel()
+	for name, enqueue := range map[string]func(*Client) error{
+		"Enqueue": func(c *Client) error { _, err := c.Enqueue(t.Context(), letter{}, nil); return err },
+		"EnqueueMany": func(c *Client) error {
+			_, err := c.EnqueueMany(t.Context(), []Batch{{letter{}, nil}, {letter{}, nil}})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newTestDB(t)
+			// A commit waits for the gate.
+			db.exec(t, `create table gate ()`)
+			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
+			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
+			db.exec(t, `insert into sleepers (queue, supervisor) values ('default', 'awake')`)
+			gate, err := db.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer gate.Rollback(t.Context())
+			if _, err := gate.Exec(t.Context(), `lock table gate`); err != nil {
+				t.Fatal(err)
+			}
+			told := notes(t, db, func() {
+				done := make(chan error, 1)
+				go func() { done <- enqueue(db.client) }()
+				eventually(t, func() bool {
+					return value[bool](t, db, `select exists (select from pg_locks where relation = 'gate'::regclass and not granted)`)
+				})
+				db.exec(t, `update sleepers set sleeps_until = 'infinity'`)
+				if err := gate.Rollback(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
+			if !slices.Equal(told, []string{"wake default"}) {
+				t.Errorf("told %q, want one wake-up", told)
+			}
+		})
+	}
+}
+
 // woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()

@@ -454,8 +454,8 @@ func (j Jitter) apply(d time.Duration, jobID string, attempt int) time.Duration 
 	whole := float64(d)
 	lo := max(0, d-time.Duration(r.below*whole)-r.abs) // whole may be rounded up
 	hi := d + time.Duration(r.above*whole) + r.abs
-	offset, _ := bits.Mul64(jitterHash(jobID, attempt), uint64(hi-lo)) // hash / 2^64 × width, exactly
-	return lo + time.Duration(offset)
+	offset, _ := bits.Mul64(jitterHash(jobID, attempt), uint64(hi-lo)) //nolint:gosec // hash / 2^64 × width, exactly; hi is not below lo
+	return lo + time.Duration(offset)                                  //nolint:gosec // below hi - lo
 }
 
 // jitterHash is FNV-1a over id and attempt, then MurmurHash3's finalizer: ids of one millisecond differ in their
@@ -466,7 +466,7 @@ func jitterHash(id string, attempt int) uint64 {
 	for i := range len(id) {
 		h = (h ^ uint64(id[i])) * prime
 	}
-	h = (h ^ uint64(attempt)) * prime
+	h = (h ^ uint64(attempt)) * prime //nolint:gosec // a hash
 	h = (h ^ h>>33) * 0xff51afd7ed558ccd
 	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
 	return h ^ h>>33

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -190,6 +191,7 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 		for _, taken := range []string{
 			"claim_seq = claim_seq + 1, claimed_by = 'someone else'",                                   // rescued and claimed again
 			"claimed_by = 'someone else'",                                                              // the same claim_seq, after a failover that lost a commit
+			"claim_seq = claim_seq + 1",                                                                // handed back and claimed again by the same supervisor
 			"state = 'retryable', claimed_by = null, scheduled_at = now() + interval '1 h'",            // rescued, and not claimed again
 			"state = 'discarded', discard_reason = 'crashed', finalized_at = now(), claimed_by = null", // rescued, and convicted
 		} {
@@ -210,17 +212,75 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 				db.exec(t, `update jobs set `+taken)
 				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
 				close(release)
-				eventually(t, func() bool { return book.count(eventStaleSettle, id) == 1 })
+				ends := []eventKind{eventCompleted, eventFailed, eventDiscarded, eventSnoozed, eventCancelled, eventReleased}
+				eventually(t, func() bool {
+					return book.count(eventStaleSettle, id) == 1 || slices.ContainsFunc(ends, func(kind eventKind) bool { return book.count(kind, id) > 0 })
+				})
 				if after := value[string](t, db, `select row_to_json(j)::text from jobs j`); after != before {
 					t.Errorf("the row changed:\n%s\n%s", before, after)
 				}
-				for _, kind := range []eventKind{eventCompleted, eventFailed, eventDiscarded, eventSnoozed, eventCancelled, eventReleased} {
+				for _, kind := range ends {
 					if n := book.count(kind, id); n > 0 {
 						t.Errorf("%d events of kind %d", n, kind)
 					}
 				}
 			})
 		}
+	}
+}
+
+// A completion waits for nobody: one trip completes what is free, and what is held is tried again later.
+func TestCompletionsPassLockedRows(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
+	s, runs := impatient.failing(t, 3, SupervisorConfig{})
+	holder, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), `select from jobs where id = $1 for update`, runs[0].job.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t, runs[0].decide(nil), runs[1].decide(nil), runs[2].decide(nil))
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
+		t.Errorf("%d jobs are completed beside a locked one, want 2", n)
+	}
+}
+
+// L-3: where the database refuses one row, the others of its batch are settled at once, and that one with a note.
+func TestABadRowIsFoundByHalves(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
+	const n = 20
+	s, runs := db.failing(t, n, SupervisorConfig{})
+	outcomes := make([]*outcome, n)
+	for i, r := range runs {
+		outcomes[i] = r.decide(errBoom)
+	}
+	outcomes[13] = runs[13].decide(errors.New("poison"))
+	s.settle(t, outcomes...)
+	if left := value[int](t, db, `select count(*) from jobs where state <> 'retryable'`); left != 0 {
+		t.Errorf("%d of %d jobs are not settled by one trip", left, n)
+	}
+	if text := value[string](t, db, `select coalesce(errors->0->>'error', 'none') from jobs where id = $1`, runs[13].job.ID); text != "outcome could not be encoded" {
+		t.Errorf("the refused one tells %q", text)
+	}
+}
+
+// FAULTS S-5, I9: a delay counts from the server's now, however far off the process' clock is.
+func TestDelaysGoByTheServersClock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, skew := range []time.Duration{-5 * time.Hour, 5 * time.Hour} {
+		s, runs := db.failing(t, 2, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Minute)}}})
+		s.now = func() time.Time { return time.Now().Add(skew) }
+		s.settle(t, runs[0].decide(errBoom), runs[1].decide(Snooze(time.Minute)))
+	}
+	if n := value[int](t, db, `select count(*) from jobs where scheduled_at - now() between '0 s' and '1 min' and state in ('retryable', 'scheduled')`); n != 4 {
+		t.Errorf("%d of 4 jobs are due within the next minute", n)
 	}
 }
 

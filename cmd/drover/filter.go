@@ -150,7 +150,7 @@ func (m *moment) Set(text string) (err error) {
 	}
 	if days, found := strings.CutSuffix(text, "d"); found {
 		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
-			m.ago = time.Duration(n) * 24 * time.Hour //nolint:gosec // at most 65,535 days
+			m.ago = time.Duration(n) * 24 * time.Hour
 			return nil
 		}
 	}

@@ -207,7 +207,7 @@ func unpackFile(root *os.Root, h *tar.Header, content io.Reader) error {
 	case tar.TypeDir:
 		return root.MkdirAll(name, 0o755)
 	case tar.TypeReg:
-		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755)
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // of which nine bits are kept
 		if err != nil {
 			return err
 		}

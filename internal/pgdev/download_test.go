@@ -252,7 +252,7 @@ func storedXZ(plain []byte) []byte {
 	index = binary.AppendUvarint(index, uint64(size))
 	index = binary.AppendUvarint(index, uint64(len(plain)))
 	index = withCRC(padded(index))
-	footer := append(le.AppendUint32(nil, uint32(len(index)/4-1)), flags...)
+	footer := append(le.AppendUint32(nil, uint32(len(index)/4-1)), flags...) //nolint:gosec // small
 
 	xz := append([]byte{0xfd, '7', 'z', 'X', 'Z', 0}, withCRC(flags)...)
 	xz = append(append(xz, block...), index...)

@@ -143,7 +143,7 @@ func compareVersions(a, b string) int {
 func freePort() (int, error) {
 	var err error
 	for range 50 {
-		port := 20000 + rand.IntN(12000)
+		port := 20000 + rand.IntN(12000) //nolint:gosec // any port
 		var l net.Listener
 		if l, err = net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
 			return port, l.Close()

@@ -1,0 +1,73 @@
+-- Roles that can do their work with drover and no more. SECURITY.md says what each is trusted with.
+--
+--   psql "$DATABASE_URL" -v ON_ERROR_STOP=1 -v schema=drover -f docs/roles.sql
+--
+-- Run it before the migrations, for the schema and its owner; migrate as the owner; run it again, and again after each
+-- later migration, for the rights. It changes nothing that is as it should be. Whoever runs it is a superuser, or may
+-- create roles and is a member of the owner. The roles cannot log in: grant them to those that do,
+-- e.g. grant drover_worker to app.
+--
+-- Variables, all optional: schema (public), owner, producer, worker, reader, operator (drover_owner, …).
+
+\if :{?schema} \else \set schema public \endif
+\if :{?owner} \else \set owner drover_owner \endif
+\if :{?producer} \else \set producer drover_producer \endif
+\if :{?worker} \else \set worker drover_worker \endif
+\if :{?reader} \else \set reader drover_reader \endif
+\if :{?operator} \else \set operator drover_operator \endif
+
+begin;
+select set_config('drover.roles', jsonb_build_array(:'owner', :'producer', :'worker', :'reader', :'operator')::text, true);
+do $$
+declare
+	name text;
+begin
+	for name in select jsonb_array_elements_text(current_setting('drover.roles')::jsonb) loop
+		if to_regrole(quote_ident(name)) is null then
+			execute format('create role %I nologin', name);
+		end if;
+	end loop;
+end
+$$;
+
+-- The owner runs the migrations (set role, or ?options=-crole%3Ddrover_owner in the URL) and owns all that they make.
+-- Nobody else may put anything into the schema: functions that run as their owner look there.
+create schema if not exists :"schema";
+revoke create on schema :"schema" from public;
+grant usage, create on schema :"schema" to :"owner";
+grant usage on schema :"schema" to :"producer", :"worker", :"reader", :"operator";
+set local search_path = :"schema";
+select to_regclass('jobs_archive') is not null as migrated \gset
+commit;
+
+\if :migrated
+begin;
+set local search_path = :"schema";
+
+-- A producer enqueues, and sees no table: three functions run with their owner's rights.
+grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"producer";
+
+-- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, and carries redrives on. It also enqueues.
+-- What is in the archive it cannot change, and what operators have decided it cannot make.
+grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"worker";
+grant select, insert, update, delete on jobs, supervisors, ended_supervisors, sleepers, budget_slots, failure_tallies to :"worker";
+grant select, insert, update on queues, kinds, builds, budgets, redrive_queues, failure_groups to :"worker";
+grant select, update on solo, redrives to :"worker";
+grant select, insert on jobs_archive to :"worker";
+grant select on job_counts to :"worker";
+
+-- A reader sees everything, args and error texts among it, and changes nothing.
+grant select on jobs, jobs_archive, queues, kinds, builds, supervisors, ended_supervisors, sleepers, solo, redrives, redrive_queues,
+	budgets, budget_slots, failure_groups, failure_tallies,
+	discarded_jobs, discarded_summary, job_counts, retry_budgets, failures to :"reader";
+
+-- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, sets budgets and
+-- policies: the verbs run with the caller's rights.
+grant :"reader" to :"operator";
+grant execute on function drover_wake to :"operator";
+grant insert, update, delete on jobs, jobs_archive, budgets to :"operator";
+grant insert, update on redrives, redrive_queues, failure_groups to :"operator";
+grant delete on failure_tallies to :"operator";
+grant update on queues to :"operator";
+commit;
+\endif

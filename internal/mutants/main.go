@@ -1,0 +1,161 @@
+// Command mutants puts one deliberate bug after another into the library and demands that the tests named for it turn
+// red: that a test compiles the bug, runs, and says by an assertion of its own what is wrong. A bug that no test notices
+// is a hole in the tests.
+//
+//	go run ./internal/mutants               all, after a run without any, which must be green
+//	go run ./internal/mutants -only NAME    one, or several separated by commas
+//	go run ./internal/mutants -list         what there is
+//
+// Nothing in the tree is changed: the go command reads the changed file in the place of the original (-overlay). The
+// report is a Markdown table on the standard output.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+func main() {
+	only := flag.String("only", "", "names of mutants, separated by commas; empty: all")
+	list := flag.Bool("list", false, "list the mutants")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *only, *list); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string, list bool) error {
+	chosen := mutants()
+	if only != "" {
+		names := strings.Split(only, ",")
+		chosen = slices.DeleteFunc(chosen, func(m mutant) bool { return !slices.Contains(names, m.name) })
+		if len(chosen) != len(names) {
+			return fmt.Errorf("%d mutants of these names: %s", len(chosen), only)
+		}
+	}
+	if list {
+		for _, m := range chosen {
+			fmt.Printf("%s: %s (%s)\n", m.name, m.bug, m.file)
+		}
+		return nil
+	}
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	if err := sound(ctx, root, chosen); err != nil {
+		return err
+	}
+	fmt.Print("| bug | verdict | by | it says | s |\n|---|---|---|---|---|\n")
+	alive := 0
+	for _, m := range chosen {
+		started := time.Now()
+		v, err := try(ctx, root, m)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil { // an error of the list
+			v = verdict{assertion: err.Error()}
+		}
+		if !v.caught {
+			alive++
+		}
+		fmt.Println(v.row(m, time.Since(started)))
+	}
+	if alive > 0 {
+		return fmt.Errorf("%d of %d were not caught", alive, len(chosen))
+	}
+	return nil
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/drover-queue/drover").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// sound runs the tests of all chosen mutants without a mutation: a test that is red anyway proves nothing.
+func sound(ctx context.Context, root string, chosen []mutant) error {
+	tests := map[string][]string{}
+	for _, m := range chosen {
+		tests[m.pkg()] = append(tests[m.pkg()], m.tests...)
+	}
+	for pkg, names := range tests {
+		slices.Sort(names)
+		names = slices.Compact(names)
+		r, err := test(ctx, root, pkg, names, "-timeout", "10m")
+		if err != nil {
+			return err
+		}
+		if len(r.failed) > 0 || r.broken != "" {
+			return fmt.Errorf("without a bug: %s%s", strings.Join(r.failed, ", "), r.broken)
+		}
+		if missing := slices.DeleteFunc(names, func(name string) bool { return slices.Contains(r.passed, name) }); len(missing) > 0 {
+			return fmt.Errorf("no such tests in %s: %q", pkg, missing)
+		}
+	}
+	return nil
+}
+
+// try runs a mutant's tests with its bug in place.
+func try(ctx context.Context, root string, m mutant) (verdict, error) {
+	dir, err := os.MkdirTemp("", "drover-mutant-")
+	if err != nil {
+		return verdict{}, err
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a directory for temporary files
+	overlay, err := m.overlay(root, dir)
+	if err != nil {
+		return verdict{}, err
+	}
+	r, err := test(ctx, root, m.pkg(), m.tests, "-overlay", overlay, "-timeout", "4m", "-failfast")
+	if err != nil {
+		return verdict{}, err
+	}
+	return judge(r)
+}
+
+// overlay writes the changed file and the go command's instruction to read it in the place of the original.
+func (m mutant) overlay(root, dir string) (string, error) {
+	original := filepath.Join(root, m.file)
+	raw, err := os.ReadFile(original)
+	if err != nil {
+		return "", err
+	}
+	changed, err := m.apply(string(raw))
+	if err != nil {
+		return "", err
+	}
+	replacement := filepath.Join(dir, filepath.Base(m.file))
+	if err := os.WriteFile(replacement, []byte(changed), 0o600); err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	return overlay, os.WriteFile(overlay, fmt.Appendf(nil, `{"Replace": {%q: %q}}`, original, replacement), 0o600)
+}
+
+// apply puts the bug into the text of its file.
+func (m mutant) apply(text string) (string, error) {
+	if n := strings.Count(text, m.old); n != 1 {
+		return "", fmt.Errorf("the text that it changes is %d times in %s", n, m.file)
+	}
+	if m.old == m.new {
+		return "", errors.New("changes nothing")
+	}
+	return strings.Replace(text, m.old, m.new, 1), nil
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The list cannot rot unseen: every text that a mutant changes is there, once, and every test that it names.
+func TestEveryMutantFindsItsPlace(t *testing.T) {
+	t.Parallel()
+	root, err := moduleRoot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := mutants()
+	if len(list) < 15 {
+		t.Errorf("%d mutants", len(list))
+	}
+	var names []string
+	for _, m := range list {
+		if m.bug == "" || slices.Contains(names, m.name) {
+			t.Errorf("%s: without a name of its own, or says nothing", m.name)
+		}
+		names = append(names, m.name)
+		raw, err := os.ReadFile(filepath.Join(root, m.file))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		changed, err := m.apply(string(raw))
+		if err != nil {
+			t.Errorf("%s: %v", m.name, err)
+			continue
+		}
+		if strings.HasSuffix(m.file, ".go") {
+			if _, err := parser.ParseFile(token.NewFileSet(), m.file, changed, 0); err != nil {
+				t.Errorf("%s: %v", m.name, err)
+			}
+		}
+		for _, test := range m.tests {
+			if !exists(t, filepath.Join(root, m.in), test) {
+				t.Errorf("%s: no test %s in %s", m.name, test, m.pkg())
+			}
+		}
+	}
+}
+
+// exists reports whether a directory's tests have one of that name.
+func exists(t *testing.T, dir, test string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(files, func(file string) bool {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(string(raw), "\nfunc "+test+"(")
+	})
+}
+
+// What counts as caught: an assertion, and neither a time-out nor a wait that ran out.
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	const failed = `{"Action":"fail","Test":"TestA"}` + "\n" + `{"Action":"fail"}`
+	for name, tc := range map[string]struct {
+		log    string
+		caught bool
+		by     string
+		broken bool // the mutant, not the library
+	}{
+		"an assertion":            {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: 3, want 4\n"}` + "\n" + failed, caught: true, by: "TestA"},
+		"one of a subtest's":      {log: `{"Action":"output","Test":"TestA/x","Output":"        a_test.go:7: 3, want 4\n"}` + "\n" + failed, caught: true, by: "TestA"},
+		"a wait that ran out":     {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 30 s\n"}` + "\n" + failed, by: "TestA"},
+		"another":                 {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 10s: select\n"}` + "\n" + failed, by: "TestA"},
+		"a panic":                 {log: `{"Action":"output","Test":"TestA","Output":"panic: nil map\n"}` + "\n" + failed, by: "TestA"},
+		"a time-out":              {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: 3\npanic: test timed out after 4m\n"}` + "\n" + failed, by: "TestA"},
+		"all green":               {log: `{"Action":"pass","Test":"TestA"}` + "\n" + `{"Action":"pass"}`},
+		"a server that is absent": {log: `{"Action":"output","Output":"no Postgres\n"}` + "\n" + `{"Action":"fail"}`},
+		"a build that failed":     {log: `{"Action":"build-output","Output":"x.go:1: syntax error\n"}` + "\n" + `{"Action":"build-fail"}`, broken: true},
+	} {
+		r, err := parse([]byte(tc.log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := judge(r)
+		if v.caught != tc.caught || v.by != tc.by || (err != nil) != tc.broken {
+			t.Errorf("%s: %+v, %v", name, v, err)
+		}
+	}
+}

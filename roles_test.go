@@ -1,0 +1,357 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// cast is a schema with the roles of docs/roles.sql, whose names do their best to break out of it.
+type cast struct {
+	*testDB // as a superuser
+	schema  string
+}
+
+func (c *cast) name(role string) string { return c.schema + ` "` + role + `'s` }
+
+// newCast makes the roles, migrates as the owner, and gives the rights.
+func newCast(t *testing.T) *cast {
+	t.Helper()
+	pool := pgtest.NewPool(t)
+	c := &cast{testDB: &testDB{Pool: pool}, schema: pgtest.Schema(pool)}
+	t.Cleanup(func() {
+		for _, role := range []string{"operator", "reader", "worker", "producer", "owner"} {
+			name := pgx.Identifier{c.name(role)}.Sanitize()
+			if _, err := c.Exec(context.Background(), "drop owned by "+name+" cascade; drop role "+name, pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	c.script(t, false)
+	if err := migrations.Up(t.Context(), c.pool(t, "owner")); err != nil {
+		t.Fatalf("the owner cannot migrate: %v", err)
+	}
+	for range 2 { // again changes nothing
+		c.script(t, true)
+	}
+	return c
+}
+
+// script runs docs/roles.sql as psql does, with these names.
+func (c *cast) script(t *testing.T, migrated bool) {
+	t.Helper()
+	raw, err := os.ReadFile("docs/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(raw)
+	if rights := strings.Index(text, `\if :migrated`); rights < 0 {
+		t.Fatal("docs/roles.sql does not ask whether the schema is migrated")
+	} else if !migrated {
+		text = text[:rights]
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, `\`) {
+			lines = append(lines, strings.Replace(line, ` \gset`, ";", 1))
+		}
+	}
+	text = strings.Join(lines, "")
+	values := map[string]string{"schema": c.schema}
+	for _, role := range []string{"owner", "producer", "worker", "reader", "operator"} {
+		values[role] = c.name(role)
+	}
+	for name, value := range values {
+		text = strings.ReplaceAll(text, `:"`+name+`"`, pgx.Identifier{value}.Sanitize())
+		text = strings.ReplaceAll(text, `:'`+name+`'`, "'"+strings.ReplaceAll(value, "'", "''")+"'")
+	}
+	if _, err := c.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatalf("docs/roles.sql: %v", err)
+	}
+}
+
+// pool is one whose connections act as a role.
+func (c *cast) pool(t *testing.T, role string) *pgxpool.Pool {
+	t.Helper()
+	return c.samePool(t, func(config *pgxpool.Config) {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "set role "+pgx.Identifier{c.name(role)}.Sanitize())
+			return err
+		}
+	})
+}
+
+// as is a client that acts as a role.
+func (c *cast) as(t *testing.T, role string, cfg Config) *testDB {
+	t.Helper()
+	pool := c.pool(t, role)
+	return &testDB{pool, newClientOn(t, pool, cfg)}
+}
+
+// refused reports that the server denied a right.
+func refused(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "42501"
+}
+
+// page is a log that several goroutines write.
+type page struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (p *page) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.Write(b)
+}
+
+func (p *page) String() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.String()
+}
+
+// X-7, E-5: each role does all of its work: what a producer enqueues a worker claims, fails, retries within a budget,
+// snoozes, discards with a follow-up, archives, prunes and rescues; a reader reads; an operator operates.
+func TestRolesDoTheirWork(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	var log page
+	cfg := Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	producer, worker, reader, operator := c.as(t, "producer", cfg), c.as(t, "worker", cfg), c.as(t, "reader", cfg), c.as(t, "operator", cfg)
+	ctx := t.Context()
+	ok := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	var well atomic.Bool
+	sup, err := worker.client.Supervisor(SupervisorConfig{
+		Lease: time.Second, PollInterval: time.Minute, CompletedRetention: time.Millisecond, Build: "b1",
+		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
+		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error {
+			if j.Attempt == 1 && j.Snoozes == 0 {
+				return Snooze(time.Millisecond)
+			}
+			if !well.Load() {
+				return errBoom
+			}
+			return nil
+		}, WorkerOpts{MaxAttempts: 2, Retry: Every(time.Millisecond), FollowUp: &FollowUp{Kind: "nobody"}})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sup.pruneEvery = 10 * time.Millisecond
+	run, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- sup.Run(run) }()
+
+	// The worker sleeps; a producer wakes it.
+	c.waitFor(t, 30*time.Second, `select exists (select from sleepers where sleeps_until = 'infinity')`)
+	receipt, err := producer.client.Enqueue(ctx, letter{"a"}, nil)
+	ok("Enqueue", err)
+	ok("EnqueueTx", pgx.BeginFunc(ctx, producer.Pool, func(tx pgx.Tx) error {
+		_, err := producer.client.EnqueueTx(ctx, tx, letter{"b"}, nil)
+		return err
+	}))
+	_, err = producer.client.EnqueueMany(ctx, []Batch{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
+	ok("EnqueueMany", err)
+	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
+	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where kind = 'nobody'`)
+	c.waitFor(t, 30*time.Second, `select exists (select from failure_groups where jobs = 4)`)
+
+	// A supervisor that died, and one old dead letter for the archive.
+	c.exec(t, `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at, snoozes) values (drover_ulid_at('2020-01-01'), 'letter', 'running', 'gone', 1, 1, now(), 1)`)
+	c.dead(t, "gone")
+	c.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at('2020-01-02'), 'letter', 'discarded', now() - interval '40 days', 'operator')`)
+	well.Store(true)
+	c.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs_archive`)
+	c.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
+
+	// What a reader reads.
+	fingerprint := value[string](t, c.testDB, `select fingerprint from failure_groups limit 1`)
+	for what, read := range map[string]func(*Client) error{
+		"Check":         func(r *Client) error { return r.Check(ctx) },
+		"Get":           func(r *Client) error { _, err := r.Get(ctx, receipt.ID); return err },
+		"List":          func(r *Client) error { _, err := r.List(ctx, Filter{State: Discarded}, "", 0); return err },
+		"Count":         func(r *Client) error { _, err := r.Count(ctx, Filter{}); return err },
+		"Counts":        func(r *Client) error { _, err := r.Counts(ctx); return err },
+		"Summary":       func(r *Client) error { _, err := r.Summary(ctx); return err },
+		"Failures":      func(r *Client) error { _, err := r.Failures(ctx, FailureFilter{}); return err },
+		"Failure":       func(r *Client) error { _, err := r.Failure(ctx, fingerprint); return err },
+		"RetryBudgets":  func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
+		"Redrives":      func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
+		"Health":        func(r *Client) error { _, err := r.Health(ctx); return err },
+		"Alerts":        func(r *Client) error { _, err := r.Alerts(ctx, Thresholds{Discarded: 1}); return err },
+		"ExportArchive": func(r *Client) error { _, err := r.ExportArchive(ctx, io.Discard, Filter{}); return err },
+	} {
+		ok("reader: "+what, read(reader.client))
+		ok("operator: "+what, read(operator.client))
+		if err := read(producer.client); !refused(err) && what != "Check" && what != "Health" { // of Health it gets what it may see
+			t.Errorf("producer: %s: %v", what, err)
+		}
+	}
+
+	// What an operator does, and no other role.
+	waiting := c.enqueueWaiting(t, 3)
+	verbs := []struct {
+		what string
+		do   func(*Client) error
+	}{
+		{"Cancel", func(o *Client) error { _, err := o.Cancel(ctx, waiting[0], "no"); return err }},
+		{"Discard", func(o *Client) error { _, err := o.Discard(ctx, waiting[1], "no"); return err }},
+		{"CancelMany", func(o *Client) error { _, err := o.CancelMany(ctx, Filter{Kind: "nobody"}, "no"); return err }},
+		{"DiscardMany", func(o *Client) error { _, err := o.DiscardMany(ctx, Filter{IDs: waiting[2:]}, "no"); return err }},
+		{"SetFailureStatus", func(o *Client) error { return o.SetFailureStatus(ctx, fingerprint, FailureResolved, "ann") }},
+		{"SetFailurePolicy", func(o *Client) error {
+			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, "ann")
+		}},
+		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, "ann") }},
+		{"Redrive", func(o *Client) error {
+			_, err := o.Redrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"})
+			return err
+		}},
+		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}); return err }},
+		{"Archive", func(o *Client) error {
+			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil)
+			return err
+		}},
+		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}, DeleteForEver); return err }},
+		{"DeleteMany", func(o *Client) error {
+			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled})
+			return err
+		}},
+	}
+	for _, v := range verbs {
+		for what, other := range map[string]*testDB{"reader": reader, "producer": producer} {
+			if err := v.do(other.client); !refused(err) {
+				t.Errorf("%s: %s: %v", what, v.what, err)
+			}
+		}
+	}
+	for _, v := range verbs {
+		ok("operator: "+v.what, v.do(operator.client))
+	}
+	if n := value[int](t, c.testDB, `select count(*) from jobs_archive`); n != 0 {
+		t.Errorf("%d jobs in the archive after the purge", n)
+	}
+	c.waitFor(t, 30*time.Second, `select count(*) = 1 from redrives where state = 'done'`)
+	stop()
+	ok("Run", <-ended)
+	if text := log.String(); strings.Contains(text, "permission denied") {
+		t.Errorf("the log tells of rights that were missing:\n%s", text)
+	}
+}
+
+// enqueueWaiting stores jobs that nobody works.
+func (c *cast) enqueueWaiting(t *testing.T, n int) (ids []string) {
+	t.Helper()
+	for range n {
+		ids = append(ids, value[string](t, c.testDB, `insert into jobs (kind, queue) values ('unknown', 'elsewhere') returning id`))
+	}
+	return ids
+}
+
+// X-7: no role can do more than its work: none but the owner makes, changes or drops anything in the schema, a producer
+// touches no table, a reader changes none, a worker does not purge the archive nor decide what operators decide.
+func TestRolesDoNoMore(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	const outsiders = `'producer', 'worker', 'reader', 'operator'`
+	for what, query := range map[string]string{
+		"may make things in the schema": `has_schema_privilege(r.name, current_schema(), 'create')`,
+		"owns something": `exists (select from pg_class where relowner = r.id and relnamespace = quote_ident(current_schema())::regnamespace)
+			or exists (select from pg_proc where proowner = r.id and pronamespace = quote_ident(current_schema())::regnamespace)`,
+		"is a member of the owner":            `pg_has_role(r.name, r.owner, 'member')`,
+		"may truncate, or hang triggers on":   `exists (select from rel where has_table_privilege(r.name, oid, 'truncate, references, trigger'))`,
+		"may write where migrations are kept": `has_table_privilege(r.name, 'drover_goose_version', 'insert, update, delete')`,
+	} {
+		c.nobody(t, what, outsiders, query)
+	}
+	c.nobody(t, "touches a table", `'producer'`, `exists (select from rel where has_table_privilege(r.name, oid, 'select, insert, update, delete') or has_any_column_privilege(r.name, oid, 'select, insert, update'))`)
+	c.nobody(t, "writes", `'reader'`, `exists (select from rel where has_table_privilege(r.name, oid, 'insert, update, delete') or has_any_column_privilege(r.name, oid, 'insert, update'))`)
+	c.nobody(t, "runs as the owner", `'reader'`, `exists (select from pg_proc where prosecdef and pronamespace = quote_ident(current_schema())::regnamespace and has_function_privilege(r.name, oid, 'execute'))`)
+	c.nobody(t, "does not see all there is", `'reader', 'operator'`, `exists (select from rel where relname <> 'drover_goose_version' and not has_table_privilege(r.name, oid, 'select'))`)
+
+	id := c.enqueueWaiting(t, 1)[0]
+	own := map[string][]string{
+		"producer": {
+			`select from jobs`, `insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `select from discarded_jobs`,
+			`select drover_cancel('` + id + `')`, `select drover_list()`, `select drover_delete_many('{"all": true}', confirm => 'delete')`,
+		},
+		"reader": {
+			`insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `select from jobs for update`,
+			`select drover_enqueue('k')`, `select drover_wake('default')`, `select drover_cancel('` + id + `')`, `select drover_pace()`,
+			`select drover_redrive_start('{"filter": {"all": true}}')`,
+		},
+		"worker": {
+			`update jobs_archive set args = '{}'`, `delete from jobs_archive`, `select drover_purge('{"all": true}', 'delete for ever')`, `select drover_restore('{"all": true}')`,
+			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into redrives (filter) values ('{}')`, `delete from budgets`, `delete from queues`,
+			`delete from failure_groups`,
+		},
+		"operator": {`update supervisors set beat = 0`, `delete from supervisors`, `delete from kinds`, `update builds set build = 'x'`, `delete from redrives`},
+	}
+	for role := range maps.Keys(own) {
+		db := c.as(t, role, Config{})
+		for _, sql := range slices.Concat(own[role], []string{
+			`truncate jobs`, `drop table jobs`, `drop schema ` + c.schema + ` cascade`, `alter table jobs add column mine int`, `alter table jobs disable trigger all`,
+			`create table mine ()`, `create function drover_mine() returns int language sql as 'select 1'`, `drop function drover_schema_version()`,
+			`create or replace function drover_schema_version() returns int language sql as 'select 99'`, `create index on jobs (args)`,
+			`create trigger mine before insert on jobs execute function drover_follow_up()`, `alter function drover_wake(text, timestamptz) security invoker`,
+			`update drover_goose_version set version_id = 0`, `drop view discarded_jobs`, `comment on table jobs is 'mine'`,
+		}) {
+			tx, err := db.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = tx.Exec(t.Context(), sql)
+			if !refused(err) {
+				t.Errorf("%s: %s: %v, want permission denied", role, sql, err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// nobody fails the test for each of the roles of which the condition holds.
+func (c *cast) nobody(t *testing.T, what, roles, condition string) {
+	t.Helper()
+	rows, err := c.Query(t.Context(), `
+with rel as (select oid, relname from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v')),
+	r as (select role, n.name, to_regrole(quote_ident(n.name)) as id, $1 || ' "owner''s' as owner
+		from unnest(array[`+roles+`]) as role, lateral (select $1 || ' "' || role || '''s' as name) n)
+select role from r where `+condition, c.schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if len(names) > 0 {
+		t.Errorf("%s: %q", what, names)
+	}
+}
