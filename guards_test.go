@@ -89,8 +89,8 @@ func (p *planner) claimCost(t testing.TB, s *still, floors bool) (buffers int) {
 	t.Helper()
 	st := theStatements(s, []string{"none"})[0]
 	if !floors {
-		clear(st.args[9].([]time.Time)) //nolint:errcheck // it is
-		clear(st.args[10].([]string))   //nolint:errcheck // it is
+		clear(st.args[9].([]time.Time))
+		clear(st.args[10].([]string))
 	}
 	for range 2 { // the second has behind it what is read once
 		buffers = buffersIn(t, p.explain(t, st, "analyze, buffers, timing off"))
