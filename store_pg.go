@@ -413,28 +413,6 @@ func (s *sameText) ScanBytes(text []byte) error {
 	return nil
 }
 
-// idArray is a text[] of ids that is encoded without a copy of each.
-type idArray []string
-
-// Dimensions implements pgtype.ArrayGetter.
-func (a idArray) Dimensions() []pgtype.ArrayDimension {
-	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}} //nolint:gosec // at most a batch
-}
-
-// Index implements pgtype.ArrayGetter.
-func (a idArray) Index(i int) any { return (*idText)(&a[i]) }
-
-// IndexType implements pgtype.ArrayGetter.
-func (a idArray) IndexType() any { return (*idText)(nil) }
-
-// idText is an element of an idArray.
-type idText string
-
-// TextValue implements pgtype.TextValuer.
-func (t *idText) TextValue() (pgtype.Text, error) {
-	return pgtype.Text{String: string(*t), Valid: true}, nil
-}
-
 // sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
 // which a rescue must not run again. $2 holds the fence of each. The update is HOT.
 const sqlStart = `
@@ -484,9 +462,9 @@ delete from jobs where id = any(array(select id from held))`
 
 func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del bool) {
 	if del {
-		p.exec(n, sqlCompleteDelete, idArray(ids), seq, owner)
+		p.exec(n, sqlCompleteDelete, ids, seq, owner)
 	} else {
-		p.exec(n, sqlComplete, idArray(ids), seq, owner)
+		p.exec(n, sqlComplete, ids, seq, owner)
 	}
 }
 
