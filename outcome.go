@@ -152,12 +152,13 @@ func (o *outcome) completes() bool { return o.state == Completed }
 // decide turns what a handler returned into an outcome: "How a run can end" in README.md.
 func (r *run) decide(err error) *outcome {
 	o := &outcome{run: r, duration: r.ran()}
+	if err == nil {
+		o.state, o.event = Completed, eventCompleted
+		return o
+	}
 	var v *verdict
 	hasVerdict := errors.As(err, &v)
 	switch {
-	case err == nil:
-		o.state, o.event = Completed, eventCompleted
-		return o
 	case hasVerdict && v.how == verdictSnooze:
 		o.state, o.delay, o.giveBack, o.snoozed, o.event = Scheduled, v.delay, true, true, eventSnoozed
 		return o

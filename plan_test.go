@@ -220,20 +220,13 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 	if ids, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		t.Fatal(err)
 	}
-	buffers := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`)
 	for _, st := range theStatements(s, ids) {
 		if st.rows == 0 {
 			continue // these read all due jobs by their nature
 		}
 		plan := p.explain(t, st, "analyze, buffers, timing off")
-		found := buffers.FindStringSubmatch(plan)
-		if found == nil {
-			t.Fatalf("%s: no buffers in\n%s", st.name, plan)
-		}
-		hit, _ := strconv.Atoi(found[1])
-		read, _ := strconv.Atoi(found[2])
-		if most := 60 + 40*st.rows; hit+read > most {
-			t.Errorf("%s: %d buffers for %d rows:\n%s", st.name, hit+read, st.rows, plan)
+		if buffers, most := buffersIn(t, plan), 60+40*st.rows; buffers > most {
+			t.Errorf("%s: %d buffers for %d rows:\n%s", st.name, buffers, st.rows, plan)
 		}
 	}
 }
@@ -260,13 +253,22 @@ func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
 		}
 		return errRollback
 	})
-	found := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`).FindStringSubmatch(plan)
-	if !errors.Is(err, errRollback) || found == nil {
+	if !errors.Is(err, errRollback) {
 		t.Fatalf("%s: %v\n%s", sql, err, plan)
+	}
+	return buffersIn(t, plan), scans
+}
+
+// buffersIn is how many buffers a plan touched in all.
+func buffersIn(t testing.TB, plan string) int {
+	t.Helper()
+	found := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`).FindStringSubmatch(plan)
+	if found == nil {
+		t.Fatalf("no buffers in\n%s", plan)
 	}
 	hit, _ := strconv.Atoi(found[1])
 	read, _ := strconv.Atoi(found[2])
-	return hit + read, scans
+	return hit + read
 }
 
 var errRollback = errors.New("roll back")

@@ -18,6 +18,7 @@ var errTimeout = errors.New("drover: run timed out")
 // run is one claimed job on its way through a worker.
 type run struct {
 	job             *Job
+	space           Job // that job points to, where the run was claimed
 	sup             *Supervisor
 	worker          *Worker
 	queue           *queueState
@@ -39,7 +40,7 @@ type run struct {
 	claimedAt time.Time
 	startedAt time.Time
 	ctx       context.Context //nolint:containedctx // a run is one call of a handler
-	cancel    context.CancelCauseFunc
+	lazy      runContext      // what ctx is, once the run has started
 	phase     atomic.Int32
 	unwanted  atomic.Bool             // an operator has ended its job
 	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
@@ -74,12 +75,11 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		return true
 	}
 	r.startedAt = s.now()
-	ctx, cancel := context.WithCancelCause(r.lease.ctx)
-	r.ctx, r.cancel = ctx, cancel
-	release := context.CancelFunc(func() {})
+	r.lazy.parent = r.lease.ctx
 	if r.timeout < maxTimeout {
-		r.ctx, release = context.WithTimeoutCause(ctx, r.timeout, errTimeout)
+		r.lazy.deadline = time.Now().Add(r.timeout)
 	}
+	r.ctx = &r.lazy
 
 	var err error
 	returned := false
@@ -94,17 +94,72 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 				s.startWorker(r.queue)
 			}
 		}
-		release()
-		cancel(nil)
+		r.cancel(nil)
 	}()
 	s.inFlight.add(r)
 	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
-		cancel(ErrCancelled)
+		r.cancel(ErrCancelled)
 	}
 	s.tellStarted(r)
 	err = r.call()
 	returned = true
 	return goOn
+}
+
+// runContext is a handler's context, made when it is first looked at. A context with a timeout is half of what a short
+// job allocates, and registers with the lease's under a lock that all runs share; a handler that is done at once never
+// asks for it.
+type runContext struct {
+	parent   context.Context //nolint:containedctx // of the one to make
+	deadline time.Time       // zero: none
+
+	mu    sync.Mutex
+	made  context.Context         //nolint:containedctx // nil until it is needed
+	stop  context.CancelCauseFunc // of made
+	over  context.CancelFunc      // of made's timeout; stop does all that it does
+	ended bool
+	cause error // of the end, nil: the handler has returned
+}
+
+func (c *runContext) get() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made == nil {
+		c.made, c.stop = context.WithCancelCause(c.parent)
+		if !c.deadline.IsZero() {
+			c.made, c.over = context.WithDeadlineCause(c.made, c.deadline, errTimeout)
+		}
+		if c.ended {
+			c.stop(c.cause)
+		}
+	}
+	return c.made
+}
+
+// Deadline implements context.Context.
+func (c *runContext) Deadline() (time.Time, bool) { return c.get().Deadline() }
+
+// Done implements context.Context.
+func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
+
+// Err implements context.Context.
+func (c *runContext) Err() error { return c.get().Err() }
+
+// Value implements context.Context.
+func (c *runContext) Value(key any) any { return c.get().Value(key) }
+
+// cancel ends the handler's context.
+func (r *run) cancel(cause error) {
+	c := &r.lazy
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.ended, c.cause = true, cause
+	if c.made != nil {
+		c.stop(cause)
+	}
 }
 
 var errExpired = errors.New("drover: expired before a run")
@@ -301,12 +356,12 @@ func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time
 	r := &run{
 		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
 		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, s.cfg.CompletedRetention) == DeleteOnCompletion,
-		job: &Job{
+		space: Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),
 			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.scheduledAt,
 		},
 	}
-	r.job.run = r
+	r.job, r.space.run = &r.space, r
 	if r.strategy == nil {
 		r.strategy = q.Retry
 	}

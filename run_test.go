@@ -670,3 +670,62 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
 }
+
+// A handler's context is made when it is first looked at, and is then what it would have been from the start.
+func TestContextThatIsMadeLate(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	boom := errors.New("boom")
+	for name, c := range map[string]struct {
+		timeout time.Duration
+		happens func(r *run, lose context.CancelCauseFunc)
+		err     error // nil: it has not ended
+		cause   error
+	}{
+		"nothing has happened":  {happens: func(*run, context.CancelCauseFunc) {}, timeout: time.Hour},
+		"without a timeout":     {happens: func(*run, context.CancelCauseFunc) {}},
+		"the timeout is over":   {happens: func(*run, context.CancelCauseFunc) {}, timeout: time.Nanosecond, err: context.DeadlineExceeded, cause: errTimeout},
+		"cancelled":             {happens: func(r *run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled) }, timeout: time.Hour, err: context.Canceled, cause: ErrCancelled},
+		"cancelled twice":       {happens: func(r *run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled); r.cancel(boom) }, err: context.Canceled, cause: ErrCancelled},
+		"the handler was done":  {happens: func(r *run, _ context.CancelCauseFunc) { r.cancel(nil) }, timeout: time.Hour, err: context.Canceled, cause: context.Canceled},
+		"the lease was lost":    {happens: func(_ *run, lose context.CancelCauseFunc) { lose(ErrLeaseLost) }, timeout: time.Hour, err: context.Canceled, cause: ErrLeaseLost},
+		"done, then lease lost": {happens: func(r *run, lose context.CancelCauseFunc) { r.cancel(nil); lose(ErrLeaseLost) }, err: context.Canceled},
+	} {
+		for _, late := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, looked at afterwards: %v", name, late), func(t *testing.T) {
+				t.Parallel()
+				lease, lose := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
+				defer lose(nil)
+				r := &run{}
+				r.lazy.parent = lease
+				if c.timeout > 0 {
+					r.lazy.deadline = time.Now().Add(c.timeout)
+				}
+				r.ctx = &r.lazy
+				if !late {
+					_ = r.ctx.Done()
+				}
+				c.happens(r, lose)
+				child, stop := context.WithCancel(r.ctx)
+				defer stop()
+				for _, ctx := range []context.Context{r.ctx, child} {
+					if c.err != nil {
+						receive(t, ctx.Done())
+					}
+					if err := ctx.Err(); !errors.Is(err, c.err) {
+						t.Errorf("Err = %v, want %v", err, c.err)
+					}
+					if cause := context.Cause(ctx); c.cause != nil && !errors.Is(cause, c.cause) {
+						t.Errorf("Cause = %v, want %v", cause, c.cause)
+					}
+					if at, ok := ctx.Deadline(); ok != (c.timeout > 0) || ok && !at.Equal(r.lazy.deadline) {
+						t.Errorf("Deadline = %v, %v", at, ok)
+					}
+					if v := ctx.Value(key{}); v != "value" {
+						t.Errorf("Value = %v", v)
+					}
+				}
+			})
+		}
+	}
+}

@@ -435,3 +435,32 @@ func (e *settler) retryLocked() {
 		o.notBefore = time.Time{}
 	}
 }
+
+// X-4: claims and settles work however pgx sends statements: some modes know no types of parameters.
+func TestRunInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			via := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+				sup := via.launch(t, SupervisorConfig{CompletedRetention: retention, Workers: handling(func(_ context.Context, j *Job, n int) error {
+					if n == 1 && j.Attempt == 1 {
+						return RetryAfter(0, errors.New("boom"))
+					}
+					return nil
+				})})
+				ids := db.enqueueJobs(t, 3, nil)
+				done := 3
+				if retention == DeleteOnCompletion {
+					done = 0
+				}
+				db.waitFor(t, 20*time.Second, `select count(*) = $2 and count(*) filter (where state = 'completed') = $2 from jobs where id = any($1)`, ids, done)
+				sup.stop(t)
+			}
+		})
+	}
+}

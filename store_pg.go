@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -355,37 +356,69 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	reply.fenced = true
+	row := claimRow{reply: reply}
+	columns := row.columns() // once: a row costs the strings that it brings, and its run
 	p.query(func(rows pgx.Rows) error {
 		reply.fenced = false
-		var j claimedJob
-		var id, kind, queue *string
-		var lane *int16
-		var attempt, seq *int
-		var at *time.Time
-		var more []byte
-		var next *float64
-		if err := rows.Scan(&reply.at, &id, &kind, &queue, &lane, &j.args, &attempt, &seq, &at, &more, &next); err != nil {
+		if err := rows.Scan(columns...); err != nil {
 			return err
 		}
-		if id == nil {
-			if next != nil {
-				reply.nextDue = max(time.Duration(*next*float64(time.Second)), time.Microsecond)
-			}
-			return nil
-		}
-		j.id, j.kind, j.queue, j.lane, j.attempt, j.claimSeq, j.scheduledAt = *id, *kind, *queue, *lane, *attempt, *seq, *at
-		if more != nil {
-			j.more = &moreOfJob{}
-			if err := json.Unmarshal(more, j.more); err != nil {
-				return err
-			}
-		}
-		reply.jobs = append(reply.jobs, j)
-		return nil
+		return row.add()
 	}, sqlClaim, req.supervisor, req.epoch, req.kinds, req.queues, req.rooms, req.groupQueue, req.groupRoom,
 		req.laneGroup, req.lanes, req.floorAt, req.floorID)
 	p.commit()
 	p.call(func() { reply.committed = true })
+}
+
+// claimRow reads the rows of sqlClaim, one after the other.
+type claimRow struct {
+	reply         *claimReply
+	id            pgtype.Text
+	kind, queue   sameText
+	lane          pgtype.Int2
+	args, more    []byte
+	attempt, seq  pgtype.Int4
+	scheduled     pgtype.Timestamptz
+	secondsToNext pgtype.Float8
+}
+
+func (r *claimRow) columns() []any {
+	return []any{
+		&r.reply.at, &r.id, &r.kind, &r.queue, &r.lane, &r.args, &r.attempt, &r.seq, &r.scheduled, &r.more, &r.secondsToNext,
+	}
+}
+
+// add notes what the row says.
+func (r *claimRow) add() error {
+	if !r.id.Valid {
+		if r.secondsToNext.Valid {
+			r.reply.nextDue = max(time.Duration(r.secondsToNext.Float64*float64(time.Second)), time.Microsecond)
+		}
+		return nil
+	}
+	j := claimedJob{
+		id: r.id.String, kind: string(r.kind), queue: string(r.queue), lane: r.lane.Int16, args: r.args,
+		attempt: int(r.attempt.Int32), claimSeq: int(r.seq.Int32), scheduledAt: r.scheduled.Time,
+	}
+	if r.more != nil {
+		j.more = &moreOfJob{}
+		if err := json.Unmarshal(r.more, j.more); err != nil {
+			return err
+		}
+	}
+	r.reply.jobs = append(r.reply.jobs, j)
+	return nil
+}
+
+// sameText is a column that says the same in most rows: it allocates where it changes.
+type sameText string
+
+// ScanBytes implements pgtype.BytesScanner.
+func (s *sameText) ScanBytes(text []byte) error {
+	if string(text) != string(*s) {
+		*s = sameText(text)
+	}
+	return nil
 }
 
 // sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,

@@ -82,7 +82,7 @@ func TestWALOfAJob(t *testing.T) {
 		retention  time.Duration
 		fillfactor int
 		most       int
-	}{{"kept", 0, 30, 1000}, {"deleted", DeleteOnCompletion, 45, 760}} {
+	}{{"kept", 0, 30, 950}, {"deleted", DeleteOnCompletion, 45, 720}} {
 		config.ConnConfig.RuntimeParams["search_path"] = c.schema
 		pool, err := pgxpool.NewWithConfig(context.Background(), config)
 		if err != nil {

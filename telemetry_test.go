@@ -215,7 +215,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 			return nil
 		}},
 	}
-	const each = 24
+	const each = 12
 	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 60}}, DrainTimeout: time.Millisecond}
 	var batch []Batch
 	for _, k := range kinds {

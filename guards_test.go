@@ -1,0 +1,154 @@
+package drover
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// What a job costs, told by counts: they are the same on a busy machine. Bytes of WAL and the share of HOT claims are
+// counted in store_pg_test.go, the shapes of plans in plan_test.go.
+
+// Allocations are counted for the whole process, so that nothing may run beside this.
+//
+//nolint:paralleltest // see above
+func TestAllocationsOfAJob(t *testing.T) {
+	db := newQuietDB(t)
+	const jobs = 20_000
+	fill := func() {
+		db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
+	}
+	var ran atomic.Int64
+	fill()
+	sup := db.launch(t, SupervisorConfig{
+		Queues: []Queue{{Concurrency: 200}}, CompletedRetention: DeleteOnCompletion,
+		Workers: []Worker{Handle(func(context.Context, *Job, job) error { ran.Add(1); return nil }, WorkerOpts{})},
+	})
+	empty := func() bool { return ran.Load() == jobs && value[bool](t, db, `select not exists (select from jobs)`) }
+	eventually(t, empty) // statements are prepared, buffers have grown
+	ran.Store(0)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fill()
+	sup.claimer.wake()
+	eventually(t, empty)
+	runtime.ReadMemStats(&after)
+	perJob := float64(after.Mallocs-before.Mallocs) / jobs
+	t.Logf("%.1f allocations, %d bytes a job", perJob, (after.TotalAlloc-before.TotalAlloc)/jobs)
+	if perJob > 12 {
+		t.Errorf("%.1f allocations a job, at most 12 are promised: go test -run %s -memprofile mem.out -memprofilerate 4096 tells where", perJob, t.Name())
+	}
+}
+
+// trips counts round trips and the statements in them, but for those that only frame transactions.
+type trips struct {
+	statements
+	n atomic.Int64
+}
+
+func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+// DESIGN.md, section 4.3: claims and settles grow with the load.
+func TestStatementsUnderLoad(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const jobs = 20_000
+	db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
+	var counted trips
+	traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
+	traced.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 200}}})
+	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
+	perThousand := func(n int64) float64 { return float64(n) * 1000 / jobs }
+	statements, trips := perThousand(counted.statements.n.Load()), perThousand(counted.n.Load())
+	t.Logf("%.1f statements in %.1f round trips for 1,000 jobs", statements, trips)
+	if statements > 10 || trips > 10 {
+		t.Errorf("%.1f statements in %.1f round trips for 1,000 jobs, at most 10 are promised", statements, trips)
+	}
+}
+
+// rowsForClaims is 100,000, or DROVER_CLAIM_ROWS: with 1000000 the guard takes a minute, and every claim the same.
+func rowsForClaims() int {
+	if n, err := strconv.Atoi(os.Getenv("DROVER_CLAIM_ROWS")); err == nil {
+		return n
+	}
+	return 100_000
+}
+
+// claimCost is how many buffers the supervisor's next claim would touch, with its floors or from the left edge.
+func (p *planner) claimCost(t testing.TB, s *still, floors bool) (buffers int) {
+	t.Helper()
+	st := theStatements(s, []string{"none"})[0]
+	if !floors {
+		clear(st.args[9].([]time.Time))
+		clear(st.args[10].([]string))
+	}
+	for range 2 { // the second has behind it what is read once
+		buffers = buffersIn(t, p.explain(t, st, "analyze, buffers, timing off"))
+	}
+	return buffers
+}
+
+// Q-1, X-8, E-7: what waits for later, has ended, is for others or is dead does not stand in the way of a claim. The
+// measure is a claim from a queue that has none of it, in the same table: its indexes are as deep.
+func TestCostOfAClaim(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	db.exec(t, `alter table jobs set unlogged`) // is filled sooner
+	n := rowsForClaims()
+	full := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1000}}})
+	clean := db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: "clean", Concurrency: 1000}}})
+	p := db.planner(t)
+	t.Logf("%4d buffers: an idle claim on an empty table", p.claimCost(t, full, true))
+	check := func(what string, most float64) {
+		t.Helper()
+		full.claim(t) // floors move
+		clean.claim(t)
+		cost, bare := p.claimCost(t, full, true), p.claimCost(t, clean, true)
+		t.Logf("%4d buffers: an idle claim %s; %d from a queue without", cost, what, bare)
+		if float64(cost) > most*float64(bare) {
+			t.Errorf("%d buffers for an idle claim %s, more than %.1f × the %d of one from a queue without", cost, what, most, bare)
+		}
+	}
+	// Ids are made here: drover_ulid() would take most of the time.
+	db.exec(t, `insert into jobs (id, kind, priority, state, scheduled_at)
+		select 'f' || lpad(n::text, 25, '0'), 'job', 1 + n % 9, 'scheduled', now() + interval '1 h' + n * interval '1 s' from generate_series(1, $1) n`, 3*n/10)
+	db.exec(t, `insert into jobs (id, kind, priority, state, finalized_at)
+		select 'e' || lpad(n::text, 25, '0'), 'job', 1 + n % 9, 'completed', now() from generate_series(1, $1) n`, 15*n/100)
+	check("among future and finished rows", 1.3)
+	db.exec(t, `insert into jobs (id, kind, priority, scheduled_at)
+		select 'u' || lpad(n::text, 25, '0'), 'unknown', 1 + n % 9, now() - interval '1 min' - n * interval '1 ms' from generate_series(1, $1) n`, n)
+	check("beside rows of an unknown kind", 2)
+
+	holder, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), `set transaction isolation level repeatable read; select from jobs limit 1`); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `delete from jobs where kind = 'unknown'`)
+	check("beside dead rows", 1.3)
+	if cost := p.claimCost(t, full, false); cost < n/10 {
+		t.Errorf("%d buffers without floors: there are no dead rows in the way, and all this proves nothing", cost)
+	} else {
+		t.Logf("%4d buffers: the same without floors", cost)
+	}
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at) select 'job', q, now() from generate_series(1, 100), unnest(array['default', 'clean']) q`)
+	cost, bare := p.claimCost(t, full, true), p.claimCost(t, clean, true)
+	t.Logf("%4d buffers: a claim of 100 jobs beside all this; %d from a queue without", cost, bare)
+	if float64(cost) > 1.3*float64(bare) {
+		t.Errorf("%d buffers for a claim of 100 jobs, more than 1.3 × the %d of one from a queue without such rows", cost, bare)
+	}
+}

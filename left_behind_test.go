@@ -1,0 +1,474 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"pgregory.net/rapid"
+)
+
+// Three processes step by step over one schema, in any order, with whatever puts a job behind a floor: transactions
+// that commit late or hold rows, old due times, other priorities, retries, rescues, queues that go and come back, kinds
+// that only some know, lost replies, steps of the server's clock. After every claim and sweep:
+//
+//   - a claim has taken what was due in front of its floors, a near sweep what was up to 20 s behind them,
+//   - and once a full sweep is over, claims that read each row once have taken all.
+//
+// Time does not pass here: due times are moved instead.
+
+const (
+	leftBehindSteps = 600 // by default, from one seed; DROVER_MODEL_STEPS says otherwise, with a seed of the day
+	leftBehindRun   = 60  // steps in a row, on average
+)
+
+// rapidFlags are the whole process', so that nothing may run beside this.
+//
+//nolint:paralleltest // see above
+func TestNothingIsLeftBehindLongerThanOneSweep(t *testing.T) {
+	settings := map[string]string{"rapid.steps": strconv.Itoa(leftBehindRun), "rapid.nofailfile": "true"}
+	steps := leftBehindSteps
+	if text := os.Getenv("DROVER_MODEL_STEPS"); text != "" {
+		var err error
+		if steps, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	} else if flag.Lookup("rapid.seed").Value.String() == "0" {
+		settings["rapid.seed"] = modelSeed
+	}
+	settings["rapid.checks"] = strconv.Itoa(max(steps/leftBehindRun, 1))
+	for name, value := range settings {
+		was := flag.Lookup(name).Value.String()
+		if err := flag.Set(name, value); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = flag.Set(name, was) }) // it was its value
+	}
+	db := newQuietDB(t)
+	tried := map[string]int{}
+	rapid.Check(t, func(r *rapid.T) {
+		w := newScene(&rapidTB{TB: t, r: r}, db)
+		verbs := map[string]func(*rapid.T){}
+		for i, v := range w.verbs() {
+			verbs[fmt.Sprintf("%02d %s", i, v.name)] = func(r *rapid.T) {
+				v.do(r)
+				tried[v.name]++
+			}
+		}
+		r.Repeat(verbs)
+		for len(w.open) > 0 {
+			w.endTx(0, true)
+		}
+		w.sweepAll(w.procs[1])
+	})
+	for _, name := range slices.Sorted(maps.Keys(tried)) {
+		t.Logf("%6d %s", tried[name], name)
+	}
+}
+
+// proc is a process: a supervisor whose parts are driven by hand.
+type proc struct {
+	*still
+	slots, kinds int
+	ahead        time.Duration // of its clock, so that near sweeps come due
+	under        *plan         // a claim under way
+	sent         bool          // and the database has answered
+	held         []*run
+}
+
+func (p *proc) GoString() string { return "supervisor " + p.lease.Load().id }
+
+// scene is the processes and the schema they share.
+type scene struct {
+	*testDB
+	tb    *rapidTB
+	procs []*proc
+	open  []pgx.Tx
+}
+
+func newScene(tb *rapidTB, db *testDB) *scene {
+	db.exec(tb, `truncate jobs, supervisors, sleepers, ended_supervisors, failure_groups, failure_tallies`)
+	w := &scene{testDB: db, tb: tb}
+	tb.Cleanup(func() {
+		for _, tx := range w.open {
+			_ = tx.Rollback(context.Background()) // nothing of it is wanted
+		}
+	})
+	w.procs = []*proc{w.start(400, 1), w.start(400, 2), w.start(3, 1)}
+	return w
+}
+
+// start makes a process with so many slots that knows the first kinds.
+func (w *scene) start(slots, kinds int) *proc {
+	client, err := New(w.Pool, w.client.cfg)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: slots}, {Name: "other", Concurrency: slots}}}
+	for _, kind := range []string{"job", "later"}[:kinds] {
+		cfg.Workers = append(cfg.Workers, dynWorker(kind, WorkerOpts{}, func(context.Context, *Job) error { return nil }))
+	}
+	p := &proc{still: (&testDB{w.Pool, client}).stopped(w.tb, cfg), slots: slots, kinds: kinds}
+	p.Supervisor.now = func() time.Time { return time.Now().Add(p.ahead) }
+	return p
+}
+
+func (w *scene) verbs() []verbOf {
+	return []verbOf{
+		{"enqueue", w.enqueue},
+		{"claim", w.claim},
+		{"insert and hold", w.insertAndHold},
+		{"sweep", func(r *rapid.T) { w.sweepAll(w.proc(r)) }},
+		{"settle", w.settleOne},
+		{"begin a claim", w.begin},
+		{"near sweep", w.nearSweep},
+		{"send a claim", w.send},
+		{"commit or roll back", func(r *rapid.T) {
+			if len(w.open) == 0 {
+				r.Skip("nothing is open")
+			}
+			w.endTx(rapid.IntRange(0, len(w.open)-1).Draw(r, "transaction"), rapid.Bool().Draw(r, "commit"))
+		}},
+		{"send a claim", w.send},
+		{"end a claim", w.end},
+		{"move", func(r *rapid.T) { w.move(r, w) }},
+		{"enqueue", w.enqueue},
+		{"move and hold", w.moveAndHold},
+		{"settle", w.settleOne},
+		{"only sweep", func(r *rapid.T) { w.proc(r).sweep(w.tb) }},
+		{"lose a reply", w.lose},
+		{"die", w.die},
+		{"clock goes back", w.clockBack},
+		{"pause or resume", w.pause},
+	}
+}
+
+func (w *scene) proc(r *rapid.T) *proc { return rapid.SampledFrom(w.procs).Draw(r, "process") }
+
+// procThat draws a process that fits.
+func (w *scene) procThat(r *rapid.T, fits func(*proc) bool) *proc {
+	fitting := slices.DeleteFunc(slices.Clone(w.procs), func(p *proc) bool { return !fits(p) })
+	if len(fitting) == 0 {
+		r.Skip("no such process")
+	}
+	return rapid.SampledFrom(fitting).Draw(r, "process")
+}
+
+// executor is a pool or a transaction.
+type executor interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// age is how long a job has been due: some within every sweep's reach, some beyond.
+func age(r *rapid.T) string {
+	return interval(rapid.SampledFrom([]time.Duration{
+		0, 100 * time.Millisecond, 3 * time.Second, 15 * time.Second, 30 * time.Second, time.Hour,
+	}).Draw(r, "due for"))
+}
+
+func (w *scene) insert(r *rapid.T, db executor) {
+	_, err := db.Exec(r.Context(), `insert into jobs (kind, queue, priority, scheduled_at)
+		select $1, $2, $3, now() - $4::interval from generate_series(1, $5)`,
+		rapid.SampledFrom([]string{"job", "job", "later"}).Draw(r, "kind"), rapid.SampledFrom([]string{"default", "default", "other"}).Draw(r, "queue"),
+		rapid.SampledFrom([]int{5, 1}).Draw(r, "priority"), age(r), rapid.IntRange(1, 3).Draw(r, "jobs"))
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (w *scene) enqueue(r *rapid.T) { w.insert(r, w) }
+
+// move gives jobs that wait another due time and another priority.
+func (w *scene) move(r *rapid.T, db executor) {
+	_, err := db.Exec(r.Context(), `update jobs set scheduled_at = now() - $1::interval, priority = $2
+		where id in (select id from jobs where finalized_at is null and state <> 'running' order by id limit $3 for update skip locked)`,
+		age(r), rapid.SampledFrom([]int{1, 5, 9}).Draw(r, "priority"), rapid.IntRange(1, 3).Draw(r, "jobs"))
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// begun is a transaction that stays open.
+func (w *scene) begun(r *rapid.T) pgx.Tx {
+	if len(w.open) == 3 {
+		r.Skip("enough are open")
+	}
+	tx, err := w.Begin(context.Background())
+	if err != nil {
+		r.Fatal(err)
+	}
+	w.open = append(w.open, tx)
+	return tx
+}
+
+func (w *scene) insertAndHold(r *rapid.T) { w.insert(r, w.begun(r)) }
+
+func (w *scene) moveAndHold(r *rapid.T) { w.move(r, w.begun(r)) }
+
+func (w *scene) endTx(i int, commit bool) {
+	end := w.open[i].Rollback
+	if commit {
+		end = w.open[i].Commit
+	}
+	w.open = slices.Delete(w.open, i, i+1)
+	if err := end(context.Background()); err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+// Claims, in one step or in three
+
+// request is the first part of a claim: the floors are read. It reports whether there is one under way.
+func (w *scene) request(p *proc) bool {
+	if p.under == nil {
+		p.claimer.wake()
+		p.under, p.sent = p.claimer.request(p.now()), false
+	}
+	return p.under != nil
+}
+
+// answer is the second: the database does it.
+func (w *scene) answer(p *proc) {
+	if p.sent {
+		return
+	}
+	conn, err := p.claimer.link.get(w.tb.Context())
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	var line pipeline
+	line.claim(p.under.req, &p.under.reply)
+	if err := line.send(w.tb.Context(), conn); err != nil {
+		w.tb.Fatal(err)
+	}
+	p.sent = true
+}
+
+// finish is the third: floors move, runs begin. It returns how many.
+func (w *scene) finish(p *proc) int {
+	under := p.under
+	p.under = nil
+	p.claimer.afterClaim(w.tb.Context(), under, nil, 0)
+	n := 0
+	for _, q := range p.queueStates() {
+		q.buffer.mu.Lock()
+		runs := slices.Clone(q.buffer.runs[q.buffer.head:])
+		q.buffer.head = len(q.buffer.runs)
+		q.buffer.mu.Unlock()
+		p.held = append(p.held, runs...)
+		n += len(runs)
+	}
+	return n
+}
+
+func (w *scene) begin(r *rapid.T) {
+	if p := w.procThat(r, func(p *proc) bool { return p.under == nil }); !w.request(p) {
+		r.Skip("no room")
+	}
+}
+
+func (w *scene) send(r *rapid.T) {
+	w.answer(w.procThat(r, func(p *proc) bool { return p.under != nil && !p.sent }))
+}
+
+func (w *scene) end(r *rapid.T) {
+	w.finish(w.procThat(r, func(p *proc) bool { return p.under != nil && p.sent }))
+}
+
+// lose is a claim that was done, and whose reply nobody reads.
+func (w *scene) lose(r *rapid.T) {
+	p := w.proc(r)
+	if !w.request(p) {
+		r.Skip("no room")
+	}
+	w.answer(p)
+	lost := p.under
+	p.under, lost.reply = nil, claimReply{}
+	p.claimer.afterClaim(r.Context(), lost, context.DeadlineExceeded, 0)
+	p.claimer.findOut(r.Context())
+	p.settle(w.tb)
+}
+
+func (w *scene) claim(r *rapid.T) {
+	w.claimAll(w.procThat(r, func(p *proc) bool { return p.under == nil }), 0)
+}
+
+// nearSweep is a claim that all windows are due for.
+func (w *scene) nearSweep(r *rapid.T) {
+	p := w.procThat(r, func(p *proc) bool { return p.under == nil })
+	p.ahead += 2 * time.Second
+	w.claimAll(p, 20*time.Second)
+}
+
+// claimAll is a claim in one step. Of a process with room for all it must leave nothing in front of the floors, less
+// the width of a near sweep.
+func (w *scene) claimAll(p *proc, width time.Duration) {
+	floors := maps.Clone(p.claimer.floors.lanes)
+	if !w.request(p) {
+		return
+	}
+	w.answer(p)
+	at := p.under.reply.at
+	w.finish(p)
+	if p.slots < 100 {
+		return
+	}
+	for key, f := range floors {
+		if now := p.claimer.floors.get(key); now.at.After(at) && key.lane < tierSuspect && slices.Contains(p.queueNames(), key.queue) {
+			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.at)
+		}
+		if width > 0 {
+			floors[key] = floor{at: f.at.Add(-width)}
+		}
+	}
+	w.nothingLeft(p, at, floors, "by a claim")
+}
+
+// nothingLeft fails where a job waits that the process could have claimed: due at that time, in front of the floors, of
+// a kind it knows, in a queue it serves, and not held by anyone.
+func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by string) {
+	tx, err := w.Begin(w.tb.Context())
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	defer tx.Rollback(w.tb.Context())
+	var left laneKey
+	var key floor
+	rows, err := tx.Query(w.tb.Context(), `select queue, lane, scheduled_at, id from jobs
+		where finalized_at is null and state <> 'running' and scheduled_at <= $1 and queue = any($2) and kind = any($3) and lane < 30
+		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&left.queue, &left.lane, &key.at, &key.id}, func() error {
+			if f := floors[left]; f.before(key) {
+				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
+					by, key.id, at.Sub(key.at), left, at.Sub(f.at), at.Sub(p.claimer.floors.get(left).at))
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+// sweepAll is a full sweep, perhaps beside a claim under way, and then plain claims, without near sweeps, until they
+// find nothing: they must have found all.
+func (w *scene) sweepAll(p *proc) {
+	p.sweep(w.tb)
+	if p.under != nil {
+		w.answer(p)
+		w.finish(p)
+	}
+	for i := range p.claimer.floors.windows {
+		p.claimer.floors.windows[i].next = p.now().Add(time.Hour)
+	}
+	var at time.Time
+	for empty, tries := 0, 0; empty < 3; tries++ { // a floor in the future is dropped by the first; retries of a full queue wait for the second
+		if tries > 1000 {
+			w.tb.Fatal("claims find something for ever")
+		}
+		if !w.request(p) {
+			w.settleAll(p)
+			continue
+		}
+		w.answer(p)
+		at = p.under.reply.at
+		if empty++; w.finish(p) > 0 {
+			empty = 0
+		}
+		w.settleAll(p)
+	}
+	for i := range p.claimer.floors.windows {
+		p.claimer.floors.windows[i].next = time.Time{}
+	}
+	w.nothingLeft(p, at, nil, "by a full sweep")
+}
+
+// settleAll completes all runs of a process.
+func (w *scene) settleAll(p *proc) {
+	var outcomes []*outcome
+	for _, r := range p.held {
+		r.finish()
+		outcomes = append(outcomes, r.decide(nil))
+	}
+	p.held = nil
+	p.settle(w.tb, outcomes...)
+	if p.settler.book.len() > 0 && p.under == nil {
+		p.settle(w.tb) // what a look has put back
+	}
+}
+
+// settleOne ends a run in a way that makes its job due again, or completes it.
+func (w *scene) settleOne(r *rapid.T) {
+	p := w.procThat(r, func(p *proc) bool { return len(p.held) > 0 })
+	i := rapid.IntRange(0, len(p.held)-1).Draw(r, "run")
+	held := p.held[i]
+	p.held = slices.Delete(p.held, i, i+1)
+	held.ctx, held.startedAt = r.Context(), p.now()
+	var o *outcome
+	switch how := rapid.SampledFrom([]string{"fail", "hand back", "snooze", "complete"}).Draw(r, "ending"); how {
+	case "fail":
+		o = held.decide(RetryAfter(0, errors.New("boom")))
+	case "hand back":
+		o = held.handedBack()
+	case "snooze":
+		o = held.decide(Snooze(0))
+	default:
+		o = held.decide(nil)
+	}
+	held.finish()
+	p.settle(w.tb, o)
+}
+
+// What else puts jobs behind floors
+
+// die ends a process without a word; another one rescues what it held, and one like it starts.
+func (w *scene) die(r *rapid.T) {
+	i := rapid.IntRange(0, len(w.procs)-1).Draw(r, "process")
+	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
+	id := dead.lease.Load().id
+	w.exec(w.tb, `update supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
+	conn, err := rescuer.control.link.get(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	for range 2 {
+		if err := rescuer.control.rescue(r.Context(), conn, peer{id: id, queues: []string{"default", "other"}}); err != nil {
+			r.Fatal(err)
+		}
+	}
+	w.procs[i] = w.start(dead.slots, dead.kinds)
+}
+
+// clockBack is a step of the server's clock, seen from the floors: they are further ahead than they were.
+func (w *scene) clockBack(r *rapid.T) {
+	step := rapid.SampledFrom([]time.Duration{500 * time.Millisecond, 5 * time.Second, time.Hour}).Draw(r, "step")
+	for _, p := range w.procs {
+		for key, f := range p.claimer.floors.lanes {
+			p.claimer.floors.lanes[key] = floor{f.at.Add(step), f.id}
+		}
+	}
+}
+
+// pause stops or resumes a queue in one process.
+func (w *scene) pause(r *rapid.T) {
+	p := w.procThat(r, func(p *proc) bool { return p.under == nil })
+	var err error
+	if slices.Contains(p.queueNames(), "other") {
+		err = p.RemoveQueue(r.Context(), "other")
+	} else {
+		err = p.AddQueue(r.Context(), Queue{Name: "other", Concurrency: p.slots})
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+}
