@@ -2,14 +2,10 @@ package drover
 
 import (
 	"cmp"
-	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -23,73 +19,12 @@ import (
 //
 // Time does not pass: a job that waits is due, or due in an hour, until the verb makeDue.
 
-// modelSteps is about how many verbs act by default, from one seed, so that a change and not the day's luck turns the test
-// red; DROVER_MODEL_STEPS=10000 tries more, from a seed that is printed when it fails.
-const (
-	modelSteps = 1000
-	modelSeed  = "6"
-)
-
-// modelRun is how many verbs in a row, on average, begin with an empty schema.
-const modelRun = 50
-
 // I1, I3, I4, I5, I6, I7, F-8.
 func TestStoreAgainstItsModel(t *testing.T) {
 	t.Parallel()
-	steps, pinned := modelSteps, false
-	if text := os.Getenv("DROVER_MODEL_STEPS"); text != "" {
-		var err error
-		if steps, err = strconv.Atoi(text); err != nil {
-			t.Fatal(err)
-		}
-	} else if seed := flag.Lookup("rapid.seed").Value; seed.String() == "0" {
-		pinned = true
-		if err := seed.Set(modelSeed); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, value := range map[string]string{
-		"rapid.checks": strconv.Itoa(max(steps/modelRun, 1)), "rapid.steps": strconv.Itoa(modelRun), "rapid.nofailfile": "true",
-	} {
-		if err := flag.Set(name, value); err != nil {
-			t.Fatal(err)
-		}
-	}
 	db := newQuietDB(t)
-	acted := map[string]int{}
-	rapid.Check(t, func(r *rapid.T) {
-		m := newReference(&rapidTB{TB: t, r: r}, db)
-		r.Repeat(map[string]func(*rapid.T){"": m.compare, "step": func(r *rapid.T) {
-			m.step(r)
-			acted[m.name]++
-		}})
-	})
-	total := 0
-	for _, name := range slices.Sorted(maps.Keys(acted)) {
-		total += acted[name]
-		t.Logf("%6d %s", acted[name], name)
-	}
-	t.Logf("%6d steps", total)
-	for _, v := range (&reference{}).verbs() {
-		if pinned && acted[v.name] == 0 {
-			t.Errorf("%s never acted: another seed may do", v.name)
-		}
-	}
+	rapidMachine{steps: 1000, run: 50, seed: "6"}.drive(t, func(tb *rapidTB) machine { return newReference(tb, db) })
 }
-
-// rapidTB is a testing.TB whose failures are the property's, so that they are shrunk.
-type rapidTB struct {
-	testing.TB
-	r *rapid.T
-}
-
-func (b *rapidTB) Helper()                           {}
-func (b *rapidTB) Context() context.Context          { return b.r.Context() }
-func (b *rapidTB) Cleanup(f func())                  { b.r.Cleanup(f) }
-func (b *rapidTB) Fatal(args ...any)                 { b.r.Fatal(args...) }
-func (b *rapidTB) Fatalf(format string, args ...any) { b.r.Fatalf(format, args...) }
-func (b *rapidTB) Error(args ...any)                 { b.r.Error(args...) }
-func (b *rapidTB) Errorf(format string, args ...any) { b.r.Errorf(format, args...) }
 
 // hold is the hand that a redrive has on a job.
 type hold string
@@ -198,26 +133,9 @@ func (m *reference) start(small bool) {
 	m.sups = append(m.sups, &modelSup{still: s, id: s.lease.Load().id, small: small})
 }
 
-// verbOf acts, or reports that there was nothing for it, before it has drawn or written anything.
-type verbOf struct {
-	name string
-	do   func(*rapid.T) bool
-}
+func (m *reference) acting(verb string) { m.name = verb }
 
-func (v verbOf) GoString() string { return v.name }
-
-// step draws verbs until one has acted. There always is one: where no job may be enqueued, those there are can be ended.
-func (m *reference) step(r *rapid.T) {
-	for verbs := m.verbs(); len(verbs) > 0; {
-		v := rapid.SampledFrom(verbs).Draw(r, "verb")
-		m.name = v.name
-		if v.do(r) {
-			return
-		}
-		verbs = slices.DeleteFunc(verbs, func(other verbOf) bool { return other.name == v.name })
-	}
-	r.Fatal("no verb can act")
-}
+func (m *reference) close() {}
 
 // verbs are drawn the more often the further up they stand; so do those that seldom can act.
 func (m *reference) verbs() []verbOf {
@@ -1229,7 +1147,7 @@ cross join lateral (
 ) j`
 
 // compare holds every row against the reference.
-func (m *reference) compare(r *rapid.T) {
+func (m *reference) check(r *rapid.T) {
 	rows, err := m.Query(r.Context(), modelRows)
 	if err != nil {
 		r.Fatal(err)
