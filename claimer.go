@@ -19,6 +19,8 @@ const (
 	firstPoll  = time.Millisecond       // doubled up to the poll interval
 	awakePoll  = 8 * time.Millisecond   // the longest before sleepers is written: nobody notifies until then
 	minDueGap  = 20 * time.Millisecond  // between looks for due jobs that turn out to be other processes'
+
+	restAfter = 10 * time.Second // without a job, before a supervisor that hears nothing looks less often still
 )
 
 // claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
@@ -43,6 +45,7 @@ type claimer struct {
 	idleAt  time.Time     // since when nothing was found; zero while there is work
 	asleep  bool          // sleepers says so
 	until   time.Time     // and until when; zero: for good
+	full    []string      // and in which queues there is no room
 
 	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
 	fullAt    time.Time // since when; zero while there is room
@@ -110,6 +113,9 @@ func (c *claimer) run(ctx, base context.Context) {
 		}
 	}
 	c.sup.closeQueues()
+	if !c.sup.cfg.DisableNotify {
+		c.sleepFull(base)
+	}
 	for c.doubt != nil && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
 		timer.Reset(max(c.trouble.until.Sub(c.sup.now()), 0))
 		select {
@@ -279,6 +285,17 @@ func (c *claimer) request(now time.Time) *plan {
 	return p
 }
 
+// full are the queues that it has no room for.
+func (p *plan) full() []string {
+	full := []string{}
+	for i, room := range p.req.rooms {
+		if room == 0 {
+			full = append(full, p.req.queues[i])
+		}
+	}
+	return full
+}
+
 // soloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
 // that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
 type soloOrder struct {
@@ -344,16 +361,17 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 	return now.Sub(c.fullAt)
 }
 
-// sleepFull says in sleepers that this supervisor takes nothing for now: else it would pass for awake, and nobody
-// would notify those that have a free slot. The first claim when there is room says the contrary.
+// sleepFull says in sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
+// nobody would notify those that have a free slot. The first claim when there is room says the contrary.
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
+	all := c.sup.queueNames()
 	conn, err := c.link.get(ctx)
 	if err == nil {
 		var p pipeline
 		p.begin()
-		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil)
+		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
 		p.commit()
 		err = p.send(ctx, conn)
 	}
@@ -362,7 +380,7 @@ func (c *claimer) sleepFull(base context.Context) {
 		c.trouble.failed(base, c.sup, "falling asleep", err)
 		return
 	}
-	c.asleep, c.until = true, time.Time{}
+	c.asleep, c.until, c.full = true, time.Time{}, all
 }
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
@@ -538,8 +556,11 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		c.idleAt = now
 	}
 	longest := c.sup.cfg.PollInterval
-	if !c.asleep && !c.sup.cfg.DisableNotify {
+	switch {
+	case !c.asleep && !c.sup.cfg.DisableNotify:
 		longest = min(longest, awakePoll)
+	case now.Sub(c.idleAt) >= restAfter:
+		longest = c.sup.restInterval
 	}
 	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
@@ -571,7 +592,7 @@ func (c *claimer) noteDue(at time.Time) {
 // look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
 //
 // A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
-// pass for awake.
+// pass for awake. Queues without room in this claim are told apart; where a slot gets free a claim follows.
 func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	now, id := c.sup.now(), claim.lease.id
 	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
@@ -580,7 +601,8 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	anew := c.anew
 	c.anew = false
 	c.mu.Unlock()
-	if c.sup.cfg.DisableNotify || idle == c.asleep && !anew && (!idle || !over) {
+	full := claim.full()
+	if c.sup.cfg.DisableNotify || idle == c.asleep && !anew && (!idle || !over && slices.Equal(full, c.full)) {
 		return
 	}
 	p.begin()
@@ -591,12 +613,12 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 			text := interval(claim.due.Sub(now))
 			until, rest = claim.due, &text
 		}
-		p.exec(nil, sqlFallAsleep, id, rest)
+		p.exec(nil, sqlFallAsleep, id, rest, full)
 	} else {
 		p.exec(nil, sqlWakeUp, id)
 	}
 	p.commit()
-	p.call(func() { c.asleep, c.until = idle, until })
+	p.call(func() { c.asleep, c.until, c.full = idle, until, full })
 }
 
 // findOut ends the doubt about a claim whose reply was lost.

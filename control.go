@@ -662,7 +662,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	}
 	c.sweeps = turn
 	req := c.sup.claimer.allLanes()
-	behind, err := c.sup.client.store.sweep(ctx, conn, req)
+	behind, peopled, err := c.sup.client.store.sweep(ctx, conn, req)
 	if err != nil {
 		return fmt.Errorf("full sweep: %w", err)
 	}
@@ -674,7 +674,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	}
 	// Jobs whose owner no row speaks for would be rescued by nobody.
 	if c.orphans == nil || c.orphans.ended() {
-		c.orphans = newHunt("", req.queues, false)
+		c.orphans = &hunt{lanes: peopled}
 	}
 	err = c.orphaned(ctx, conn, c.orphans)
 	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))

@@ -1014,6 +1014,9 @@ func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
 		"all sleep beyond the scheduled":   {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
 		"one gets up before it is due":     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
 		"one gets up before the scheduled": {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
+		"none has room":                    {sleepers: `('default', 'a', '-infinity'), ('default', 'b', '-infinity')`},
+		"one sleeps, one has no room":      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', '-infinity')`, wakes: true},
+		"one is awake, one has no room":    {sleepers: `('default', 'a', null), ('default', 'b', '-infinity')`},
 		"another queue's sleep":            {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
 	} {
 		db.exec(t, `delete from sleepers`)

@@ -49,6 +49,7 @@ func theStatements(s *still, ids []string) []planned {
 		{"settle in a transaction", sqlSettleTx, []any{ids[0], settle.Arguments[1], req.supervisor}, true, 1},
 		{"look", sqlLook, []any{ids}, true, len(ids)},
 		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1]}, true, 0},
+		{"heartbeat", sqlBeat, []any{req.supervisor, 1, ids, false, queues[:1], []int16{tierStrong}, []string{"job"}}, true, 0},
 		{"sweep", sqlSweep, []any{queues, sweep.lanes, sweep.floorAt, sweep.floorID, []string{"job"}}, true, 0},
 		{"hunt for orphans", sqlHunt, []any{"", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1]}, true, 0},
 		{"complete in a transaction", sqlCompleteTx, []any{ids[0], 1, "nobody"}, false, 1},

@@ -204,7 +204,7 @@ func (r *run) finish() {
 // leave makes room for the next claim.
 func (r *run) leave() {
 	if r.queue.leave(r.tier) {
-		r.sup.claimer.poke()
+		r.sup.claimer.wake() // other queues may have had room and nothing to do: its next poll may be far
 	}
 }
 

@@ -125,8 +125,9 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	return p.send(ctx, conn.Conn())
 }
 
-// sqlBeat is a supervisor's sign of life, and its look at the others and at whether failure groups are to be tended. It does not touch the key, so claims under
-// way do not hold it up; a row that others have declared lost is not revived.
+// sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
+// budgets, and in which of the lanes $5, $6 a strong suspect that we could run has been due for longest. It does not
+// touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
 	update supervisors set beat = beat + 1, beat_at = now(), in_flight = $3, draining = $4
@@ -137,7 +138,15 @@ select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extra
 	exists (select from redrives where finished_at is null and paused_at is null),
 	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and finalized_at is null),
-	array(select scope from budgets)
+	array(select scope from budgets),
+	coalesce((
+		select l.queue from unnest($5::text[], $6::smallint[]) as l(queue, lane)
+		cross join lateral (
+			select scheduled_at from jobs
+			where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane and scheduled_at <= now() and kind = any($7)
+			order by scheduled_at, id limit 1
+		) j
+		order by j.scheduled_at limit 1), '')
 from supervisors s`
 
 // sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: ended by an operator,
@@ -169,16 +178,6 @@ type beatReply struct {
 	solo     string          // a queue in which a strong suspect is due
 }
 
-// sqlSolo tells in which of these lanes a strong suspect that we could run has been due for longest.
-const sqlSolo = `
-select l.queue from unnest($1::text[], $2::smallint[]) as l(queue, lane)
-cross join lateral (
-	select scheduled_at from jobs
-	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane and scheduled_at <= now() and kind = any($3)
-	order by scheduled_at, id limit 1
-) j
-order by j.scheduled_at limit 1`
-
 // strongLanes are those of strong suspects.
 func strongLanes(queues []string) (of []string, lanes []int16) {
 	for _, queue := range queues {
@@ -192,19 +191,18 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool, queues, kinds []string) (beatReply, error) {
 	var p pipeline
 	reply := beatReply{gone: map[string]bool{}}
+	of, lanes := strongLanes(queues)
 	p.begin()
+	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error {
 		var other peer
 		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive,
-			&reply.paces, &reply.failures, &reply.scope); err != nil {
+			&reply.paces, &reply.failures, &reply.scope, &reply.solo); err != nil {
 			return err
 		}
 		reply.peers = append(reply.peers, other)
 		return nil
-	}, sqlBeat, id, epoch, inFlight, draining)
-	p.exec(nil, sqlOnePlan)
-	of, lanes := strongLanes(queues)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&reply.solo) }, sqlSolo, of, lanes, kinds)
+	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
 	if len(inFlight) > 0 {
 		p.query(func(rows pgx.Rows) error {
 			var job string
@@ -573,16 +571,22 @@ func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 }
 
 // sqlSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
-// It gives the first key of each lane; the lane's floor goes back to it.
+// It gives the lanes that are not empty, as far as a hunt reads them, and of each the first such key: its floor goes
+// back to it.
 const sqlSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
 cross join lateral (
+	select from jobs
+	where finalized_at is null and queue = l.queue and lane = l.lane and scheduled_at <= now() + interval '1 minute'
+	order by scheduled_at, id limit 1
+) entry
+left join lateral (
 	select scheduled_at, id from jobs
 	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane
 		and scheduled_at <= now() and (scheduled_at, id) <= (l.floor_at, l.floor_id) and kind = any($5)
 	order by scheduled_at, id limit 1
-) j`
+) j on true`
 
 // straggler is a due job behind a floor.
 type straggler struct {
@@ -590,7 +594,8 @@ type straggler struct {
 	at   time.Time
 }
 
-func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (behind []straggler, err error) {
+// sweep returns what is behind the floors, and the lanes in which there is anything.
+func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (behind []straggler, lanes []huntLane, err error) {
 	var p pipeline
 	queues := make([]string, len(req.lanes))
 	for i, g := range req.laneGroup {
@@ -599,20 +604,26 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (b
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error {
-		var found straggler
-		err := rows.Scan(&found.lane.queue, &found.lane.lane, &found.at)
-		behind = append(behind, found)
+		var key laneKey
+		var at *time.Time
+		err := rows.Scan(&key.queue, &key.lane, &at)
+		lanes = append(lanes, huntLane{key: key})
+		if at != nil {
+			behind = append(behind, straggler{key, *at})
+		}
 		return err
 	}, sqlSweep, queues, req.lanes, req.floorAt, req.floorID, req.kinds)
 	p.commit()
-	return behind, p.send(ctx, conn)
+	return behind, lanes, p.send(ctx, conn)
 }
 
-// sqlFallAsleep says until when a supervisor looks at nothing by itself; $3 null is for good. Written on
-// transitions only: rows that change all the time rot while someone holds an old snapshot.
+// sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no
+// room: there is no use in waking it. Written on transitions only: rows that change all the time rot while someone
+// holds an old snapshot.
 const (
 	sqlFallAsleep = `
-update sleepers set sleeps_until = coalesce(now() + $2::interval, 'infinity') where supervisor = $1`
+update sleepers set sleeps_until = case when queue = any($3) then '-infinity' else coalesce(now() + $2::interval, 'infinity') end
+where supervisor = $1`
 	sqlWakeUp = `
 update sleepers set sleeps_until = null where supervisor = $1 and sleeps_until is not null`
 )

@@ -44,8 +44,8 @@ type SupervisorConfig struct {
 	// beats six times a lease.
 	Lease time.Duration
 
-	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or 250 ms with
-	// DisableNotify; under 1 ms is an error.
+	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
+	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
 	PollInterval time.Duration
 
 	// DisableNotify does without LISTEN: for poolers that cannot, at the price of more polls. By itself a
@@ -117,6 +117,8 @@ type Supervisor struct {
 	strategies map[string]Custom
 	now        func() time.Time // the process' clock: local waits only
 
+	restInterval time.Duration // the poll interval after restAfter
+
 	changing sync.Mutex    // held while a queue is added or removed, round trip included
 	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
 	queues   []*queueState // replaced, never changed in place
@@ -151,8 +153,12 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		client: c, log: c.log, now: time.Now, workers: map[string]*Worker{}, strategies: map[string]Custom{},
 		stopNow: make(chan struct{}), pruneEvery: time.Minute,
 	}
+	rests := cfg.DisableNotify && cfg.PollInterval == 0
 	cfg.fillIn(&bad)
-	s.cfg = cfg
+	s.cfg, s.restInterval = cfg, cfg.PollInterval
+	if rests {
+		s.restInterval = time.Second
+	}
 	if len(cfg.Queues) == 0 {
 		bad.add("Queues", "is empty: nothing to claim from")
 	}

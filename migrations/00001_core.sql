@@ -238,7 +238,7 @@ create table sleepers (
 	sleeps_until timestamptz,
 	primary key (queue, supervisor)
 ) with (fillfactor = 30);
-comment on table sleepers is 'Who serves a queue, and until when it sleeps (null: awake). An enqueue notifies only if nobody awake serves the queue.';
+comment on table sleepers is 'Who serves a queue, and until when it sleeps (null: awake, -infinity: has no room). An enqueue notifies only if somebody sleeps and nobody awake serves the queue.';
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$ select ('drover_' || current_schema())::name::text $$;
@@ -248,8 +248,10 @@ comment on function drover_channel() is 'The NOTIFY channel of this schema''s qu
 -- +goose StatementBegin
 create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
 begin
-	if exists (select from sleepers s where s.queue = drover_wake.queue)
-	and not exists (select from sleepers s where s.queue = drover_wake.queue and (s.sleeps_until is null or s.sleeps_until <= coalesce(due, now()))) then
+	-- Those without room count for nothing: notified at every enqueue they would slow down all producers, in vain.
+	if exists (select from sleepers s where s.queue = drover_wake.queue and s.sleeps_until > coalesce(due, now()))
+	and not exists (select from sleepers s where s.queue = drover_wake.queue
+		and (s.sleeps_until is null or s.sleeps_until <= coalesce(due, now()) and s.sleeps_until > '-infinity')) then
 		perform pg_notify(drover_channel(), 'wake ' || queue);
 		return true;
 	end if;
@@ -257,7 +259,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any and all sleep beyond the given time (null: now).';
+comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any with room and all of those sleep beyond the given time (null: now).';
 
 -- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns void language plpgsql as $$

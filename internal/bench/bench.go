@@ -213,7 +213,7 @@ func (o *Options) bound(step Step) time.Duration {
 	case Burn:
 		return 2*time.Minute + time.Duration(o.Jobs)*5*time.Millisecond
 	case Idle:
-		return time.Minute + o.IdleFor
+		return time.Minute + 3*o.IdleFor
 	case Latency, Retry, Memory:
 	}
 	return time.Minute + time.Duration(o.Samples)*100*time.Millisecond

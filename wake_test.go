@@ -1,0 +1,682 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// asleep waits until all supervisors have said that they sleep.
+func (db *testDB) asleep(t testing.TB) {
+	t.Helper()
+	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
+}
+
+// wakeTries is how often the moment of falling asleep is tried in each way; DROVER_WAKE_TRIES makes it more.
+func wakeTries(t testing.TB) int {
+	t.Helper()
+	text := os.Getenv("DROVER_WAKE_TRIES")
+	if text == "" {
+		return 300
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("DROVER_WAKE_TRIES=%s is not a number from 1", text)
+	}
+	return n
+}
+
+// ears hear what the queue notifies.
+type ears struct {
+	*pgx.Conn
+	notes int
+}
+
+func (db *testDB) ears(t testing.TB) *ears {
+	t.Helper()
+	e := &ears{}
+	config := db.Config().ConnConfig
+	config.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { e.notes++ }
+	var err error
+	if e.Conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeConn(t.Context(), e.Conn) })
+	if _, err := e.Exec(t.Context(), "listen "+pgx.Identifier{value[string](t, db, sqlListen)}.Sanitize()); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// heard counts the notifications since the last call. What was committed before is told in front of the reply.
+func (e *ears) heard(t testing.TB) int {
+	t.Helper()
+	if _, err := e.Exec(t.Context(), "select"); err != nil {
+		t.Fatal(err)
+	}
+	n := e.notes
+	e.notes = 0
+	return n
+}
+
+// dozing is a supervisor of one queue of which nothing runs; its clock stands still between its polls.
+type dozing struct {
+	*still
+	db    *testDB
+	ears  *ears
+	queue string
+	clock time.Time
+}
+
+func (db *testDB) dozing(t testing.TB, queue string) *dozing {
+	t.Helper()
+	d := &dozing{still: db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: queue}}}), db: db, ears: db.ears(t), queue: queue, clock: time.Now()}
+	d.now = func() time.Time { return d.clock }
+	return d
+}
+
+// doze makes it as if it had found nothing for some time, and no job were there.
+func (d *dozing) doze(t testing.TB, idle time.Duration) {
+	t.Helper()
+	d.db.exec(t, `with gone as (delete from jobs where queue = $1) update sleepers set sleeps_until = null where queue = $1`, d.queue)
+	d.ears.heard(t)
+	c := d.claimer
+	c.asleep, c.idleAt, c.step, c.next = false, d.clock.Add(-idle), awakePoll, d.clock
+}
+
+// poll is the next look, when its time comes; it reports whether it claimed something. Floors are not at issue here.
+func (d *dozing) poll(t testing.TB) bool {
+	t.Helper()
+	if at := d.claimer.lookAt(); at.After(d.clock) && !d.claimer.poked {
+		d.clock = at
+	}
+	d.claimer.floors.reset()
+	plan := d.claimer.request(d.clock)
+	if plan == nil {
+		t.Error("the claimer would not claim")
+		return false
+	}
+	d.claimer.trip(t.Context(), plan)
+	q := d.queueStates()[0]
+	q.buffer.mu.Lock()
+	defer q.buffer.mu.Unlock()
+	for _, r := range q.buffer.rest() {
+		d.settler.book.remove(r)
+	}
+	return len(plan.reply.jobs) > 0
+}
+
+// beside runs f at a random moment of a poll, or a little before or after it.
+func (d *dozing) beside(t testing.TB, f func()) (claimed bool) {
+	t.Helper()
+	start, lead := make(chan struct{}), time.Duration(rand.Int64N(int64(2*time.Millisecond))) //nolint:gosec // any moment
+	var other sync.WaitGroup
+	pollFirst := rand.IntN(2) == 0 //nolint:gosec // likewise
+	other.Go(func() {
+		<-start
+		if pollFirst {
+			<-time.After(lead)
+		}
+		f()
+	})
+	close(start)
+	if !pollFirst {
+		<-time.After(lead)
+	}
+	claimed = d.poll(t)
+	other.Wait()
+	return claimed
+}
+
+// tryMany makes the tries of one way, in several queues at a time.
+func tryMany(t *testing.T, try func(t *testing.T, db *testDB, d *dozing) (lost string)) {
+	t.Helper()
+	db := newQuietDB(t)
+	const streams = 4
+	for i := range streams {
+		queue := fmt.Sprint("q", i)
+		t.Run(queue, func(t *testing.T) {
+			t.Parallel()
+			d, tries, lost := db.dozing(t, queue), wakeTries(t)/streams, 0
+			for range tries {
+				if how := try(t, db, d); how != "" {
+					lost++
+					t.Log(how)
+				}
+				if t.Failed() {
+					return
+				}
+			}
+			if lost > 0 {
+				t.Errorf("%d of %d wake-ups were lost", lost, tries)
+			}
+		})
+	}
+}
+
+// A job enqueued while a supervisor falls asleep is claimed by its last look, or a notification follows.
+func TestEnqueueWhileFallingAsleep(t *testing.T) {
+	t.Parallel()
+	tryMany(t, func(t *testing.T, db *testDB, d *dozing) string {
+		t.Helper()
+		d.doze(t, sleepAfter)
+		claimed := d.beside(t, func() {
+			if _, err := db.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: d.queue}); err != nil {
+				t.Error(err)
+			}
+		})
+		notified := d.ears.heard(t) > 0
+		if notified && !claimed {
+			d.claimer.wake()
+			claimed = d.poll(t)
+		}
+		if claimed {
+			return ""
+		}
+		return fmt.Sprintf("not claimed, notified: %v", notified)
+	})
+}
+
+// A transaction looks for sleepers before its job can be seen: one that began while the supervisor was awake is found
+// by the polls, no later after its commit than it is old, and two of the last polls before it fell asleep.
+func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
+	t.Parallel()
+	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead} {
+		t.Run(string(isolation), func(t *testing.T) {
+			t.Parallel()
+			tryMany(t, func(t *testing.T, db *testDB, d *dozing) string {
+				t.Helper()
+				d.doze(t, sleepAfter-time.Duration(rand.IntN(3))*awakePoll) //nolint:gosec // any moment
+				tx, err := db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: isolation})
+				if err != nil {
+					t.Error(err)
+					return ""
+				}
+				check := func(err error) {
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				var began time.Time // as far as it knows of sleepers
+				at := d.clock       // of a step
+				steps := []func(){
+					func() {
+						began = at
+						_, err := tx.Exec(t.Context(), "select from sleepers limit 1") // repeatable read sees it so until its end
+						check(err)
+					},
+					func() {
+						if isolation == pgx.ReadCommitted {
+							began = at
+						}
+						_, err := db.client.EnqueueTx(t.Context(), tx, job{}, &EnqueueOpts{Queue: d.queue})
+						check(err)
+					},
+					func() { check(tx.Commit(t.Context())) },
+				}
+				claimed := false
+				for _, step := range steps {
+					for range rand.IntN(4) { //nolint:gosec // any number of polls in between
+						d.poll(t)
+					}
+					if at = d.clock; rand.IntN(2) == 0 { //nolint:gosec // both ways
+						step()
+						continue
+					}
+					at = d.claimer.lookAt()
+					claimed = d.beside(t, step)
+				}
+				committed := d.clock
+				notified := d.ears.heard(t) > 0
+				if notified && !claimed {
+					d.claimer.wake() // and it polls at once
+				}
+				for !claimed && !t.Failed() {
+					claimed = d.poll(t)
+				}
+				age, waited := committed.Sub(began), d.clock.Sub(committed)
+				if notified && waited > 0 || waited > age+2*awakePoll {
+					return fmt.Sprintf("notified: %v, age %v, found after %v", notified, age, waited)
+				}
+				return ""
+			})
+		})
+	}
+}
+
+// A supervisor that sleeps hears of jobs, whoever enqueues them and however: the polls alone would take a minute.
+func TestSleepingSupervisorIsWoken(t *testing.T) {
+	t.Parallel()
+	for name, enqueue := range map[string]func(t *testing.T, db *testDB){
+		"Enqueue":     func(t *testing.T, db *testDB) { t.Helper(); db.enqueue(t, job{}, nil) },
+		"EnqueueMany": func(t *testing.T, db *testDB) { t.Helper(); db.enqueueJobs(t, 1, nil) },
+		"EnqueueTx": func(t *testing.T, db *testDB) {
+			t.Helper()
+			err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+				_, err := db.client.EnqueueTx(t.Context(), tx, job{}, nil)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"psql": func(t *testing.T, db *testDB) { t.Helper(); db.exec(t, `select drover_enqueue('job')`) },
+		"a job due earlier than the one it sleeps for": func(t *testing.T, db *testDB) {
+			t.Helper()
+			db.enqueue(t, job{}, &EnqueueOpts{Delay: 50 * time.Millisecond})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.enqueue(t, job{}, &EnqueueOpts{Delay: time.Hour})
+			ran := make(chan struct{}, 1)
+			db.launch(t, SupervisorConfig{PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
+				ran <- struct{}{}
+				return nil
+			})})
+			db.asleep(t)
+			after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
+			enqueued := time.Now()
+			enqueue(t, db.via(t, Config{})) // another process
+			receive(t, ran)
+			if d := time.Since(enqueued); d > time.Second {
+				t.Errorf("started after %v", d)
+			}
+		})
+	}
+}
+
+// However close to the moment of falling asleep a job is enqueued, it is found.
+func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	other := db.via(t, Config{})
+	var queues []Queue
+	for i := range 8 {
+		queues = append(queues, Queue{Name: fmt.Sprint("q", i), Concurrency: 1})
+	}
+	var tries sync.WaitGroup
+	for _, q := range queues {
+		ran := make(chan struct{}, 1)
+		db.launch(t, SupervisorConfig{Queues: []Queue{q}, PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
+			ran <- struct{}{}
+			return nil
+		})})
+		tries.Go(func() {
+			for range 27 {
+				enqueued := time.Now()
+				if _, err := other.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: q.Name}); err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case <-ran:
+				case <-time.After(20 * time.Second):
+					t.Error("a job was not found for 20 s")
+					return
+				}
+				if d := time.Since(enqueued); d > 3*time.Second {
+					t.Errorf("a job was found after %v", d)
+				}
+				<-time.After(sleepAfter - 15*time.Millisecond + time.Duration(rand.IntN(40))*time.Millisecond) //nolint:gosec // any moment
+			}
+		})
+	}
+	tries.Wait()
+}
+
+// A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
+func TestSleepBeyondAJobOfOthers(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval '1500 ms', 'scheduled')`)
+	db.launch(t, SupervisorConfig{PollInterval: time.Minute})
+	db.waitFor(t, 10*time.Second, `select coalesce(bool_and(sleeps_until < now() + interval '1 min'), false) from sleepers`)
+	db.waitFor(t, 10*time.Second, `select bool_and(sleeps_until = 'infinity') from sleepers`)
+}
+
+// New rows in sleepers say "awake": a supervisor that sleeps must say so for them too.
+func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	sup := db.launch(t, SupervisorConfig{PollInterval: time.Minute, Lease: time.Second})
+	db.asleep(t)
+	if err := sup.AddQueue(t.Context(), Queue{Name: "more"}); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from sleepers`)
+	old := value[string](t, db, `select id from supervisors`)
+	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1`)
+	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from sleepers where supervisor <> $1`, old)
+}
+
+func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ran := make(chan struct{}, 1)
+	db.launch(t, SupervisorConfig{DisableNotify: true, PollInterval: 200 * time.Millisecond, Workers: handling(func(context.Context, *Job, int) error {
+		ran <- struct{}{}
+		return nil
+	})})
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+	after(t, 600*time.Millisecond)
+	db.via(t, Config{}).enqueue(t, job{}, nil)
+	receive(t, ran)
+	if n := value[int](t, db, `select count(*) from sleepers`); n > 0 {
+		t.Errorf("%d sleepers would be notified in vain", n)
+	}
+}
+
+// statements counts those that a supervisor sends, but for what only frames transactions.
+type statements struct {
+	mu    sync.Mutex
+	calls map[string]int
+	conns map[*pgx.Conn]bool // that have sent LISTEN
+}
+
+func (s *statements) note(conn *pgx.Conn, sql string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if strings.HasPrefix(sql, "listen ") {
+		s.conns[conn] = true
+	}
+	if sql != sqlBegin && sql != sqlCommit && sql != sqlOnePlan {
+		s.calls[sql]++
+	}
+}
+
+// since returns the calls since the last time, and how many connections have listened so far.
+func (s *statements) since() (calls map[string]int, listening int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls, s.calls = s.calls, map[string]int{}
+	return calls, len(s.conns)
+}
+
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (s *statements) TraceBatchQuery(_ context.Context, conn *pgx.Conn, d pgx.TraceBatchQueryData) {
+	s.note(conn, d.SQL)
+}
+func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	s.note(conn, d.SQL)
+	return ctx
+}
+
+// traced is another client whose statements are counted.
+func (db *testDB) traced(t testing.TB, cfg Config) (*testDB, *statements) {
+	t.Helper()
+	counted := &statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
+	return db.via(t, cfg, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counted }), counted
+}
+
+// DESIGN.md, section 4.4: an idle supervisor sends nothing but a heartbeat, a look for jobs, a sweep where it is its turn
+// and a step of the pruner, each as rarely as it must, with the default settings: half a statement a second, or 1.3
+// where it hears no notifications.
+func TestIdleSupervisorIsQuiet(t *testing.T) {
+	t.Parallel()
+	const window = 16 * time.Second
+	for name, c := range map[string]struct {
+		cfg  SupervisorConfig
+		look time.Duration
+		most float64 // statements a second
+	}{
+		"LISTEN":         {SupervisorConfig{}, 5 * time.Second, 0.5},
+		"without LISTEN": {SupervisorConfig{DisableNotify: true}, time.Second, 1.3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			var book logbook
+			traced, counted := db.traced(t, Config{Logger: slog.New(&book)})
+			sup := traced.launch(t, c.cfg)
+			every := map[string]time.Duration{sqlBeat: sup.cfg.Lease / 6, sqlClaim: c.look, sqlSweep: sweepEvery * time.Second, sqlRetain: sup.pruneEvery}
+			rate := 0.0
+			for _, period := range every {
+				rate += 1 / period.Seconds()
+			}
+			if rate > c.most {
+				t.Errorf("%.3f statements a second, may be %v", rate, c.most)
+			}
+			after(t, restAfter+time.Second) // the polls double up to their interval
+			counted.since()
+			after(t, window)
+			calls, _ := counted.since()
+			for sql, n := range calls {
+				if period := every[sql]; period == 0 || n > int(window/period)+1 {
+					t.Errorf("in %v, %d times:\n%s", window, n, sql)
+				}
+			}
+			if calls[sqlBeat] == 0 || calls[sqlClaim] == 0 {
+				t.Errorf("%d heartbeats and %d looks in %v", calls[sqlBeat], calls[sqlClaim], window)
+			}
+			if messages := book.from(slog.LevelWarn); len(messages) > 0 {
+				t.Errorf("%d warnings, the first: %s", len(messages), messages[0])
+			}
+		})
+	}
+}
+
+// A supervisor listens on one connection, however many queues it serves, and on none where it must not.
+func TestOneConnectionListens(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for want, cfg := range []SupervisorConfig{{DisableNotify: true}, {}} {
+		traced, counted := db.traced(t, Config{})
+		cfg.Queues = []Queue{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+		cfg.Lease = time.Second // several beats
+		sup := traced.launch(t, cfg)
+		db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+		if err := sup.AddQueue(t.Context(), Queue{Name: "d"}); err != nil {
+			t.Fatal(err)
+		}
+		db.waitFor(t, 10*time.Second, `select bool_and(beat > 3) from supervisors`)
+		if _, listening := counted.since(); listening != want {
+			t.Errorf("%d connections listen, want %d", listening, want)
+		}
+		sup.stop(t)
+	}
+}
+
+// A supervisor without a free slot must not pass for awake: nobody would notify one that has some.
+func TestAFullSupervisorIsAsleep(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release, started := make(chan struct{}), make(chan struct{}, 2)
+	full := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(context.Context, *Job, int) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	})})
+	db.enqueue(t, job{0}, nil)
+	receive(t, started)
+	db.waitFor(t, 10*time.Second, `select coalesce(sleeps_until = '-infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
+	close(release)
+	db.enqueue(t, job{1}, nil) // and it wakes up again
+	receive(t, started)
+}
+
+// Many producers wake up sleeping supervisors, and are not slowed down by notifications from then on.
+func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	other := db.via(t, Config{})
+	heard := db.ears(t)
+	for range 4 {
+		db.launch(t, SupervisorConfig{PollInterval: time.Minute})
+	}
+	db.waitFor(t, 20*time.Second, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
+	heard.heard(t)
+	const producers, each = 16, 100
+	for _, all := range []bool{false, true} { // from their sleep, and then while one is awake
+		var producing sync.WaitGroup
+		for range producers {
+			producing.Go(func() {
+				for range each {
+					if _, err := other.client.Enqueue(t.Context(), job{}, nil); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		producing.Wait()
+		notes := heard.heard(t)
+		t.Logf("awake: %v, %d enqueues sent %d notifications", all, producers*each, notes)
+		if most := map[bool]int{false: producers * each / 2, true: 0}[all]; notes > most || !all && notes == 0 {
+			t.Errorf("awake: %v, %d enqueues sent %d notifications", all, producers*each, notes)
+		}
+	}
+	db.waitFor(t, 30*time.Second, `select count(*) = $1 from jobs where state = 'completed'`, 2*producers*each)
+}
+
+// Q-3: a slot that gets free is used at once, also where another queue has room and nothing to do.
+func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release, started := make(chan struct{}), make(chan int, 2)
+	db.launch(t, SupervisorConfig{
+		PollInterval: time.Minute, Queues: []Queue{{Name: "busy", Concurrency: 1}, {Name: "idle"}},
+		Workers: handling(func(_ context.Context, _ *Job, n int) error {
+			started <- n
+			<-release
+			return nil
+		}),
+	})
+	db.enqueue(t, job{1}, &EnqueueOpts{Queue: "busy"})
+	receive(t, started)
+	db.enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from sleepers`)
+	after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
+	freed := time.Now()
+	close(release)
+	receive(t, started)
+	if d := time.Since(freed); d > time.Second {
+		t.Errorf("started %v after the slot got free", d)
+	}
+}
+
+// What has got room again says so, or nobody would wake it.
+func TestQueueWithRoomAgainIsWoken(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release, started := make(chan struct{}), make(chan int, 2)
+	db.launch(t, SupervisorConfig{
+		PollInterval: time.Minute, Queues: []Queue{{Name: "busy", Concurrency: 1}, {Name: "idle"}},
+		Workers: handling(func(_ context.Context, _ *Job, n int) error {
+			started <- n
+			<-release
+			return nil
+		}),
+	})
+	db.enqueue(t, job{1}, &EnqueueOpts{Queue: "busy"})
+	receive(t, started)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from sleepers`)
+	close(release)
+	db.waitFor(t, 20*time.Second, `select bool_and(coalesce(sleeps_until = 'infinity', false)) from sleepers`)
+	db.via(t, Config{}).enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
+	receive(t, started)
+}
+
+// A supervisor that stops takes nothing any more: while it drains others are woken.
+func TestDrainingSupervisorIsNotTakenForAwake(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release, started := make(chan struct{}), make(chan struct{}, 1)
+	stopping := db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	})})
+	db.enqueue(t, job{}, nil)
+	receive(t, started)
+	stopping.cancel()
+	db.waitFor(t, 20*time.Second, `select coalesce(sleeps_until = '-infinity', false) from sleepers`)
+	close(release)
+}
+
+// While a forgotten transaction keeps dead rows, jobs are found as soon as without it: those of transactions, which are
+// behind the floors of a busy queue when they commit, by the near sweeps.
+func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	held, err := db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := held.Exec(t.Context(), `select from jobs`); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 30000)`)
+	db.exec(t, `delete from jobs`)
+	const n = 300
+	var mu sync.Mutex
+	late := make(map[int]time.Duration, n) // from the commit to the start
+	started := func(i int, at time.Time) {
+		mu.Lock()
+		defer mu.Unlock()
+		late[i] += time.Duration(at.UnixNano())
+	}
+	committed := func(i int, at time.Time) {
+		mu.Lock()
+		defer mu.Unlock()
+		late[i] -= time.Duration(at.UnixNano())
+	}
+	var running sync.WaitGroup
+	running.Add(n)
+	db.launch(t, SupervisorConfig{PollInterval: time.Minute, Queues: []Queue{{Concurrency: 50}}, Workers: handling(func(_ context.Context, _ *Job, i int) error {
+		started(i, time.Now())
+		running.Done()
+		return nil
+	})})
+	other := db.via(t, Config{})
+	var producing sync.WaitGroup
+	for p := range 6 {
+		producing.Go(func() {
+			for i := p; i < n; i += 6 {
+				var err error
+				if p < 3 {
+					_, err = other.client.Enqueue(t.Context(), job{i}, nil)
+				} else {
+					err = pgx.BeginFunc(t.Context(), other, func(tx pgx.Tx) error {
+						_, err := other.client.EnqueueTx(t.Context(), tx, job{i}, nil)
+						<-time.After(20 * time.Millisecond) // what the application does besides
+						return err
+					})
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				committed(i, time.Now())
+			}
+		})
+	}
+	producing.Wait()
+	running.Wait()
+	mu.Lock()
+	defer mu.Unlock()
+	for i, d := range late {
+		if d > 3*time.Second { // a near sweep of 2 s comes every 100 ms
+			t.Errorf("job %d started %v after its commit", i, d)
+		}
+	}
+}
