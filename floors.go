@@ -37,6 +37,7 @@ func (f floor) before(other floor) bool {
 // window is one near sweep.
 type window struct {
 	width time.Duration
+	cost  time.Duration // of its last sweep
 	next  time.Time
 }
 
@@ -86,13 +87,18 @@ func (f *floors) due(now time.Time) time.Duration {
 }
 
 // swept notes that a sweep of the given width took a time: narrower ones are done with it. Each comes again after
-// nine times its cost, so that all take at most a tenth of the time, and not before a twentieth of its width.
+// nine times its own cost, so that it takes at most a tenth of the time, and not before a twentieth of its width. A wide
+// sweep over many dead rows must not hold up the narrow ones, which find most of what commits late.
 func (f *floors) swept(width, cost time.Duration, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range f.windows {
-		if w := &f.windows[i]; w.width <= width {
-			w.next = now.Add(max(9*cost, w.width/20))
+		w := &f.windows[i]
+		if w.width == width {
+			w.cost = cost
+		}
+		if w.width <= width {
+			w.next = now.Add(max(9*w.cost, w.width/20))
 		}
 	}
 }

@@ -87,8 +87,18 @@ func TestNearSweepsTakeATenthOfTheTime(t *testing.T) {
 		}
 	}
 	f.swept(20*time.Second, time.Second, now)
-	if got := f.due(now.Add(8900 * time.Millisecond)); got != 0 {
-		t.Errorf("a sweep that took a second is due again after 8.9 s: %v", got)
+	for after, want := range map[time.Duration]time.Duration{
+		9 * time.Millisecond: 0, 10 * time.Millisecond: 200 * time.Millisecond, // its own cost is what holds a sweep back
+		8900 * time.Millisecond: 2 * time.Second, 9 * time.Second: 20 * time.Second,
+	} {
+		if got := f.due(now.Add(after)); got != want {
+			t.Errorf("due %v after a wide sweep that took a second = %v, want %v", after, got, want)
+		}
+	}
+	f.swept(200*time.Millisecond, 100*time.Millisecond, now)
+	f.swept(20*time.Second, time.Millisecond, now)
+	if got := f.due(now.Add(95 * time.Millisecond)); got != 0 {
+		t.Errorf("a narrow sweep that took 100 ms is due after 95 ms: %v", got)
 	}
 }
 

@@ -386,6 +386,10 @@ type statements struct {
 	conns map[*pgx.Conn]bool // that have sent LISTEN
 }
 
+func newStatements() *statements {
+	return &statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
+}
+
 func (s *statements) note(conn *pgx.Conn, sql string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -423,7 +427,7 @@ func (s *statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.
 // traced is another client whose statements are counted.
 func (db *testDB) traced(t testing.TB, cfg Config) (*testDB, *statements) {
 	t.Helper()
-	counted := &statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
+	counted := newStatements()
 	return db.via(t, cfg, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counted }), counted
 }
 

@@ -68,15 +68,15 @@ func mutants() []mutant {
 		{
 			name: "claim-seq-falls", bug: "who gives an attempt back gives the fence back",
 			file:  "store_pg.go",
-			old:   "attempt = attempt - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,",
-			new:   "attempt = attempt - case when $2::jsonb->id ? 'give_back' then 1 else 0 end, claim_seq = claim_seq - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,",
+			old:   "update jobs set` + settleColumns + `\nwhere id = any(array(select id from held))\nreturning id, `",
+			new:   "update jobs set claim_seq = claim_seq - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,` + settleColumns + `\nwhere id = any(array(select id from held))\nreturning id, `",
 			tests: []string{"TestStoreAgainstItsModel"},
 		},
 		{
 			name: "early-dispatch", bug: "claimed jobs start before the claim has committed",
 			file:  "store_pg.go",
-			old:   "\tp.commit()\n\tp.call(func() { reply.committed = true })\n}\n\n// sqlStart",
-			new:   "\tp.call(func() { reply.committed = true })\n\tp.commit()\n}\n\n// sqlStart",
+			old:   "\tp.commit()\n\tp.call(func() { reply.committed = true })",
+			new:   "\tp.call(func() { reply.committed = true })\n\tp.commit()",
 			tests: []string{"TestNoJobStartsBeforeItsClaimHasCommitted"},
 		},
 		{
@@ -124,8 +124,8 @@ func mutants() []mutant {
 		{
 			name: "settle-unfenced", bug: "a settle compares the owner alone",
 			file:  "store_pg.go",
-			old:   "const sqlSettle = `\nwith held as materialized (\n\tselect ` + heldColumns + ` from jobs\n\twhere id = any($1) and claim_seq = ($2::jsonb->id->>'seq')::int and claimed_by = $3",
-			new:   "const sqlSettle = `\nwith held as materialized (\n\tselect ` + heldColumns + ` from jobs\n\twhere id = any($1) and claimed_by = $3",
+			old:   "const sqlSettle = `\nwith held as materialized (\n\tselect ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s\n\twhere id = any($1) and claim_seq = (c->>'seq')::int and claimed_by = $3",
+			new:   "const sqlSettle = `\nwith held as materialized (\n\tselect ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s\n\twhere id = any($1) and claimed_by = $3",
 			tests: []string{"TestStaleSettleChangesNothing"},
 		},
 		{
