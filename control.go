@@ -661,6 +661,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		return nil
 	}
 	c.sweeps = turn
+	c.sup.claimer.floors.hold()
 	req := c.sup.claimer.allLanes()
 	behind, peopled, err := c.sup.client.store.sweep(ctx, conn, req)
 	if err != nil {

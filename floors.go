@@ -15,7 +15,7 @@ type floors struct {
 	lanes   map[laneKey]floor
 	lowered map[laneKey]int // the version since which a lane's floor is lower
 	version int             // changes by others than claims so far
-	resetAt int             // the version of the last reset
+	heldAt  int             // claims of an older version move no floor
 	windows [3]window
 }
 
@@ -57,7 +57,16 @@ func (f *floors) reset() {
 	clear(f.lanes)
 	clear(f.lowered)
 	f.version++
-	f.resetAt = f.version
+	f.heldAt = f.version
+}
+
+// hold keeps claims under way from moving the floors: a full sweep that looks now behind them as they are would not see
+// what commits after such a claim has looked, and lies behind them once it has ended.
+func (f *floors) hold() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	f.heldAt = f.version
 }
 
 // now is the version that a claim is made of, for advance.
@@ -106,11 +115,11 @@ func (f *floors) swept(width, cost time.Duration, now time.Time) {
 // advance notes what a claim saw of a lane. last is the last key claimed in it, zero if none. A lane that was read
 // to its end has its floor at the last key or settleTime before the claim; one that was not, at the last key, also
 // where that is behind the floor: a near sweep that found more than it could take goes on from there. A claim made
-// before the floor was lowered, or all were reset, has not seen what is there.
+// before the floor was lowered, or all were reset or held, has not seen what is there.
 func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, version int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if version < f.resetAt || version < f.lowered[key] {
+	if version < f.heldAt || version < f.lowered[key] {
 		return
 	}
 	old := f.lanes[key]

@@ -32,6 +32,32 @@ func TestNothingIsLeftBehindLongerThanOneSweep(t *testing.T) {
 	rapidMachine{steps: 900, run: 60, seed: "6"}.drive(t, func(tb *rapidTB) machine { return newScene(tb, db) })
 }
 
+// A job that commits after a claim has looked, and before its floors have moved: the sweep in between would see it in
+// front of them, and the next sweep is far.
+func TestSweepBetweenAClaimsLookAndItsEnd(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
+	db.enqueueJobs(t, 1, nil)
+	s.claimer.wake()
+	underWay := s.claimer.request(s.now())
+	conn, err := s.claimer.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p pipeline
+	p.claim(underWay.req, &underWay.reply)
+	if err := p.send(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	late := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
+	s.sweep(t)
+	s.claimer.afterClaim(t.Context(), underWay, nil, 0)
+	if runs := s.claim(t); !slices.ContainsFunc(runs, func(r *run) bool { return r.job.ID == late }) {
+		t.Errorf("left behind, by a claim of %d jobs", len(runs))
+	}
+}
+
 // proc is a process: a supervisor whose parts are driven by hand.
 type proc struct {
 	*still
