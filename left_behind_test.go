@@ -19,8 +19,7 @@ import (
 // that only some know, lost replies, steps of the server's clock. After every claim and sweep:
 //
 //   - a claim has taken what was due in front of its floors, a near sweep what was up to 20 s behind them,
-//   - and once a full sweep is over, claims that read each row once have taken all. A claim that was answered before
-//     the sweep and noted after it is the exception: what it left behind is for the next sweep.
+//   - and once a full sweep is over, claims that read each row once have taken all.
 //
 // Time does not pass here: due times are moved instead.
 
@@ -383,12 +382,8 @@ func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by 
 func (w *scene) sweepAll(p *proc) {
 	p.sweep(w.tb)
 	if p.under != nil {
-		answered := p.sent
 		w.answer(p)
 		w.finish(p)
-		if answered { // what it did not see was in front of the floors for this sweep, and is behind them only now
-			p.sweep(w.tb)
-		}
 	}
 	for i := range p.claimer.floors.windows {
 		p.claimer.floors.windows[i].next = p.now().Add(time.Hour)

@@ -116,7 +116,7 @@ func connect(ctx context.Context, url, name string, most int) (*pgxpool.Pool, er
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns, config.MaxConnIdleTime, config.HealthCheckPeriod = int32(most), 2*time.Second, time.Second // so that it shrinks soon
+	config.MaxConns, config.MaxConnIdleTime, config.HealthCheckPeriod = int32(most), 2*time.Second, time.Second //nolint:gosec // a dozen; so that it shrinks soon
 	config.ConnConfig.RuntimeParams["application_name"] = name
 	return pgxpool.NewWithConfig(ctx, config)
 }
