@@ -150,7 +150,7 @@ func (r *Report) save(o options) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(o.out, append(doc, '\n'), 0o644); err != nil { //nolint:gosec // figures are no secret
+		if err := os.WriteFile(o.out, append(doc, '\n'), 0o644); err != nil {
 			return err
 		}
 	}

@@ -63,5 +63,5 @@ func (l *load) newTask(rng *rand.Rand) task {
 
 // fails tells whether a run fails.
 func (t *task) fails(attempt int, share float64) bool {
-	return t.Dead || rand.New(rand.NewPCG(t.Seed, uint64(attempt))).Float64() < share
+	return t.Dead || rand.New(rand.NewPCG(t.Seed, uint64(attempt))).Float64() < share //nolint:gosec // small and positive
 }
