@@ -80,7 +80,8 @@
 //	alerts.go                Alerts: which thresholds are reached
 //	health.go                Health: what holds vacuum back, how the tables are, what a claim costs
 //	telemetry.go             Hooks and log attributes
-//	failpoint.go             where the fault suite ends processes; failpoint_on.go has the body
+//	failpoint.go             where the fault suite may end a process: here nothing happens
+//	failpoint_on.go          what happens where it is built with droverfail
 //	store_pg.go              SQL: connections, claim and settle
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
