@@ -385,6 +385,9 @@ func (c *claimer) sleepFull(base context.Context) {
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
 func (c *claimer) hasRoom(queues []*queueState) bool {
+	if c.sup.settler.behind() {
+		return false // the settler will say when it has caught up
+	}
 	room := false
 	for _, q := range queues {
 		// The watch goes first: a run that ends in between is either seen here, or sees the watch.

@@ -13,6 +13,7 @@ import (
 const (
 	maxComplete = 2000             // completed runs in one round trip
 	maxSettle   = 500              // other outcomes in one round trip: theirs carry JSON
+	maxWaiting  = maxComplete      // outcomes that wait while claims go on
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
 	lockedPause   = 100 * time.Millisecond // before a row that someone holds is tried again
@@ -182,10 +183,26 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	}
 }
 
+// behind reports whether so many outcomes wait that nothing more should be claimed. Handlers that take next to no time
+// would have a process claim far more than it can settle: jobs that run again if it dies, and rows that are in the way of
+// other processes' claims.
+func (e *settler) behind() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.outcomes) > maxWaiting
+}
+
 // take returns outcomes for one round trip.
 func (e *settler) take(now time.Time) (out []*outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if len(e.outcomes) > maxWaiting {
+		defer func() {
+			if len(e.outcomes) <= maxWaiting {
+				e.sup.claimer.wake()
+			}
+		}()
+	}
 	e.locked = slices.DeleteFunc(e.locked, func(o *outcome) bool {
 		if now.Before(o.notBefore) {
 			return false

@@ -464,3 +464,26 @@ func TestRunInEveryExecMode(t *testing.T) {
 		})
 	}
 }
+
+// What has run and is not settled yet runs again if the process dies: a settler that falls behind holds up the claims.
+func TestClaimsWaitForTheSettler(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
+	db.enqueueJobs(t, 1, nil)
+	waiting := &outcome{run: &run{sup: s.Supervisor}, state: Completed}
+	s.settler.outcomes = slices.Repeat([]*outcome{waiting}, maxWaiting+1)
+	s.claimer.wake()
+	if s.claimer.request(s.now()) != nil {
+		t.Fatalf("a claim beside %d outcomes that wait", maxWaiting+1)
+	}
+	for len(s.settler.outcomes) > maxWaiting {
+		if s.claimer.poked {
+			t.Fatal("claims go on before the settler has caught up")
+		}
+		s.settler.take(s.now())
+	}
+	if s.claimer.request(s.now()) == nil {
+		t.Error("no claim once the settler has caught up")
+	}
+}

@@ -49,7 +49,7 @@ func fullSizes() sizes {
 
 func quickSizes() sizes {
 	return sizes{
-		Jobs: 40_000, Dead: 200_000, Samples: 40, Enqueue: time.Second,
+		Jobs: 40_000, Dead: 150_000, Samples: 30, Enqueue: time.Second,
 		Future: 200_000, Finished: 100_000, Processes: []int{1, 16}, Rounds: 2,
 	}
 }
