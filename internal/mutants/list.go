@@ -104,7 +104,7 @@ func mutants() []mutant {
 			name: "complete-unfenced", bug: "a completion does not compare the fence",
 			file:  "store_pg.go",
 			old:   "const sqlComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'",
-			new:   "const sqlComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and $3::text <> ''",
+			new:   "const sqlComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and $3::text <> '' and state = 'running'",
 			tests: []string{"TestStaleSettleChangesNothing"},
 		},
 		{
