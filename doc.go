@@ -104,7 +104,8 @@
 //	00008_retention.sql     follow-ups, archive, alerts
 //
 // The command is in cmd/drover, a program in examples/webhook, the fault suite in faults. The rest is internal: internal/demo and internal/bench,
-// which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests.
+// which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests;
+// internal/drive runs supervisors for those that measure, internal/mutants is a list of deliberate bugs. The module bench compares with others.
 //
 // docs/adr says why things are as they are, docs/configuration.md lists the settings, docs/sql.md and its neighbours say
 // what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.

@@ -1,7 +1,6 @@
 package drover
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -111,30 +109,12 @@ func refused(err error) bool {
 	return errors.As(err, &pg) && pg.Code == "42501"
 }
 
-// page is a log that several goroutines write.
-type page struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (p *page) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.Write(b)
-}
-
-func (p *page) String() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.String()
-}
-
 // X-7, E-5: each role does all of its work: what a producer enqueues a worker claims, fails, retries within a budget,
 // snoozes, discards with a follow-up, archives, prunes and rescues; a reader reads; an operator operates.
 func TestRolesDoTheirWork(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
-	var log page
+	var log lockedBuffer
 	cfg := Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	producer, worker, reader, operator := c.as(t, "producer", cfg), c.as(t, "worker", cfg), c.as(t, "reader", cfg), c.as(t, "operator", cfg)
 	ctx := t.Context()
@@ -259,7 +239,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	c.waitFor(t, 30*time.Second, `select count(*) = 1 from redrives where state = 'done'`)
 	stop()
 	ok("Run", <-ended)
-	if text := log.String(); strings.Contains(text, "permission denied") {
+	if text := string(log.Bytes()); strings.Contains(text, "permission denied") {
 		t.Errorf("the log tells of rights that were missing:\n%s", text)
 	}
 }

@@ -551,11 +551,11 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	db.waitFor(t, 30*time.Second, `select count(*) = $1 from jobs where state = 'completed'`, 2*producers*each)
 }
 
-// Q-3: a slot that gets free is used at once, also where another queue has room and nothing to do.
-func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
-	t.Parallel()
-	db := newQuietDB(t)
-	release, started := make(chan struct{}), make(chan int, 2)
+// fullBesideIdle launches a supervisor whose queue busy has its one job at work until release is closed, and whose queue
+// idle has nothing to do.
+func (db *testDB) fullBesideIdle(t testing.TB) (release chan struct{}, started chan int) {
+	t.Helper()
+	release, started = make(chan struct{}), make(chan int, 2)
 	db.launch(t, SupervisorConfig{
 		PollInterval: time.Minute, Queues: []Queue{{Name: "busy", Concurrency: 1}, {Name: "idle"}},
 		Workers: handling(func(_ context.Context, _ *Job, n int) error {
@@ -566,6 +566,14 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	})
 	db.enqueue(t, job{1}, &EnqueueOpts{Queue: "busy"})
 	receive(t, started)
+	return release, started
+}
+
+// Q-3: a slot that gets free is used at once, also where another queue has room and nothing to do.
+func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release, started := db.fullBesideIdle(t)
 	db.enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from sleepers`)
 	after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
@@ -581,17 +589,7 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 func TestQueueWithRoomAgainIsWoken(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	release, started := make(chan struct{}), make(chan int, 2)
-	db.launch(t, SupervisorConfig{
-		PollInterval: time.Minute, Queues: []Queue{{Name: "busy", Concurrency: 1}, {Name: "idle"}},
-		Workers: handling(func(_ context.Context, _ *Job, n int) error {
-			started <- n
-			<-release
-			return nil
-		}),
-	})
-	db.enqueue(t, job{1}, &EnqueueOpts{Queue: "busy"})
-	receive(t, started)
+	release, started := db.fullBesideIdle(t)
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from sleepers`)
 	close(release)
 	db.waitFor(t, 20*time.Second, `select bool_and(coalesce(sleeps_until = 'infinity', false)) from sleepers`)

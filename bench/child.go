@@ -154,7 +154,7 @@ func (q *droverQueue) burnIn(ctx context.Context, processes, n, workers int) (to
 			return 0, fmt.Errorf("tell a worker process to begin: %w", err)
 		}
 	}
-	last, err := awaitUnfinished(ctx, q.pool, sqlDroverUnfinished, q.first)
+	last, err := backlog{q.pool, sqlDroverUnfinished, q.first}.awaitEnd(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -88,26 +88,9 @@ func (q *droverQueue) burnFailing(ctx context.Context, n, workers int) (time.Dur
 
 // burnDown runs n jobs that succeed in the given attempt.
 func (q *droverQueue) burnDown(ctx context.Context, n, workers, attempts int) (time.Duration, error) {
-	var calls atomic.Int64
-	began := time.Now()
-	running, end, err := q.supervise(ctx, workers, func(_ context.Context, job *drover.Job, _ noop) error {
-		calls.Add(1)
-		if job.Attempt < attempts {
-			return errInjected
-		}
-		return nil
+	return burnDown(ctx, n, attempts, backlog{q.pool, sqlDroverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
+		return q.supervise(ctx, workers, func(_ context.Context, job *drover.Job, _ noop) error { return run(job.Attempt) })
 	})
-	if err != nil {
-		return 0, err
-	}
-	last, err := awaitCalls(running, &calls, n*attempts)
-	if err == nil {
-		last, err = awaitUnfinished(running, q.pool, sqlDroverUnfinished, q.first)
-	}
-	if err := errors.Join(err, end()); err != nil {
-		return 0, err
-	}
-	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
 }
 
 // sqlDroverUnfinished walks the primary key from its end, where a burn-down arrives last.
@@ -160,31 +143,11 @@ func (q *droverQueue) supervise(
 		Queues:             []drover.Queue{{Concurrency: workers}},
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}})},
 		CompletedRetention: drover.DeleteOnCompletion,
-		DrainTimeout:       time.Second,
 	}
 	if q.keep {
 		config.CompletedRetention = drover.KeepCompleted
 	}
-	supervisor, err := q.client.Supervisor(config)
-	if err != nil {
-		return nil, nil, err
-	}
-	running, fail := context.WithCancelCause(ctx)
-	stopping, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { // end waits for it
-		err := supervisor.Run(stopping)
-		if err != nil {
-			fail(err)
-		}
-		ended <- err
-	}()
-	return running, func() error {
-		stop()
-		err := <-ended
-		fail(nil)
-		return err
-	}, nil
+	return drive.Supervise(ctx, q.client, config)
 }
 
 const (

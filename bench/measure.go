@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // What the Go contenders share: how a burn-down's end is found, how waits are measured.
@@ -35,19 +37,53 @@ func chunks(n int, do func(from, to int) error) error {
 // awaitCalls waits until the handlers have been called so often: until then the database has better to do than to
 // answer how far it is.
 func awaitCalls(ctx context.Context, calls *atomic.Int64, want int) (time.Time, error) {
-	err := poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= int64(want), nil })
+	err := drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= int64(want), nil })
 	if err != nil {
 		return time.Time{}, fmt.Errorf("%d of %d runs: %w", calls.Load(), want, err)
 	}
 	return time.Now(), nil
 }
 
-// awaitUnfinished waits until sql finds no unfinished job and returns when that was: before it was asked.
-func awaitUnfinished(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (last time.Time, err error) {
-	err = poll(ctx, 5*time.Millisecond, func() (bool, error) {
+// burnDown starts workers and times them until n jobs are done, each of which runs so many times.
+func burnDown(
+	ctx context.Context, n, attempts int, left backlog,
+	start func(ctx context.Context, run func(attempt int) error) (running context.Context, end func() error, err error),
+) (time.Duration, error) {
+	var calls atomic.Int64
+	began := time.Now()
+	running, end, err := start(ctx, func(attempt int) error {
+		calls.Add(1)
+		if attempt < attempts {
+			return errInjected
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	last, err := awaitCalls(running, &calls, n*attempts)
+	if err == nil {
+		last, err = left.awaitEnd(running)
+	}
+	if err := errors.Join(err, end()); err != nil {
+		return 0, err
+	}
+	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
+}
+
+// backlog is the jobs behind the id first of which sql tells whether any is unfinished.
+type backlog struct {
+	pool  *pgxpool.Pool
+	sql   string
+	first any
+}
+
+// awaitEnd waits until no job is unfinished and returns when that was: before it was asked.
+func (b backlog) awaitEnd(ctx context.Context) (last time.Time, err error) {
+	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var unfinished bool
 		last = time.Now()
-		err := pool.QueryRow(ctx, sql, args...).Scan(&unfinished)
+		err := b.pool.QueryRow(ctx, b.sql, b.first).Scan(&unfinished)
 		return !unfinished, err
 	})
 	if err != nil {
@@ -73,7 +109,7 @@ func measureLatency(
 ) ([]time.Duration, error) {
 	waits := make([]time.Duration, 0, len(gaps))
 	for _, gap := range gaps {
-		if err := pause(ctx, gap); err != nil {
+		if err := drive.Pause(ctx, gap); err != nil {
 			return nil, err
 		}
 		called := time.Now()
@@ -98,7 +134,7 @@ func measureLateness(
 		if err := enqueue(backoff); err != nil {
 			return nil, err
 		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
+		if err := drive.Pause(ctx, 10*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
@@ -112,32 +148,4 @@ func measureLateness(
 		}
 	}
 	return late, nil
-}
-
-// poll asks again and again until the answer is yes.
-func poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		if yes, err := done(); yes || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-tick.C:
-		}
-	}
-}
-
-// pause waits, or returns why the context is done.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
 }

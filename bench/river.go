@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -83,26 +82,10 @@ func (q *riverQueue) burnFailing(ctx context.Context, n, workers int) (time.Dura
 
 // burnDown runs n jobs that succeed in the given attempt.
 func (q *riverQueue) burnDown(ctx context.Context, n, workers, attempts int) (time.Duration, error) {
-	var calls atomic.Int64
-	began := time.Now()
-	_, end, err := q.start(ctx, workers, func(job *river.Job[noop]) error {
-		calls.Add(1)
-		if job.Attempt < attempts {
-			return errInjected
-		}
-		return nil
+	return burnDown(ctx, n, attempts, backlog{q.pool, sqlRiverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
+		_, end, err := q.start(ctx, workers, func(job *river.Job[noop]) error { return run(job.Attempt) })
+		return ctx, end, err
 	})
-	if err != nil {
-		return 0, err
-	}
-	last, err := awaitCalls(ctx, &calls, n*attempts)
-	if err == nil {
-		last, err = awaitUnfinished(ctx, q.pool, sqlRiverUnfinished, q.first)
-	}
-	if err := errors.Join(err, end()); err != nil {
-		return 0, err
-	}
-	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
 }
 
 // sqlRiverUnfinished is sqlDroverUnfinished for River's table.

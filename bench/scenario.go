@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // scenario is one comparison.
@@ -376,10 +378,10 @@ func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue f
 			}
 		})
 	}
-	err := pause(ctx, d/10)
+	err := drive.Pause(ctx, d/10)
 	before, began := count.Load(), time.Now()
 	if err == nil {
-		err = pause(ctx, d)
+		err = drive.Pause(ctx, d)
 	}
 	n, took := count.Load()-before, time.Since(began)
 	done.Store(true)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // noop is a job that does nothing.
@@ -186,7 +187,7 @@ func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error)
 	var took time.Duration
 	p, err := s.measured(ctx, func() error {
 		began := time.Now()
-		running, end, err := s.supervise(ctx, config)
+		running, end, err := drive.Supervise(ctx, s.client, config)
 		if err != nil {
 			return err
 		}
@@ -208,11 +209,11 @@ func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error)
 // awaitLast waits until no job is unfinished, and returns when that was. The handlers are counted first, here, so that
 // the server is not asked while it has better to do.
 func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64) (last time.Time, err error) {
-	err = poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= want, nil })
+	err = drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= want, nil })
 	if err != nil {
 		return last, fmt.Errorf("%d of %d runs: %w", calls.Load(), want, err)
 	}
-	err = poll(ctx, 5*time.Millisecond, func() (bool, error) {
+	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var unfinished bool
 		last = time.Now() // what this query sees was so by now
 		s.meter.asked++

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // idle counts what a supervisor without a job asks of the server.
@@ -22,7 +23,7 @@ func (s *scratch) idle(ctx context.Context, r *Report) (err error) {
 		return err
 	}
 	handler := func(context.Context, *drover.Job, noop) error { return nil }
-	running, end, err := s.supervise(ctx, drover.SupervisorConfig{
+	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
 		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
 	})
 	if err != nil {
@@ -33,14 +34,14 @@ func (s *scratch) idle(ctx context.Context, r *Report) (err error) {
 		return err
 	}
 	// Its polls are still getting rarer, and sessions tell their commits up to ten seconds late.
-	if err := pause(running, s.IdleFor+s.IdleFor/5); err != nil {
+	if err := drive.Pause(running, s.IdleFor+s.IdleFor/5); err != nil {
 		return err
 	}
 	before, err := s.meter.read(running)
 	if err != nil {
 		return err
 	}
-	if err := pause(running, s.IdleFor); err != nil {
+	if err := drive.Pause(running, s.IdleFor); err != nil {
 		return err
 	}
 	after, err := s.meter.read(running)
@@ -87,7 +88,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 		runtime.KeepAlive(args)
 		return nil
 	}
-	running, end, err := s.supervise(ctx, drover.SupervisorConfig{
+	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
 		Queues:             []drover.Queue{{Concurrency: inFlight}},
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
 		CompletedRetention: drover.DeleteOnCompletion,
@@ -99,7 +100,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 		close(release)
 		err = errors.Join(err, end())
 	}()
-	err = poll(running, 5*time.Millisecond, func() (bool, error) { return calls.Load() == inFlight, nil })
+	err = drive.Poll(running, 5*time.Millisecond, func() (bool, error) { return calls.Load() == inFlight, nil })
 	if err != nil {
 		return fmt.Errorf("wait for the jobs: %w", err)
 	}

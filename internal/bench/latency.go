@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // arrivals notes when handlers began. It is safe for concurrent use.
@@ -54,7 +55,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 		began.note(job.N, time.Now())
 		return nil
 	}
-	running, end, err := s.supervise(ctx, drover.SupervisorConfig{
+	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
 		Queues:             []drover.Queue{{}},
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
 		CompletedRetention: drover.DeleteOnCompletion,
@@ -78,7 +79,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 		if err := enqueue(i); err != nil {
 			return err
 		}
-		if err := pause(running, 15*time.Millisecond+time.Duration(random.Int64N(int64(10*time.Millisecond)))); err != nil {
+		if err := drive.Pause(running, 15*time.Millisecond+time.Duration(random.Int64N(int64(10*time.Millisecond)))); err != nil {
 			return err
 		}
 	}
@@ -109,7 +110,7 @@ const sqlAsleep = `select exists (select from sleepers where sleeps_until is not
 
 // awaitSleep waits until the supervisor has said that it does not look by itself any more.
 func (s *scratch) awaitSleep(ctx context.Context) error {
-	err := poll(ctx, 10*time.Millisecond, func() (asleep bool, err error) {
+	err := drive.Poll(ctx, 10*time.Millisecond, func() (asleep bool, err error) {
 		s.meter.asked++
 		err = s.meter.conn.QueryRow(ctx, sqlAsleep).Scan(&asleep)
 		return asleep, err

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // sqlSettings are those that decide what a figure means.
@@ -171,7 +173,7 @@ const sqlSessions = `select count(*) from pg_stat_activity where application_nam
 // supervisor's must have.
 func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 	pool.Reset()
-	err := poll(ctx, 5*time.Millisecond, func() (bool, error) {
+	err := drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var left int
 		m.asked++
 		err := m.conn.QueryRow(ctx, sqlSessions).Scan(&left)
@@ -189,7 +191,7 @@ func (m *meter) imageBytes(ctx context.Context, from, to int64) (bytes int64, ok
 	if m.walInspect == "" {
 		return 0, false, nil
 	}
-	err = poll(ctx, 10*time.Millisecond, func() (flushed bool, err error) {
+	err = drive.Poll(ctx, 10*time.Millisecond, func() (flushed bool, err error) {
 		m.asked++
 		err = m.conn.QueryRow(ctx, `select pg_current_wal_flush_lsn() >= '0/0'::pg_lsn + $1::numeric`, to).Scan(&flushed)
 		return flushed, err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // retry lets jobs fail once, with waits of 5 to 500 ms, and measures how late their second attempts begin.
@@ -27,7 +28,7 @@ func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
 		began.note(args.N, now)
 		return nil
 	}
-	running, end, err := s.supervise(ctx, drover.SupervisorConfig{
+	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
 		Queues:             []drover.Queue{{}},
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
 		CompletedRetention: drover.DeleteOnCompletion,
@@ -41,7 +42,7 @@ func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
 		if _, err := s.client.Enqueue(running, noop{N: i}, &drover.EnqueueOpts{Retry: drover.Constant{Delay: wait}}); err != nil {
 			return err
 		}
-		if err := pause(running, 10*time.Millisecond); err != nil {
+		if err := drive.Pause(running, 10*time.Millisecond); err != nil {
 			return err
 		}
 	}
