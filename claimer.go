@@ -15,10 +15,14 @@ import (
 const (
 	maxClaim = 2000 // jobs in one claim
 
-	sleepAfter = 250 * time.Millisecond // without a job, before sleepers is written
-	firstPoll  = time.Millisecond       // doubled up to the poll interval
-	awakePoll  = 8 * time.Millisecond   // the longest before sleepers is written: nobody notifies until then
-	minDueGap  = 20 * time.Millisecond  // between looks for due jobs that turn out to be other processes'
+	sleepAfter   = 250 * time.Millisecond // without a job, before sleepers is written
+	firstPoll    = time.Millisecond       // doubled up to the poll interval
+	awakePoll    = 8 * time.Millisecond   // the longest before sleepers is written: nobody notifies until then
+	minTurn      = 50                     // jobs that a claim wants before it waits for its turn
+	turnPatience = 5 * time.Second        // how long it waits: others' claims take tens of milliseconds
+	turnPause    = 30 * time.Second       // without turns, after one did not come
+
+	minDueGap = 20 * time.Millisecond // between looks for due jobs that turn out to be other processes'
 
 	restAfter = 10 * time.Second // without a job, before a supervisor that hears nothing looks less often still
 )
@@ -46,6 +50,8 @@ type claimer struct {
 	asleep  bool          // sleepers says so
 	until   time.Time     // and until when; zero: for good
 	full    []string      // and in which queues there is no room
+
+	outOfTurn time.Time // wait for no turn before
 
 	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
 	fullAt    time.Time // since when; zero while there is room
@@ -282,7 +288,23 @@ func (c *claimer) request(now time.Time) *plan {
 	}
 	p.req = c.lanes(l, p.groups, p.lowered)
 	p.req.rooms = rooms
+	p.req.turns, p.req.patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
 	return p
+}
+
+// turns are the queues in which a claim waits until no other is under way: those with a backlog, of which it wants many.
+// Claims that overlap follow the rows that others have just taken to their new versions and lock those before they see
+// that they are running, for as long as the claim takes; the owner's settles skip what is locked and come again.
+func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (turns []string) {
+	if now.Before(c.outOfTurn) {
+		return nil
+	}
+	for i, q := range queues {
+		if q.full && rooms[i] >= minTurn {
+			turns = append(turns, q.Name)
+		}
+	}
+	return turns
 }
 
 // full are the queues that it has no room for.
@@ -442,6 +464,9 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		p.lease.lose()
 		c.sup.control.interrupt()
 		return
+	}
+	if reply.outOfTurn {
+		c.outOfTurn = now.Add(turnPause)
 	}
 	if p.lowered > 0 {
 		c.floors.swept(p.lowered, took, now)

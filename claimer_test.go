@@ -621,3 +621,129 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 		}
 	}
 }
+
+// takeTurn holds the turn of the queue "default" until the test ends it.
+func (db *testDB) takeTurn(t testing.TB) (end func()) {
+	t.Helper()
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	var got bool
+	if err := tx.QueryRow(t.Context(), sqlTakeTurn, []string{"default"}, time.Second).Scan(&got); err != nil || !got {
+		t.Fatal("no turn", err)
+	}
+	return func() {
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Claims of a backlog wait for one another, and see what the one before has left.
+func TestClaimsOfABacklogTakeTurns(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueueJobs(t, 4*minTurn, nil)
+	named := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = t.Name() })
+	queues := []Queue{{Concurrency: 2 * minTurn}}
+	first, second := named.stopped(t, SupervisorConfig{Queues: queues}), named.stopped(t, SupervisorConfig{Queues: queues})
+	for _, s := range []*still{first, second} {
+		s.queueStates()[0].full = true // its last claim was
+	}
+	end := db.takeTurn(t)
+	claimed := make(chan int)
+	for _, s := range []*still{first, second} {
+		s.claimer.wake()
+		plan := s.claimer.request(s.now())
+		go func() {
+			s.claimer.trip(t.Context(), plan)
+			claimed <- len(plan.reply.jobs)
+		}()
+	}
+	eventually(t, func() bool {
+		if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n > 0 {
+			t.Fatalf("%d jobs were claimed out of turn", n)
+		}
+		return value[int](t, db, `select count(*) from pg_stat_activity where wait_event = 'advisory' and application_name = $1`, t.Name()) == 2
+	})
+	end()
+	if n, m := receive(t, claimed), receive(t, claimed); n != 2*minTurn || m != 2*minTurn {
+		t.Errorf("claimed %d and %d jobs of %d", n, m, 4*minTurn)
+	}
+}
+
+// A session that hangs with the turn holds claims up once in a while, and briefly.
+func TestClaimDoesWithoutItsTurn(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueueJobs(t, 5*minTurn, nil)
+	counted, sent := db.traced(t, Config{})
+	s := counted.stopped(t, SupervisorConfig{Lease: time.Second, Queues: []Queue{{Concurrency: minTurn}}})
+	db.takeTurn(t)
+	for n, want := range []int{0, 1, 0} { // the queue is not known to be full; it is; another turn would not come either
+		sent.since()
+		runs := s.claim(t)
+		if len(runs) != minTurn {
+			t.Fatalf("claim %d: %d jobs", n, len(runs))
+		}
+		for _, r := range runs {
+			r.finish()
+		}
+		if calls, _ := sent.since(); calls[sqlTakeTurn] != want {
+			t.Errorf("claim %d waited for %d turns, want %d", n, calls[sqlTakeTurn], want)
+		}
+	}
+	s.claimer.outOfTurn = s.now()
+	sent.since()
+	s.claim(t)
+	if calls, _ := sent.since(); calls[sqlTakeTurn] != 1 {
+		t.Error("waits for no turn any more")
+	}
+}
+
+// Who wants few jobs is in nobody's way.
+func TestFewJobsWaitForNoTurn(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueueJobs(t, 3*minTurn, nil)
+	counted, sent := db.traced(t, Config{})
+	s := counted.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: minTurn - 1}}})
+	db.takeTurn(t)
+	for range 2 {
+		for _, r := range s.claim(t) {
+			r.finish()
+		}
+	}
+	if calls, _ := sent.since(); calls[sqlTakeTurn] != 0 || calls[sqlClaim] != 2 {
+		t.Errorf("%d claims waited for %d turns", calls[sqlClaim], calls[sqlTakeTurn])
+	}
+}
+
+// The bound on the wait is no business of the rest of the transaction.
+func TestTurnLeavesTheLockTimeout(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, want := range []bool{true, false} {
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(t.Context())
+		var got bool
+		var timeout string
+		if _, err := tx.Exec(t.Context(), `set local lock_timeout = '7s'`); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.QueryRow(t.Context(), sqlTakeTurn, []string{"b", "a", "b"}, time.Millisecond).Scan(&got); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.QueryRow(t.Context(), `show lock_timeout`).Scan(&timeout); err != nil {
+			t.Fatal(err)
+		}
+		if got != want || timeout != "7s" {
+			t.Errorf("turn %t, want %t; lock_timeout is %s", got, want, timeout)
+		}
+	}
+}

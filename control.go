@@ -375,11 +375,11 @@ func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) {
 	now := c.sup.now()
 	seen := map[string]bool{}
-	first := l.id
+	first, alive := l.id, 0
 	for _, x := range reply.peers {
 		seen[x.id] = true
-		if !x.lost && x.id < first {
-			first = x.id
+		if !x.lost {
+			first, alive = min(first, x.id), alive+1
 		}
 		if x.id == l.id {
 			continue
@@ -409,6 +409,7 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 			delete(c.hunts, id)
 		}
 	}
+	c.sup.claimer.floors.share(alive)
 	c.sup.pruner.Store(first == l.id)
 }
 

@@ -17,6 +17,7 @@ type floors struct {
 	version int             // changes by others than claims so far
 	heldAt  int             // claims of an older version move no floor
 	windows [3]window
+	sharing int // supervisors that sweep
 }
 
 type laneKey struct {
@@ -42,7 +43,7 @@ type window struct {
 }
 
 func newFloors() *floors {
-	return &floors{lanes: map[laneKey]floor{}, lowered: map[laneKey]int{}, windows: [3]window{
+	return &floors{sharing: 1, lanes: map[laneKey]floor{}, lowered: map[laneKey]int{}, windows: [3]window{
 		{width: 200 * time.Millisecond}, {width: 2 * time.Second}, {width: 20 * time.Second},
 	}}
 }
@@ -95,8 +96,15 @@ func (f *floors) due(now time.Time) time.Duration {
 	return 0
 }
 
+// share tells among how many supervisors the near sweeps are divided. What one of them finds late, another may find.
+func (f *floors) share(supervisors int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sharing = max(supervisors, 1)
+}
+
 // swept notes that a sweep of the given width took a time: narrower ones are done with it. Each comes again after
-// nine times its own cost, so that it takes at most a tenth of the time, and not before a twentieth of its width. A wide
+// nine times its own cost for every supervisor, so that all together take at most a tenth of the time, and not before a twentieth of its width. A wide
 // sweep over many dead rows must not hold up the narrow ones, which find most of what commits late.
 func (f *floors) swept(width, cost time.Duration, now time.Time) {
 	f.mu.Lock()
@@ -107,7 +115,7 @@ func (f *floors) swept(width, cost time.Duration, now time.Time) {
 			w.cost = cost
 		}
 		if w.width <= width {
-			w.next = now.Add(max(9*w.cost, w.width/20))
+			w.next = now.Add(max(9*w.cost*time.Duration(f.sharing), w.width/20))
 		}
 	}
 }

@@ -100,6 +100,31 @@ func TestNearSweepsTakeATenthOfTheTime(t *testing.T) {
 	if got := f.due(now.Add(95 * time.Millisecond)); got != 0 {
 		t.Errorf("a narrow sweep that took 100 ms is due after 95 ms: %v", got)
 	}
+	f.share(16) // and all together, for they share the server
+	f.swept(20*time.Second, 10*time.Millisecond, now)
+	for after, want := range map[time.Duration]time.Duration{1439 * time.Millisecond: 2 * time.Second, 1440 * time.Millisecond: 20 * time.Second} {
+		if got := f.due(now.Add(after)); got != want {
+			t.Errorf("due %v after a sweep of one of 16 that took 10 ms = %v, want %v", after, got, want)
+		}
+	}
+	if f.share(0); f.sharing != 1 {
+		t.Error("nobody sweeps")
+	}
+}
+
+// All that are alive share the near sweeps.
+func TestNearSweepsAreShared(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	db.stopped(t, SupervisorConfig{})
+	db.stopped(t, SupervisorConfig{})
+	lost := db.stopped(t, SupervisorConfig{})
+	db.exec(t, `update supervisors set lost_at = now() where id = $1`, lost.lease.Load().id)
+	s.beat(t)
+	if got := s.claimer.floors.sharing; got != 3 {
+		t.Errorf("near sweeps are shared by %d, want the three that are alive", got)
+	}
 }
 
 // A model of one lane: jobs that commit late, claims with a limit and near sweeps in flight while the full sweep lowers

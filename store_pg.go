@@ -328,6 +328,10 @@ type moreOfJob struct {
 	LastError   string          `json:"last_error"`
 }
 
+// sqlTakeTurn goes before a claim that others would run into: see claimer.turns. The lock ends with the transaction, and
+// the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
+const sqlTakeTurn = `select drover_take_turn($1, $2)`
+
 // claimRequest asks for jobs of several queues.
 type claimRequest struct {
 	supervisor string
@@ -341,12 +345,15 @@ type claimRequest struct {
 	lanes      []int16
 	floorAt    []time.Time
 	floorID    []string
+	turns      []string // queues in which it waits for its turn
+	patience   time.Duration
 }
 
 // claimReply is what came back; committed once the pipeline has read the commit.
 type claimReply struct {
 	committed bool
 	fenced    bool // the epoch is over: nothing was claimed, nothing can be
+	outOfTurn bool // it waited for its turn in vain, and was made without
 	at        time.Time
 	nextDue   time.Duration // 0: none known
 	jobs      []claimedJob
@@ -355,6 +362,14 @@ type claimReply struct {
 func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.begin()
 	p.exec(nil, sqlOnePlan)
+	if len(req.turns) > 0 {
+		p.query(func(rows pgx.Rows) error {
+			got := false
+			err := rows.Scan(&got)
+			reply.outOfTurn = !got
+			return err
+		}, sqlTakeTurn, req.turns, req.patience)
+	}
 	reply.fenced = true
 	row := claimRow{reply: reply}
 	columns := row.columns() // once: a row costs the strings that it brings, and its run

@@ -262,6 +262,24 @@ $$;
 comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any with room and all of those sleep beyond the given time (null: now).';
 
 -- +goose StatementBegin
+create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
+declare
+	usual text := current_setting('lock_timeout');
+begin
+	perform set_config('lock_timeout', ceil(extract(epoch from patience) * 1000)::text, true);
+	perform pg_advisory_xact_lock(key) from (
+		select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by 1
+	) k;
+	perform set_config('lock_timeout', usual, true);
+	return true;
+exception when lock_not_available then
+	return false; -- the setting is as it was: what the block did is undone
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time, go on without.';
+
+-- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns void language plpgsql as $$
 declare
 	clash text;

@@ -87,6 +87,20 @@ func mutants() []mutant {
 			tests: []string{"TestDoubtOutlivesALeaseThatWasNotKeptUp", "TestDoubtIsNotOverBeforeAllIsHandedBack"},
 		},
 		{
+			name: "no-turns", bug: "claims of a backlog do not wait for one another",
+			file:  "claimer.go",
+			old:   "if q.full && rooms[i] >= minTurn {",
+			new:   "if q.full && rooms[i] > maxClaim {",
+			tests: []string{"TestClaimsOfABacklogTakeTurns"},
+		},
+		{
+			name: "turn-unbounded", bug: "a claim waits for its turn however long another keeps it",
+			file:  "migrations/00001_core.sql",
+			old:   "perform set_config('lock_timeout', ceil(extract(epoch from patience) * 1000)::text, true);",
+			new:   "perform set_config('lock_timeout', '0', true);",
+			tests: []string{"TestClaimDoesWithoutItsTurn"},
+		},
+		{
 			name: "no-near-sweep", bug: "claims never look behind their floors",
 			file:  "floors.go",
 			old:   "\t\t\treturn f.windows[i].width\n",
