@@ -141,7 +141,7 @@ func everyScenario(t *testing.T, server *server) {
 	t.Helper()
 	want := map[string][]string{
 		"burn":      {figureBurn},
-		"held":      {figureBurn, figureHeld, figureHeldShare},
+		"held":      {figureBurn, figureRows, figureHeld, figureHeldShare, figureRowsShare},
 		"fail":      {figureBurn, figureFailing, figureFailingShare},
 		"latency":   {figureP50, figureP99},
 		"lateness":  {figureP50, figureP99},

@@ -51,7 +51,7 @@ func fullSizes() sizes {
 
 func quickSizes() sizes {
 	return sizes{
-		Jobs: 40_000, Dead: 150_000, Samples: 30, Enqueue: time.Second,
+		Jobs: 40_000, Dead: 100_000, Samples: 30, Enqueue: time.Second,
 		Future: 200_000, Finished: 100_000, Processes: []int{1, 16}, Rounds: 2,
 	}
 }
@@ -98,6 +98,8 @@ const (
 	figureBurn         = "burn-down"
 	figureHeld         = "snapshot held"
 	figureHeldShare    = "held / not held"
+	figureRows         = "rows, no snapshot"
+	figureRowsShare    = "held / rows alone"
 	figureFailing      = "all fail once"
 	figureFailingShare = "failing / not failing"
 	figureP50          = "p50"
@@ -244,8 +246,14 @@ func runBurn(ctx context.Context, t *trial) error {
 	return nil
 }
 
+// runHeld burns down in an empty table, behind the rows that many jobs have left, and behind as many more that a snapshot
+// pins: what the rows cost and what the snapshot costs are told apart.
 func runHeld(ctx context.Context, t *trial) error {
 	free, err := t.burnFresh(ctx, t.Jobs, t.burn)
+	if err != nil {
+		return err
+	}
+	rows, err := t.burnBehind(ctx)
 	if err != nil {
 		return err
 	}
@@ -254,17 +262,24 @@ func runHeld(ctx context.Context, t *trial) error {
 		return err
 	}
 	defer release()
-	if _, err := t.burnFresh(ctx, t.Dead, t.burn); err != nil {
-		return fmt.Errorf("make dead rows: %w", err)
-	}
-	held, err := t.burnFresh(ctx, t.Jobs, t.burn)
+	held, err := t.burnBehind(ctx)
 	if err != nil {
 		return err
 	}
 	t.add(figureBurn, jobsPerSecond, free)
+	t.add(figureRows, jobsPerSecond, rows)
 	t.add(figureHeld, jobsPerSecond, held)
 	t.add(figureHeldShare, shareOfOwn, held/free)
+	t.add(figureRowsShare, shareOfOwn, held/rows)
 	return nil
+}
+
+// burnBehind burns down behind what t.Dead jobs have left.
+func (t *trial) burnBehind(ctx context.Context) (rate float64, err error) {
+	if _, err := t.burnFresh(ctx, t.Dead, t.burn); err != nil {
+		return 0, fmt.Errorf("make dead rows: %w", err)
+	}
+	return t.burnFresh(ctx, t.Jobs, t.burn)
 }
 
 func runFail(ctx context.Context, t *trial) error {
