@@ -24,6 +24,7 @@ type load struct {
 	Producers      int
 	Rate           int // jobs a second of each producer
 	Lease          time.Duration
+	Poll           time.Duration
 	Failing        float64 // share of runs
 	LongestRun     int     // ms
 	Long           float64 // share of jobs whose runs take three leases

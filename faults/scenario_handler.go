@@ -187,7 +187,7 @@ insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 hour
 func freshStartsSoon(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		for was, is := range j.steps() {
-			if took := is.At.Sub(was.At); was.Op == "INSERT" && took > 2*pollInterval {
+			if took := is.At.Sub(was.At); was.Op == "INSERT" && took > 2*h.policy.Poll {
 				broken = append(broken, fmt.Sprintf("job %s waited %v", j.id, took))
 			}
 		}

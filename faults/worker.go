@@ -25,10 +25,7 @@ type workerSpec struct {
 // poolSpare is how many connections a worker's pool has beside one for each slot.
 const poolSpare = 4
 
-const (
-	slice        = 100 // ms
-	pollInterval = 500 * time.Millisecond
-)
+const slice = 100 // ms
 
 // worker is a plain supervisor and its journals.
 type worker struct {
@@ -79,7 +76,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
 		})},
-		Lease: spec.Load.Lease, PollInterval: pollInterval, DrainTimeout: spec.Load.Drain,
+		Lease: spec.Load.Lease, PollInterval: spec.Load.Poll, DrainTimeout: spec.Load.Drain,
 	})
 	if err != nil {
 		return err
@@ -122,7 +119,7 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if w.spec.Load.Deaf {
 		select {}
 	}
-	if err := t.misbehave(job.Attempt); err != nil {
+	if err := t.misbehave(job.Attempt + job.Redrives); err != nil {
 		return err
 	}
 	for left := t.MS; left > 0; left -= slice { // in slices: the time that a stopped process sleeps is not its own

@@ -53,6 +53,7 @@ func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*wor
 			Recovery: sc.recovery, Dirty: sc.dirty, EveryoneStaysAlive: sc.deathless,
 		},
 	}
+	w.policy.Poll = w.load.Poll
 	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and what the specification adds
 	if err := os.Mkdir(w.dir, 0o700); err != nil {
 		return nil, err
@@ -278,10 +279,11 @@ func (w *world) history(ctx context.Context) (*history, error) {
 }
 
 func (h *history) readFiles(dir string) (err error) {
-	var errs [3]error
+	var errs [4]error
 	h.calls, errs[0] = readJournals[call](dir, "calls-")
 	h.notes, errs[1] = readJournals[note](dir, "notes-")
 	h.outside, errs[2] = readJournals[effect](dir, "outside-")
+	h.victims, errs[3] = countLines(dir, "40P01", "log-", "calls-")
 	return errors.Join(errs[:]...)
 }
 
