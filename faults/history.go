@@ -54,13 +54,14 @@ type call struct {
 type note struct {
 	At         time.Time `json:"at"`
 	Worker     string    `json:"worker"`
-	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; gauge
+	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; gauge, noops
 	Job        string    `json:"job,omitempty"`
 	Supervisor string    `json:"supervisor,omitempty"`
 	Attempt    int       `json:"attempt,omitempty"`
 	Err        string    `json:"err,omitempty"`
 	Goroutines int       `json:"goroutines,omitempty"`
 	Running    int       `json:"running,omitempty"`
+	Count      int       `json:"count,omitempty"`
 }
 
 // effect is what a handler did.

@@ -166,7 +166,7 @@ func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator
 			return moved.Jobs, err
 		}},
 		{name: "prune", verb: prune},
-		{name: "lock", verb: lockBackwards},
+		{name: "lock", verb: lock},
 	}
 	for i, o := range all {
 		o.client, o.pool, o.rng = client, pool, rand.New(rand.NewPCG(w.seed, uint64(i)))
@@ -175,16 +175,17 @@ func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator
 }
 
 // draw picks ids of jobs, in no order.
-func (o *operator) draw(ctx context.Context, n int) (ids []string, err error) {
-	err = o.pool.QueryRow(ctx, `select array(select id from jobs where kind = 'task' order by md5(id || $2) limit $1)`,
-		n, fmt.Sprint(o.rng.Uint64())).Scan(&ids)
+func (o *operator) draw(ctx context.Context, n int, runningOnly bool) (ids []string, err error) {
+	err = o.pool.QueryRow(ctx, `
+select array(select id from jobs where kind = 'task' and (state = 'running' or not $3) order by md5(id || $2) limit $1)`,
+		n, fmt.Sprint(o.rng.Uint64()), runningOnly).Scan(&ids)
 	return ids, err
 }
 
 // many is a verb over a good part of all jobs.
 func many(verb func(*drover.Client, context.Context, drover.Filter, string) (drover.Bulk, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (int64, error) {
-		ids, err := o.draw(ctx, 100)
+		ids, err := o.draw(ctx, 100, false)
 		if err != nil {
 			return 0, err
 		}
@@ -196,7 +197,7 @@ func many(verb func(*drover.Client, context.Context, drover.Filter, string) (dro
 // single is a verb over one job after another.
 func single(verb func(c *drover.Client, ctx context.Context, id, why string) (drover.State, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (n int64, err error) {
-		ids, err := o.draw(ctx, 20)
+		ids, err := o.draw(ctx, 20, false)
 		for _, id := range ids {
 			was, err := verb(o.client, ctx, id, "deadlock hunt")
 			switch {
@@ -239,19 +240,23 @@ func prune(ctx context.Context, o *operator) (int64, error) {
 	return deleted + archived, err
 }
 
-// lockBackwards is a transaction of the application's that locks jobs, the last id first.
-func lockBackwards(ctx context.Context, o *operator) (n int64, err error) {
-	ids, err := o.draw(ctx, 5)
+// lock is a transaction of the application's that locks jobs which run, the first id first or the last. It waits while it
+// holds some, so nobody else may: there is one such transaction at a time.
+func lock(ctx context.Context, o *operator) (n int64, err error) {
+	ids, err := o.draw(ctx, 20, true)
 	if err != nil {
 		return 0, err
 	}
 	slices.Sort(ids)
+	if o.rng.IntN(2) == 0 {
+		slices.Reverse(ids)
+	}
 	tx, err := o.pool.Begin(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx))
-	for _, id := range slices.Backward(ids) {
+	for _, id := range ids {
 		tag, err := tx.Exec(ctx, `select from jobs where id = $1 for update`, id)
 		if err != nil {
 			return n, err

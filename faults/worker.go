@@ -25,7 +25,10 @@ type workerSpec struct {
 // poolSpare is how many connections a worker's pool has beside one for each slot.
 const poolSpare = 4
 
-const slice = 100 // ms
+const (
+	slice    = 100 // ms
+	noopStep = 500
+)
 
 // worker is a plain supervisor and its journals.
 type worker struct {
@@ -34,6 +37,7 @@ type worker struct {
 	log     *journal
 	outside *journal
 	running atomic.Int64
+	noops   atomic.Int64
 }
 
 func runWorker() error {
@@ -75,7 +79,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		Queues: []drover.Queue{{Concurrency: spec.Load.Slots}},
 		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
-		})},
+		}), drover.Handle(w.doNothing, drover.WorkerOpts{})},
 		Lease: spec.Load.Lease, PollInterval: spec.Load.Poll, DrainTimeout: spec.Load.Drain,
 	})
 	if err != nil {
@@ -89,9 +93,11 @@ func (w *worker) run(ctx context.Context) (err error) {
 func (w *worker) hooks() drover.Hooks {
 	tell := func(what string) func(context.Context, drover.Event) {
 		return func(_ context.Context, e drover.Event) {
-			w.log.write(note{
-				At: time.Now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
-			})
+			if e.Kind != (noop{}).Kind() {
+				w.log.write(note{
+					At: time.Now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
+				})
+			}
 		}
 	}
 	return drover.Hooks{
@@ -112,6 +118,14 @@ func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error
 		return w.transact(ctx, job, t)
 	}
 	return w.work(ctx, job, t)
+}
+
+// doNothing notes how many there were by now, in steps.
+func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
+	if n := w.noops.Add(1); n%noopStep == 0 {
+		w.log.write(note{At: time.Now(), Worker: w.spec.Name, What: "noops", Count: int(n)})
+	}
+	return nil
 }
 
 // work takes its time, and fails or leaves an effect outside.

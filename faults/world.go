@@ -101,6 +101,18 @@ func (w *world) makeDatabase(ctx context.Context, sc *scenario) (err error) {
 	return err
 }
 
+// twin is a world of its own with the same load, in a second database of the same server.
+func (w *world) twin(ctx context.Context) (*world, error) {
+	t := &world{program: w.program, server: w.server, load: w.load, seed: w.seed, rng: w.rng, dir: filepath.Join(w.dir, "twin")}
+	if err := os.Mkdir(t.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := t.makeDatabase(ctx, &scenario{id: filepath.Base(w.dir) + "_twin"}); err != nil {
+		return t, err
+	}
+	return t, t.start(ctx)
+}
+
 // through is the database's address behind a proxy.
 func (w *world) through(p *proxy) string {
 	u, err := url.Parse(w.url)
@@ -328,7 +340,7 @@ func (w *world) eventually(ctx context.Context, what string, atMost time.Duratio
 			return nil
 		}
 		if pause(ctx, 50*time.Millisecond) != nil {
-			return fmt.Errorf("not within %v: %s (%w)", atMost, what, err)
+			return errors.Join(fmt.Errorf("not within %v: %s", atMost, what), err)
 		}
 	}
 }
