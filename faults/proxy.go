@@ -21,6 +21,7 @@ type proxy struct {
 	open   chan struct{} // closed while bytes pass
 	heard  chan struct{} // closed while those of listeners do
 	heards int           // connections that have sent LISTEN
+	hung   int           // of these, those with bytes that did not pass
 	steal  int           // so many replies to COMMIT are still to be dropped
 	stolen int
 	most   int // connections at once
@@ -30,7 +31,7 @@ type proxy struct {
 // pair is one connection, on both sides of the proxy.
 type pair struct {
 	client, server *net.TCPConn
-	listens        bool // has sent LISTEN; the proxy's mutex guards it
+	listens, hangs bool // has sent LISTEN; has met the shut gate. The proxy's mutex guards them
 }
 
 // reset ends both sides with RST.
@@ -106,11 +107,11 @@ func shut(gate *chan struct{}, on bool) {
 	}
 }
 
-// listeners counts the connections that have sent LISTEN so far.
-func (p *proxy) listeners() int {
+// listeners counts the connections that have sent LISTEN so far, and those that hung for it.
+func (p *proxy) listeners() (all, hung int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.heards
+	return p.heards, p.hung
 }
 
 // stealCommits drops the next n replies to COMMIT and resets the connections they were for.
@@ -175,11 +176,21 @@ func (p *proxy) enter(c *pair) bool {
 // pass waits until the connection's bytes pass.
 func (p *proxy) pass(c *pair) {
 	p.mu.Lock()
-	open, heard, listens := p.open, p.heard, c.listens
+	gates := []chan struct{}{p.open}
+	if c.listens {
+		gates = append(gates, p.heard)
+		select {
+		case <-p.heard:
+		default:
+			if !c.hangs {
+				c.hangs = true
+				p.hung++
+			}
+		}
+	}
 	p.mu.Unlock()
-	<-open
-	if listens {
-		<-heard
+	for _, gate := range gates {
+		<-gate
 	}
 }
 

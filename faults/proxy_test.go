@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 )
 
 // echo is a server that answers every byte with a message of Postgres: 'c' with a CommandComplete of COMMIT.
@@ -126,11 +127,15 @@ func TestProxy(t *testing.T) {
 	// One that has sent LISTEN hangs alone.
 	listener := dial()
 	listen(t, listener)
-	if n := p.listeners(); n != 1 {
-		t.Errorf("%d listeners, want 1", n)
-	}
 	p.hangListeners(true)
 	go func() { answered <- ask(listener, 'a') }()
+	err = until(t.Context(), "it hangs", 10*time.Second, func() (bool, error) {
+		_, hung := p.listeners()
+		return hung == 1, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 	if err := ask(conn, 'a'); err != nil {
 		t.Errorf("beside a listener that hangs: %v", err)
 	}
@@ -142,6 +147,9 @@ func TestProxy(t *testing.T) {
 	p.hangListeners(false)
 	if err := <-answered; err != nil {
 		t.Errorf("a listener that hung: %v", err)
+	}
+	if all, _ := p.listeners(); all != 1 {
+		t.Errorf("%d listeners, want 1", all)
 	}
 
 	if n := p.cut(); n != 2 {
