@@ -223,10 +223,21 @@ func keepsClaiming(ctx context.Context, w, twin *world) error {
 			held, free = append(held, a), append(free, b)
 		}
 		if quantile(held, 0.5) >= 0.9*quantile(free, 0.5) {
-			return nil
+			return keepsBeating(w, twin)
 		}
 	}
 	return fmt.Errorf("%.0f jobs/s were claimed while a snapshot was held, %.0f where none was", quantile(held, 0.5), quantile(free, 0.5))
+}
+
+// keepsBeating holds where a supervisor lost its lease no more often than its twin: dead rows must not cost it its jobs.
+func keepsBeating(w, twin *world) error {
+	const lost = "no heartbeat for most of a lease"
+	is, err := countLines(w.dir, lost, "log-")
+	was, failed := countLines(twin.dir, lost, "log-")
+	if is > was {
+		return fmt.Errorf("%q was said %d times while a snapshot was held, %d times where none was", lost, is, was)
+	}
+	return errors.Join(err, failed)
 }
 
 // forgotten is the name of the session that holds a snapshot.
