@@ -16,7 +16,7 @@ create table audit (
 	begun timestamptz not null default now(), tx bigint not null default pg_current_xact_id()::text::bigint,
 	writer text not null default current_setting('application_name'),
 	job text not null, op text not null, state text not null, attempt int not null, max_attempts int not null,
-	claim_seq int not null, claimed_by text not null, scheduled_at timestamptz not null, errors_total int not null,
+	claim_seq int not null, redrives int not null, claimed_by text not null, scheduled_at timestamptz not null, errors_total int not null,
 	last_class text not null, last_error text not null, last_entry text not null, payload text not null
 );
 create index on audit (job);
@@ -24,18 +24,16 @@ create function audit() returns trigger language plpgsql as $$
 declare
 	j jobs := case when tg_op = 'DELETE' then old else new end;
 begin
-	if j.kind <> 'task' then
-		return null;
-	end if;
-	insert into audit (job, op, state, attempt, max_attempts, claim_seq, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload)
-	values (j.id, tg_op, j.state, j.attempt, coalesce(j.max_attempts, 0), j.claim_seq, coalesce(j.claimed_by, ''),
+	insert into audit (job, op, state, attempt, max_attempts, claim_seq, redrives, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload)
+	values (j.id, tg_op, j.state, j.attempt, coalesce(j.max_attempts, 0), j.claim_seq, j.redrives, coalesce(j.claimed_by, ''),
 		case when isfinite(j.scheduled_at) then j.scheduled_at else 'epoch' end, j.errors_total,
 		coalesce(j.errors->-1->>'class', ''), coalesce(j.errors->-1->>'error', ''),
 		md5(coalesce(j.errors->>-1, '')), md5(row(j.kind, j.queue, j.args)::text));
 	return null;
 end
 $$;
-create trigger audit after insert or update or delete on jobs for each row execute function audit()`
+create trigger audit after insert or update on jobs for each row when (new.kind = 'task') execute function audit();
+create trigger audit_delete after delete on jobs for each row when (old.kind = 'task') execute function audit()`
 
 // readDatabase adds what the database holds to the history.
 func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err error) {
@@ -43,7 +41,7 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 		return fmt.Errorf("effects: %w", err)
 	}
 	h.versions, err = collect[version](ctx, pool, `select at, begun, tx, writer, job, op, state, attempt, max_attempts,
-		claim_seq, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload from audit order by n`)
+		claim_seq, redrives, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload from audit order by n`)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
@@ -53,7 +51,7 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 	if err != nil {
 		return fmt.Errorf("jobs: %w", err)
 	}
-	return nil
+	return pool.QueryRow(ctx, `select deadlocks from pg_stat_database where datname = current_database()`).Scan(&h.deadlocks)
 }
 
 func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string) ([]T, error) {

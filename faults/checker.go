@@ -73,10 +73,13 @@ func lost(_ *policy, j *jobHistory) []string {
 
 // unasked is I2: what failed is not there, what is unknown at most once.
 func unasked(_ *policy, j *jobHistory) (broken []string) {
-	inserts := 0
+	inserts, deletes := 0, 0 // what an operator puts into the archive and takes out of it again is deleted and inserted
 	for _, v := range j.versions {
-		if v.Op == "INSERT" {
+		switch v.Op {
+		case "INSERT":
 			inserts++
+		case "DELETE":
+			deletes++
 		}
 	}
 	answered := map[string]int{}
@@ -85,8 +88,8 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 	}
 	unsure := answered["invoke"] - answered["ok"] - answered["fail"] // without an answer, or with one that says so
 	switch {
-	case inserts > 1:
-		broken = append(broken, fmt.Sprintf("stored %d times", inserts))
+	case inserts-deletes > 1:
+		broken = append(broken, fmt.Sprintf("stored %d times, deleted %d times", inserts, deletes))
 	case j.row != nil && len(j.calls) == 0:
 		broken = append(broken, "in the table, but nobody enqueued it")
 	case j.row != nil && answered["ok"] == 0 && unsure == 0:
@@ -115,14 +118,17 @@ func final(state string) bool {
 func overlapping(_ *policy, j *jobHistory) (broken []string) {
 	for was, is := range j.steps() {
 		claim := is.State == "running" && was.State != "running"
+		redriven := is.Redrives == was.Redrives+1 && (was.State == "discarded" || was.State == "cancelled")
 		switch {
+		case is.Redrives != was.Redrives && !redriven:
+			broken = append(broken, fmt.Sprintf("a %s job was redriven, %d times by then, %d before", was.State, is.Redrives, was.Redrives))
 		case claim && is.ClaimSeq != was.ClaimSeq+1:
 			broken = append(broken, fmt.Sprintf("a claim took claim_seq from %d to %d", was.ClaimSeq, is.ClaimSeq))
 		case !claim && is.ClaimSeq != was.ClaimSeq:
 			broken = append(broken, fmt.Sprintf("claim_seq went from %d to %d without a claim", was.ClaimSeq, is.ClaimSeq))
 		case is.State == "running" && was.State == "running" && is.ClaimedBy != was.ClaimedBy:
 			broken = append(broken, fmt.Sprintf("claimed by %s while %s ran it", is.ClaimedBy, was.ClaimedBy))
-		case final(was.State) && is.State != was.State && is.Op != "DELETE":
+		case final(was.State) && is.State != was.State && !redriven:
 			broken = append(broken, fmt.Sprintf("went from %s to %s", was.State, is.State))
 		}
 	}
@@ -161,8 +167,8 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
 	}
-	failures := 0
-	var texts []string // of all entries: what happens to a job between its runs may leave one too
+	failures, ended := 0, 0 // ended: runs of jobs that an operator discarded meanwhile, which their workers tell of
+	var texts []string      // of all entries: what happens to a job between its runs may leave one too
 	for was, is := range j.steps() {
 		switch is.ErrorsTotal - was.ErrorsTotal {
 		case 0:
@@ -177,6 +183,9 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 		default:
 			broken = append(broken, fmt.Sprintf("errors_total went from %d to %d", was.ErrorsTotal, is.ErrorsTotal))
 		}
+		if was.State == "running" && is.State == "discarded" && is.ErrorsTotal == was.ErrorsTotal {
+			ended++
+		}
 		if is.LastEntry != was.LastEntry {
 			texts = append(texts, is.LastError)
 		}
@@ -190,7 +199,7 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row.ErrorsTotal != failures {
 		broken = append(broken, fmt.Sprintf("errors_total is %d after %d failed and crashed runs", j.row.ErrorsTotal, failures))
 	}
-	if told > failures {
+	if told > failures+ended {
 		broken = append(broken, fmt.Sprintf("workers were told of %d failed runs, the row of %d", told, failures))
 	}
 	if len(texts) > keptFirst+keptLast {
@@ -247,7 +256,12 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 			claims++
 		}
 	}
-	completed := j.row != nil && j.row.State == "completed"
+	var completed, transactional bool
+	if j.row != nil {
+		completed, transactional = j.row.State == "completed", j.row.Transactional
+	} else if n := len(j.versions); n > 0 { // pruned, and its args with it
+		completed, transactional = j.versions[n-1].State == "completed", len(j.inside) > 0
+	}
 	if len(j.outside) > claims {
 		broken = append(broken, fmt.Sprintf("%d effects outside from %d claims", len(j.outside), claims))
 	}
@@ -255,7 +269,7 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 		broken = append(broken, "completed without its effect outside")
 	}
 	want := 0
-	if completed && j.row.Transactional {
+	if completed && transactional {
 		want = 1
 	}
 	if len(j.inside) != want {

@@ -12,7 +12,7 @@ func at(ms int) time.Time {
 }
 
 // sound is a history in which nothing is wrong: job A completes in its second run, B is discarded after 22 failed
-// ones, C is completed after its first owner died.
+// ones, C is completed after its first owner died, F after it was dead, archived, restored and redriven, and G is pruned.
 func sound() *history {
 	h := &history{
 		policy: policy{MaxAttempts: 22, Base: 100 * time.Millisecond, Max: 400 * time.Millisecond, Jitter: 0.25, Recovery: 2 * time.Second},
@@ -22,7 +22,7 @@ func sound() *history {
 			After:  gauge{Goroutines: 21, Connections: 28},
 		},
 	}
-	for _, id := range []string{"A", "B", "C"} {
+	for _, id := range []string{"A", "B", "C", "F", "G"} {
 		h.calls = append(h.calls, call{At: at(0), What: "invoke", Job: id}, call{At: at(1), What: "ok", Job: id})
 	}
 	h.calls = append(h.calls, call{At: at(0), What: "invoke", Job: "D"}, call{At: at(1), What: "fail", Job: "D"})
@@ -52,6 +52,24 @@ func sound() *history {
 	c.rescue(41_000, "w2")
 	c.claim(41_010, "w2", "S2")
 	c.complete(41_100, false)
+
+	f := life{h: h, v: version{Job: "F", Payload: "f"}}
+	f.insert(1)
+	f.claim(10, "w1", "S1")
+	f.fail(20, "boom F 1", 0)
+	f.discard()
+	f.move(30, "DELETE")
+	f.move(40, "INSERT")
+	f.redrive(50, "w2")
+	f.claim(60, "w1", "S1")
+	f.complete(70, true)
+
+	g := life{h: h, v: version{Job: "G", Payload: "g"}}
+	g.insert(1)
+	g.claim(10, "w1", "S1")
+	g.complete(20, true)
+	g.move(30, "DELETE")
+	h.rows = slices.DeleteFunc(h.rows, func(r row) bool { return r.Job == "G" })
 	return h
 }
 
@@ -105,6 +123,19 @@ func (l *life) discard() {
 	l.keepRow()
 }
 
+// move puts the row into the archive or back, as an operator does.
+func (l *life) move(ms int, op string) {
+	l.v.Op = op
+	l.write(ms, "operator")
+	l.v.Op = "UPDATE"
+}
+
+func (l *life) redrive(ms int, writer string) {
+	l.v.State, l.v.Attempt, l.v.LastClass, l.v.LastError, l.v.LastEntry = "available", 0, "operator", "redriven", "redriven"
+	l.v.Redrives++
+	l.write(ms, writer)
+}
+
 func (l *life) rescue(ms int, writer string) {
 	l.v.State, l.v.ClaimedBy, l.v.LastClass, l.v.LastError = "retryable", "", "crash", "the process died"
 	l.v.LastEntry = "death"
@@ -127,8 +158,10 @@ func (l *life) complete(ms int, transactional bool) {
 // keepRow makes the row what its versions say.
 func (l *life) keepRow() *row {
 	var texts []string
+	entry := ""
 	for _, v := range l.h.versions {
-		if n := len(texts); v.Job == l.v.Job && v.ErrorsTotal > n {
+		if v.Job == l.v.Job && v.LastEntry != entry {
+			entry = v.LastEntry
 			texts = append(texts, v.LastError)
 		}
 	}
@@ -191,6 +224,9 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 		"the fence goes back":      {"I4", func(h *history) { h.nth("A", 4).ClaimSeq = 1 }},
 		"a completed job changes":  {"I4", func(h *history) { v := *h.nth("A", 4); v.State = "available"; h.versions = append(h.versions, v) }},
 		"claimed while it runs":    {"I4", func(h *history) { v := *h.nth("C", 1); v.ClaimedBy = "S9"; h.insertAfter("C", 1, v) }},
+		"redriven twice at once":   {"I4", func(h *history) { h.nth("F", 5).Redrives, h.nth("F", 6).Redrives, h.nth("F", 7).Redrives = 2, 2, 2 }},
+		"a live job is redriven":   {"I4", func(h *history) { h.nth("A", 4).Redrives = 1 }},
+		"the dead come to life":    {"I4", func(h *history) { h.nth("F", 5).Redrives, h.nth("F", 6).Redrives, h.nth("F", 7).Redrives = 0, 0, 0 }},
 		"one attempt too many":     {"I5", func(h *history) { h.nth("B", 43).Attempt = 23 }},
 		"args change":              {"I5", func(h *history) { h.nth("A", 4).Payload = "other" }},
 		"a failure is not counted": {"I6", func(h *history) { h.row("B").ErrorsTotal-- }},
@@ -210,6 +246,7 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 			}
 		}},
 		"an effect twice in the database": {"I8", func(h *history) { h.inside = append(h.inside, h.inside[0]) }},
+		"an effect twice of a pruned job": {"I8", func(h *history) { h.inside = append(h.inside, effect{at(1), "G", "w1"}) }},
 		"no effect in the database":       {"I8", func(h *history) { h.inside = nil }},
 		"an effect of a discarded job":    {"I8", func(h *history) { h.inside = append(h.inside, effect{at(1), "B", "w1"}) }},
 		"no effect outside":               {"I8", func(h *history) { h.outside = h.outside[1:] }},

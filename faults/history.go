@@ -22,6 +22,9 @@ type history struct {
 	versions []version // every version of every row, by the audit trigger
 	rows     []row     // at the end
 
+	deadlocks int // that the server has counted since its start
+	victims   int // lines in the logs of workers and producers that tell of one
+
 	faults    []fault
 	resources *resources // nil: not measured
 	policy    policy
@@ -34,6 +37,7 @@ type policy struct {
 	Jitter             float64       // upwards, a share
 	Recovery           time.Duration // bound of I11; zero: none
 	Restart            time.Duration // from a first death to the next claim
+	Poll               time.Duration // the longest that an idle supervisor does not look
 	Dirty              bool          // runs return texts that no row can hold
 	EveryoneStaysAlive bool          // no worker process dies, so no run may be blamed on a death
 }
@@ -50,13 +54,14 @@ type call struct {
 type note struct {
 	At         time.Time `json:"at"`
 	Worker     string    `json:"worker"`
-	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; gauge
+	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; gauge, noops
 	Job        string    `json:"job,omitempty"`
 	Supervisor string    `json:"supervisor,omitempty"`
 	Attempt    int       `json:"attempt,omitempty"`
 	Err        string    `json:"err,omitempty"`
 	Goroutines int       `json:"goroutines,omitempty"`
 	Running    int       `json:"running,omitempty"`
+	Count      int       `json:"count,omitempty"`
 }
 
 // effect is what a handler did.
@@ -78,6 +83,7 @@ type version struct {
 	Attempt     int
 	MaxAttempts int // 0: the worker's
 	ClaimSeq    int
+	Redrives    int
 	ClaimedBy   string
 	ScheduledAt time.Time
 	ErrorsTotal int
@@ -168,6 +174,28 @@ func readJournals[T any](dir, prefix string) (lines []T, err error) {
 		}
 	}
 	return lines, nil
+}
+
+// countLines tells how many lines hold a text, in all files of a directory whose names begin so.
+func countLines(dir, text string, prefixes ...string) (n int, err error) {
+	for _, prefix := range prefixes {
+		names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
+		if err != nil {
+			return 0, err
+		}
+		for _, name := range names {
+			all, err := os.ReadFile(name)
+			if err != nil {
+				return 0, err
+			}
+			for line := range bytes.Lines(all) {
+				if bytes.Contains(line, []byte(text)) {
+					n++
+				}
+			}
+		}
+	}
+	return n, nil
 }
 
 // jobHistory is what the sources say of one job.

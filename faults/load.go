@@ -18,13 +18,20 @@ type task struct {
 // Kind implements drover.Args.
 func (task) Kind() string { return "task" }
 
+// noop is a job for what is measured in jobs a second. The audit passes it over.
+type noop struct{}
+
+// Kind implements drover.Args.
+func (noop) Kind() string { return "noop" }
+
 // load is what producers enqueue and workers run.
 type load struct {
 	Workers, Slots int
 	Producers      int
 	Rate           int // jobs a second of each producer
 	Lease          time.Duration
-	Failing        float64 // share of runs
+	Poll           time.Duration
+	Failing        float64 // share of runs; with 0 no job is dead from the start either
 	LongestRun     int     // ms
 	Long           float64 // share of jobs whose runs take three leases
 	Transactional  float64 // share of jobs
@@ -48,7 +55,7 @@ func backoff() drover.RetryStrategy {
 
 // newTask draws a job.
 func (l *load) newTask(rng *rand.Rand) task {
-	t := task{Seed: rng.Uint64(), MS: 1 + rng.IntN(l.LongestRun), Dead: rng.IntN(500) == 0}
+	t := task{Seed: rng.Uint64(), MS: 1 + rng.IntN(l.LongestRun), Dead: l.Failing > 0 && rng.IntN(500) == 0}
 	if rng.Float64() < l.Transactional {
 		t.Do = "tx"
 	}

@@ -104,7 +104,7 @@ func choose(only string) (chosen []scenario, err error) {
 func (s *suite) run(ctx context.Context, chosen []scenario) (results []result, err error) {
 	s.server, err = pgdev.Start(ctx, pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download}, // what can be killed
-		Settings: map[string]string{"max_connections": "400"},
+		Settings: map[string]string{"max_connections": "400", "deadlock_timeout": "50ms"},
 	})
 	if err != nil {
 		return nil, err

@@ -10,8 +10,9 @@ import (
 	"syscall"
 )
 
-// misbehave does what the job is for, if it is for that: panics and worse in its first run, deaths in every one.
-func (t *task) misbehave(attempt int) error {
+// misbehave does what the job is for, if it is for that: panics and worse in the first of its runs, deaths in
+// every one.
+func (t *task) misbehave(run int) error {
 	switch t.Do {
 	case "exit":
 		os.Exit(1)
@@ -23,7 +24,7 @@ func (t *task) misbehave(attempt int) error {
 	case "hog":
 		return hog()
 	}
-	if attempt > 1 {
+	if run > 1 {
 		return nil
 	}
 	switch t.Do {

@@ -19,6 +19,9 @@ type proxy struct {
 	mu     sync.Mutex
 	pairs  map[*pair]bool
 	open   chan struct{} // closed while bytes pass
+	heard  chan struct{} // closed while those of listeners do
+	heards int           // connections that have sent LISTEN
+	hung   int           // of these, those with bytes that did not pass
 	steal  int           // so many replies to COMMIT are still to be dropped
 	stolen int
 	most   int // connections at once
@@ -26,7 +29,10 @@ type proxy struct {
 }
 
 // pair is one connection, on both sides of the proxy.
-type pair struct{ client, server *net.TCPConn }
+type pair struct {
+	client, server *net.TCPConn
+	listens, hangs bool // has sent LISTEN; has met the shut gate. The proxy's mutex guards them
+}
 
 // reset ends both sides with RST.
 func (p *pair) reset() {
@@ -41,8 +47,9 @@ func startProxy(server string) (*proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{listener: listener, server: server, pairs: map[*pair]bool{}, open: make(chan struct{})}
+	p := &proxy{listener: listener, server: server, pairs: map[*pair]bool{}, open: make(chan struct{}), heard: make(chan struct{})}
 	close(p.open)
+	close(p.heard)
 	p.done.Go(p.accept)
 	return p, nil
 }
@@ -56,6 +63,7 @@ func (p *proxy) close() {
 	p.closed = true
 	p.mu.Unlock()
 	p.blackHole(false)
+	p.hangListeners(false)
 	p.cut()
 	p.done.Wait()
 }
@@ -75,16 +83,35 @@ func (p *proxy) cut() int {
 func (p *proxy) blackHole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	shut(&p.open, on)
+}
+
+// hangListeners does so to the connections that have sent LISTEN, and to each that sends it meanwhile.
+func (p *proxy) hangListeners(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	shut(&p.heard, on)
+}
+
+// shut makes a gate one that opens later, or opens it.
+func shut(gate *chan struct{}, on bool) {
 	select {
-	case <-p.open:
+	case <-*gate:
 		if on {
-			p.open = make(chan struct{})
+			*gate = make(chan struct{})
 		}
 	default:
 		if !on {
-			close(p.open)
+			close(*gate)
 		}
 	}
+}
+
+// listeners counts the connections that have sent LISTEN so far, and those that hung for it.
+func (p *proxy) listeners() (all, hung int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.heards, p.hung
 }
 
 // stealCommits drops the next n replies to COMMIT and resets the connections they were for.
@@ -120,13 +147,13 @@ func (p *proxy) serve(client *net.TCPConn) {
 		_ = client.Close()
 		return
 	}
-	c := &pair{client, server.(*net.TCPConn)}
+	c := &pair{client: client, server: server.(*net.TCPConn)}
 	if !p.enter(c) {
 		c.reset()
 		return
 	}
 	var both sync.WaitGroup
-	both.Go(func() { p.forward(c.server, c.client) })
+	both.Go(func() { p.forward(c) })
 	both.Go(func() { p.backward(c) })
 	both.Wait()
 	c.reset()
@@ -146,28 +173,55 @@ func (p *proxy) enter(c *pair) bool {
 	return true
 }
 
-// pass waits until bytes pass.
-func (p *proxy) pass() {
+// pass waits until the connection's bytes pass.
+func (p *proxy) pass(c *pair) {
 	p.mu.Lock()
-	open := p.open
+	gates := []chan struct{}{p.open}
+	if c.listens {
+		gates = append(gates, p.heard)
+		select {
+		case <-p.heard:
+		default:
+			if !c.hangs {
+				c.hangs = true
+				p.hung++
+			}
+		}
+	}
 	p.mu.Unlock()
-	<-open
+	for _, gate := range gates {
+		<-gate
+	}
+}
+
+// watch notes that a client sends LISTEN: a short text, and so in one piece.
+func (p *proxy) watch(c *pair, said []byte) {
+	if !bytes.HasPrefix(said, []byte("Q")) || !bytes.Contains(said, []byte("listen ")) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !c.listens {
+		c.listens = true
+		p.heards++
+	}
 }
 
 // forward passes on what the client says.
-func (p *proxy) forward(to, from *net.TCPConn) {
+func (p *proxy) forward(c *pair) {
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := from.Read(buf)
-		p.pass()
+		n, err := c.client.Read(buf)
+		p.watch(c, buf[:n])
+		p.pass(c)
 		if n > 0 {
-			if _, err := to.Write(buf[:n]); err != nil {
-				_ = from.Close()
+			if _, err := c.server.Write(buf[:n]); err != nil {
+				_ = c.client.Close()
 				return
 			}
 		}
 		if err != nil {
-			_ = to.CloseWrite() // the server ends the session and closes its side
+			_ = c.server.CloseWrite() // the server ends the session and closes its side
 			return
 		}
 	}
@@ -179,11 +233,11 @@ func (p *proxy) backward(c *pair) {
 	from := bufio.NewReader(c.server)
 	for {
 		message, err := readMessage(from)
-		p.pass()
+		p.pass(c)
 		if err != nil {
 			return
 		}
-		if isCommit(message) && p.stolenNow() {
+		if isCommit(message) && p.stolenNow(c) {
 			c.reset()
 			return
 		}
@@ -193,7 +247,7 @@ func (p *proxy) backward(c *pair) {
 	}
 }
 
-func (p *proxy) stolenNow() bool {
+func (p *proxy) stolenNow(c *pair) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.steal == 0 {
@@ -201,6 +255,7 @@ func (p *proxy) stolenNow() bool {
 	}
 	p.steal--
 	p.stolen++
+	delete(p.pairs, c) // it is reset, so there is nothing left to cut
 	return true
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 )
 
 // echo is a server that answers every byte with a message of Postgres: 'c' with a CommandComplete of COMMIT.
@@ -57,6 +58,18 @@ func ask(conn net.Conn, b byte) error {
 		return io.ErrUnexpectedEOF
 	}
 	return nil
+}
+
+// listen says what pgx says, of which echo answers each byte.
+func listen(t *testing.T, conn net.Conn) {
+	t.Helper()
+	said := []byte("Q\x00\x00\x00\x11listen \"a_b\"\x00")
+	if _, err := conn.Write(said); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, len(said)*len(answerTo(0)))); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestProxy(t *testing.T) {
@@ -111,8 +124,36 @@ func TestProxy(t *testing.T) {
 		t.Errorf("after the black hole: %v", err)
 	}
 
-	if n := p.cut(); n != 1 {
-		t.Errorf("%d connections cut, want 1", n)
+	// One that has sent LISTEN hangs alone.
+	listener := dial()
+	listen(t, listener)
+	p.hangListeners(true)
+	go func() { answered <- ask(listener, 'a') }()
+	err = until(t.Context(), "it hangs", 10*time.Second, func() (bool, error) {
+		_, hung := p.listeners()
+		return hung == 1, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if err := ask(conn, 'a'); err != nil {
+		t.Errorf("beside a listener that hangs: %v", err)
+	}
+	select {
+	case err := <-answered:
+		t.Errorf("a listener that hangs was answered: %v", err)
+	default:
+	}
+	p.hangListeners(false)
+	if err := <-answered; err != nil {
+		t.Errorf("a listener that hung: %v", err)
+	}
+	if all, _ := p.listeners(); all != 1 {
+		t.Errorf("%d listeners, want 1", all)
+	}
+
+	if n := p.cut(); n != 2 {
+		t.Errorf("%d connections cut, want 2", n)
 	}
 	if err := ask(conn, 'a'); err == nil {
 		t.Error("answered on a connection that was cut")

@@ -24,7 +24,7 @@ type scenario struct {
 // scenarios are all of them, in the order of worth.
 func scenarios() []scenario {
 	var all []scenario
-	for _, some := range [][]scenario{serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios()} {
+	for _, some := range [][]scenario{serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios()} {
 		all = append(all, some...)
 	}
 	return all
@@ -40,7 +40,7 @@ func (sc *scenario) rounds(full bool) int {
 // load is the usual one, changed.
 func (sc *scenario) load(full bool) load {
 	l := load{
-		Workers: 4, Slots: 10, Producers: 2, Rate: 20, Lease: 2 * time.Second, Drain: 3 * time.Second,
+		Workers: 4, Slots: 10, Producers: 2, Rate: 20, Lease: 2 * time.Second, Drain: 3 * time.Second, Poll: 500 * time.Millisecond,
 		Failing: 0.2, LongestRun: 300, Transactional: 0.3,
 	}
 	if full {
@@ -63,6 +63,9 @@ func (sc *scenario) verdict(h *history) []violation {
 				}
 			}
 		}
+	}
+	if h.deadlocks+h.victims > 0 {
+		found = append(found, violation{Invariant: "deadlock", What: fmt.Sprintf("the server counts %d deadlocks, logs tell of %d", h.deadlocks, h.victims)})
 	}
 	if sc.extra != nil {
 		for _, what := range sc.extra(h) {

@@ -27,6 +27,11 @@ func handlerScenarios() []scenario {
 			change: func(l *load, _ bool) { l.Workers, l.Slots, l.Producers, l.Failing = 1, 500, 0, 0 },
 		},
 		{
+			id: "L-1", what: "retry storm: so many jobs fail at once", quick: 3000, full: 45_000,
+			recovery: 5 * time.Second, deathless: true, run: storm, extra: both(stormIsFlat, claimsKeepUp),
+			change: func(l *load, _ bool) { l.Failing = 0 },
+		},
+		{
 			id: "L-4", what: "10,000 rows of an unknown kind older than one fresh job", quick: 10_000, full: 10_000,
 			recovery: 5 * time.Second, deathless: true, run: standInFront, extra: freshStartsSoon, change: alone,
 		},
@@ -166,6 +171,87 @@ func othersSettleSoon(h *history) (broken []string) {
 	return broken
 }
 
+// stormLasts is how long the retries of so many jobs are spread over, after a lead in which all of them fail.
+func stormLasts(jobs int) (lead, spread time.Duration) {
+	if jobs >= 45_000 {
+		return 30 * time.Second, time.Minute
+	}
+	return 2 * time.Second, 10 * time.Second
+}
+
+// storm lets jobs fail at once, beside the usual load, and waits until their retries are done.
+func storm(ctx context.Context, w *world, jobs int) error {
+	if err := pause(ctx, 3*time.Second); err != nil { // what claimsKeepUp compares with
+		return err
+	}
+	lead, spread := stormLasts(jobs)
+	w.policy.Base, w.policy.Max, w.policy.Jitter = lead, lead, spread.Seconds()/lead.Seconds()
+	err := w.inject("jobs fail at once", "", func() error {
+		_, err := w.enqueue(ctx, w.many(jobs, 1, "fail"), drover.EnqueueOpts{
+			Retry: drover.Constant{Delay: lead + spread/2, Jitter: drover.JitterAbs(spread / 2)},
+		})
+		if err != nil {
+			return err
+		}
+		return w.eventually(ctx, "all have failed", lead, `select count(*) = $1 from jobs where errors_total = 1`, jobs)
+	})
+	w.faults[0].Count = jobs
+	if err != nil {
+		return err
+	}
+	return w.eventually(ctx, "all retries are done", lead+spread+10*time.Second,
+		`select not exists (select from jobs where finalized_at is null and errors_total > 0)`)
+}
+
+// stormIsFlat holds where no second has more retries due than a fifth above an even spread: 2 % of those of a minute.
+func stormIsFlat(h *history) (broken []string) {
+	var dues []time.Time
+	for _, j := range h.byJob() {
+		for was, is := range j.steps() {
+			if is.ErrorsTotal > was.ErrorsTotal {
+				dues = append(dues, is.ScheduledAt)
+			}
+		}
+	}
+	_, spread := stormLasts(len(dues))
+	most := int(1.2 * float64(len(dues)) / spread.Seconds())
+	first, seconds := slices.MinFunc(dues, time.Time.Compare), map[time.Duration]int{}
+	for _, due := range dues {
+		seconds[due.Sub(first).Truncate(time.Second)]++
+	}
+	for second, n := range seconds {
+		if n > most {
+			broken = append(broken, fmt.Sprintf("%d of %d retries are due in the second %v after the first, at most %d should be", n, len(dues), second, most))
+		}
+	}
+	return broken
+}
+
+// claimsKeepUp holds where claims come as soon after a job is due while retries rain as they did before.
+func claimsKeepUp(h *history) (broken []string) {
+	f := h.faults[0]
+	var calm, stormy []time.Duration
+	for _, j := range h.byJob() {
+		for was, is := range j.steps() {
+			if is.State != "running" || was.State == "running" {
+				continue
+			}
+			waited := is.At.Sub(was.ScheduledAt)
+			switch {
+			case is.At.Before(f.Begun):
+				calm = append(calm, waited)
+			case is.At.After(f.Ended):
+				stormy = append(stormy, waited)
+			}
+		}
+	}
+	is, was := quantile(stormy, 0.99), quantile(calm, 0.99)
+	if is > 5*was {
+		broken = append(broken, fmt.Sprintf("99 %% of the claims came within %v in the storm, within %v before it", is, was))
+	}
+	return broken
+}
+
 // standInFront puts rows that nobody runs before a fresh job.
 func standInFront(ctx context.Context, w *world, rows int) error {
 	err := w.inject("rows of an unknown kind", "", func() error {
@@ -187,7 +273,7 @@ insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 hour
 func freshStartsSoon(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		for was, is := range j.steps() {
-			if took := is.At.Sub(was.At); was.Op == "INSERT" && took > 2*pollInterval {
+			if took := is.At.Sub(was.At); was.Op == "INSERT" && took > 2*h.policy.Poll {
 				broken = append(broken, fmt.Sprintf("job %s waited %v", j.id, took))
 			}
 		}

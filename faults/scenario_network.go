@@ -1,10 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"time"
+
+	"github.com/drover-queue/drover"
 )
 
 func networkScenarios() []scenario {
@@ -27,6 +32,13 @@ func networkScenarios() []scenario {
 				if full {
 					l.Jobs = 500
 				}
+			},
+		},
+		{
+			id: "N-4", what: "only the connection that hears notifications hangs", quick: 1, full: 10,
+			recovery: 5 * time.Second, deathless: true, run: hangListener, extra: pollsGoOn,
+			change: func(l *load, _ bool) {
+				l.Workers, l.Through, l.Producers, l.Failing, l.Poll = 1, 1, 0, 0, 2*time.Second
 			},
 		},
 	}
@@ -112,4 +124,102 @@ func loseReplies(ctx context.Context, w *world, replies int) error {
 		failed = fmt.Errorf("%d rows of %d enqueues", stored, want)
 	}
 	return errors.Join(err, failed)
+}
+
+// hangListener lets connections hang from their LISTEN on, and those that replace them. Jobs come one by one, before
+// the fault, under it and after it, each to a supervisor that sleeps.
+func hangListener(ctx context.Context, w *world, rounds int) error {
+	net := w.workerNet
+	if err := w.wakeUps(ctx, 5, 0); err != nil {
+		return err
+	}
+	for range rounds {
+		before, hungBefore := net.listeners()
+		err := w.inject("the listening connection hangs", "", func() error {
+			net.hangListeners(true)
+			defer net.hangListeners(false)
+			return w.wakeUps(ctx, 5, time.Second)
+		})
+		_, hung := net.listeners()
+		w.faults[len(w.faults)-1].Count = hung - hungBefore
+		if err != nil {
+			return err
+		}
+		err = until(ctx, "it listens again", w.load.Lease, func() (bool, error) {
+			after, _ := net.listeners()
+			return after > before, nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := w.wakeUps(ctx, 5, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wakeUps enqueues jobs one after another, each once the supervisor sleeps, and up to a while later.
+func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) error {
+	for range jobs {
+		err := w.eventually(ctx, "the supervisor sleeps", 10*time.Second, `select exists (select from sleepers where sleeps_until > now())`)
+		if err != nil {
+			return err
+		}
+		if err := pause(ctx, time.Duration(w.rng.Float64()*float64(later))); err != nil {
+			return err
+		}
+		if _, err := w.enqueue(ctx, w.many(1, 1, ""), drover.EnqueueOpts{}); err != nil {
+			return err
+		}
+		if err := w.eventually(ctx, "the job is done", 15*time.Second, sqlAllDone); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pollsGoOn holds where jobs start at once while a notification can be heard, and within a poll while none can.
+func pollsGoOn(h *history) (broken []string) {
+	const atOnce = 200 * time.Millisecond
+	for i, f := range h.faults {
+		var calm, deaf []time.Duration // before the fault and after it, under it
+		from, to := time.Time{}, f.Ended.Add(time.Hour)
+		if i > 0 {
+			from = h.faults[i-1].Ended
+		}
+		if i < len(h.faults)-1 {
+			to = h.faults[i+1].Begun
+		}
+		for _, j := range h.byJob() {
+			for was, is := range j.steps() {
+				switch {
+				case was.Op != "INSERT" || was.At.Before(from) || was.At.After(to):
+				case was.At.Before(f.Begun) || was.At.After(f.Ended):
+					calm = append(calm, is.At.Sub(was.At))
+				default:
+					deaf = append(deaf, is.At.Sub(was.At))
+				}
+			}
+		}
+		if took := quantile(calm, 0.9); took > atOnce {
+			broken = append(broken, fmt.Sprintf("jobs waited %v while it listened", took))
+		}
+		if took := quantile(deaf, 1); took > h.policy.Poll+time.Second {
+			broken = append(broken, fmt.Sprintf("a job waited %v while it heard nothing, and it polls every %v", took, h.policy.Poll))
+		}
+		if f.Count == 0 {
+			broken = append(broken, "the listening connection did not hang")
+		}
+	}
+	return broken
+}
+
+// quantile is what a share of them do not exceed; zero if there are none.
+func quantile[T cmp.Ordered](all []T, share float64) (q T) {
+	if len(all) == 0 {
+		return q
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]
 }

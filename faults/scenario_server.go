@@ -4,8 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"syscall"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
 )
 
 func serverScenarios() []scenario {
@@ -21,6 +28,11 @@ func serverScenarios() []scenario {
 		{
 			id: "S-2", what: "pg_terminate_backend of a random connection every 50 ms", quick: 8, full: 60,
 			recovery: 2 * time.Second, deathless: true, run: terminateBackends, extra: keepsPace,
+		},
+		{
+			id: "S-3", what: "a forgotten transaction while dead rows pile up", quick: 60_000, full: 1_000_000,
+			recovery: 5 * time.Second, deathless: true, run: holdSnapshot,
+			change: func(l *load, _ bool) { l.Workers, l.Slots, l.Producers, l.Failing = 1, 50, 0, 0 },
 		},
 		{
 			id: "S-4", what: "lock table jobs in access exclusive mode", quick: 6, full: 60,
@@ -146,4 +158,143 @@ func lockJobs(ctx context.Context, w *world, seconds int) error {
 		return err
 	}
 	return w.recovered(ctx, 15*time.Second)
+}
+
+// holdSnapshot leaves a transaction open while no-op jobs leave so many dead rows behind, and compares how fast they are
+// worked off with a twin in which nobody has forgotten anything, in turn: what else the machine does meets both.
+func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
+	twin, err := w.twin(ctx)
+	if twin != nil {
+		defer func() { err = errors.Join(err, twin.close()) }()
+	}
+	if err != nil {
+		return err
+	}
+	conn, err := connect(ctx, w.url, forgotten, 1)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx))
+	var pid int
+	if err := tx.QueryRow(ctx, `select pg_backend_pid()`).Scan(&pid); err != nil {
+		return err
+	}
+	err = w.inject("a snapshot is held", "", func() error {
+		const windows = 5
+		for range windows {
+			if _, _, err := sideBySide(ctx, w, twin, dead/2/windows); err != nil { // a claim leaves a dead row, and a settle
+				return err
+			}
+		}
+		err := w.eventually(ctx, "the dead rows have piled up", 30*time.Second,
+			`select n_dead_tup >= $1 from pg_stat_user_tables where relname = 'jobs'`, dead)
+		if err != nil {
+			return err
+		}
+		if err := keepsClaiming(ctx, w, twin); err != nil {
+			return err
+		}
+		return errors.Join(w.healthNames(ctx, pid), tx.Rollback(ctx))
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := w.enqueue(ctx, w.many(20, 10, ""), drover.EnqueueOpts{}); err != nil {
+		return err
+	}
+	return w.recovered(ctx, 10*time.Second)
+}
+
+// keepsClaiming compares the medians of a few windows, and of three times as many before it complains.
+func keepsClaiming(ctx context.Context, w, twin *world) error {
+	const few, jobs = 5, 15_000
+	var held, free []float64
+	for _, more := range []int{few, 2 * few} {
+		for range more {
+			a, b, err := sideBySide(ctx, w, twin, jobs)
+			if err != nil {
+				return err
+			}
+			held, free = append(held, a), append(free, b)
+		}
+		if quantile(held, 0.5) >= 0.9*quantile(free, 0.5) {
+			return keepsBeating(w, twin)
+		}
+	}
+	return fmt.Errorf("%.0f jobs/s were claimed while a snapshot was held, %.0f where none was", quantile(held, 0.5), quantile(free, 0.5))
+}
+
+// keepsBeating holds where a supervisor lost its lease no more often than its twin: dead rows must not cost it its jobs.
+func keepsBeating(w, twin *world) error {
+	const lost = "no heartbeat for most of a lease"
+	is, err := countLines(w.dir, lost, "log-")
+	was, failed := countLines(twin.dir, lost, "log-")
+	if is > was {
+		return fmt.Errorf("%q was said %d times while a snapshot was held, %d times where none was", lost, is, was)
+	}
+	return errors.Join(err, failed)
+}
+
+// forgotten is the name of the session that holds a snapshot.
+const forgotten = "forgotten"
+
+// sideBySide works off as many no-op jobs in two worlds, one after the other, and tells how many a second.
+func sideBySide(ctx context.Context, a, b *world, jobs int) (rateA, rateB float64, err error) {
+	if rateA, err = a.workOff(ctx, jobs); err != nil {
+		return 0, 0, err
+	}
+	rateB, err = b.workOff(ctx, jobs)
+	return rateA, rateB, err
+}
+
+// workOff counts by the worker's own notes: to ask the database would slow down what is measured.
+func (w *world) workOff(ctx context.Context, jobs int) (rate float64, err error) {
+	noops := func() (all []note, err error) {
+		all, err = w.notes(w.workers[0])
+		return slices.DeleteFunc(all, func(n note) bool { return n.What != "noops" }), err
+	}
+	before, err := noops()
+	if err != nil {
+		return 0, err
+	}
+	ids := make([]string, jobs) // made here, for the server takes longer
+	for i := range ids {
+		ids[i] = ulid.Make().String()
+	}
+	_, err = w.pool.Exec(ctx, `
+with stored as (insert into jobs (id, kind) select id, 'noop' from unnest($1::text[]) i(id) returning 1)
+select drover_wake('default') from (select count(*) from stored) s`, ids)
+	if err != nil {
+		return 0, err
+	}
+	err = until(ctx, "the jobs are worked off", time.Minute, func() (bool, error) {
+		all, err := noops()
+		if n := len(all); n == len(before)+jobs/noopStep {
+			first, last := all[len(before)], all[n-1]
+			rate = float64(last.Count-first.Count) / last.At.Sub(first.At).Seconds()
+		}
+		return rate > 0, err
+	})
+	return rate, err
+}
+
+// healthNames holds where the library's own look at the health names the session that holds the snapshot.
+func (w *world) healthNames(ctx context.Context, pid int) error {
+	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	health, err := client.Health(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(health.Holders, func(o drover.Holder) bool { return o.PID == pid && o.Application == forgotten }) {
+		return fmt.Errorf("session %d (%s) holds vacuum back, and the health says %+v", pid, forgotten, health.Holders)
+	}
+	return nil
 }

@@ -26,8 +26,8 @@ type workerSpec struct {
 const poolSpare = 4
 
 const (
-	slice        = 100 // ms
-	pollInterval = 500 * time.Millisecond
+	slice    = 100 // ms
+	noopStep = 500
 )
 
 // worker is a plain supervisor and its journals.
@@ -37,6 +37,7 @@ type worker struct {
 	log     *journal
 	outside *journal
 	running atomic.Int64
+	noops   atomic.Int64
 }
 
 func runWorker() error {
@@ -78,8 +79,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 		Queues: []drover.Queue{{Concurrency: spec.Load.Slots}},
 		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
-		})},
-		Lease: spec.Load.Lease, PollInterval: pollInterval, DrainTimeout: spec.Load.Drain,
+		}), drover.Handle(w.doNothing, drover.WorkerOpts{})},
+		Lease: spec.Load.Lease, PollInterval: spec.Load.Poll, DrainTimeout: spec.Load.Drain,
 	})
 	if err != nil {
 		return err
@@ -92,9 +93,11 @@ func (w *worker) run(ctx context.Context) (err error) {
 func (w *worker) hooks() drover.Hooks {
 	tell := func(what string) func(context.Context, drover.Event) {
 		return func(_ context.Context, e drover.Event) {
-			w.log.write(note{
-				At: time.Now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
-			})
+			if e.Kind != (noop{}).Kind() {
+				w.log.write(note{
+					At: time.Now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
+				})
+			}
 		}
 	}
 	return drover.Hooks{
@@ -117,12 +120,20 @@ func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error
 	return w.work(ctx, job, t)
 }
 
+// doNothing notes how many there were by now, in steps.
+func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
+	if n := w.noops.Add(1); n%noopStep == 0 {
+		w.log.write(note{At: time.Now(), Worker: w.spec.Name, What: "noops", Count: int(n)})
+	}
+	return nil
+}
+
 // work takes its time, and fails or leaves an effect outside.
 func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if w.spec.Load.Deaf {
 		select {}
 	}
-	if err := t.misbehave(job.Attempt); err != nil {
+	if err := t.misbehave(job.Attempt + job.Redrives); err != nil {
 		return err
 	}
 	for left := t.MS; left > 0; left -= slice { // in slices: the time that a stopped process sleeps is not its own

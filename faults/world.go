@@ -53,6 +53,7 @@ func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*wor
 			Recovery: sc.recovery, Dirty: sc.dirty, EveryoneStaysAlive: sc.deathless,
 		},
 	}
+	w.policy.Poll = w.load.Poll
 	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and what the specification adds
 	if err := os.Mkdir(w.dir, 0o700); err != nil {
 		return nil, err
@@ -98,6 +99,18 @@ func (w *world) makeDatabase(ctx context.Context, sc *scenario) (err error) {
 	}
 	w.callerNet, err = startProxy(u.Host)
 	return err
+}
+
+// twin is a world of its own with the same load, in a second database of the same server.
+func (w *world) twin(ctx context.Context) (*world, error) {
+	t := &world{program: w.program, server: w.server, load: w.load, seed: w.seed, rng: w.rng, dir: filepath.Join(w.dir, "twin")}
+	if err := os.Mkdir(t.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := t.makeDatabase(ctx, &scenario{id: filepath.Base(w.dir) + "_twin"}); err != nil {
+		return t, err
+	}
+	return t, t.start(ctx)
 }
 
 // through is the database's address behind a proxy.
@@ -278,10 +291,11 @@ func (w *world) history(ctx context.Context) (*history, error) {
 }
 
 func (h *history) readFiles(dir string) (err error) {
-	var errs [3]error
+	var errs [4]error
 	h.calls, errs[0] = readJournals[call](dir, "calls-")
 	h.notes, errs[1] = readJournals[note](dir, "notes-")
 	h.outside, errs[2] = readJournals[effect](dir, "outside-")
+	h.victims, errs[3] = countLines(dir, "40P01", "log-", "calls-")
 	return errors.Join(errs[:]...)
 }
 
@@ -326,7 +340,7 @@ func (w *world) eventually(ctx context.Context, what string, atMost time.Duratio
 			return nil
 		}
 		if pause(ctx, 50*time.Millisecond) != nil {
-			return fmt.Errorf("not within %v: %s (%w)", atMost, what, err)
+			return errors.Join(fmt.Errorf("not within %v: %s", atMost, what), err)
 		}
 	}
 }
