@@ -157,3 +157,50 @@ func TestCostOfAClaim(t *testing.T) {
 		t.Errorf("%d buffers for a claim of 100 jobs, more than 1.3 × the %d of one from a queue without such rows", cost, bare)
 	}
 }
+
+// X-8: dead rows and finished ones do not stand in the way of a heartbeat, whatever the statistics say. One that
+// reads them all comes too late, and the handlers' jobs are taken for abandoned.
+func TestCostOfAHeartbeat(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	s := db.stopped(t, SupervisorConfig{})
+	var beat planned
+	for _, st := range theStatements(s, []string{"none"}) {
+		if st.name == "heartbeat" {
+			beat = st
+		}
+	}
+	cost := func(mode string) int {
+		p := db.planner(t)
+		if _, err := p.Exec(t.Context(), `set plan_cache_mode = `+mode); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			p.explain(t, beat, "analyze, buffers, timing off")
+		}
+		return buffersIn(t, p.explain(t, beat, "analyze, buffers, timing off"))
+	}
+	bare := cost("force_custom_plan")
+	holder, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), `set transaction isolation level repeatable read; select from jobs limit 1`); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `insert into jobs (id, kind) select 'f' || lpad(n::text, 25, '0'), 'job' from generate_series(1, 20000) n`)
+	db.exec(t, `update jobs set state = 'running', claimed_by = 'x', attempt = 1, claim_seq = 1`)
+	db.exec(t, `update jobs set state = 'completed', claimed_by = null, finalized_at = now()`)
+	for _, when := range []string{"", "analyze jobs"} {
+		db.exec(t, when)
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			got := cost(mode)
+			t.Logf("%d buffers for a heartbeat beside dead rows, %d without (%q, %s)", got, bare, when, mode)
+			if got > bare+50 {
+				t.Error("too many")
+			}
+		}
+	}
+}
