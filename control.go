@@ -503,10 +503,8 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held [
 		var p pipeline
 		settled := map[string]State{}
 		p.begin()
-		p.exec(nil, sqlOnePlan)
-		if err := p.settle(settled, owner, outcomes); err != nil {
-			return err
-		}
+		p.exec(nil, sqlSettlePlan)
+		p.settle(settled, owner, outcomes)
 		if len(blamed) > 0 {
 			p.exec(nil, sqlBlame, owner, blamed)
 		}

@@ -544,9 +544,7 @@ func (m *reference) forge(r *rapid.T) bool {
 	forged := &run{sup: m.sups[0].Supervisor, claimSeq: seq, owner: owner, ctx: r.Context(), job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20}}
 	settled, completed := map[string]State{}, int64(0)
 	m.send(r, func(p *pipeline) {
-		if err := p.settle(settled, owner, []*outcome{forged.handedBack()}); err != nil {
-			r.Fatal(err)
-		}
+		p.settle(settled, owner, []*outcome{forged.handedBack()})
 		p.complete(&completed, []string{j.id}, seq, owner, rapid.Bool().Draw(r, "delete"))
 	})
 	if len(settled) > 0 || completed > 0 {

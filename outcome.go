@@ -135,6 +135,7 @@ type outcome struct {
 	quarantined bool            // and proves it to be the cause
 	death       *death          // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
+	fingerprint string          // as in entry
 	replaced    bool            // entry was replaced, for the database refused it
 	event       eventKind
 	notBefore   time.Time // the settler's: its row was held, or refused it
@@ -276,7 +277,7 @@ func (r *run) classOf(err error, v *verdict) string {
 		return classDecode
 	case v != nil && v.how == verdictRetryAfter:
 		return classThrottled
-	case errors.Is(context.Cause(r.ctx), errTimeout) || errors.Is(err, errTimeout):
+	case errors.Is(r.cause(), errTimeout) || errors.Is(err, errTimeout):
 		return classTimeout
 	}
 	return classError
@@ -365,10 +366,11 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 		room -= len(named) + 16
 	}
 	o.text, _ = sanitizeText(text, room)
+	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
+	o.fingerprint = fingerprint(r.job.Kind, kind, text, trace)
 	e := entry{
 		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Case: named, Error: o.text, Type: kind,
-		// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
-		Fingerprint: fingerprint(r.job.Kind, kind, text, trace), DurationMS: o.duration.Milliseconds(),
+		Fingerprint: o.fingerprint, DurationMS: o.duration.Milliseconds(),
 		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.sup.client.clean(trace, maxErrorTrace),
 	}
 	if o.death != nil {
@@ -500,7 +502,7 @@ func (o *outcome) ended(row seenJob) *outcome {
 // replaceEntry replaces what the database refused.
 func (o *outcome) replaceEntry() {
 	o.replaced = true
-	o.text = "outcome could not be encoded"
+	o.text, o.fingerprint = "outcome could not be encoded", ""
 	raw, err := json.Marshal(entry{
 		Attempt: o.run.job.Attempt, ClaimSeq: o.run.claimSeq, Class: o.class, Error: o.text,
 		DurationMS: o.duration.Milliseconds(), Supervisor: o.run.owner,

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -30,11 +31,12 @@ func theStatements(s *still, ids []string) []planned {
 	outcomes := make([]*outcome, len(ids))
 	for i, id := range ids {
 		r := &run{sup: s.Supervisor, owner: req.supervisor, claimSeq: 1, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
-		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
+		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, fingerprint: "00c0ffee00c0ffee", entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
 	}
 	var p pipeline
 	p.claim(req, &claimReply{})
-	_ = p.settle(map[string]State{}, req.supervisor, outcomes) // strings only: cannot fail
+	p.settle(map[string]State{}, req.supervisor, outcomes)
+	inTx, _ := json.Marshal(outcomes[0].change()) // strings and ints only: cannot fail
 	claim, settle := p.batch.QueuedQueries[2], p.batch.QueuedQueries[4]
 	sweep := s.claimer.allLanes()
 	queues := make([]string, len(sweep.lanes))
@@ -46,7 +48,7 @@ func theStatements(s *still, ids []string) []planned {
 		{"complete", sqlComplete, []any{ids, 1, req.supervisor}, true, len(ids)},
 		{"complete and delete", sqlCompleteDelete, []any{ids, 1, req.supervisor}, true, len(ids)},
 		{"settle", settle.SQL, settle.Arguments, true, len(ids)},
-		{"settle in a transaction", sqlSettleTx, []any{ids[0], settle.Arguments[1], req.supervisor}, true, 1},
+		{"settle in a transaction", sqlSettleTx, []any{req.supervisor, string(inTx)}, true, 1},
 		{"look", sqlLook, []any{ids}, true, len(ids)},
 		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1]}, true, 0},
 		{"heartbeat", sqlBeat, []any{req.supervisor, 1, ids, false, queues[:1], []int16{tierStrong}, []string{"job"}}, true, 0},
@@ -91,7 +93,11 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 	}
 	exec(sqlBegin)
 	defer exec("rollback")
-	exec(sqlOnePlan)
+	if st.sql == sqlSettle {
+		exec(sqlSettlePlan)
+	} else {
+		exec(sqlOnePlan)
+	}
 	marks := make([]string, len(st.args))
 	for i := range marks {
 		marks[i] = fmt.Sprint("$", i+1)

@@ -206,9 +206,22 @@ func TestRedriveCapsKeys(t *testing.T) {
 // fail ends those of the running jobs that fit, as a settle of failed runs does: to be retried in a second.
 func (v *virtual) fail(t testing.TB, fit string) {
 	t.Helper()
-	v.exec(t, sqlSettle, value[[]string](t, v.testDB, `select array_agg(id) from jobs where state = 'running' and `+fit), value[string](t, v.testDB, `
-select coalesce(jsonb_object_agg(id, jsonb_build_object('seq', claim_seq, 'state', 'retryable', 'delay_us', 1000000, 'delay_ms', 1000, 'failed', true,
-	'entry', jsonb_build_object('class', 'error', 'error', 'again')))::text, '{}') from jobs where state = 'running' and `+fit), "w")
+	rows, err := v.Query(t.Context(), `select id, claim_seq from jobs where state = 'running' and `+fit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcomes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outcome, error) {
+		r := &run{job: &Job{}}
+		err := row.Scan(&r.job.ID, &r.claimSeq)
+		return &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p pipeline
+	p.settle(map[string]State{}, "w", outcomes)
+	settle := p.batch.QueuedQueries[0]
+	v.exec(t, settle.SQL, settle.Arguments...)
 }
 
 // D-5: redrives of one queue share its slots, and none takes another's jobs.

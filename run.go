@@ -148,6 +148,22 @@ func (c *runContext) Err() error { return c.get().Err() }
 // Value implements context.Context.
 func (c *runContext) Value(key any) any { return c.get().Value(key) }
 
+// why is the cause of the context's end, nil before. It makes no context.
+func (c *runContext) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made != nil {
+		return context.Cause(c.made)
+	}
+	if cause := context.Cause(c.parent); cause != nil {
+		return cause
+	}
+	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
+		return errTimeout
+	}
+	return c.cause
+}
+
 // cancel ends the handler's context.
 func (r *run) cancel(cause error) {
 	c := &r.lazy
@@ -215,9 +231,17 @@ func (r *run) ran() time.Duration {
 	return r.sup.now().Sub(r.startedAt)
 }
 
+// cause is why the handler's context is over, nil while it is not.
+func (r *run) cause() error {
+	if r.ctx == &r.lazy {
+		return r.lazy.why()
+	}
+	return context.Cause(r.ctx)
+}
+
 // interrupted reports whether the run was cut short for reasons that are not the job's.
 func (r *run) interrupted() bool {
-	cause := context.Cause(r.ctx)
+	cause := r.cause()
 	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
 }
 

@@ -246,8 +246,8 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		return
 	}
 	var p pipeline
-	s, err := e.settleAll(&p, out)
-	if err == nil && len(p.reads) > 0 {
+	s := e.settleAll(&p, out)
+	if len(p.reads) > 0 {
 		if err = p.send(ctx, conn); err == nil {
 			failpoint("settled")
 		}
@@ -351,7 +351,7 @@ type fenceGroup struct {
 
 // settleAll queues the settles in one transaction: a statement for each fence among the completed runs (nearly
 // always one), and one for each owner among the others.
-func (e *settler) settleAll(p *pipeline, out []*outcome) (*settling, error) {
+func (e *settler) settleAll(p *pipeline, out []*outcome) *settling {
 	s := &settling{others: map[string]State{}}
 	complete := map[fenceGroup][]*outcome{}
 	others := map[string][]*outcome{}
@@ -369,10 +369,14 @@ func (e *settler) settleAll(p *pipeline, out []*outcome) (*settling, error) {
 	}
 	if len(complete)+len(others) == 0 {
 		s.committed = true
-		return s, nil
+		return s
 	}
 	p.begin()
-	p.exec(nil, sqlOnePlan)
+	if len(others) == 0 {
+		p.exec(nil, sqlOnePlan)
+	} else {
+		p.exec(nil, sqlSettlePlan)
+	}
 	s.counts = make([]completion, 0, len(complete))
 	for key, group := range complete {
 		ids := make([]string, len(group))
@@ -384,13 +388,11 @@ func (e *settler) settleAll(p *pipeline, out []*outcome) (*settling, error) {
 		p.complete(&s.counts[len(s.counts)-1].n, ids, key.seq, key.owner, key.del)
 	}
 	for owner, group := range others {
-		if err := p.settle(s.others, owner, group); err != nil {
-			return s, err
-		}
+		p.settle(s.others, owner, group)
 	}
 	p.commit()
 	p.call(func() { s.committed = true })
-	return s, nil
+	return s
 }
 
 // afterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
@@ -459,11 +461,8 @@ func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
 			continue
 		}
 		var p pipeline
-		s, err := e.settleAll(&p, part)
-		if err == nil {
-			err = p.send(ctx, conn)
-		}
-		e.afterSettle(ctx, conn, part, s, err)
+		s := e.settleAll(&p, part)
+		e.afterSettle(ctx, conn, part, s, p.send(ctx, conn))
 	}
 }
 

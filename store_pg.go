@@ -1,11 +1,13 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -280,9 +282,9 @@ with me as materialized (
 			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= now(),
 				'retry_left_ms', floor(extract(epoch from retry_until - now()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
-				'last_delay_ms', last_delay_ms, 'last_error', case when errors_total > 0 then ` + lastError + ` end)
-			when errors_total > 0
-			then json_build_object('failures', errors_total, 'last_delay_ms', last_delay_ms, 'last_error', ` + lastError + `)
+				'last_delay_ms', last_delay_ms, 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
+			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
+			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || coalesce(` + lastError + `, '')
 		end as more
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more,
@@ -326,6 +328,21 @@ type moreOfJob struct {
 	Redrives    int             `json:"redrives"`
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
+}
+
+// read takes a JSON object, or of a job that has merely failed: how often, its last delay, its last error.
+func (m *moreOfJob) read(text []byte) (err error) {
+	if text[0] == '{' {
+		return json.Unmarshal(text, m)
+	}
+	failures, rest, _ := strings.Cut(string(text), " ")
+	delay, last, _ := strings.Cut(rest, " ")
+	m.LastError = last
+	if m.Failures, err = strconv.Atoi(failures); err != nil {
+		return err
+	}
+	m.LastDelayMS, err = strconv.ParseInt(delay, 10, 64)
+	return err
 }
 
 // sqlTakeTurn goes before a claim that others would run into: see claimer.turns. The lock ends with the transaction, and
@@ -417,7 +434,7 @@ func (r *claimRow) add() error {
 	}
 	if r.more != nil {
 		j.more = &moreOfJob{}
-		if err := json.Unmarshal(r.more, j.more); err != nil {
+		if err := j.more.read(r.more); err != nil {
 			return err
 		}
 	}
@@ -491,103 +508,115 @@ func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del b
 	}
 }
 
-// heldColumns tell of each row that is settled whether its run failed, with which failure, and whether that is none of
-// those that the row still has.
-const heldColumns = `id, kind, c->>'state' as becomes, case when c ? 'failed' then c->'entry'->>'fingerprint' end as failure,
-	errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', c->'entry'->'fingerprint')) as fresh`
+// settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
+// found in a subquery that locks it, which no planner can turn into a join.
+//
+// fresh: the failure is none of those that the row still has.
+const settleHeld = `
+	cross join lateral (
+		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
+			errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', c.fingerprint)) as fresh
+		from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1 and state = 'running'
+		for `
 
 // settleRules are what failure groups decree and record, over the rows that "held" has locked.
 //
 // ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
-// that is nearly always empty.
+// that is nearly always empty. And how a new errors entry begins.
 // tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
-// failure wait for every other, and for each handler that has settled one in a transaction still open.
-const settleRules = `, ruled as materialized (
-	select jsonb_build_object('at', now()) as at, jsonb_object_agg(h.id, case g.policy
+// failure wait for every other, and for each handler that has settled one in a transaction still open. Its entry is the
+// last job's: ids have 26 bytes.
+const settleRules = `
+	) j
+), ruled as materialized (
+	select '[{"at": ' || to_json(now())::text || ', ' as head, jsonb_object_agg(h.id, case g.policy
 		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
 		else jsonb_build_object('state', 'discarded', 'reason', 'operator') end) as rules
 	from held h join failure_groups g on g.fingerprint = h.failure and g.policy is not null
-	where h.becomes = 'retryable'
+	where h.state = 'retryable'
 ), tallied as (
 	insert into failure_tallies (fingerprint, kind, class, error_type, count, jobs, last_job, sample)
 	select failure, kind, entry->>'class', coalesce(entry->>'type', ''), count, jobs, last_job,
 		case when not exists (select from failure_groups g where g.fingerprint = failure) then entry->>'error' end
 	from (
-		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job
+		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job,
+			substr(max((id || entry) collate "C"), 27)::jsonb as entry
 		from held where failure is not null group by failure offset 0
-	) t cross join lateral (select $2::jsonb->last_job->'entry' as entry offset 0) e
+	) t
 )`
 
 // toldState is a row's state as its run's end is told: one that waits in a redrive's hands is to be retried.
-const toldState = `case when state = 'parked' and parked_build is null then 'retryable' else state end`
+const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
-// appendEntry is drover_append_error without its call where nothing has to go for the new entry: a function that pins
-// its search_path costs more than the rest of a row's columns.
-const appendEntry = `case when jsonb_array_length(errors) < 20 and (errors->-1 ? 'trace') is not true
-	then errors || entry else drover_append_error(errors, entry) end`
-
-// settleColumns is what the object $2 holds for a row's id, put into its columns, unless a rule stands before it. The
-// object is searched once a row, and the row's part of it is copied once: offset 0 keeps the planner from putting the
-// search in the place of each c.
+// settleUpdate puts what "held" says into the rows' columns, unless a rule stands before it. It is the one join of claim
+// and settle: of two sides that are both as long as held, whatever the statistics say, and hashed (sqlSettlePlan).
 //
 // waits: the row goes back into a redrive's hands. One that a redrive let run within its key's cap gives its place back
 // when its run fails, and waits until the redrive has one again. due_us is the slot of a retry budget: the server's own
 // reading, for a delay would begin anew with this transaction. A job that is due "at once" gets the time of this
 // statement, not of the transaction's start: in front of the floors.
-const settleColumns = `
-	(state, finalized_at, discard_reason, parked_build, claimed_by, paced_at, scheduled_at, last_delay_ms, attempt, snoozes,
-		uncounted, crashes, deaths, errors_total, class, fingerprint, errors) = (
-	select case when waits then 'parked' else became end,
-		case when became in ('discarded', 'cancelled') then now() end,
-		coalesce(rule->>'reason', c->>'reason'),
-		rule->>'build',
-		null,
-		case when waits then coalesce(due, now()) when became <> 'parked' then paced_at end,
-		case when waits or became = 'parked' then 'infinity' when c ? 'now' then clock_timestamp() else coalesce(due, scheduled_at) end,
-		coalesce((c->>'delay_ms')::bigint, last_delay_ms),
-		attempt - case when c ? 'give_back' then 1 else 0 end,
-		case when c ? 'snoozed' then coalesce(snoozes, 0) + 1 else snoozes end,
-		case when c ? 'uncounted' then coalesce(uncounted, 0) + 1 else uncounted end,
-		greatest(crashes + case when c ? 'crashed' then 1 when c ? 'survived' then -1 else 0 end, 0),
-		case when c ? 'crashed' then coalesce(deaths, 0) + 1 else deaths end,
-		errors_total + case when c ? 'failed' then 1 else 0 end,
-		coalesce(entry->>'class', class),
-		coalesce(entry->>'fingerprint', fingerprint),
-		case when entry is null then errors else ` + appendEntry + ` end
+//
+// added: the new entry, with the time, as an array. drover_append_error is called only where something has to go for it:
+// a function that pins its search_path costs more than the rest of a row's columns.
+const settleUpdate = `
+update jobs j set
+	state = case when h.waits then 'parked' else h.became end,
+	finalized_at = case when h.became in ('discarded', 'cancelled') then now() end,
+	discard_reason = h.reason,
+	parked_build = h.build,
+	claimed_by = null,
+	paced_at = case when h.waits then coalesce(h.due, now()) when h.became <> 'parked' then j.paced_at end,
+	scheduled_at = case when h.waits or h.became = 'parked' then 'infinity' when h.at_once then clock_timestamp() else coalesce(h.due, j.scheduled_at) end,
+	last_delay_ms = coalesce(h.delay_ms, j.last_delay_ms),
+	attempt = j.attempt - case when h.give_back then 1 else 0 end,
+	snoozes = case when h.snoozed then coalesce(j.snoozes, 0) + 1 else j.snoozes end,
+	uncounted = case when h.uncounted then coalesce(j.uncounted, 0) + 1 else j.uncounted end,
+	crashes = greatest(j.crashes + case when h.crashed then 1 when h.survived then -1 else 0 end, 0),
+	deaths = case when h.crashed then coalesce(j.deaths, 0) + 1 else j.deaths end,
+	errors_total = j.errors_total + case when h.failed then 1 else 0 end,
+	class = coalesce(h.class, j.class),
+	fingerprint = coalesce(h.fingerprint, j.fingerprint),
+	errors = case when h.added is null then j.errors
+		when jsonb_array_length(j.errors) = 0 then h.added
+		when jsonb_array_length(j.errors) < 20 and (j.errors->-1 ? 'trace') is not true then j.errors || h.added
+		else drover_append_error(j.errors, h.added->0) end
+from (
+	select id, became, coalesce(rule->>'reason', nullif(reason, '')) as reason, rule->>'build' as build, became in ('retryable', 'scheduled') and paced as waits,
+		case when due_us is not null then timestamptz '1970-01-01 00:00:00Z' + due_us * interval '1 microsecond'
+			else now() + delay_us * interval '1 microsecond' end as due,
+		delay_ms, at_once, give_back, snoozed, uncounted, crashed, survived, failed, nullif(class, '') as class, nullif(fingerprint, '') as fingerprint,
+		case when rule is null then entry_at else entry_at #- '{0,delay_ms}' end as added
 	from (
-		select c, case when rule is null then c->'entry' else (c->'entry') - 'delay_ms' end || (select at from ruled) as entry, rule, became, paced_at is not null and became in ('retryable', 'scheduled') as waits,
-			case when c ? 'due_us' then timestamptz '1970-01-01 00:00:00Z' + (c->>'due_us')::bigint * interval '1 microsecond'
-				else now() + (c->>'delay_us')::bigint * interval '1 microsecond' end as due
-		from (
-			select c, rule, coalesce(rule->>'state', c->>'state') as became
-			from (select $2::jsonb->jobs.id as c, (select rules from ruled)->jobs.id as rule offset 0) s
-			offset 0
-		) s
-		offset 0
-	) s)`
+		select *, coalesce(rule->>'state', state) as became, ((select head from ruled) || right(nullif(entry, ''), -1) || ']')::jsonb as entry_at
+		from (select *, (select rules from ruled)->id as rule from held) s
+	) s
+	offset 0
+) h
+where j.id = h.id and j.id = any(array(select id from held))
+returning `
 
-// sqlSettle ends runs of supervisor $3 in any other way: ids $1, and for each id in the object $2 what becomes of
-// it. No join with jobs, so that no statistics can turn it into one; the object is searched by bisection.
+// sqlSettlePlan is sqlOnePlan for sqlSettle, which has to join: by a hash of either side.
+const sqlSettlePlan = `
+select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
+
+// sqlSettle ends runs of supervisor $1 in any other way, each as the arrays say: typed arrays, for a JSON document that is
+// searched for each row costs more than the rest. Empty texts are none; a column of which no row has anything is null.
 const sqlSettle = `
 with held as materialized (
-	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
-	where id = any($1) and claim_seq = (c->>'seq')::int and claimed_by = $3 and state = 'running'
-	order by id for update of jobs skip locked
-)` + settleRules + `
-update jobs set` + settleColumns + `
-where id = any(array(select id from held))
-returning id, ` + toldState
+	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
+		$9::bool[], $10::bool[], $11::bool[], $12::bool[], $13::bool[], $14::bool[], $15::bool[], $16::text[], $17::text[], $18::text[])
+		as c(id, seq, state, reason, delay_us, delay_ms, due_us,
+		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry)` +
+	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
 // sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
 const sqlSettleTx = `
 with held as materialized (
-	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
-	where id = $1 and claim_seq = (c->>'seq')::int and claimed_by = $3 and state = 'running'
-	for no key update of jobs
-)` + settleRules + `
-update jobs set` + settleColumns + `
-where id = any(array(select id from held))
-returning ` + toldState
+	select * from jsonb_to_record($2::jsonb)
+		as c(id text, seq int, state text, reason text, delay_us bigint, delay_ms bigint, due_us bigint,
+		at_once bool, give_back bool, snoozed bool, uncounted bool, crashed bool, survived bool, failed bool, class text, fingerprint text, entry text)` +
+	settleHeld + `no key update` + settleRules + settleUpdate + toldState
 
 const sqlCompleteTx = `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
@@ -618,27 +647,33 @@ func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (State, error
 
 // change is what sqlSettle does to one row. Absent keys change nothing.
 type change struct {
-	Seq       int             `json:"seq"`
-	State     State           `json:"state"`
-	Reason    string          `json:"reason,omitempty"`
-	Now       bool            `json:"now,omitempty"`
-	DelayUS   *int64          `json:"delay_us,omitempty"`
-	DelayMS   *int64          `json:"delay_ms,omitempty"`
-	GiveBack  bool            `json:"give_back,omitempty"`
-	Snoozed   bool            `json:"snoozed,omitempty"`
-	Uncounted bool            `json:"uncounted,omitempty"`
-	Crashed   bool            `json:"crashed,omitempty"`
-	Survived  bool            `json:"survived,omitempty"`
-	Failed    bool            `json:"failed,omitempty"`
-	Entry     json.RawMessage `json:"entry,omitempty"`
-	DueUS     *int64          `json:"due_us,omitempty"`
+	ID          string          `json:"id"`
+	Seq         int32           `json:"seq"`
+	State       State           `json:"state"`
+	Reason      string          `json:"reason,omitempty"`
+	DelayUS     *int64          `json:"delay_us,omitempty"`
+	DelayMS     *int64          `json:"delay_ms,omitempty"`
+	DueUS       *int64          `json:"due_us,omitempty"`
+	AtOnce      bool            `json:"at_once,omitempty"`
+	GiveBack    bool            `json:"give_back,omitempty"`
+	Snoozed     bool            `json:"snoozed,omitempty"`
+	Uncounted   bool            `json:"uncounted,omitempty"`
+	Crashed     bool            `json:"crashed,omitempty"`
+	Survived    bool            `json:"survived,omitempty"`
+	Failed      bool            `json:"failed,omitempty"`
+	Class       string          `json:"class,omitempty"`
+	Fingerprint string          `json:"fingerprint,omitempty"`
+	Entry       json.RawMessage `json:"entry,omitempty"`
 }
 
 func (o *outcome) change() change {
 	c := change{
-		Seq: o.run.claimSeq, State: o.state, Reason: o.reason, Now: o.now, GiveBack: o.giveBack,
-		Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(), Entry: o.entry,
+		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: o.state, Reason: o.reason, //nolint:gosec // an int of the table's
+		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
 		Failed: o.class != "" && o.state != Cancelled,
+	}
+	if o.entry != nil {
+		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
 	}
 	if (o.state == Retryable || o.state == Scheduled) && !o.now {
 		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
@@ -653,25 +688,45 @@ func (o *outcome) change() change {
 }
 
 // settle queues sqlSettle and notes what the jobs became.
-func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) error {
-	ids := make([]string, len(outcomes))
-	changes := make(map[string]change, len(outcomes))
+func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) {
+	changes := make([]change, len(outcomes))
 	for i, o := range outcomes {
-		ids[i] = o.run.job.ID
-		changes[o.run.job.ID] = o.change()
+		changes[i] = o.change()
 	}
-	doc, err := json.Marshal(changes)
-	if err != nil {
-		return fmt.Errorf("encode outcomes: %w", err)
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.ID, b.ID) })
+	var row struct {
+		id    string
+		state sameText
 	}
 	p.query(func(rows pgx.Rows) error {
-		var id string
-		var became State
-		err := rows.Scan(&id, &became)
-		settled[id] = became
+		err := rows.Scan(&row.id, &row.state)
+		settled[row.id] = State(row.state)
 		return err
-	}, sqlSettle, ids, string(doc), owner)
-	return nil
+	}, sqlSettle, owner,
+		column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
+		column(changes, func(c *change) string { return string(c.State) }), column(changes, func(c *change) string { return c.Reason }),
+		column(changes, func(c *change) *int64 { return c.DelayUS }), column(changes, func(c *change) *int64 { return c.DelayMS }),
+		column(changes, func(c *change) *int64 { return c.DueUS }), column(changes, func(c *change) bool { return c.AtOnce }),
+		column(changes, func(c *change) bool { return c.GiveBack }), column(changes, func(c *change) bool { return c.Snoozed }),
+		column(changes, func(c *change) bool { return c.Uncounted }), column(changes, func(c *change) bool { return c.Crashed }),
+		column(changes, func(c *change) bool { return c.Survived }), column(changes, func(c *change) bool { return c.Failed }),
+		column(changes, func(c *change) string { return c.Class }), column(changes, func(c *change) string { return c.Fingerprint }),
+		column(changes, func(c *change) string { return string(c.Entry) }))
+}
+
+// column is one value of each change; nil, which is null, where none has any.
+func column[T comparable](changes []change, of func(*change) T) []T {
+	values := make([]T, len(changes))
+	var zero T
+	some := false
+	for i := range changes {
+		values[i] = of(&changes[i])
+		some = some || values[i] != zero
+	}
+	if !some {
+		return nil
+	}
+	return values
 }
 
 // sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.

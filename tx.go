@@ -92,11 +92,11 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
 	case o.completes():
 		return fencedTx(ctx, tx, sqlCompleteTx, r.job.ID, r.claimSeq, r.owner)
 	}
-	doc, err := json.Marshal(map[string]change{r.job.ID: o.change()})
+	doc, err := json.Marshal(o.change())
 	if err != nil {
 		return "", fmt.Errorf("encode outcome: %w", err)
 	}
-	return fencedTx(ctx, tx, sqlSettleTx, r.job.ID, string(doc), r.owner)
+	return fencedTx(ctx, tx, sqlSettleTx, r.owner, string(doc))
 }
 
 // EnqueueTx stores another job in the handler's transaction if this job is still the handler's: for work that

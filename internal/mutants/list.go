@@ -68,8 +68,8 @@ func mutants() []mutant {
 		{
 			name: "claim-seq-falls", bug: "who gives an attempt back gives the fence back",
 			file:  "store_pg.go",
-			old:   "update jobs set` + settleColumns + `\nwhere id = any(array(select id from held))\nreturning id, `",
-			new:   "update jobs set claim_seq = claim_seq - case when $2::jsonb->id ? 'give_back' then 1 else 0 end,` + settleColumns + `\nwhere id = any(array(select id from held))\nreturning id, `",
+			old:   "update jobs j set\n\tstate = case when h.waits",
+			new:   "update jobs j set claim_seq = j.claim_seq - case when h.give_back then 1 else 0 end,\n\tstate = case when h.waits",
 			tests: []string{"TestStoreAgainstItsModel"},
 		},
 		{
@@ -138,8 +138,8 @@ func mutants() []mutant {
 		{
 			name: "settle-unfenced", bug: "a settle compares the owner alone",
 			file:  "store_pg.go",
-			old:   "const sqlSettle = `\nwith held as materialized (\n\tselect ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s\n\twhere id = any($1) and claim_seq = (c->>'seq')::int and claimed_by = $3",
-			new:   "const sqlSettle = `\nwith held as materialized (\n\tselect ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s\n\twhere id = any($1) and claimed_by = $3",
+			old:   "from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1",
+			new:   "from jobs where id = c.id and claimed_by = $1",
 			tests: []string{"TestStaleSettleChangesNothing"},
 		},
 		{
