@@ -422,38 +422,43 @@ func (s *sameText) ScanBytes(text []byte) error {
 }
 
 // sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
-// which a rescue must not run again. $2 holds the fence of each. The update is HOT.
+// which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
 const sqlStart = `
 with held as materialized (
 	select id from jobs
-	where id = any($1) and claim_seq = ($2::jsonb->>id)::int and claimed_by = $3 and state = 'running'
+	where id = any($1) and claimed_by = $3 and state = 'running'
+		and ((id, claim_seq, attempted_at) in (select unnest($1::text[]), unnest($2::int[]), unnest($4::timestamptz[]))) is true
 	order by id for update skip locked
 )
 update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
-returning id`
+returning id, attempted_at`
 
-func (p *pipeline) start(started map[string]bool, owner string, runs []*run) {
-	fences := make(map[string]int, len(runs))
-	for _, r := range runs {
-		fences[r.job.ID] = r.claimSeq
+// start queues sqlStart, and notes of which jobs' claims the start was written down.
+func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run) {
+	ids, at := claims(runs)
+	seqs := make([]int32, len(runs))
+	for i, r := range runs {
+		seqs[i] = int32(r.claimSeq) //nolint:gosec // from the column
 	}
-	doc, _ := json.Marshal(fences) // strings and ints only: cannot fail
 	p.query(func(rows pgx.Rows) error {
 		var id string
-		err := rows.Scan(&id)
-		started[id] = true
+		var at time.Time
+		err := rows.Scan(&id, &at)
+		started[id] = at
 		return err
-	}, sqlStart, ids(runs), string(doc), owner)
+	}, sqlStart, ids, seqs, owner, at)
 }
 
-// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1).
-// By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a handler that
-// holds its row in an open transaction must not hold up the rest; what was locked is tried again.
+// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
+// at its time in $4. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
+// handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
+// "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
 const sqlComplete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+		and ((id, attempted_at) in (select unnest($1::text[]), unnest($4::timestamptz[]))) is true
 	order by id for update skip locked
 )
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
@@ -464,16 +469,19 @@ const sqlCompleteDelete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+		and ((id, attempted_at) in (select unnest($1::text[]), unnest($4::timestamptz[]))) is true
 	order by id for update skip locked
 )
 delete from jobs where id = any(array(select id from held))`
 
-func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del bool) {
+// complete queues one of these and stores how many it completed. The runs have one owner and one claim_seq.
+func (p *pipeline) complete(n *int64, runs []*run, del bool) {
+	ids, at := claims(runs)
+	sql := sqlComplete
 	if del {
-		p.exec(n, sqlCompleteDelete, ids, seq, owner)
-	} else {
-		p.exec(n, sqlComplete, ids, seq, owner)
+		sql = sqlCompleteDelete
 	}
+	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, at)
 }
 
 // heldColumns tell of each row that is settled whether its run failed, with which failure, and whether that is none of
@@ -556,7 +564,7 @@ const settleColumns = `
 const sqlSettle = `
 with held as materialized (
 	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
-	where id = any($1) and claim_seq = (c->>'seq')::int and claimed_by = $3 and state = 'running'
+	where id = any($1) and claim_seq = (c->>'seq')::int and attempted_at is not distinct from (c->>'at')::timestamptz and claimed_by = $3 and state = 'running'
 	order by id for update of jobs skip locked
 )` + settleRules + `
 update jobs set` + settleColumns + `
@@ -567,7 +575,7 @@ returning id, ` + toldState
 const sqlSettleTx = `
 with held as materialized (
 	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
-	where id = $1 and claim_seq = (c->>'seq')::int and claimed_by = $3 and state = 'running'
+	where id = $1 and claim_seq = (c->>'seq')::int and attempted_at is not distinct from (c->>'at')::timestamptz and claimed_by = $3 and state = 'running'
 	for no key update of jobs
 )` + settleRules + `
 update jobs set` + settleColumns + `
@@ -576,15 +584,15 @@ returning ` + toldState
 
 const sqlCompleteTx = `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
-where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running'
+where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
 returning state`
 
 const sqlCompleteDeleteTx = `
-delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' returning 'completed'`
+delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
 
 // sqlHoldTx keeps a run's claim until the caller's transaction ends.
 const sqlHoldTx = `
-select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' for no key update`
+select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
 
 // fencedTx runs one of these in a caller's transaction and tells what the job became. A row that changed under a repeatable read or serializable
 // transaction shows as a serialization failure; only another owner changes it, so that is a lost lease too.
@@ -604,6 +612,7 @@ func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (State, error
 // change is what sqlSettle does to one row. Absent keys change nothing.
 type change struct {
 	Seq       int             `json:"seq"`
+	At        time.Time       `json:"at,omitzero"` // of the claim; zero: null
 	State     State           `json:"state"`
 	Reason    string          `json:"reason,omitempty"`
 	Now       bool            `json:"now,omitempty"`
@@ -621,7 +630,7 @@ type change struct {
 
 func (o *outcome) change() change {
 	c := change{
-		Seq: o.run.claimSeq, State: o.state, Reason: o.reason, Now: o.now, GiveBack: o.giveBack,
+		Seq: o.run.claimSeq, At: o.run.attemptedAt, State: o.state, Reason: o.reason, Now: o.now, GiveBack: o.giveBack,
 		Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(), Entry: o.entry,
 		Failed: o.class != "" && o.state != Cancelled,
 	}
@@ -637,7 +646,7 @@ func (o *outcome) change() change {
 	return c
 }
 
-// settle queues sqlSettle and notes what the jobs became.
+// settle queues sqlSettle and notes what the jobs became. No two outcomes are of one job.
 func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) error {
 	ids := make([]string, len(outcomes))
 	changes := make(map[string]change, len(outcomes))
@@ -660,20 +669,26 @@ func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*ou
 }
 
 // sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
-const sqlLook = `select id, state, claim_seq, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
+const sqlLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 type seenJob struct {
-	state    State
-	claimSeq int
-	owner    string
-	reason   string // of a discard
+	state       State
+	claimSeq    int
+	attemptedAt pgtype.Timestamptz
+	owner       string
+	reason      string // of a discard
+}
+
+// lastClaimedBy reports whether nobody has claimed the job since the run.
+func (j *seenJob) lastClaimedBy(r *run) bool {
+	return j.claimSeq == r.claimSeq && j.attemptedAt.Time.Equal(r.attemptedAt)
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 	p.query(func(rows pgx.Rows) error {
 		var id string
 		var j seenJob
-		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.owner, &j.reason); err != nil {
+		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.attemptedAt, &j.owner, &j.reason); err != nil {
 			return err
 		}
 		seen[id] = j

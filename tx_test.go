@@ -536,7 +536,7 @@ func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	t.Parallel()
 	us, ms := int64(1), int64(1)
-	raw, err := json.Marshal(change{1, Retryable, "r", true, &us, &ms, true, true, true, true, true, true, json.RawMessage(`{}`), &us})
+	raw, err := json.Marshal(change{1, time.Now(), Retryable, "r", true, &us, &ms, true, true, true, true, true, true, json.RawMessage(`{}`), &us})
 	if err != nil {
 		t.Fatal(err)
 	}
