@@ -451,14 +451,14 @@ func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run
 }
 
 // sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
-// at its time in $4. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
+// at that of the times $5 which $4 says. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
 // handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
 // "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
 const sqlComplete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
-		and ((id, attempted_at) in (select unnest($1::text[]), unnest($4::timestamptz[]))) is true
+		and ((id, attempted_at) in (select c.id, ($5::timestamptz[])[c.n] from unnest($1::text[], $4::int[]) as c(id, n))) is true
 	order by id for update skip locked
 )
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
@@ -469,19 +469,28 @@ const sqlCompleteDelete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
-		and ((id, attempted_at) in (select unnest($1::text[]), unnest($4::timestamptz[]))) is true
+		and ((id, attempted_at) in (select c.id, ($5::timestamptz[])[c.n] from unnest($1::text[], $4::int[]) as c(id, n))) is true
 	order by id for update skip locked
 )
 delete from jobs where id = any(array(select id from held))`
 
 // complete queues one of these and stores how many it completed. The runs have one owner and one claim_seq.
 func (p *pipeline) complete(n *int64, runs []*run, del bool) {
-	ids, at := claims(runs)
+	ids, which := make([]string, len(runs)), make([]int32, len(runs))
+	var at []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
+	known := map[time.Time]int32{}
+	for i, r := range runs {
+		if known[r.attemptedAt] == 0 {
+			at = append(at, r.attemptedAt)
+			known[r.attemptedAt] = int32(len(at)) //nolint:gosec // at most maxComplete
+		}
+		ids[i], which[i] = r.job.ID, known[r.attemptedAt]
+	}
 	sql := sqlComplete
 	if del {
 		sql = sqlCompleteDelete
 	}
-	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, at)
+	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
 }
 
 // heldColumns tell of each row that is settled whether its run failed, with which failure, and whether that is none of
@@ -564,7 +573,7 @@ const settleColumns = `
 const sqlSettle = `
 with held as materialized (
 	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
-	where id = any($1) and claim_seq = (c->>'seq')::int and attempted_at is not distinct from (c->>'at')::timestamptz and claimed_by = $3 and state = 'running'
+	where id = any($1) and claim_seq = (c->>'seq')::int and claimed_by = $3 and attempted_at is not distinct from (c->>'at')::timestamptz and state = 'running'
 	order by id for update of jobs skip locked
 )` + settleRules + `
 update jobs set` + settleColumns + `
@@ -575,7 +584,7 @@ returning id, ` + toldState
 const sqlSettleTx = `
 with held as materialized (
 	select ` + heldColumns + ` from jobs cross join lateral (select $2::jsonb->id as c offset 0) s
-	where id = $1 and claim_seq = (c->>'seq')::int and attempted_at is not distinct from (c->>'at')::timestamptz and claimed_by = $3 and state = 'running'
+	where id = $1 and claim_seq = (c->>'seq')::int and claimed_by = $3 and attempted_at is not distinct from (c->>'at')::timestamptz and state = 'running'
 	for no key update of jobs
 )` + settleRules + `
 update jobs set` + settleColumns + `
