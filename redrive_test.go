@@ -207,7 +207,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 func (v *virtual) fail(t testing.TB, fit string) {
 	t.Helper()
 	v.exec(t, sqlSettle, value[[]string](t, v.testDB, `select array_agg(id) from jobs where state = 'running' and `+fit), value[string](t, v.testDB, `
-select coalesce(jsonb_object_agg(id, jsonb_build_object('seq', claim_seq, 'state', 'retryable', 'delay_us', 1000000, 'delay_ms', 1000, 'failed', true,
+select coalesce(jsonb_object_agg(id, jsonb_build_object('seq', claim_seq, 'at', attempted_at, 'state', 'retryable', 'delay_us', 1000000, 'delay_ms', 1000, 'failed', true,
 	'entry', jsonb_build_object('class', 'error', 'error', 'again')))::text, '{}') from jobs where state = 'running' and `+fit), "w")
 }
 

@@ -458,7 +458,7 @@ const sqlComplete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
-		and ((id, attempted_at) in (select c.id, ($5::timestamptz[])[c.n] from unnest($1::text[], $4::int[]) as c(id, n))) is true
+		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
 	order by id for update skip locked
 )
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
@@ -469,7 +469,7 @@ const sqlCompleteDelete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
-		and ((id, attempted_at) in (select c.id, ($5::timestamptz[])[c.n] from unnest($1::text[], $4::int[]) as c(id, n))) is true
+		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
 	order by id for update skip locked
 )
 delete from jobs where id = any(array(select id from held))`

@@ -138,7 +138,7 @@ func mutants() []mutant {
 		{
 			name: "second-life", bug: "a completion takes the second life of an id for the first",
 			file:  "store_pg.go",
-			old:   "\t\tand ((id, attempted_at) in (select c.id, ($5::timestamptz[])[c.n] from unnest($1::text[], $4::int[]) as c(id, n))) is true\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
+			old:   "\t\tand ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
 			new:   "\t\tand $4::int[] is not null and $5::timestamptz[] is not null\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
 			tests: []string{"TestSettleOfAnEarlierLife", "TestStoreAgainstItsModel"},
 		},
