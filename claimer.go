@@ -687,7 +687,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	held, err := store.hunt(ctx, conn, c.hunt, ids(c.sup.settler.book.all()))
+	held, err := store.hunt(ctx, conn, c.hunt, c.sup.settler.book.all())
 	if err != nil {
 		return err
 	}

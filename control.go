@@ -244,7 +244,7 @@ func (c *control) beat(ctx context.Context) error {
 	running := c.sup.inFlight.under(l.id)
 	var reply beatReply
 	if err == nil {
-		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), ids(running), c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
+		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), running, c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.expire(ctx)
@@ -335,7 +335,7 @@ func (c *control) solo(ctx context.Context, conn *pgx.Conn, l *lease, queue stri
 // its own may work on.
 func (c *control) tellGone(running []*run, reply beatReply) {
 	for _, r := range running {
-		cancelled, gone := reply.gone[r.job.ID]
+		cancelled, gone := reply.gone[r]
 		if !gone || r.txOutcome.Load() != nil || !c.sup.inFlight.has(r) {
 			continue
 		}
@@ -574,7 +574,7 @@ var errCrashed = errors.New("drover: the process died while it held the job")
 // death, is discarded.
 func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b background) *outcome {
 	r := &run{
-		sup: s, claimSeq: j.claimSeq, owner: owner, host: j.host,
+		sup: s, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, owner: owner, host: j.host,
 		job: &Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts,
 			LastDelay: j.lastDelay, Crashes: j.crashes,

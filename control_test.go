@@ -657,7 +657,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 		"and fenced":    `update supervisors set epoch = epoch + 1 where id = $1`,
 	} {
 		db.exec(t, sql, l.id)
-		reply, err := db.client.store.beat(t.Context(), dialed(t, db), l.id, 1, []string{}, false, []string{"default"}, s.kinds)
+		reply, err := db.client.store.beat(t.Context(), dialed(t, db), l.id, 1, nil, false, []string{"default"}, s.kinds)
 		if err != nil || reply.alive {
 			t.Errorf("%s: the beat tells alive %v, %v", what, reply.alive, err)
 		}

@@ -16,8 +16,8 @@ import (
 func (db *testDB) running(t testing.TB, owner string, n int) (ids []string) {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `
-insert into jobs (kind, state, claimed_by, claim_seq, attempt, attempted_at)
-select 'job', 'running', $1, 1, 1, now() from generate_series(1, $2) returning id`, owner, n)
+insert into jobs (kind, state, claimed_by, claim_seq, attempt)
+select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, owner, n)
 	if err == nil {
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	}

@@ -85,6 +85,7 @@ type modelSup struct {
 // modelRunning is a claim, whether or not it is over.
 type modelRunning struct {
 	*run
+	of         *modelJob // the life of its id that was claimed
 	sup        *modelSup
 	open       bool // its handler has not returned
 	rolledBack bool // it settled in a transaction that did not commit
@@ -325,7 +326,7 @@ func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*run, eligible []*mo
 			r.Fatalf("the claim tells %+v of %+v", run.job, j)
 		}
 		run.ctx, run.startedAt = m.tb.Context(), s.now()
-		m.runs = append(m.runs, &modelRunning{run: run, sup: s, open: true})
+		m.runs = append(m.runs, &modelRunning{run: run, of: j, sup: s, open: true})
 	}
 	return len(runs)
 }
@@ -333,7 +334,7 @@ func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*run, eligible []*mo
 // owned is the job of a claim, nil once the claim is over.
 func (m *reference) owned(run *modelRunning) *modelJob {
 	j := m.jobs[run.job.ID]
-	if j == nil || j.state != Running || j.seq != run.claimSeq || j.owner != run.owner {
+	if j != run.of || j.state != Running || j.seq != run.claimSeq || j.owner != run.owner {
 		return nil
 	}
 	return j
@@ -358,11 +359,11 @@ func (m *reference) noteStart(r *rapid.T) bool {
 	if claim == nil {
 		return false
 	}
-	noted := map[string]bool{}
+	noted := map[string]time.Time{}
 	m.send(r, func(p *pipeline) { p.start(noted, claim.owner, []*run{claim.run}) })
 	j := m.owned(claim)
-	if noted[claim.job.ID] != (j != nil) {
-		r.Fatalf("a start was noted: %v, of %+v", noted[claim.job.ID], j)
+	if noted[claim.job.ID].Equal(claim.attemptedAt) != (j != nil) {
+		r.Fatalf("a start was noted: %v, of %+v", noted, j)
 	}
 	if j != nil {
 		j.started = j.seq
@@ -535,20 +536,26 @@ func (m *reference) forge(r *rapid.T) bool {
 	if j == nil {
 		return false
 	}
-	owner, seq := j.owner, j.seq
-	if rapid.Bool().Draw(r, "wrong owner") {
+	owner, seq, at := j.owner, j.seq, value[time.Time](m.tb, m.testDB, `select attempted_at from jobs where id = $1`, j.id)
+	switch wrong := rapid.SampledFrom([]string{"owner", "time", "number"}).Draw(r, "wrong"); wrong {
+	case "owner":
 		owner = "nobody"
-	} else {
+	case "time":
+		at = at.Add(rapid.SampledFrom([]time.Duration{-time.Microsecond, time.Microsecond}).Draw(r, "wrong by"))
+	default:
 		seq += rapid.SampledFrom([]int{-1, 1}).Draw(r, "wrong by")
 	}
-	forged := &run{sup: m.sups[0].Supervisor, claimSeq: seq, owner: owner, ctx: r.Context(), job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20}}
+	forged := &run{
+		sup: m.sups[0].Supervisor, claimSeq: seq, attemptedAt: at, owner: owner, ctx: r.Context(),
+		job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20},
+	}
 	settled, completed := map[string]State{}, int64(0)
 	m.send(r, func(p *pipeline) {
 		p.settle(settled, owner, []*outcome{forged.handedBack()})
-		p.complete(&completed, []string{j.id}, seq, owner, rapid.Bool().Draw(r, "delete"))
+		p.complete(&completed, []*run{forged}, rapid.Bool().Draw(r, "delete"))
 	})
 	if len(settled) > 0 || completed > 0 {
-		r.Fatalf("owner %s and claim_seq %d settled %+v", owner, seq, j)
+		r.Fatalf("owner %s, claim_seq %d and %v settled %+v", owner, seq, at, j)
 	}
 	return true
 }

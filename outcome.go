@@ -417,7 +417,7 @@ const (
 func (o *outcome) found(row seenJob, exists bool) finding {
 	r := o.run
 	tx := r.txOutcome.Load()
-	ours := exists && row.claimSeq == r.claimSeq
+	ours := exists && row.lastClaimedBy(r)
 	held := ours && row.state == Running && row.owner == r.owner
 	switch {
 	case held && tx != nil:
@@ -456,7 +456,7 @@ func (o *outcome) committedLate(row seenJob, exists, ours bool) bool {
 		return false
 	case !exists:
 		return late.completes() && r.deleteCompleted
-	case !ours: // claimed again since
+	case !ours: // claimed again since, or in its second life
 		return !late.state.Final() && !r.lease.ended.Load()
 	default:
 		return row.state == late.state

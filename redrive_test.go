@@ -206,13 +206,13 @@ func TestRedriveCapsKeys(t *testing.T) {
 // fail ends those of the running jobs that fit, as a settle of failed runs does: to be retried in a second.
 func (v *virtual) fail(t testing.TB, fit string) {
 	t.Helper()
-	rows, err := v.Query(t.Context(), `select id, claim_seq from jobs where state = 'running' and `+fit)
+	rows, err := v.Query(t.Context(), `select id, claim_seq, coalesce(attempted_at, '0001-01-01 00:00:00Z') from jobs where state = 'running' and `+fit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	outcomes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outcome, error) {
 		r := &run{job: &Job{}}
-		err := row.Scan(&r.job.ID, &r.claimSeq)
+		err := row.Scan(&r.job.ID, &r.claimSeq, &r.attemptedAt)
 		return &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}, err
 	})
 	if err != nil {

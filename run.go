@@ -26,7 +26,8 @@ type run struct {
 	owner           string // the supervisor id of the claim
 	host            string // where the process ran that died, of a rescued job
 	claimSeq        int
-	tier            int16 // of its lane
+	attemptedAt     time.Time // of the claim, by the server's clock
+	tier            int16     // of its lane
 	strategy        RetryStrategy
 	timeout         time.Duration
 	uncounted       int
@@ -365,20 +366,20 @@ func (s *runSet) len() int {
 	return len(s.runs)
 }
 
-// ids are the jobs of runs.
-func ids(runs []*run) []string {
-	ids := make([]string, len(runs))
+// claims are the jobs of runs, and when each was claimed.
+func claims(runs []*run) (ids []string, at []time.Time) {
+	ids, at = make([]string, len(runs)), make([]time.Time, len(runs))
 	for i, r := range runs {
-		ids[i] = r.job.ID
+		ids[i], at[i] = r.job.ID, r.attemptedAt
 	}
-	return ids
+	return ids, at
 }
 
 // newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.
 func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time.Time) *run {
 	w := s.workers[j.kind]
 	r := &run{
-		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
+		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: at, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
 		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, s.cfg.CompletedRetention) == DeleteOnCompletion,
 		space: Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),
@@ -428,5 +429,5 @@ func (r *run) override(more *moreOfJob) {
 
 // unstarted is a run this supervisor holds without having known of it.
 func (s *Supervisor) unstarted(j *heldJob, l *lease) *run {
-	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt}}
+	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt}}
 }

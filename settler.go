@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -105,7 +106,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	}
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
 	defer cancel()
-	noted := map[string]bool{}
+	noted := map[string]time.Time{}
 	byOwner := map[string][]*run{}
 	for _, s := range starts {
 		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
@@ -131,7 +132,8 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	}
 	e.noting.failures = 0
 	for _, s := range starts {
-		s.noted <- noted[s.run.job.ID]
+		at, found := noted[s.run.job.ID]
+		s.noted <- found && at.Equal(s.run.attemptedAt)
 	}
 	return true
 }
@@ -245,6 +247,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	if out = e.reserve(ctx, conn, out); len(out) == 0 {
 		return
 	}
+	out = e.oncePerJob(out)
 	var p pipeline
 	s := e.settleAll(&p, out)
 	if len(p.reads) > 0 {
@@ -258,6 +261,22 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		return
 	}
 	e.trouble.failures = 0
+}
+
+// oncePerJob keeps one of the outcomes that sqlSettle knows by their jobs' ids; a second one, of another claim, goes with
+// the next round trip.
+func (e *settler) oncePerJob(out []*outcome) []*outcome {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(out, func(o *outcome) bool {
+		if o.completes() {
+			return false
+		}
+		twice := seen[o.run.job.ID]
+		if seen[o.run.job.ID] = true; twice {
+			e.later(o, 0)
+		}
+		return twice
+	})
 }
 
 // ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
@@ -379,13 +398,13 @@ func (e *settler) settleAll(p *pipeline, out []*outcome) *settling {
 	}
 	s.counts = make([]completion, 0, len(complete))
 	for key, group := range complete {
-		ids := make([]string, len(group))
+		runs := make([]*run, len(group))
 		for i, o := range group {
-			ids[i] = o.run.job.ID
+			runs[i] = o.run
 		}
-		slices.Sort(ids)
+		slices.SortFunc(runs, func(a, b *run) int { return strings.Compare(a.job.ID, b.job.ID) })
 		s.counts = append(s.counts, completion{outcomes: group})
-		p.complete(&s.counts[len(s.counts)-1].n, ids, key.seq, key.owner, key.del)
+		p.complete(&s.counts[len(s.counts)-1].n, runs, key.del)
 	}
 	for owner, group := range others {
 		p.settle(s.others, owner, group)
@@ -493,7 +512,7 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		row, exists := seen[o.run.job.ID]
 		switch o.found(row, exists) {
 		case foundSettled:
-			if row.claimSeq == o.run.claimSeq {
+			if row.lastClaimedBy(o.run) {
 				o.became(row.state)
 			}
 			e.done(o)

@@ -454,38 +454,43 @@ func (s *sameText) ScanBytes(text []byte) error {
 }
 
 // sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
-// which a rescue must not run again. $2 holds the fence of each. The update is HOT.
+// which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
 const sqlStart = `
 with held as materialized (
 	select id from jobs
-	where id = any($1) and claim_seq = ($2::jsonb->>id)::int and claimed_by = $3 and state = 'running'
+	where id = any($1) and claimed_by = $3 and state = 'running'
+		and ((id, claim_seq, attempted_at) in (select unnest($1::text[]), unnest($2::int[]), unnest($4::timestamptz[]))) is true
 	order by id for update skip locked
 )
 update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
-returning id`
+returning id, attempted_at`
 
-func (p *pipeline) start(started map[string]bool, owner string, runs []*run) {
-	fences := make(map[string]int, len(runs))
-	for _, r := range runs {
-		fences[r.job.ID] = r.claimSeq
+// start queues sqlStart, and notes of which jobs' claims the start was written down.
+func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run) {
+	ids, at := claims(runs)
+	seqs := make([]int32, len(runs))
+	for i, r := range runs {
+		seqs[i] = int32(r.claimSeq) //nolint:gosec // from the column
 	}
-	doc, _ := json.Marshal(fences) // strings and ints only: cannot fail
 	p.query(func(rows pgx.Rows) error {
 		var id string
-		err := rows.Scan(&id)
-		started[id] = true
+		var at time.Time
+		err := rows.Scan(&id, &at)
+		started[id] = at
 		return err
-	}, sqlStart, ids(runs), string(doc), owner)
+	}, sqlStart, ids, seqs, owner, at)
 }
 
-// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1).
-// By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a handler that
-// holds its row in an open transaction must not hold up the rest; what was locked is tried again.
+// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
+// at that of the times $5 which $4 says. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
+// handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
+// "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
 const sqlComplete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
 	order by id for update skip locked
 )
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
@@ -496,16 +501,28 @@ const sqlCompleteDelete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
 	order by id for update skip locked
 )
 delete from jobs where id = any(array(select id from held))`
 
-func (p *pipeline) complete(n *int64, ids []string, seq int, owner string, del bool) {
-	if del {
-		p.exec(n, sqlCompleteDelete, ids, seq, owner)
-	} else {
-		p.exec(n, sqlComplete, ids, seq, owner)
+// complete queues one of these and stores how many it completed. The runs have one owner and one claim_seq.
+func (p *pipeline) complete(n *int64, runs []*run, del bool) {
+	ids, which := make([]string, len(runs)), make([]int32, len(runs))
+	var at []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
+	known := map[time.Time]int32{}
+	for i, r := range runs {
+		if known[r.attemptedAt] == 0 {
+			at = append(at, r.attemptedAt)
+			known[r.attemptedAt] = int32(len(at)) //nolint:gosec // at most maxComplete
+		}
+		ids[i], which[i] = r.job.ID, known[r.attemptedAt]
 	}
+	sql := sqlComplete
+	if del {
+		sql = sqlCompleteDelete
+	}
+	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
 }
 
 // settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
@@ -516,7 +533,7 @@ const settleHeld = `
 	cross join lateral (
 		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
 			errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', c.fingerprint)) as fresh
-		from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1 and state = 'running'
+		from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1 and attempted_at is not distinct from c.claimed_at and state = 'running'
 		for `
 
 // settleRules are what failure groups decree and record, over the rows that "held" has locked.
@@ -605,9 +622,9 @@ select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
 const sqlSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
-		$9::bool[], $10::bool[], $11::bool[], $12::bool[], $13::bool[], $14::bool[], $15::bool[], $16::text[], $17::text[], $18::text[])
-		as c(id, seq, state, reason, delay_us, delay_ms, due_us,
-		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry)` +
+		$9::bool[], $10::bool[], $11::bool[], $12::bool[], $13::bool[], $14::bool[], $15::bool[], $16::text[], $17::text[], $18::text[],
+		$19::timestamptz[]) as c(id, seq, state, reason, delay_us, delay_ms, due_us,
+		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
 	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
 // sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
@@ -615,20 +632,21 @@ const sqlSettleTx = `
 with held as materialized (
 	select * from jsonb_to_record($2::jsonb)
 		as c(id text, seq int, state text, reason text, delay_us bigint, delay_ms bigint, due_us bigint,
-		at_once bool, give_back bool, snoozed bool, uncounted bool, crashed bool, survived bool, failed bool, class text, fingerprint text, entry text)` +
+		at_once bool, give_back bool, snoozed bool, uncounted bool, crashed bool, survived bool, failed bool, class text, fingerprint text, entry text,
+		claimed_at timestamptz)` +
 	settleHeld + `no key update` + settleRules + settleUpdate + toldState
 
 const sqlCompleteTx = `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
-where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running'
+where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
 returning state`
 
 const sqlCompleteDeleteTx = `
-delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' returning 'completed'`
+delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
 
 // sqlHoldTx keeps a run's claim until the caller's transaction ends.
 const sqlHoldTx = `
-select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and state = 'running' for no key update`
+select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
 
 // fencedTx runs one of these in a caller's transaction and tells what the job became. A row that changed under a repeatable read or serializable
 // transaction shows as a serialization failure; only another owner changes it, so that is a lost lease too.
@@ -649,6 +667,7 @@ func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (State, error
 type change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
+	ClaimedAt   *time.Time      `json:"claimed_at,omitempty"`
 	State       State           `json:"state"`
 	Reason      string          `json:"reason,omitempty"`
 	DelayUS     *int64          `json:"delay_us,omitempty"`
@@ -672,6 +691,9 @@ func (o *outcome) change() change {
 		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
 		Failed: o.class != "" && o.state != Cancelled,
 	}
+	if !o.run.attemptedAt.IsZero() {
+		c.ClaimedAt = &o.run.attemptedAt
+	}
 	if o.entry != nil {
 		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
 	}
@@ -687,7 +709,7 @@ func (o *outcome) change() change {
 	return c
 }
 
-// settle queues sqlSettle and notes what the jobs became.
+// settle queues sqlSettle and notes what the jobs became. No two outcomes are of one job.
 func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) {
 	changes := make([]change, len(outcomes))
 	for i, o := range outcomes {
@@ -711,7 +733,8 @@ func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*ou
 		column(changes, func(c *change) bool { return c.Uncounted }), column(changes, func(c *change) bool { return c.Crashed }),
 		column(changes, func(c *change) bool { return c.Survived }), column(changes, func(c *change) bool { return c.Failed }),
 		column(changes, func(c *change) string { return c.Class }), column(changes, func(c *change) string { return c.Fingerprint }),
-		column(changes, func(c *change) string { return string(c.Entry) }))
+		column(changes, func(c *change) string { return string(c.Entry) }),
+		column(changes, func(c *change) *time.Time { return c.ClaimedAt }))
 }
 
 // column is one value of each change; nil, which is null, where none has any.
@@ -730,20 +753,26 @@ func column[T comparable](changes []change, of func(*change) T) []T {
 }
 
 // sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
-const sqlLook = `select id, state, claim_seq, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
+const sqlLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 type seenJob struct {
-	state    State
-	claimSeq int
-	owner    string
-	reason   string // of a discard
+	state       State
+	claimSeq    int
+	attemptedAt pgtype.Timestamptz
+	owner       string
+	reason      string // of a discard
+}
+
+// lastClaimedBy reports whether nobody has claimed the job since the run.
+func (j *seenJob) lastClaimedBy(r *run) bool {
+	return j.claimSeq == r.claimSeq && j.attemptedAt.Time.Equal(r.attemptedAt)
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 	p.query(func(rows pgx.Rows) error {
 		var id string
 		var j seenJob
-		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.owner, &j.reason); err != nil {
+		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.attemptedAt, &j.owner, &j.reason); err != nil {
 			return err
 		}
 		seen[id] = j

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Liveness, rescue, sweeps, sleep and pruning: all by the supervisor's control connection but where said.
@@ -149,12 +150,12 @@ select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extra
 		order by j.scheduled_at limit 1), '')
 from supervisors s`
 
-// sqlGone tells which of the jobs $2 that handlers of supervisor $1 work on are not its any more: ended by an operator,
-// or someone else's. A notification that was lost, or could not be had, is made good here.
+// sqlGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
+// operator, or the job is someone else's. A notification that was lost, or could not be had, is made good here.
 const sqlGone = `
-select f.id, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
-from unnest($2::text[]) as f(id)
-where not exists (select from jobs j where j.id = f.id and j.state = 'running' and j.claimed_by = $1)`
+select f.n - 1, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
+from unnest($2::text[], $3::timestamptz[]) with ordinality as f(id, at, n)
+where not exists (select from jobs j where j.id = f.id and j.state = 'running' and j.claimed_by = $1 and j.attempted_at = f.at)`
 
 // peer is a supervisor as another one sees it.
 type peer struct {
@@ -172,10 +173,10 @@ type beatReply struct {
 	paces    bool // a redrive is under way
 	failures bool // failure groups are to be tended
 	peers    []peer
-	clock    float64         // the server's, in seconds
-	gone     map[string]bool // jobs in flight that are not ours any more, and whether an operator ended them
-	scope    []string        // of the retry budgets there are
-	solo     string          // a queue in which a strong suspect is due
+	clock    float64       // the server's, in seconds
+	gone     map[*run]bool // those in flight that are over, and whether an operator ended them
+	scope    []string      // of the retry budgets there are
+	solo     string        // a queue in which a strong suspect is due
 }
 
 // strongLanes are those of strong suspects.
@@ -188,10 +189,11 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 	return of, lanes
 }
 
-func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, inFlight []string, draining bool, queues, kinds []string) (beatReply, error) {
+func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, running []*run, draining bool, queues, kinds []string) (beatReply, error) {
 	var p pipeline
-	reply := beatReply{gone: map[string]bool{}}
+	reply := beatReply{gone: map[*run]bool{}}
 	of, lanes := strongLanes(queues)
+	inFlight, claimed := claims(running)
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error {
@@ -203,14 +205,14 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
-	if len(inFlight) > 0 {
+	if len(running) > 0 {
 		p.query(func(rows pgx.Rows) error {
-			var job string
+			var i int
 			var cancelled bool
-			err := rows.Scan(&job, &cancelled)
-			reply.gone[job] = cancelled
+			err := rows.Scan(&i, &cancelled)
+			reply.gone[running[i]] = cancelled
 			return err
-		}, sqlGone, id, inFlight)
+		}, sqlGone, id, inFlight, claimed)
 	}
 	p.commit()
 	return reply, p.send(ctx, conn)
@@ -263,10 +265,10 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 // with $1 empty of owners that no row of supervisors speaks for. It gives those with the policies that apply to
 // them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
 // unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
-// jobs a search in one statement could run out of time, again and again from the start. $8 are known to be held.
+// jobs a search in one statement could run out of time, again and again from the start. $8, claimed at $9, are known to be held.
 const sqlHunt = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
-	j.kind, j.attempt, j.claim_seq, j.crashes, j.last_delay_ms,
+	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), j.retry::text, coalesce(k.retry, q.retry)::text,
 	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0),
 	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
@@ -276,7 +278,7 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 		from jsonb_array_elements(j.errors) as e where e->>'class' = 'crash' and not e ? 'spared') end
 from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
 cross join lateral (
-	select *, state = 'running' and id <> all($8::text[]) and case when $1 = ''
+	select *, state = 'running' and ((id, attempted_at) in (select unnest($8::text[]), unnest($9::timestamptz[]))) is not true and case when $1 = ''
 			then not exists (select from supervisors o where o.id = claimed_by) else claimed_by = $1 end as held
 	from (
 		select *, row_number() over (order by scheduled_at, id) as n from (
@@ -329,6 +331,7 @@ type heldJob struct {
 	id, queue, kind string
 	attempt         int
 	claimSeq        int
+	attemptedAt     pgtype.Timestamptz
 	crashes         int
 	lastDelay       time.Duration
 	maxAttempts     int
@@ -351,8 +354,8 @@ type crashEntry struct {
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// hunt reads one page of each lane of h and moves h on. except are jobs known to be held.
-func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []string) ([]heldJob, error) {
+// hunt reads one page of each lane of h and moves h on. known are runs that it is not for.
+func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run) ([]heldJob, error) {
 	var p pipeline
 	var queues, fromID []string
 	var lanes []int16
@@ -361,9 +364,7 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []stri
 		queues, lanes = append(queues, l.key.queue), append(lanes, l.key.lane)
 		fromAt, fromID = append(fromAt, l.from.at), append(fromID, l.from.id)
 	}
-	if except == nil {
-		except = []string{} // null would compare with nothing
-	}
+	knownIDs, knownAt := claims(known)
 	var held []heldJob
 	var rest []huntLane
 	p.begin()
@@ -376,7 +377,7 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []stri
 		var flight *float64
 		var before []byte
 		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.from.at, &last, &isHeld, &j.owner,
-			&j.kind, &j.attempt, &j.claimSeq, &j.crashes, &lastDelayMS,
+			&j.kind, &j.attempt, &j.claimSeq, &j.attemptedAt, &j.crashes, &lastDelayMS,
 			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
 			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
 		if lastDelayMS != nil {
@@ -396,7 +397,7 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, except []stri
 			held = append(held, j)
 		}
 		return err
-	}, sqlHunt, h.owner, queues, lanes, fromAt, fromID, huntPage, h.all, except)
+	}, sqlHunt, h.owner, queues, lanes, fromAt, fromID, huntPage, h.all, knownIDs, knownAt)
 	p.commit()
 	if err := p.send(ctx, conn); err != nil {
 		return nil, err

@@ -171,6 +171,12 @@ func (s *still) claim(t testing.TB) (runs []*run) {
 	return runs
 }
 
+// ids are the jobs of runs.
+func ids(runs []*run) []string {
+	ids, _ := claims(runs)
+	return ids
+}
+
 // settle is one round of the settler.
 func (s *still) settle(t testing.TB, outcomes ...*outcome) {
 	t.Helper()

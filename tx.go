@@ -88,9 +88,9 @@ func (r *run) refused(err error) error {
 func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
 	switch {
 	case o.completes() && r.deleteCompleted:
-		return fencedTx(ctx, tx, sqlCompleteDeleteTx, r.job.ID, r.claimSeq, r.owner)
+		return fencedTx(ctx, tx, sqlCompleteDeleteTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt)
 	case o.completes():
-		return fencedTx(ctx, tx, sqlCompleteTx, r.job.ID, r.claimSeq, r.owner)
+		return fencedTx(ctx, tx, sqlCompleteTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt)
 	}
 	doc, err := json.Marshal(o.change())
 	if err != nil {
@@ -109,8 +109,9 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	if _, err := fencedTx(ctx, tx, sqlHoldTx, j.run.job.ID, j.run.claimSeq, j.run.owner); err != nil {
-		return Receipt{}, j.run.refused(err)
+	r := j.run
+	if _, err := fencedTx(ctx, tx, sqlHoldTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt); err != nil {
+		return Receipt{}, r.refused(err)
 	}
-	return j.run.sup.client.EnqueueTx(ctx, tx, args, opts)
+	return r.sup.client.EnqueueTx(ctx, tx, args, opts)
 }

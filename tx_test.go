@@ -536,8 +536,8 @@ func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 // What SettleTx sends is what sqlSettle reads: no key that nobody knows.
 func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	t.Parallel()
-	n, text := int64(1), "t"
-	raw, err := json.Marshal(change{"id", 1, Retryable, text, &n, &n, &n, true, true, true, true, true, true, true, text, text, json.RawMessage(`{}`)})
+	n, text, at := int64(1), "t", time.Now()
+	raw, err := json.Marshal(change{"id", 1, &at, Retryable, text, &n, &n, &n, true, true, true, true, true, true, true, text, text, json.RawMessage(`{}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -547,7 +547,7 @@ func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	}
 	var unread []string
 	for key := range keys {
-		if !regexp.MustCompile(`[(\s]` + key + ` (text|int|bigint|bool)[,)]`).MatchString(sqlSettleTx) {
+		if !regexp.MustCompile(`[(\s]` + key + ` (text|int|bigint|bool|timestamptz)[,)]`).MatchString(sqlSettleTx) {
 			unread = append(unread, key)
 		}
 	}

@@ -168,9 +168,9 @@ comment on column jobs.scheduled_at is 'Due time. A retry is due here too: nothi
 comment on column jobs.created_at is 'When it was enqueued.';
 comment on column jobs.attempt is 'Runs that count, from 1; raised by the claim, so a crash is counted; given back by snooze, release and redrive.';
 comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
-comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id and claimed_by the fence of every write that ends a run.';
+comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id, claimed_by and attempted_at the fence of every write that ends a run.';
 comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
-comment on column jobs.attempted_at is 'When it was last claimed.';
+comment on column jobs.attempted_at is 'When it was last claimed. Part of the fence: it tells two jobs apart that had one id after another.';
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
 comment on column jobs.args is 'What the worker gets.';

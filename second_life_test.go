@@ -1,0 +1,494 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Ids are the caller's: a job that has ended and left the table may come again under the same one, while the handler of
+// its first life still works. The second life's first claim has the number that the first one's had, and perhaps the same
+// owner. Nothing that the first handler does may reach it.
+
+// cancelAll ends jobs that handlers work on.
+func (db *testDB) cancelAll(t testing.TB, ids ...string) {
+	t.Helper()
+	if done, err := db.client.CancelMany(t.Context(), Filter{IDs: ids}, "not wanted"); err != nil || int(done.Changed) != len(ids) {
+		t.Fatalf("cancelled %d of %d, %v", done.Changed, len(ids), err)
+	}
+}
+
+// deleteAll makes the ids of jobs that have ended free.
+func (db *testDB) deleteAll(t testing.TB, ids ...string) {
+	t.Helper()
+	if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: ids}); err != nil || int(done.Changed) != len(ids) {
+		t.Fatalf("deleted %d of %d, %v", done.Changed, len(ids), err)
+	}
+}
+
+// again makes jobs under ids that others had.
+func (db *testDB) again(t testing.TB, ids ...string) {
+	t.Helper()
+	for n, id := range ids {
+		if receipt, err := db.client.Enqueue(t.Context(), job{n}, &EnqueueOpts{ID: id}); err != nil || receipt.Existing {
+			t.Fatalf("enqueued again: %+v, %v", receipt, err)
+		}
+	}
+}
+
+// secondLife has jobs that handlers work on cancelled and deleted, and enqueued again.
+func (db *testDB) secondLife(t testing.TB, ids ...string) {
+	t.Helper()
+	db.cancelAll(t, ids...)
+	db.deleteAll(t, ids...)
+	db.again(t, ids...)
+}
+
+// claimAll claims n jobs.
+func (s *still) claimAll(t testing.TB, n int) []*run {
+	t.Helper()
+	var runs []*run
+	for len(runs) < n {
+		runs = append(runs, s.claim(t)...)
+	}
+	for _, r := range runs {
+		r.ctx, r.startedAt = t.Context(), s.now()
+	}
+	return runs
+}
+
+// tellAll has all events told that wait.
+func (s *still) tellAll(t testing.TB) {
+	t.Helper()
+	s.reporter.close()
+	s.reporter.run(t.Context(), s.client)
+}
+
+// theRows is all that there is of jobs.
+func (db *testDB) theRows(t testing.TB, ids []string) string {
+	t.Helper()
+	return value[string](t, db, `select jsonb_pretty(jsonb_agg(to_jsonb(j) order by id)) from jobs j where id = any($1)`, ids)
+}
+
+// F-8, I7: however the first life went and whatever its handler returns, alone or beside runs of the second claim.
+func TestSettleOfAnEarlierLife(t *testing.T) {
+	t.Parallel()
+	endings := []func(*run) *outcome{
+		func(r *run) *outcome { return r.decide(nil) },
+		func(r *run) *outcome { return r.decide(errBoom) },
+		func(r *run) *outcome { return r.decide(Discard(errBoom)) },
+		func(r *run) *outcome { return r.decide(Snooze(0)) },
+		func(r *run) *outcome { return r.decide(Cancel(errBoom)) },
+		(*run).handedBack,
+		(*run).abandonedOutcome,
+	}
+	n := len(endings)
+	// Each returns runs of the first life whose ids have a second by then, with as many claims.
+	ways := map[string]func(t *testing.T, db *testDB, s *still) (runs, second []*run){
+		"deleted": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+			t.Helper()
+			runs = s.claimAll(t, n)
+			db.secondLife(t, ids(runs)...)
+			return runs, s.claimAll(t, n)
+		},
+		"pruned": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+			t.Helper()
+			runs = s.claimAll(t, n)
+			db.cancelAll(t, ids(runs)...)
+			hence := "-1 hour"
+			if _, err := db.client.pruneWalk(t.Context(), "", &hence, &hence); err != nil {
+				t.Fatal(err)
+			}
+			db.again(t, ids(runs)...)
+			return runs, s.claimAll(t, n)
+		},
+		"archived": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+			t.Helper()
+			runs = s.claimAll(t, n)
+			db.cancelAll(t, ids(runs)...)
+			if moved, err := db.client.Archive(t.Context(), Filter{IDs: ids(runs)}, nil); err != nil || int(moved.Jobs) != n {
+				t.Fatalf("archived %+v, %v", moved, err)
+			}
+			db.again(t, ids(runs)...)
+			return runs, s.claimAll(t, n)
+		},
+		"restored": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+			t.Helper()
+			archived := s.claimAll(t, n)
+			all := Filter{IDs: ids(archived)}
+			for _, r := range archived {
+				s.settle(t, r.decide(Discard(errBoom)))
+			}
+			if moved, err := db.client.Archive(t.Context(), all, nil); err != nil || int(moved.Jobs) != n {
+				t.Fatalf("archived %+v, %v", moved, err)
+			}
+			db.again(t, all.IDs...)
+			for _, r := range s.claimAll(t, n) {
+				s.settle(t, r.handedBack())
+			}
+			runs = s.claimAll(t, n) // the second claims
+			db.cancelAll(t, all.IDs...)
+			db.deleteAll(t, all.IDs...)
+			if moved, err := db.client.Restore(t.Context(), all); err != nil || int(moved.Jobs) != n {
+				t.Fatalf("restored %+v, %v", moved, err)
+			}
+			for _, id := range all.IDs {
+				if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return runs, s.claimAll(t, n)
+		},
+	}
+	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+		for name, way := range ways {
+			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
+				t.Parallel()
+				var book diary
+				db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 10 * n}}})
+				db.enqueueJobs(t, n, nil)
+				first, second := way(t, db, s)
+				if a, b := first[0], second[0]; a.claimSeq != b.claimSeq || a.owner != b.owner || s.settler.book.len() != 2*n {
+					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.claimSeq, b.claimSeq, s.settler.book.len())
+				}
+				before := db.theRows(t, ids(first))
+				var stale []*outcome
+				for i, r := range first {
+					stale = append(stale, endings[i](r))
+				}
+				s.settle(t, stale...)
+				if after := db.theRows(t, ids(first)); after != before {
+					t.Errorf("the second life changed:\n%s\n%s", before, after)
+				}
+				for _, r := range second {
+					s.settle(t, r.decide(nil))
+				}
+				s.tellAll(t)
+				for i, r := range first {
+					if stale, completed := book.count(eventStaleSettle, r.job.ID), book.count(eventCompleted, r.job.ID); stale != 1 || completed != 1 {
+						t.Errorf("ending %d: %d told as stale, %d as completed", i, stale, completed)
+					}
+				}
+				if s.settler.book.len() > 0 {
+					t.Errorf("%d runs are not settled", s.settler.book.len())
+				}
+			})
+		}
+	}
+}
+
+// Runs of both lives end in one round trip, in either order and in every pair of ways; so do those of a claim beside it.
+func TestBothLivesEndInOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	endings := map[string]error{"completed": nil, "failed": errBoom, "discarded": Discard(errBoom)}
+	for was, first := range endings {
+		for is, second := range endings {
+			for _, firstFirst := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, then %s, in order: %t", was, is, firstFirst), func(t *testing.T) {
+					t.Parallel()
+					var book diary
+					db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+					s := db.stopped(t, SupervisorConfig{})
+					id := db.enqueueJobs(t, 1, nil)[0]
+					old := s.claimAll(t, 1)[0]
+					db.secondLife(t, id)
+					beside := db.enqueueJobs(t, 1, nil)[0]
+					batch := []*outcome{old.decide(first)}
+					for _, r := range s.claimAll(t, 2) {
+						o := r.decide(nil)
+						if r.job.ID == id {
+							o = r.decide(second)
+						}
+						if firstFirst {
+							batch = append(batch, o)
+						} else {
+							batch = append([]*outcome{o}, batch...)
+						}
+					}
+					s.settle(t, batch...)
+					for s.settler.book.len() > 0 {
+						s.settler.retryLocked()
+						s.settle(t)
+					}
+					s.tellAll(t)
+					want := map[string]State{"completed": Completed, "failed": Retryable, "discarded": Discarded}[is]
+					kind := map[string]eventKind{"completed": eventCompleted, "failed": eventFailed, "discarded": eventDiscarded}[is]
+					if j, err := db.client.Get(t.Context(), id); err != nil || j.State != want {
+						t.Errorf("the job is %v, %v", j, err)
+					}
+					if book.count(eventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(eventCompleted, beside) != 1 {
+						t.Errorf("told: %+v", book.events)
+					}
+				})
+			}
+		}
+	}
+}
+
+// F-12: the first life's settle was done, but its reply was lost. Sent again, it is known as its own, and leaves the
+// second life alone.
+func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]struct {
+		err  error
+		kind eventKind
+	}{"completed": {nil, eventCompleted}, "discarded": {Discard(errBoom), eventDiscarded}} {
+		for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
+				t.Parallel()
+				var book diary
+				db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention})
+				id := db.enqueueJobs(t, 1, nil)[0]
+				out := []*outcome{s.claimAll(t, 1)[0].decide(end.err)}
+				conn, err := s.settler.link.get(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				var p pipeline
+				s.settler.settleAll(&p, out)
+				if err := p.send(t.Context(), conn); err != nil {
+					t.Fatal(err)
+				}
+				s.settler.afterSettle(t.Context(), conn, out, &settling{}, context.DeadlineExceeded) // nobody has read that
+				db.exec(t, `delete from jobs where id = $1 and finalized_at is not null`, id)
+				db.again(t, id)
+				second := s.claimAll(t, 1)[0]
+				before := db.theRows(t, []string{id})
+				s.settle(t)
+				if after := db.theRows(t, []string{id}); after != before {
+					t.Errorf("the second life changed:\n%s\n%s", before, after)
+				}
+				if !s.settler.book.has(second) || s.settler.book.len() != 1 {
+					t.Errorf("%d runs are held", s.settler.book.len())
+				}
+				s.tellAll(t)
+				if book.count(end.kind, id) != 1 || len(book.events) != 1 {
+					t.Errorf("told: %+v", book.events)
+				}
+			})
+		}
+	}
+}
+
+// F-8, F-9: the first handler's transaction fails, however early its snapshot.
+func TestTransactionOfAnEarlierLife(t *testing.T) {
+	t.Parallel()
+	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+		db := newQuietDB(t)
+		s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 1000}}})
+		for _, b := range db.beginners(t) {
+			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+				for what, settle := range map[string]func(context.Context, *Job, Tx) error{
+					"CompleteTx": func(ctx context.Context, j *Job, tx Tx) error { return j.CompleteTx(ctx, tx) },
+					"SettleTx":   func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, errBoom) },
+					"EnqueueTx": func(ctx context.Context, j *Job, tx Tx) error {
+						_, err := j.EnqueueTx(ctx, tx, letter{"child"}, nil)
+						return err
+					},
+				} {
+					for _, early := range []bool{true, false} {
+						name := fmt.Sprintf("%s by %s, %s, snapshot of the first life: %t", what, b.name, level, early)
+						id := db.enqueueJobs(t, 1, nil)[0]
+						first := s.claimAll(t, 1)[0]
+						tx, err := b.begin(t.Context(), level)
+						if err != nil {
+							t.Fatal(err)
+						}
+						look := func() {
+							if err := tx.exec(`select from jobs where id = $1`, id); err != nil {
+								t.Error(err)
+							}
+						}
+						if early {
+							look()
+						}
+						db.secondLife(t, id)
+						second := s.claimAll(t, 1)[0]
+						if !early {
+							look()
+						}
+						before := db.theRows(t, []string{id})
+						if err := settle(t.Context(), first.job, tx); !errors.Is(err, ErrLeaseLost) {
+							t.Errorf("%s: %v, want ErrLeaseLost", name, err)
+						}
+						_ = tx.commit() // some have failed by then
+						if after := db.theRows(t, []string{id}); after != before {
+							t.Errorf("%s: the second life changed:\n%s\n%s", name, before, after)
+						}
+						s.settle(t, second.decide(nil), first.decide(nil))
+					}
+				}
+			}
+		}
+		if n := value[int](t, db, `select count(*) from jobs where kind <> 'job'`); n != 0 {
+			t.Errorf("%d children of runs that had lost their job", n)
+		}
+	}
+}
+
+// A transaction of the first handler's that has completed the job and is still open holds the row: nobody can delete it.
+// Once it is rolled back, and the job had a second life since, what the handler returns is stale.
+func TestTransactionRolledBackBeforeTheSecondLife(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	id := db.enqueueJobs(t, 1, nil)[0]
+	first := s.claimAll(t, 1)[0]
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if err := first.job.CompleteTx(t.Context(), tx); err != nil {
+		t.Fatal(err)
+	}
+	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
+	if _, err := impatient.client.Cancel(t.Context(), id, ""); err == nil {
+		t.Fatal("cancelled beside an open completion")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.secondLife(t, id)
+	s.claimAll(t, 1)
+	before := db.theRows(t, []string{id})
+	s.settle(t, first.decide(nil))
+	s.settle(t) // what a look has put back
+	if after := db.theRows(t, []string{id}); after != before {
+		t.Errorf("the second life changed:\n%s\n%s", before, after)
+	}
+}
+
+// A job with a single attempt: the first life's start is not noted in the second, and its handler not called, though both
+// wait for the same round trip.
+func TestStartOfAnEarlierLife(t *testing.T) {
+	t.Parallel()
+	for _, together := range []bool{true, false} {
+		t.Run(fmt.Sprintf("together: %t", together), func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			s := db.stopped(t, SupervisorConfig{})
+			id := db.enqueueJobs(t, 1, &EnqueueOpts{MaxAttempts: 1})[0]
+			first := &start{s.claimAll(t, 1)[0], make(chan bool, 1)}
+			db.secondLife(t, id)
+			second := &start{s.claimAll(t, 1)[0], make(chan bool, 1)}
+			s.settler.starts = []*start{first}
+			if together {
+				s.settler.starts = append(s.settler.starts, second)
+			}
+			s.settler.noteStarts(t.Context(), s.now())
+			if <-first.noted {
+				t.Error("the first life starts")
+			}
+			if together {
+				if !<-second.noted {
+					t.Error("the second life does not start")
+				}
+			} else if !value[bool](t, db, `select started_seq is null from jobs`) {
+				t.Error("the second life is noted as started")
+			}
+		})
+	}
+}
+
+// A claim of the second life whose reply was lost is handed back, though a run of that id is known.
+func TestLostClaimOfASecondLife(t *testing.T) {
+	t.Parallel()
+	var book diary
+	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	s := db.stopped(t, SupervisorConfig{})
+	id := db.enqueueJobs(t, 1, nil)[0]
+	first := s.claimAll(t, 1)[0]
+	db.secondLife(t, id)
+	s.loseClaim(t, db)
+	s.claimer.findOut(t.Context())
+	s.settle(t)
+	if !value[bool](t, db, `select state = 'available' and attempt = 0 and claim_seq = 1 from jobs where id = $1`, id) {
+		t.Fatal(db.theRows(t, []string{id}))
+	}
+	second := s.claimAll(t, 1)[0]
+	s.settle(t, first.decide(nil))
+	s.settle(t, second.decide(nil))
+	s.tellAll(t)
+	if book.count(eventStaleSettle, id) != 1 || book.count(eventCompleted, id) != 1 {
+		t.Errorf("told: %+v", book.events)
+	}
+}
+
+// I9, FAULTS W-4: the heartbeat tells the first handler, and not the second, though both are this supervisor's.
+func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	first, second := make(chan context.Context, 1), make(chan context.Context, 1)
+	release := make(chan struct{})
+	// Nobody listens, and no beat comes by itself between the two lives.
+	sup := db.launch(t, SupervisorConfig{DisableNotify: true, PollInterval: 10 * time.Millisecond, Lease: 10 * time.Minute, Workers: handling(func(ctx context.Context, _ *Job, n int) error {
+		if n == 7 {
+			first <- ctx
+		} else {
+			second <- ctx
+		}
+		<-release
+		return nil
+	})})
+	id := db.enqueue(t, job{7}, nil)
+	earlier := receive(t, first)
+	db.via(t, Config{}).secondLife(t, id) // a client knows the supervisors of its own
+	later := receive(t, second)
+	sup.control.interrupt()
+	receive(t, earlier.Done())
+	if cause := context.Cause(earlier); !errors.Is(cause, ErrLeaseLost) {
+		t.Errorf("the first handler was told %v", cause)
+	}
+	if err := later.Err(); err != nil {
+		t.Errorf("the second handler was told %v", context.Cause(later))
+	}
+	close(release)
+	db.waitFor(t, 20*time.Second, `select state = 'completed' and claim_seq = 1 from jobs where id = $1`, id)
+}
+
+// The whole of it: a handler that ignores its context returns while that of the second life works.
+func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
+	t.Parallel()
+	for name, returned := range map[string]error{"completes": nil, "fails": errBoom} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var book diary
+			db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+			first, second := make(chan struct{}), make(chan struct{})
+			started := make(chan int, 2)
+			db.launch(t, SupervisorConfig{Workers: handling(func(_ context.Context, _ *Job, n int) error {
+				started <- n
+				if n == 7 {
+					<-first
+					return returned
+				}
+				<-second
+				return nil
+			})})
+			id := db.enqueue(t, job{7}, nil)
+			receive(t, started)
+			db.secondLife(t, id)
+			receive(t, started)
+			before := db.theRows(t, []string{id})
+			close(first)
+			eventually(t, func() bool {
+				return book.count(eventStaleSettle, id)+book.count(eventCompleted, id)+book.count(eventFailed, id) > 0
+			})
+			if after := db.theRows(t, []string{id}); after != before {
+				t.Errorf("the second life changed:\n%s\n%s", before, after)
+			}
+			close(second)
+			eventually(t, func() bool { return book.count(eventCompleted, id) == 1 })
+			if n := book.count(eventStaleSettle, id); n != 1 {
+				t.Errorf("%d told as stale", n)
+			}
+		})
+	}
+}
