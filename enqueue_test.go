@@ -711,7 +711,7 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
 	db := newTestDBOn(t, pgtest.NewPool(t, w.edit), Config{})
-	db.enqueue(t, letter{}, nil) // the statements are cached
+	db.enqueue(t, letter{}, &EnqueueOpts{ID: ulid.Make().String()}) // the statements are cached
 	for i := range 20 {
 		opts := &EnqueueOpts{ID: ulid.Make().String()}
 		w.loseReplyTo(func([]byte) bool { return true })

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,6 +29,9 @@ const (
 	sqlBegin  = `begin isolation level read committed read write`
 	sqlCommit = `commit`
 
+	// sqlCommitAndBegin is sqlCommit and sqlBegin in one.
+	sqlCommitAndBegin = `commit and chain`
+
 	// sqlOnePlan leaves the planner one sane plan whatever the statistics say. jobs goes from empty to a million
 	// rows and back; a plan that a connection cached while the table filled one page scans all of it later, a
 	// thousand times in one settle. Transaction-local, so it needs no session state.
@@ -35,7 +39,10 @@ const (
 )
 
 // store is drover's way to the database. It is safe for concurrent use.
-type store struct{ pool *pgxpool.Pool }
+type store struct {
+	pool          *pgxpool.Pool
+	functionsOnly atomic.Bool // this role may call drover_enqueue, and not write to jobs: see enqueue
+}
 
 func newStore(pool *pgxpool.Pool) *store { return &store{pool: pool} }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -63,6 +64,66 @@ func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 }
 
 func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// E-5, E-9: a plain job takes no function where the role may write to jobs. One that may not, or may not see who sleeps,
+// is refused once; what it enqueues is there once, and wakes.
+func TestPlainJobsTakeNoFunction(t *testing.T) {
+	t.Parallel()
+	direct, byFunction := []string{sqlEnqueuePlain, sqlWakeAsleep}, []string{sqlEnqueue, sqlWakeNow}
+	refused := []string{"rollback"}
+	for i, c := range []struct {
+		name, grants string
+		first, later []string
+	}{
+		{"may all", `insert on jobs; select on sleepers`, direct, direct},
+		{"may not write", `select on sleepers`, slices.Concat(direct[:1], refused, byFunction), byFunction},
+		{"may not see who sleeps", `insert on jobs`, slices.Concat(direct, refused), byFunction},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := newTestDB(t)
+			schema := pgtest.Schema(db.Pool)
+			role := fmt.Sprintf("%s_role_%d", schema, i)
+			db.exec(t, `create role `+role)
+			t.Cleanup(func() {
+				if _, err := db.Exec(context.Background(), `drop owned by `+role+` cascade; drop role `+role, pgx.QueryExecModeSimpleProtocol); err != nil {
+					t.Error(err)
+				}
+			})
+			db.exec(t, `grant usage on schema `+schema+` to `+role)
+			for what := range strings.SplitSeq(`execute on function drover_enqueue, drover_wake; `+c.grants, "; ") {
+				db.exec(t, `grant `+what+` to `+role)
+			}
+			sent := newStatements()
+			as := db.via(t, Config{}, func(config *pgxpool.Config) {
+				config.ConnConfig.Tracer = sent
+				config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+					_, err := conn.Exec(ctx, `set role `+role)
+					return err
+				}
+			})
+			enqueue := func(want []string) (told bool) {
+				told = woken(t, db, func() {
+					_, _ = as.Exec(t.Context(), "select") // a connection is there
+					sent.since()
+					as.enqueue(t, letter{}, nil)
+				})
+				calls, _ := sent.since()
+				if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+					t.Errorf("sent %q, want %q", got, want)
+				}
+				return told
+			}
+			enqueue(c.first)
+			if !enqueue(c.later) {
+				t.Error("did not wake")
+			}
+			if n := value[int](t, db, `select count(*) from jobs where kind = 'letter' and queue = 'default' and priority = 5 and state = 'available'`); n != 2 {
+				t.Errorf("%d jobs of 2", n)
+			}
+		})
+	}
+}
 
 // E-3: what needs no option goes by COPY, the rest in as few statements as there may be.
 func TestPlainJobsGoByCopy(t *testing.T) {

@@ -396,7 +396,7 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	if strings.HasPrefix(sql, "listen ") {
 		s.conns[conn] = true
 	}
-	if sql != sqlBegin && sql != sqlCommit && sql != sqlOnePlan {
+	if sql != sqlBegin && sql != sqlCommit && sql != sqlCommitAndBegin && sql != sqlOnePlan {
 		s.calls[sql]++
 	}
 }

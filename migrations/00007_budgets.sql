@@ -200,7 +200,8 @@ create function drover_enqueue(
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_variable
 declare
-	due timestamptz := drover_due(scheduled_at, delay);
+	-- Calling a function that pins its search_path costs as much as reading a table.
+	due timestamptz := case when scheduled_at is null and delay is null then now() else drover_due(scheduled_at, delay) end;
 begin
 	job_id := coalesce(id, drover_ulid());
 	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
@@ -212,7 +213,7 @@ begin
 	existing := not found;
 	if existing then
 		perform drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
-	elsif wake then
+	elsif wake and exists (select from sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
 		perform drover_wake(coalesce(queue, 'default'), due);
 	end if;
 	return next;

@@ -19,8 +19,8 @@ func mutants() []mutant {
 		{
 			name: "wake-inside", bug: "whether anybody sleeps is asked in the transaction that inserts",
 			file:  "store_pg_enqueue.go",
-			old:   "sqlEnqueue, job.params(false)...)\n\tp.commit()\n\tp.call(func() { stored = true })\n\tp.wake(job)",
-			new:   "sqlEnqueue, job.params(true)...)\n\tp.commit()\n\tp.call(func() { stored = true })",
+			old:   "\tp.exec(nil, sqlCommitAndBegin)\n\tp.call(func() { stored = true })\n\tif direct {",
+			new:   "\tp.call(func() { stored = true })\n\tif direct {",
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
