@@ -247,7 +247,8 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 			claims++
 		}
 	}
-	completed := j.row != nil && j.row.State == "completed"
+	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted by now
+	completed := end >= 0
 	if len(j.outside) > claims {
 		broken = append(broken, fmt.Sprintf("%d effects outside from %d claims", len(j.outside), claims))
 	}
@@ -255,7 +256,7 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 		broken = append(broken, "completed without its effect outside")
 	}
 	want := 0
-	if completed && j.row.Transactional {
+	if completed && j.versions[end].Transactional {
 		want = 1
 	}
 	if len(j.inside) != want {
