@@ -30,6 +30,11 @@ var (
 	// ErrReadOnly reports a server that accepts no writes, such as a standby.
 	ErrReadOnly = errors.New("drover: the server is read-only")
 
+	// ErrPooler reports a pooler that gives a connection's transactions to different sessions, and a driver that keeps
+	// statements in the session: DefaultQueryExecMode is CacheStatement, which is pgx's default, or DescribeExec.
+	ErrPooler = errors.New("drover: the pooler gives each transaction to another session, and the driver prepares statements there: " +
+		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
+
 	// ErrNotCommitted is the failure of a run whose handler returned nil after CompleteTx or SettleTx without
 	// committing that transaction.
 	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")

@@ -107,7 +107,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 }
 
 // Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes
-// and is migrated. Errors: ErrServerTooOld, ErrReadOnly, ErrNotMigrated.
+// and is migrated; and that no pooler between breaks the pool's exec mode. Errors: ErrServerTooOld, ErrReadOnly,
+// ErrNotMigrated, ErrPooler.
 func (c *Client) Check(ctx context.Context) error { return c.store.check(ctx) }
 
 // State is where a job is in its life.

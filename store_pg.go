@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
 )
 
 // All SQL of the queue is in store_pg*.go, in a job's life order: enqueue (store_pg_enqueue.go), claim and settle
@@ -184,6 +185,8 @@ func classify(err error) error {
 		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
 	case code == "25006", code == "0A000" && strings.Contains(err.Error(), "recovery"): // read-only, standby
 		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	case code == "26000" || code == "42P05": // a prepared statement is not there, or is there already
+		return fmt.Errorf("%w (%w)", ErrPooler, err)
 	case code == "DR001":
 		return fmt.Errorf("%w (%w)", ErrIDConflict, err)
 	case code == "DR002":
@@ -214,7 +217,7 @@ const schemaVersion = 8
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `
-select current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
+select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
 	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),
 		(select '; there is one in ' || string_agg('schema ' || n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ', which this role may not use' end, ', ')
 		from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n))`
@@ -223,9 +226,18 @@ const sqlSchemaVersion = `select drover_schema_version()`
 
 func (s *store) check(ctx context.Context) error {
 	var server, schema int
-	var standby, migrated bool
+	var standby, migrated, direct bool
 	var where string
-	if err := s.pool.QueryRow(ctx, sqlCheck).Scan(&server, &standby, &migrated, &where); err != nil {
+	err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		var pid uint32
+		err := c.QueryRow(ctx, sqlCheck).Scan(&pid, &server, &standby, &migrated, &where)
+		direct = pid == c.Conn().PgConn().PID()
+		return err
+	})
+	if err == nil && !direct {
+		err = s.checkPooler(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("ask the server what it is: %w", classify(err))
 	}
 	switch {
@@ -243,6 +255,52 @@ func (s *store) check(ctx context.Context) error {
 		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
 	}
 	return nil
+}
+
+// checkPooler tries on two connections of its own whether what is between them and the server breaks the driver's way of
+// sending statements. A pooler that is idle gives both the session that was used last; one that is busy gives the first
+// another one for its second transaction.
+func (s *store) checkPooler(ctx context.Context) error {
+	mode := s.pool.Config().ConnConfig.DefaultQueryExecMode
+	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
+		return nil
+	}
+	first, err := s.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn(ctx, first)
+	second, err := s.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeConn(ctx, second)
+	if mode == pgx.QueryExecModeCacheStatement {
+		return prepareOnBoth(ctx, first.PgConn(), second.PgConn())
+	}
+	var pids [3]int // DescribeExec sends a statement in one transaction and its values in the next
+	for i, conn := range []*pgx.Conn{first, second, first} {
+		if err := conn.QueryRow(ctx, `select pg_backend_pid()`, pgx.QueryExecModeSimpleProtocol).Scan(&pids[i]); err != nil {
+			return err
+		}
+	}
+	if pids[0] == pids[1] || pids[0] != pids[2] {
+		return ErrPooler
+	}
+	return nil
+}
+
+// prepareOnBoth fails unless each has its prepared statements to itself: some poolers see to it.
+func prepareOnBoth(ctx context.Context, first, second *pgconn.PgConn) error {
+	name := "drover_" + ulid.Make().String()
+	if _, err := first.Prepare(ctx, name, `select 1`, nil); err != nil {
+		return err
+	}
+	result := first.ExecPrepared(ctx, name, nil, nil, nil).Read()
+	if _, err := second.Prepare(ctx, name, `select 1`, nil); result.Err == nil {
+		result.Err = err
+	}
+	return errors.Join(result.Err, first.Deallocate(ctx, name)) // a session that is not ours alone must not keep it
 }
 
 // lastError is the text of drover_last_error, without its call where the newest entry tells of a run: a function that

@@ -48,8 +48,9 @@ type SupervisorConfig struct {
 	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
 	PollInterval time.Duration
 
-	// DisableNotify does without LISTEN: for poolers that cannot, at the price of more polls. By itself a
-	// supervisor whose LISTEN fails goes on polling every PollInterval and tries again.
+	// DisableNotify does without LISTEN, at the price of more polls: for poolers that refuse it, or that take it and
+	// pass nothing on, such as PgBouncer in transaction mode. By itself a supervisor whose LISTEN fails goes on polling
+	// every PollInterval and tries again.
 	DisableNotify bool
 
 	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s. Another 5 s

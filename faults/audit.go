@@ -10,25 +10,29 @@ import (
 
 // sqlAudit makes the database record what happens, beside the library.
 const sqlAudit = `
-create table effects (job text not null, worker text not null, at timestamptz not null default clock_timestamp());
+create function right_time() returns timestamptz language sql as $$
+	select clock_timestamp() - coalesce(nullif(current_setting('faults.clock_error', true), ''), '0')::interval
+$$;
+create table effects (job text not null, worker text not null, at timestamptz not null default right_time());
 create table audit (
-	n bigint generated always as identity primary key, at timestamptz not null default clock_timestamp(),
+	n bigint generated always as identity primary key, at timestamptz not null default right_time(),
 	begun timestamptz not null default now(), tx bigint not null default pg_current_xact_id()::text::bigint,
 	writer text not null default current_setting('application_name'),
 	job text not null, op text not null, state text not null, attempt int not null, max_attempts int not null,
 	claim_seq int not null, redrives int not null, claimed_by text not null, scheduled_at timestamptz not null, errors_total int not null,
-	last_class text not null, last_error text not null, last_entry text not null, payload text not null
+	last_class text not null, last_error text not null, last_entry text not null, payload text not null, transactional boolean not null
 );
 create index on audit (job);
 create function audit() returns trigger language plpgsql as $$
 declare
 	j jobs := case when tg_op = 'DELETE' then old else new end;
 begin
-	insert into audit (job, op, state, attempt, max_attempts, claim_seq, redrives, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload)
+	insert into audit (job, op, state, attempt, max_attempts, claim_seq, redrives, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload, transactional)
 	values (j.id, tg_op, j.state, j.attempt, coalesce(j.max_attempts, 0), j.claim_seq, j.redrives, coalesce(j.claimed_by, ''),
 		case when isfinite(j.scheduled_at) then j.scheduled_at else 'epoch' end, j.errors_total,
 		coalesce(j.errors->-1->>'class', ''), coalesce(j.errors->-1->>'error', ''),
-		md5(coalesce(j.errors->>-1, '')), md5(row(j.kind, j.queue, j.args)::text));
+		md5(coalesce(j.errors->>-1, '')), md5(row(j.kind, j.queue, j.args)::text),
+		coalesce(j.args->>'do' = 'tx', false));
 	return null;
 end
 $$;
@@ -41,11 +45,11 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 		return fmt.Errorf("effects: %w", err)
 	}
 	h.versions, err = collect[version](ctx, pool, `select at, begun, tx, writer, job, op, state, attempt, max_attempts,
-		claim_seq, redrives, claimed_by, scheduled_at, errors_total, last_class, last_error, last_entry, payload from audit order by n`)
+		claim_seq, redrives, claimed_by, scheduled_at, errors_total, transactional, last_class, last_error, last_entry, payload from audit order by n`)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)
 	}
-	h.rows, err = collect[row](ctx, pool, `select id, state, coalesce(discard_reason, ''), scheduled_at <= now(), coalesce(args->>'do' = 'tx', false),
+	h.rows, err = collect[row](ctx, pool, `select id, state, coalesce(discard_reason, ''), scheduled_at <= now(),
 		coalesce(args->>'do' in ('exit', 'overflow', 'race', 'hog'), false),
 		errors_total, array(select coalesce(e->>'error', '') from jsonb_array_elements(errors) e) from jobs where kind = 'task'`)
 	if err != nil {

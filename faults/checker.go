@@ -256,12 +256,8 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 			claims++
 		}
 	}
-	var completed, transactional bool
-	if j.row != nil {
-		completed, transactional = j.row.State == "completed", j.row.Transactional
-	} else if n := len(j.versions); n > 0 { // pruned, and its args with it
-		completed, transactional = j.versions[n-1].State == "completed", len(j.inside) > 0
-	}
+	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted by now
+	completed := end >= 0
 	if len(j.outside) > claims {
 		broken = append(broken, fmt.Sprintf("%d effects outside from %d claims", len(j.outside), claims))
 	}
@@ -269,7 +265,7 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 		broken = append(broken, "completed without its effect outside")
 	}
 	want := 0
-	if completed && transactional {
+	if completed && j.versions[end].Transactional {
 		want = 1
 	}
 	if len(j.inside) != want {

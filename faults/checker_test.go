@@ -150,9 +150,9 @@ func (l *life) complete(ms int, transactional bool) {
 	l.h.outside = append(l.h.outside, effect{at(ms), l.v.Job, l.v.Writer})
 	l.note(ms, "end", "")
 	l.note(ms, "completed", "")
-	l.v.State, l.v.ClaimedBy = "completed", ""
+	l.v.State, l.v.ClaimedBy, l.v.Transactional = "completed", "", transactional
 	l.write(ms, l.v.Writer)
-	l.keepRow().Transactional = transactional
+	l.keepRow()
 }
 
 // keepRow makes the row what its versions say.

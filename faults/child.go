@@ -20,14 +20,14 @@ type child struct {
 	ended chan struct{} // closed once it is gone
 }
 
-// startChild runs program as role, "worker" or "producer".
-func startChild(program, role, name string, settings any, stderr io.Writer) (*child, error) {
+// startChild runs program as role: "worker", "producer" or "migrator".
+func startChild(program, role, name string, settings any, stderr io.Writer, env ...string) (*child, error) {
 	text, err := json.Marshal(settings)
 	if err != nil {
 		return nil, err
 	}
 	c := &child{name: name, cmd: exec.Command(program, role), ended: make(chan struct{})}
-	c.cmd.Stderr = stderr
+	c.cmd.Stderr, c.cmd.Env = stderr, append(os.Environ(), env...)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this process, which ends its children
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err

@@ -22,6 +22,11 @@ type history struct {
 	versions []version // every version of every row, by the audit trigger
 	rows     []row     // at the end
 
+	gauges []note      // workers, twice a second
+	sizes  []tableSize // of jobs, where the scenario measures it
+	waits  []wait      // for locks, where the scenario samples them
+	races  []string    // what the race detector said
+
 	deadlocks int // that the server has counted since its start
 	victims   int // lines in the logs of workers and producers that tell of one
 
@@ -54,7 +59,7 @@ type call struct {
 type note struct {
 	At         time.Time `json:"at"`
 	Worker     string    `json:"worker"`
-	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; gauge, noops
+	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; noops; of gauges: gauge
 	Job        string    `json:"job,omitempty"`
 	Supervisor string    `json:"supervisor,omitempty"`
 	Attempt    int       `json:"attempt,omitempty"`
@@ -62,6 +67,8 @@ type note struct {
 	Goroutines int       `json:"goroutines,omitempty"`
 	Running    int       `json:"running,omitempty"`
 	Count      int       `json:"count,omitempty"`
+	Heap       int       `json:"heap,omitempty"`     // bytes that the last collection found alive
+	Resident   int       `json:"resident,omitempty"` // bytes
 }
 
 // effect is what a handler did.
@@ -73,36 +80,36 @@ type effect struct {
 
 // version is one version of a row.
 type version struct {
-	At          time.Time // clock_timestamp() of the write
-	Begun       time.Time // now(): when its transaction began
-	Tx          int64
-	Writer      string // application_name of the session
-	Job         string
-	Op          string // INSERT, UPDATE, DELETE
-	State       string
-	Attempt     int
-	MaxAttempts int // 0: the worker's
-	ClaimSeq    int
-	Redrives    int
-	ClaimedBy   string
-	ScheduledAt time.Time
-	ErrorsTotal int
-	LastClass   string // of the newest entry of errors
-	LastError   string
-	LastEntry   string // its digest
-	Payload     string // digest of kind, queue and args
+	At            time.Time // of the write, by the server's clock without its error
+	Begun         time.Time // now(): when its transaction began
+	Tx            int64
+	Writer        string // application_name of the session
+	Job           string
+	Op            string // INSERT, UPDATE, DELETE
+	State         string
+	Attempt       int
+	MaxAttempts   int // 0: the worker's
+	ClaimSeq      int
+	Redrives      int
+	ClaimedBy     string
+	ScheduledAt   time.Time
+	ErrorsTotal   int
+	Transactional bool
+	LastClass     string // of the newest entry of errors
+	LastError     string
+	LastEntry     string // its digest
+	Payload       string // digest of kind, queue and args
 }
 
 // row is a job when all is over.
 type row struct {
-	Job           string
-	State         string
-	Reason        string // of a discard
-	Due           bool
-	Transactional bool
-	Lethal        bool // every run ends its process
-	ErrorsTotal   int
-	Errors        []string // texts, oldest first
+	Job         string
+	State       string
+	Reason      string // of a discard
+	Due         bool
+	Lethal      bool // every run ends its process
+	ErrorsTotal int
+	Errors      []string // texts, oldest first
 }
 
 // fault is one thing done to the system.

@@ -33,14 +33,20 @@ type load struct {
 	Poll           time.Duration
 	Failing        float64 // share of runs; with 0 no job is dead from the start either
 	LongestRun     int     // ms
-	Long           float64 // share of jobs whose runs take three leases
+	Long           float64 // share of jobs whose runs take longRun
 	Transactional  float64 // share of jobs
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
-	Through        int  // so many workers go through the proxy
-	Again          bool // an enqueue with unknown outcome is repeated under its id until the outcome is known
-	Jobs           int  // of each producer; 0: until it is stopped
+	Through        int             // so many workers go through the proxy
+	Again          bool            // an enqueue with unknown outcome is repeated under its id until the outcome is known
+	Jobs           int             // of each producer; 0: until it is stopped
+	Retention      time.Duration   // of completed jobs; 0: longer than any scenario
+	Deafened       bool            // workers do without LISTEN
+	ClockErrors    []time.Duration // of the first workers
 }
+
+// longRun is longer than a process that wakes takes to notice that it has lost its jobs.
+const longRun = 3 * time.Second
 
 const (
 	backoffBase   = 100 * time.Millisecond
@@ -63,7 +69,7 @@ func (l *load) newTask(rng *rand.Rand) task {
 	case t.Dead:
 		t.MS = 1
 	case rng.Float64() < l.Long:
-		t.MS = int(3 * l.Lease.Milliseconds())
+		t.MS = int(longRun.Milliseconds())
 	}
 	return t
 }

@@ -9,11 +9,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -27,6 +26,8 @@ func main() {
 		err = runWorker()
 	case "producer":
 		err = runProducer()
+	case "migrator":
+		err = runMigrator()
 	default:
 		err = runSuite()
 	}
@@ -38,20 +39,24 @@ func main() {
 
 // suite is one run of the command.
 type suite struct {
-	full    bool
-	seed    uint64
-	dir     string // of all journals
-	program string // what children run
-	server  *pgdev.Server
+	full   bool
+	seed   uint64
+	dir    string // of all journals
+	builds *builds
+	server *pgdev.Server // of this lane
+
+	clockFile string // of a server with a wrong clock
 }
 
 var errRed = errors.New("not every scenario passed")
 
 func runSuite() error {
-	tier := flag.String("tier", "quick", "quick: under 5 minutes; full: all the counts of the specification")
+	tier := flag.String("tier", "quick", "quick: about 5 minutes; full: all the counts of the specification, with the race detector")
 	only := flag.String("scenario", "", "ids of scenarios, such as W-1,S-1; empty: all")
-	seed := flag.Uint64("seed", 0, "replays the random choices of a run; 0: a fresh one")
-	report := flag.String("report", "", "a directory for report.md and report.json")
+	seed := flag.Uint64("seed", 0, "replays the random choices of a run; 0: a fresh one, or with --resume that of the report")
+	out := flag.String("report", "", "a directory for report.md and report.json")
+	resume := flag.Bool("resume", false, "do not run again what passed in the report of the same tier and seed")
+	lanes := flag.Int("lanes", 0, "how many scenarios run side by side; 0: 1 in the quick tier, 3 in the full one")
 	flag.Parse()
 	chosen, err := choose(*only)
 	if err != nil {
@@ -60,29 +65,36 @@ func runSuite() error {
 	if *tier != "quick" && *tier != "full" {
 		return fmt.Errorf("--tier %s: want quick or full", *tier)
 	}
+	r := &report{dir: *out, Tier: *tier, Seed: *seed}
+	if *resume {
+		if err := r.resume(); err != nil {
+			return err
+		}
+	}
+	for r.Seed == 0 {
+		r.Seed = rand.Uint64() >> 1
+	}
+	s := &suite{full: *tier == "full", seed: r.Seed}
+	if *lanes == 0 {
+		*lanes = 1
+		if s.full {
+			*lanes = 3
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := &suite{full: *tier == "full", seed: *seed}
-	for s.seed == 0 {
-		s.seed = rand.Uint64() >> 1
-	}
-	if s.program, err = os.Executable(); err != nil {
-		return err
-	}
 	if s.dir, err = os.MkdirTemp("", "drover-faults-"); err != nil {
 		return err
 	}
-	fmt.Printf("tier %s, seed %d (--seed %d replays it)\n", *tier, s.seed, s.seed)
-	results, err := s.run(ctx, chosen)
-	if *report != "" {
-		err = errors.Join(err, writeReport(*report, *tier, s.seed, results))
+	if s.builds, err = newBuilds(s.dir); err != nil {
+		return err
 	}
-	for _, r := range results {
-		if r.Verdict != "pass" {
-			return errors.Join(err, errRed, fmt.Errorf("journals and logs are in %s", s.dir))
-		}
+	fmt.Printf("tier %s, seed %d (--seed %d replays it)\n", r.Tier, r.Seed, r.Seed)
+	err = s.run(ctx, chosen, *lanes, r)
+	if r.passed(chosen) && err == nil {
+		return os.RemoveAll(s.dir)
 	}
-	return errors.Join(err, os.RemoveAll(s.dir))
+	return errors.Join(err, errRed, fmt.Errorf("journals and logs are in %s", s.dir))
 }
 
 func choose(only string) (chosen []scenario, err error) {
@@ -100,30 +112,84 @@ func choose(only string) (chosen []scenario, err error) {
 	return chosen, nil
 }
 
-// run takes the scenarios one after another, on one cluster.
-func (s *suite) run(ctx context.Context, chosen []scenario) (results []result, err error) {
-	s.server, err = pgdev.Start(ctx, pgdev.Options{
-		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download}, // what can be killed
-		Settings: map[string]string{"max_connections": "400", "deadlock_timeout": "50ms"},
-	})
-	if err != nil {
-		return nil, err
+// run takes the scenarios in lanes, the longest first, and afterwards one by one those that need the machine for
+// themselves. One lane has those with much load: two of them are more than two cores can do.
+func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report) error {
+	chosen = slices.DeleteFunc(chosen, func(sc scenario) bool { return r.has(sc.id) })
+	s.prepare(ctx, chosen)
+	if lanes == 1 {
+		return s.lane(ctx, queueOf(chosen), r)
 	}
-	for i := range chosen {
-		if ctx.Err() != nil {
-			break
+	slices.SortStableFunc(chosen, func(a, b scenario) int { return b.minutes - a.minutes })
+	var heavy, light, alone []scenario
+	for _, sc := range chosen {
+		switch l := sc.load(s.full); {
+		case sc.alone:
+			alone = append(alone, sc)
+		case l.Producers*l.Rate > lightLoad:
+			heavy = append(heavy, sc)
+		default:
+			light = append(light, sc)
 		}
-		r := s.judge(ctx, &chosen[i])
-		results = append(results, r)
-		fmt.Println(r.line())
-		for _, v := range r.shown() {
-			fmt.Printf("    %s %s %s\n", v.Invariant, v.Job, v.What)
-			for _, line := range v.Story {
-				fmt.Println("        " + line)
+	}
+	queue, errs := queueOf(light), make([]error, lanes+1)
+	var all sync.WaitGroup
+	all.Go(func() { errs[0] = s.lane(ctx, queueOf(heavy), r) })
+	for i := 1; i < lanes; i++ {
+		all.Go(func() { errs[i] = s.lane(ctx, queue, r) })
+	}
+	all.Wait()
+	errs[lanes] = s.lane(ctx, queueOf(alone), r)
+	return errors.Join(errs...)
+}
+
+// lightLoad is what a scenario may ask for, in jobs a second, to run beside one that asks for more.
+const lightLoad = 50
+
+func queueOf(scenarios []scenario) <-chan scenario {
+	queue := make(chan scenario, len(scenarios))
+	for _, sc := range scenarios {
+		queue <- sc
+	}
+	close(queue)
+	return queue
+}
+
+// lane takes scenarios one after another, on a cluster of its own.
+func (s *suite) lane(ctx context.Context, queue <-chan scenario, r *report) (err error) {
+	lane := *s
+	defer func() {
+		if lane.server != nil {
+			err = errors.Join(err, lane.server.Close())
+		}
+	}()
+	for sc := range queue {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if lane.server == nil {
+			if lane.server, err = startServer(ctx, nil); err != nil {
+				return err
 			}
 		}
+		result := lane.judge(ctx, &sc)
+		if ctx.Err() != nil {
+			return ctx.Err() // half a scenario is no result
+		}
+		if err := r.add(result); err != nil {
+			return err
+		}
 	}
-	return results, errors.Join(ctx.Err(), s.server.Close())
+	return nil
+}
+
+// startServer starts a cluster, for such can be killed, with env in its environment.
+func startServer(ctx context.Context, env []string) (*pgdev.Server, error) {
+	return pgdev.Start(ctx, pgdev.Options{
+		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
+		Settings: map[string]string{"max_connections": "400", "deadlock_timeout": "50ms"},
+		Env:      env,
+	})
 }
 
 // judge runs one scenario from an empty database to its verdict.
@@ -155,11 +221,19 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 
 // play returns the history also when the scenario failed, if there is one.
 func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 25*time.Minute)
 	defer cancel()
-	program, err := s.programFor(ctx, sc.tag)
+	program, err := s.builds.get(ctx, sc.build(s.full))
 	if err != nil {
 		return nil, err
+	}
+	if sc.clock {
+		own, err := s.withWrongClock(ctx)
+		if err != nil {
+			return nil, err
+		}
+		s = own
+		defer func() { err = errors.Join(err, own.server.Close()) }()
 	}
 	w, err := newWorld(ctx, s, sc, program)
 	if err != nil {
@@ -174,17 +248,4 @@ func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history,
 		return h, err
 	}
 	return w.finish(ctx)
-}
-
-// programFor is what the children of a scenario run: this program, or one built with a tag.
-func (s *suite) programFor(ctx context.Context, tag string) (string, error) {
-	if tag == "" {
-		return s.program, nil
-	}
-	program := filepath.Join(s.dir, "with-"+tag)
-	build := exec.CommandContext(ctx, "go", "build", "-tags", tag, "-o", program, "github.com/drover-queue/drover/faults")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build -tags %s: %w\n%s", tag, err, out)
-	}
-	return program, nil
 }

@@ -2,11 +2,14 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -77,33 +80,118 @@ func (r *result) shown() (few []violation) {
 	return few
 }
 
-// writeReport leaves report.md for people and report.json for programs.
-func writeReport(dir, tier string, seed uint64, results []result) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+// report is what all scenarios came to. It is written anew after each.
+type report struct {
+	Tier      string    `json:"tier"`
+	Seed      uint64    `json:"seed"`
+	At        time.Time `json:"at"`
+	Totals    result    `json:"totals"`
+	Scenarios []result  `json:"scenarios"`
+
+	dir string // empty: it is kept nowhere
+	mu  sync.Mutex
+}
+
+// resume takes over what passed in an earlier run.
+func (r *report) resume() error {
+	if r.dir == "" {
+		return errors.New("--resume: of which --report?")
+	}
+	text, err := os.ReadFile(filepath.Join(r.dir, "report.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var earlier report
+	if err := errors.Join(err, json.Unmarshal(text, &earlier)); err != nil {
+		return fmt.Errorf("--resume: %w", err)
+	}
+	if earlier.Tier != r.Tier || r.Seed != 0 && earlier.Seed != r.Seed {
+		return fmt.Errorf("--resume: the report is of tier %s, seed %d", earlier.Tier, earlier.Seed)
+	}
+	r.Seed = earlier.Seed
+	r.Scenarios = slices.DeleteFunc(earlier.Scenarios, func(s result) bool { return s.Verdict != "pass" })
+	return nil
+}
+
+// has tells whether a scenario has run.
+func (r *report) has(id string) bool {
+	return slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == id })
+}
+
+// passed tells whether all of these have.
+func (r *report) passed(chosen []scenario) bool {
+	return !slices.ContainsFunc(chosen, func(sc scenario) bool {
+		return !slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == sc.id && s.Verdict == "pass" })
+	})
+}
+
+// add prints a result and writes the report.
+func (r *report) add(s result) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Println(s.line())
+	for _, v := range s.shown() {
+		fmt.Printf("    %s %s %s\n", v.Invariant, v.Job, v.What)
+		for _, line := range v.Story {
+			fmt.Println("        " + line)
+		}
+	}
+	r.Scenarios = append(r.Scenarios, s)
+	return r.write()
+}
+
+// write leaves report.md for people and report.json for programs.
+func (r *report) write() error {
+	if r.dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(map[string]any{
-		"tier": tier, "seed": seed, "at": time.Now().UTC().Format(time.RFC3339), "scenarios": results,
-	}, "", "\t")
+	r.At, r.Totals = time.Now().UTC().Truncate(time.Second), total(r.Scenarios)
+	text, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "report.json"), append(text, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(r.dir, "report.json"), append(text, '\n'), 0o644); err != nil {
 		return err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Fault suite\n\nTier %s, seed %d.\n\n", tier, seed)
+	fmt.Fprintf(&b, "# Fault suite\n\nTier %s, seed %d.\n\n", r.Tier, r.Seed)
 	b.WriteString("| scenario | fault | rounds | faults | jobs | runs | duplicates | stale refused | lost | recovery | time | verdict |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|\n")
-	for i := range results {
-		r := &results[i]
-		fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d | %d | %d | %d | %.1f s | %.0f s | %s |\n", r.Scenario, r.What, r.Rounds, r.Faults,
-			r.Jobs, r.Runs, r.Duplicates, r.Refused, r.Lost, r.Recovery, r.Seconds, r.Verdict)
+	for _, s := range append(slices.Clone(r.Scenarios), r.Totals) {
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d | %d | %d | %d | %.1f s | %.0f s | %s |\n", s.Scenario, s.What, s.Rounds, s.Faults,
+			s.Jobs, s.Runs, s.Duplicates, s.Refused, s.Lost, s.Recovery, s.Seconds, s.Verdict)
 	}
-	for i := range results {
-		results[i].tell(&b)
+	for i := range r.Scenarios {
+		r.Scenarios[i].tell(&b)
 	}
-	return os.WriteFile(filepath.Join(dir, "report.md"), []byte(b.String()), 0o644)
+	return os.WriteFile(filepath.Join(r.dir, "report.md"), []byte(b.String()), 0o644)
+}
+
+// total sums up. Its recovery is the longest; the negative control's losses and recovery are left out.
+func total(scenarios []result) result {
+	sum, red := result{Scenario: "all", What: "the longest recovery; losses without K-1's"}, 0
+	for i := range scenarios {
+		s := &scenarios[i]
+		sum.Rounds += s.Rounds
+		sum.Faults += s.Faults
+		sum.Jobs += s.Jobs
+		sum.Runs += s.Runs
+		sum.Duplicates += s.Duplicates
+		sum.Refused += s.Refused
+		if s.Scenario != "K-1" {
+			sum.Lost += s.Lost
+			sum.Recovery = max(sum.Recovery, s.Recovery)
+		}
+		sum.Seconds += s.Seconds
+		if s.Verdict != "pass" {
+			red++
+		}
+	}
+	sum.Verdict = fmt.Sprintf("%d of %d pass", len(scenarios)-red, len(scenarios))
+	return sum
 }
 
 // tell describes what a scenario that failed has broken.

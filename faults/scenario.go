@@ -9,14 +9,20 @@ import (
 // scenario is one row of the specification.
 type scenario struct {
 	id, what     string
-	quick, full  int // rounds
+	quick, full  int  // rounds
+	minutes      int  // of the full tier, where it is one of the long ones: those begin first
+	alone        bool // it measures what others on the machine would disturb
 	recovery     time.Duration
 	deathless    bool // no process dies, so no run may be blamed on a death
 	asynchronous bool // commits are not durable
 	mustLose     bool
-	tag          string                   // workers are built with it; empty: they are this program
-	dirty        bool                     // runs return texts that no row can hold
-	change       func(l *load, full bool) // of the usual load; nil: none
+	tag          string                                    // workers are built with it; empty: they are this program
+	racy         bool                                      // its handlers race on purpose
+	unmeasured   bool                                      // workers change, so there is nothing to compare resources with
+	clock        bool                                      // the server's clock and those of some workers are wrong
+	dirty        bool                                      // runs return texts that no row can hold
+	change       func(l *load, full bool)                  // of the usual load; nil: none
+	before       func(ctx context.Context, w *world) error // in the place of migrations.Up
 	run          func(ctx context.Context, w *world, rounds int) error
 	extra        func(h *history) []string // what else must hold; nil: nothing
 }
@@ -24,7 +30,10 @@ type scenario struct {
 // scenarios are all of them, in the order of worth.
 func scenarios() []scenario {
 	var all []scenario
-	for _, some := range [][]scenario{serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios()} {
+	for _, some := range [][]scenario{
+		serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
+		migrationScenarios(), soakScenarios(),
+	} {
 		all = append(all, some...)
 	}
 	return all
@@ -44,7 +53,7 @@ func (sc *scenario) load(full bool) load {
 		Failing: 0.2, LongestRun: 300, Transactional: 0.3,
 	}
 	if full {
-		l.Rate, l.Lease = 80, 5*time.Second
+		l.Rate, l.Lease = 100, 5*time.Second
 	}
 	if sc.change != nil {
 		sc.change(&l, full)
@@ -55,6 +64,9 @@ func (sc *scenario) load(full bool) load {
 // verdict is what the checker says, and the scenario itself.
 func (sc *scenario) verdict(h *history) []violation {
 	found := check(h)
+	for _, text := range h.races {
+		found = append(found, violation{Invariant: "race", What: text})
+	}
 	if h.policy.EveryoneStaysAlive {
 		for _, j := range h.byJob() {
 			for was, is := range j.steps() {

@@ -17,22 +17,22 @@ func handlerScenarios() []scenario {
 			recovery: 5 * time.Second, deathless: true, run: panicInSlots, extra: panicsAreTold, change: alone,
 		},
 		{
-			id: "W-8", what: "a job that ends its process among innocents with two attempts", quick: 1, full: 4,
+			id: "W-8", what: "a job that ends its process among innocents with two attempts", quick: 1, full: 4, racy: true,
 			run: poison, extra: both(noInnocent, pillsAreFound),
 			change: func(l *load, _ bool) { l.Producers, l.Failing = 0, 0 },
 		},
 		{
-			id: "L-3", what: "one error that no row can hold among 500", quick: 500, full: 500,
+			id: "L-3", what: "one error that no row can hold among 500", quick: 500, full: 500, alone: true,
 			recovery: 5 * time.Second, deathless: true, dirty: true, run: failTogether, extra: othersSettleSoon,
 			change: func(l *load, _ bool) { l.Workers, l.Slots, l.Producers, l.Failing = 1, 500, 0, 0 },
 		},
 		{
-			id: "L-1", what: "retry storm: so many jobs fail at once", quick: 3000, full: 45_000,
+			id: "L-1", what: "retry storm: so many jobs fail at once", quick: 3000, full: 45_000, alone: true,
 			recovery: 5 * time.Second, deathless: true, run: storm, extra: both(stormIsFlat, claimsKeepUp),
 			change: func(l *load, _ bool) { l.Failing = 0 },
 		},
 		{
-			id: "L-4", what: "10,000 rows of an unknown kind older than one fresh job", quick: 10_000, full: 10_000,
+			id: "L-4", what: "10,000 rows of an unknown kind older than one fresh job", quick: 10_000, full: 10_000, alone: true,
 			recovery: 5 * time.Second, deathless: true, run: standInFront, extra: freshStartsSoon, change: alone,
 		},
 	}

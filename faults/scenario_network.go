@@ -15,7 +15,7 @@ import (
 func networkScenarios() []scenario {
 	return []scenario{
 		{
-			id: "N-1", what: "every connection cut (RST) every 2 s", quick: 4, full: 150,
+			id: "N-1", what: "every connection cut (RST) every 2 s", quick: 4, full: 150, minutes: 7,
 			recovery: 2 * time.Second, deathless: true, run: cutConnections,
 			change: func(l *load, _ bool) { l.Through = l.Workers },
 		},
@@ -35,7 +35,7 @@ func networkScenarios() []scenario {
 			},
 		},
 		{
-			id: "N-4", what: "only the connection that hears notifications hangs", quick: 1, full: 10,
+			id: "N-4", what: "only the connection that hears notifications hangs", quick: 1, full: 10, alone: true,
 			recovery: 5 * time.Second, deathless: true, run: hangListener, extra: pollsGoOn,
 			change: func(l *load, _ bool) {
 				l.Workers, l.Through, l.Producers, l.Failing, l.Poll = 1, 1, 0, 0, 2*time.Second
@@ -75,17 +75,20 @@ func blackHole(ctx context.Context, w *world, seconds int) error {
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err
 	}
-	err := w.inject(fmt.Sprintf("black hole for %d s", seconds), "", func() error {
+	if err := w.hole(ctx, time.Duration(seconds)*time.Second); err != nil {
+		return err
+	}
+	return w.recovered(ctx, 15*time.Second)
+}
+
+func (w *world) hole(ctx context.Context, d time.Duration) error {
+	return w.inject(fmt.Sprintf("black hole for %v", d), "", func() error {
 		w.workerNet.blackHole(true)
 		w.callerNet.blackHole(true)
 		defer w.workerNet.blackHole(false)
 		defer w.callerNet.blackHole(false)
-		return pause(ctx, time.Duration(seconds)*time.Second)
+		return pause(ctx, d)
 	})
-	if err != nil {
-		return err
-	}
-	return w.recovered(ctx, 15*time.Second)
 }
 
 // callsReturn holds where every enqueue came back by its deadline.

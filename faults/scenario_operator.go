@@ -18,7 +18,7 @@ import (
 func operatorScenarios() []scenario {
 	return []scenario{
 		{
-			id: "L-2", what: "paced redrive, kill -9 of the process that carries it on", quick: 1500, full: 45_000,
+			id: "L-2", what: "paced redrive, kill -9 of the process that carries it on", quick: 1500, full: 45_000, alone: true,
 			recovery: 5 * time.Second, run: redrivePaced, extra: both(noInnocent, both(redrivenOnce, paceIsHeld)),
 			change: func(l *load, _ bool) { l.Workers, l.Slots, l.Producers, l.Failing = 3, 40, 0, 0 },
 		},

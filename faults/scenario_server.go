@@ -22,20 +22,20 @@ func serverScenarios() []scenario {
 			asynchronous: true, mustLose: true, run: killForgetfulServer,
 		},
 		{
-			id: "S-1", what: "kill -9 of the postmaster, pauses shorter and longer than the lease", quick: 2, full: 10,
+			id: "S-1", what: "kill -9 of the postmaster, pauses shorter and longer than the lease", quick: 2, full: 10, minutes: 3,
 			recovery: 5 * time.Second, deathless: true, run: killServer,
 		},
 		{
-			id: "S-2", what: "pg_terminate_backend of a random connection every 50 ms", quick: 8, full: 60,
+			id: "S-2", what: "pg_terminate_backend of a random connection every 50 ms", quick: 8, full: 60, minutes: 2,
 			recovery: 2 * time.Second, deathless: true, run: terminateBackends, extra: keepsPace,
 		},
 		{
-			id: "S-3", what: "a forgotten transaction while dead rows pile up", quick: 60_000, full: 1_000_000,
+			id: "S-3", what: "a forgotten transaction while dead rows pile up", quick: 60_000, full: 1_000_000, alone: true,
 			recovery: 5 * time.Second, deathless: true, run: holdSnapshot,
 			change: func(l *load, _ bool) { l.Workers, l.Slots, l.Producers, l.Failing = 1, 50, 0, 0 },
 		},
 		{
-			id: "S-4", what: "lock table jobs in access exclusive mode", quick: 6, full: 60,
+			id: "S-4", what: "lock table jobs in access exclusive mode", quick: 6, full: 60, minutes: 3,
 			recovery: 5 * time.Second, deathless: true, run: lockJobs,
 		},
 	}
@@ -143,7 +143,14 @@ func lockJobs(ctx context.Context, w *world, seconds int) error {
 	if err := pause(ctx, time.Second); err != nil {
 		return err
 	}
-	err := w.inject(fmt.Sprintf("jobs locked for %d s", seconds), "", func() error {
+	if err := w.lock(ctx, time.Duration(seconds)*time.Second); err != nil {
+		return err
+	}
+	return w.recovered(ctx, 15*time.Second)
+}
+
+func (w *world) lock(ctx context.Context, d time.Duration) error {
+	return w.inject(fmt.Sprintf("jobs locked for %v", d), "", func() error {
 		tx, err := w.pool.Begin(ctx)
 		if err != nil {
 			return err
@@ -152,12 +159,8 @@ func lockJobs(ctx context.Context, w *world, seconds int) error {
 		if _, err := tx.Exec(ctx, `lock table jobs in access exclusive mode`); err != nil {
 			return err
 		}
-		return errors.Join(pause(ctx, time.Duration(seconds)*time.Second), tx.Commit(ctx))
+		return errors.Join(pause(ctx, d), tx.Commit(ctx))
 	})
-	if err != nil {
-		return err
-	}
-	return w.recovered(ctx, 15*time.Second)
 }
 
 // holdSnapshot leaves a transaction open while no-op jobs leave so many dead rows behind, and compares how fast they are

@@ -22,17 +22,17 @@ func workerScenarios() []scenario {
 			recovery: 10 * time.Second, run: killAll, extra: noInnocent,
 		},
 		{
-			id: "W-4", what: "a stopped worker wakes after others have its jobs", quick: 2, full: 25,
+			id: "W-4", what: "a stopped worker wakes after others have its jobs", quick: 2, full: 100, minutes: 12,
 			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
 			change: zombies(0),
 		},
 		{
-			id: "W-5", what: "the same with handlers inside CompleteTx", quick: 2, full: 25,
+			id: "W-5", what: "the same with handlers inside CompleteTx", quick: 2, full: 100, minutes: 12,
 			recovery: 5 * time.Second, run: zombie, extra: both(noInnocent, zombiesAreRefused),
 			change: zombies(1),
 		},
 		{
-			id: "W-3", what: "death between claim and start, between run and settle, after the settle's commit", quick: 6, full: 150,
+			id: "W-3", what: "death between claim and start, between run and settle, after the settle's commit", quick: 6, full: 600, minutes: 12,
 			recovery: 5 * time.Second, tag: "droverfail", run: dieAtPoints, extra: noInnocent,
 			change: func(l *load, _ bool) { l.Failing = 0 },
 		},
@@ -46,7 +46,7 @@ func workerScenarios() []scenario {
 // dieAtPoints lets a worker die at one of the library's failpoints, in turn, and starts another.
 func dieAtPoints(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
-		if err := pause(ctx, time.Second); err != nil {
+		if err := pause(ctx, 500*time.Millisecond); err != nil {
 			return err
 		}
 		c, point := w.anyWorker(), []string{"claimed", "ran", "settled"}[n%3]
@@ -157,50 +157,65 @@ func killAll(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// zombies run few jobs, some of them for longer than others take to notice that a worker has stopped.
+// zombies run few jobs, for half of the workers sleep most of the time, and some of them for longer than a worker that
+// wakes takes to notice what it has lost.
 func zombies(transactional float64) func(*load, bool) {
 	return func(l *load, _ bool) { l.Rate, l.Transactional, l.Long = 20, transactional, 0.04 }
 }
 
-// zombie stops a worker until another has completed one of its jobs, then lets it go on.
+// zombie lets as many workers sleep, two at a time.
 func zombie(ctx context.Context, w *world, rounds int) error {
-	for range rounds {
+	for range rounds / 2 {
 		if err := pause(ctx, time.Second); err != nil {
 			return err
 		}
-		c := w.anyWorker()
-		if err := w.eventually(ctx, c.name+" runs a long job", 20*time.Second, sqlRunsLong, c.name); err != nil {
-			return err
-		}
-		err := w.inject("SIGSTOP until others have its jobs: "+c.name, c.name, func() error {
-			stopped := time.Now()
-			err := c.signal(syscall.SIGSTOP)
-			if err == nil {
-				err = w.eventually(ctx, "another worker completed a job of "+c.name, 10*w.load.Lease, sqlTakenOver, c.name, stopped)
-			}
-			return errors.Join(err, c.signal(syscall.SIGCONT))
-		})
-		if err != nil {
-			return err
-		}
-		err = until(ctx, c.name+" is told that its outcome is stale", 15*time.Second, func() (bool, error) {
-			notes, err := w.notes(c)
-			return slices.ContainsFunc(notes, func(n note) bool {
-				return n.What == "stale" && n.At.After(w.faults[len(w.faults)-1].Begun)
-			}), err
-		})
-		if err != nil {
+		n := w.rng.IntN(len(w.workers))
+		if err := w.sleepThrough(ctx, w.workers[n], w.workers[(n+1)%len(w.workers)]); err != nil {
 			return err
 		}
 	}
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// sqlRunsLong is whether worker $1 runs a job that others will have before it is done.
+// sleepThrough stops workers until others have completed jobs of theirs, and lets them go on.
+func (w *world) sleepThrough(ctx context.Context, sleepers ...*child) error {
+	stopped := make([]time.Time, len(sleepers))
+	for i, c := range sleepers {
+		if err := w.eventually(ctx, c.name+" runs a long job", 20*time.Second, sqlRunsLong, c.name); err != nil {
+			return err
+		}
+		stopped[i] = time.Now()
+		if err := c.signal(syscall.SIGSTOP); err != nil {
+			return err
+		}
+	}
+	for i, c := range sleepers {
+		err := w.eventually(ctx, "another worker completed a job of "+c.name, 10*w.load.Lease, sqlTakenOver, c.name, stopped[i])
+		if err := errors.Join(err, c.signal(syscall.SIGCONT)); err != nil {
+			return err
+		}
+		w.faults = append(w.faults, fault{
+			What: "SIGSTOP until others have its jobs: " + c.name, Worker: c.name, Count: 1, Begun: stopped[i], Ended: time.Now(),
+		})
+	}
+	for i, c := range sleepers {
+		err := until(ctx, c.name+" is told that its outcome is stale", 15*time.Second, func() (bool, error) {
+			notes, err := w.notes(c)
+			return slices.ContainsFunc(notes, func(n note) bool { return n.What == "stale" && n.At.After(stopped[i]) }), err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sqlRunsLong is whether worker $1 has just begun a long run, of a job that is still due when the clock has gone back.
 const sqlRunsLong = `
 select exists (
 	select from jobs j join audit a on a.job = j.id and a.claim_seq = j.claim_seq and a.state = 'running'
 	where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
+		and j.attempted_at between now() - interval '1 s' and now() and j.scheduled_at <= now()
 )`
 
 // sqlTakenOver is whether a run of worker $1 was ended by another after $2, and its job completed by another.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/metrics"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ import (
 type workerSpec struct {
 	URL, Name, Dir string
 	Load           load
+	ClockError     time.Duration // of this process
 }
 
 // poolSpare is how many connections a worker's pool has beside one for each slot.
@@ -36,6 +38,7 @@ type worker struct {
 	pool    *pgxpool.Pool
 	log     *journal
 	outside *journal
+	gauges  *journal
 	running atomic.Int64
 	noops   atomic.Int64
 }
@@ -64,6 +67,9 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if w.outside, err = openJournal(spec.Dir, "outside-"+spec.Name+"."); err != nil {
 		return err
 	}
+	if w.gauges, err = openJournal(spec.Dir, "gauges-"+spec.Name+"."); err != nil {
+		return err
+	}
 	logFile, err := os.OpenFile(spec.Dir+"/log-"+spec.Name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -81,6 +87,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
 		}), drover.Handle(w.doNothing, drover.WorkerOpts{})},
 		Lease: spec.Load.Lease, PollInterval: spec.Load.Poll, DrainTimeout: spec.Load.Drain,
+		CompletedRetention: spec.Load.Retention, DisableNotify: spec.Load.Deafened,
 	})
 	if err != nil {
 		return err
@@ -95,7 +102,7 @@ func (w *worker) hooks() drover.Hooks {
 		return func(_ context.Context, e drover.Event) {
 			if e.Kind != (noop{}).Kind() {
 				w.log.write(note{
-					At: time.Now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
+					At: w.now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
 				})
 			}
 		}
@@ -123,7 +130,7 @@ func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error
 // doNothing notes how many there were by now, in steps.
 func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
 	if n := w.noops.Add(1); n%noopStep == 0 {
-		w.log.write(note{At: time.Now(), Worker: w.spec.Name, What: "noops", Count: int(n)})
+		w.log.write(note{At: w.now(), Worker: w.spec.Name, What: "noops", Count: int(n)})
 	}
 	return nil
 }
@@ -147,7 +154,7 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if t.fails(job.Attempt, w.spec.Load.Failing) {
 		return fmt.Errorf("boom %s %d", job.ID, job.Attempt)
 	}
-	w.outside.write(effect{time.Now(), job.ID, w.spec.Name})
+	w.outside.write(effect{w.now(), job.ID, w.spec.Name})
 	return nil
 }
 
@@ -172,7 +179,7 @@ func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
 }
 
 func (w *worker) note(what string, job *drover.Job, err error) {
-	n := note{At: time.Now(), Worker: w.spec.Name, What: what, Job: job.ID, Attempt: job.Attempt}
+	n := note{At: w.now(), Worker: w.spec.Name, What: what, Job: job.ID, Attempt: job.Attempt}
 	if err != nil {
 		n.Err = err.Error()
 		n.Err = n.Err[:min(len(n.Err), 1000)]
@@ -180,10 +187,22 @@ func (w *worker) note(what string, job *drover.Job, err error) {
 	w.log.write(n)
 }
 
+// gauge measures the process twice a second.
 func (w *worker) gauge() {
+	page := os.Getpagesize()
 	for range time.Tick(500 * time.Millisecond) {
-		w.log.write(note{
-			At: time.Now(), Worker: w.spec.Name, What: "gauge", Goroutines: runtime.NumGoroutine(), Running: int(w.running.Load()),
+		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+		metrics.Read(live)
+		var size, resident int
+		if text, err := os.ReadFile("/proc/self/statm"); err == nil {
+			_, _ = fmt.Sscan(string(text), &size, &resident)
+		}
+		w.gauges.write(note{
+			At: w.now(), Worker: w.spec.Name, What: "gauge", Goroutines: runtime.NumGoroutine(), Running: int(w.running.Load()),
+			Heap: int(live[0].Value.Uint64()), Resident: resident * page, //nolint:gosec // bytes of one process
 		})
 	}
 }
+
+// now is the right time.
+func (w *worker) now() time.Time { return time.Now().Add(-w.spec.ClockError) }

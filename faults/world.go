@@ -1,15 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -35,6 +38,12 @@ type world struct {
 	rng       *rand.Rand
 	stderr    *os.File
 
+	clockError time.Duration // of the server
+	clockFile  string        // that holds it
+	old        string        // what workers and producers run while it is not empty
+	pooler     *pooler       // if there is one, workers and producers go through it
+	unmeasured bool
+
 	workers   []*child // alive
 	producers []*child
 	started   int
@@ -46,7 +55,7 @@ type world struct {
 // newWorld makes the database and the proxies. Nothing runs yet.
 func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*world, error) {
 	w := &world{
-		program: program, server: s.server, load: sc.load(s.full), seed: s.seed, rng: rand.New(rand.NewPCG(s.seed, 0)),
+		program: program, server: s.server, clockFile: s.clockFile, unmeasured: sc.unmeasured, load: sc.load(s.full), seed: s.seed, rng: rand.New(rand.NewPCG(s.seed, 0)),
 		dir: filepath.Join(s.dir, sc.id),
 		policy: policy{
 			MaxAttempts: maxAttempts, Base: backoffBase, Max: backoffMax, Jitter: backoffJitter,
@@ -88,16 +97,21 @@ func (w *world) makeDatabase(ctx context.Context, sc *scenario) (err error) {
 	if w.pool, err = connect(ctx, w.url, "suite", 8); err != nil {
 		return err
 	}
-	if err := migrations.Up(ctx, w.pool); err != nil {
-		return err
-	}
-	if _, err := w.pool.Exec(ctx, sqlAudit); err != nil {
-		return err
-	}
 	if w.workerNet, err = startProxy(u.Host); err != nil {
 		return err
 	}
-	w.callerNet, err = startProxy(u.Host)
+	if w.callerNet, err = startProxy(u.Host); err != nil {
+		return err
+	}
+	if sc.before != nil {
+		err = sc.before(ctx, w)
+	} else {
+		err = migrations.Up(ctx, w.pool)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = w.pool.Exec(ctx, sqlAudit)
 	return err
 }
 
@@ -137,6 +151,9 @@ func (w *world) close() error {
 	if w.pool != nil {
 		w.pool.Close()
 	}
+	if w.pooler != nil {
+		errs = append(errs, w.pooler.close())
+	}
 	return errors.Join(errs...)
 }
 
@@ -166,10 +183,17 @@ func (w *world) startWorker(l load) (*child, error) {
 	w.started++
 	name := fmt.Sprintf("w%d", w.started)
 	url := w.url
+	if w.pooler != nil {
+		url = w.pooler.url
+	}
 	if w.started <= w.load.Through {
 		url = w.through(w.workerNet)
 	}
-	c, err := startChild(w.program, "worker", name, workerSpec{URL: url, Name: name, Dir: w.dir, Load: l}, w.childErrors())
+	spec := workerSpec{URL: url, Name: name, Dir: w.dir, Load: l}
+	if w.started <= len(l.ClockErrors) {
+		spec.ClockError = l.ClockErrors[w.started-1]
+	}
+	c, err := startChild(cmp.Or(w.old, w.program), "worker", name, spec, w.childErrors(), clockVar+"="+spec.ClockError.String())
 	if c != nil {
 		w.workers = append(w.workers, c)
 	}
@@ -178,9 +202,12 @@ func (w *world) startWorker(l load) (*child, error) {
 
 func (w *world) startProducers() error {
 	for i := range w.load.Producers {
-		name := fmt.Sprintf("p%d", i+1)
-		c, err := startChild(w.program, "producer", name, producerSpec{
-			URL: w.through(w.callerNet), Name: name, Dir: w.dir, Seed: w.seed + uint64(i) + 1, Load: w.load,
+		name, url := fmt.Sprintf("p%d", i+1), w.through(w.callerNet)
+		if w.pooler != nil {
+			url = w.pooler.url
+		}
+		c, err := startChild(cmp.Or(w.old, w.program), "producer", name, producerSpec{
+			URL: url, Name: name, Dir: w.dir, Seed: w.seed + uint64(i) + 1, Load: w.load,
 		}, w.childErrors())
 		if c != nil {
 			w.producers = append(w.producers, c)
@@ -249,7 +276,7 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
 	last := w.faults[len(w.faults)-1]
 	return w.eventually(ctx, "recovered from "+last.What, atMost,
-		`select exists (select from jobs where state = 'completed' and attempted_at > $1)`, last.Ended)
+		`select exists (select from jobs where state = 'completed' and attempted_at > $1)`, last.Ended.Add(w.clockError))
 }
 
 // finish ends the load, waits until all is done, stops the workers and collects the history.
@@ -265,9 +292,8 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 		_, err := p.stop(2 * enqueueTimeout)
 		errs = append(errs, err)
 	}
-	errs = append(errs, w.eventually(ctx, "the load has drained", 2*time.Minute,
-		sqlAllDone))
-	for end := time.Now().Add(10 * time.Second); ; {
+	errs = append(errs, w.eventually(ctx, "the load has drained", 5*time.Minute, sqlAllDone))
+	for end := time.Now().Add(10 * time.Second); !w.unmeasured; {
 		after, err := w.gauge(ctx)
 		w.resources.After = after
 		if err == nil && len(leaks(&w.resources)) == 0 || time.Now().After(end) {
@@ -286,17 +312,36 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 }
 
 func (w *world) history(ctx context.Context) (*history, error) {
-	h := &history{faults: w.faults, resources: &w.resources, policy: w.policy}
+	h := &history{faults: w.faults, policy: w.policy}
+	if !w.unmeasured {
+		h.resources = &w.resources
+	}
 	return h, errors.Join(h.readDatabase(ctx, w.pool), h.readFiles(w.dir))
 }
 
 func (h *history) readFiles(dir string) (err error) {
-	var errs [4]error
+	var errs [8]error
 	h.calls, errs[0] = readJournals[call](dir, "calls-")
 	h.notes, errs[1] = readJournals[note](dir, "notes-")
 	h.outside, errs[2] = readJournals[effect](dir, "outside-")
-	h.victims, errs[3] = countLines(dir, "40P01", "log-", "calls-")
+	h.gauges, errs[3] = readJournals[note](dir, "gauges-")
+	h.sizes, errs[4] = readJournals[tableSize](dir, "sizes")
+	h.waits, errs[5] = readJournals[wait](dir, "waits")
+	h.races, errs[6] = raceReports(filepath.Join(dir, "stderr"))
+	h.victims, errs[7] = countLines(dir, "40P01", "log-", "calls-")
 	return errors.Join(errs[:]...)
+}
+
+// raceReports finds what the race detector wrote.
+func raceReports(name string) (found []string, err error) {
+	text, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, report := range strings.Split(string(text), "WARNING: DATA RACE")[1:] {
+		found = append(found, report[:min(len(report), 4000)])
+	}
+	return found, err
 }
 
 // gauge reads what server and workers hold.
@@ -309,17 +354,15 @@ from pg_stat_activity where datname = current_database() and application_name ~ 
 		return g, err
 	}
 	for _, c := range w.workers {
-		notes, err := w.notes(c)
+		notes, err := readJournals[note](w.dir, "gauges-"+c.name+".")
 		if err != nil {
 			return g, err
 		}
-		for _, n := range slices.Backward(notes) {
-			if n.What == "gauge" {
-				g.Measured++
-				g.Goroutines = max(g.Goroutines, n.Goroutines)
-				g.Running += n.Running
-				break
-			}
+		if len(notes) > 0 {
+			last := notes[len(notes)-1]
+			g.Measured++
+			g.Goroutines = max(g.Goroutines, last.Goroutines)
+			g.Running += last.Running
 		}
 	}
 	return g, nil

@@ -3,6 +3,8 @@
 -- Locks: jobs and supervisors exclusively, for a moment: nullable columns, no rewrite, no index.
 
 -- +goose Up
+-- First supervisors, then jobs, as claims lock them: one under way and this would wait for each other.
+alter table supervisors add column process text collate "C";
 alter table jobs
 	add column deaths      smallint,
 	add column started_seq int;
@@ -10,8 +12,6 @@ alter table jobs
 comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
 comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
 comment on column jobs.started_seq is 'Of a job with a single attempt: the claim under which its handler may have been called.';
-
-alter table supervisors add column process text collate "C";
 comment on column supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 
 create table ended_supervisors (

@@ -33,6 +33,7 @@ type cluster struct {
 	password string
 	port     int
 	settings map[string]string
+	env      []string
 	cred     *syscall.Credential // nil unless this process is root
 	keeper   *keeper
 
@@ -48,7 +49,7 @@ func newCluster(ctx context.Context, o Options, bin string, unpack func(dir stri
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{bin: bin, password: rand.Text(), settings: o.Settings, cred: cred}
+	c := &cluster{bin: bin, password: rand.Text(), settings: o.Settings, env: o.Env, cred: cred}
 	if c.keeper, err = startKeeper(cred); err != nil {
 		return nil, err
 	}
@@ -335,7 +336,7 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	}
 	defer log.Close() //nolint:errcheck // nothing is written here: the child has its own
 	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh", filepath.Join(c.bin, program)}, args...)...)
-	cmd.Dir, cmd.Env = c.dir, serverEnv()
+	cmd.Dir, cmd.Env = c.dir, append(serverEnv(), c.env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{c.keeper.pipe}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: c.cred}

@@ -44,6 +44,9 @@ type Options struct {
 	// Turning off what makes a commit durable is an error, and so is what Start decides: port and places.
 	Settings map[string]string
 
+	// Env is added to the environment of a cluster's processes, as "NAME=value".
+	Env []string
+
 	// Log receives one line that says which Postgres was taken, and why the ways before it were not.
 	// Nil is silent.
 	Log func(line string)

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/drover-queue/drover/migrations"
+)
+
+func migrationScenarios() []scenario {
+	return []scenario{{
+		id: "S-6", what: "16 processes migrate an empty database at once; a migration under load, binaries of before and after it at work", quick: 1, full: 10,
+		alone: true, recovery: 5 * time.Second, deathless: true, unmeasured: true, run: migrate, before: startBeforeMigration, extra: nothingWaitsLong,
+	}}
+}
+
+// longestWait is how long a migration may hold anybody up, and longestPause how long nothing at all may happen: of that, a
+// machine that has other things to do is guilty too.
+const longestWait, longestPause = time.Second, 3 * time.Second
+
+// wait is a session that waited for a lock.
+type wait struct {
+	MS      int    `json:"ms"`
+	Waiting string `json:"waiting"`
+	For     string `json:"for"`
+}
+
+// sampleWaits writes down every 20 ms who waits for what, until ctx is done.
+func (w *world) sampleWaits(ctx context.Context) error {
+	log, err := openJournal(w.dir, "waits")
+	if err != nil {
+		return err
+	}
+	for pause(ctx, 20*time.Millisecond) == nil {
+		rows, err := w.pool.Query(ctx, `
+select (extract(epoch from clock_timestamp() - l.waitstart) * 1000)::int, a.query, coalesce((
+	select string_agg(b.query, '; ') from pg_stat_activity b where b.pid = any(pg_blocking_pids(l.pid))), '')
+from pg_locks l join pg_stat_activity a using (pid) where not l.granted and l.waitstart is not null and a.datname = current_database()`)
+		if err != nil {
+			continue
+		}
+		waits, _ := pgx.CollectRows(rows, pgx.RowToStructByPos[wait])
+		for _, each := range waits {
+			log.write(each)
+		}
+	}
+	return log.file.Close()
+}
+
+// runMigrator is a process that migrates and ends.
+func runMigrator() error {
+	var spec producerSpec
+	if err := asChild(&spec); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	pool, err := connect(ctx, spec.URL, spec.Name, 2)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return migrations.Up(ctx, pool)
+}
+
+// migrators runs so many migrating processes at once, on one database.
+func (w *world) migrators(database string, n int) error {
+	all := make([]*child, n)
+	var errs []error
+	for i := range all {
+		name := fmt.Sprintf("m%d", i+1)
+		c, err := startChild(w.program, "migrator", name, producerSpec{URL: database, Name: name}, w.childErrors())
+		if err != nil {
+			return err
+		}
+		all[i] = c
+	}
+	for _, c := range all {
+		<-c.ended
+		if code := c.cmd.ProcessState.ExitCode(); code != 0 {
+			errs = append(errs, fmt.Errorf("%s of %d ended with %d", c.name, n, code))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// startBeforeMigration is for a database that is migrated only as far as the old binary knows.
+func startBeforeMigration(ctx context.Context, w *world) (err error) {
+	if w.old, err = w.buildOld(ctx); err != nil {
+		return err
+	}
+	if w.old == "" {
+		fmt.Println("S-6   no history of the repository, no binary of before the last migration: this one in its place")
+		return migrations.Up(ctx, w.pool)
+	}
+	known, err := filepath.Glob(filepath.Join(filepath.Dir(w.old), "migrations", "*.sql"))
+	if err != nil {
+		return err
+	}
+	db := stdlib.OpenDBFromPool(w.pool)
+	defer db.Close() //nolint:errcheck // the pool stays
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.Table), goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return err
+	}
+	_, err = provider.UpTo(ctx, int64(len(known)))
+	return err
+}
+
+// buildOld builds the program over the library as it was before its last migration came. Without the history of the
+// repository there is none, and its name is empty.
+func (w *world) buildOld(ctx context.Context) (string, error) {
+	root, err := run(ctx, "", "go", "list", "-m", "-f", "{{.Dir}}", "github.com/drover-queue/drover")
+	if err != nil {
+		return "", err
+	}
+	names, err := fs.Glob(migrations.FS, "*.sql")
+	if err != nil {
+		return "", err
+	}
+	commit, err := run(ctx, root, "git", "log", "--first-parent", "-m", "--diff-filter=A", "-1", "--format=%H", "--", "migrations/"+slices.Max(names))
+	if err != nil || commit == "" {
+		return "", nil //nolint:nilerr // no repository, or one without its history
+	}
+	dir := filepath.Join(w.dir, "old")
+	for _, command := range [][]string{
+		{"git", "-C", root, "archive", "-o", dir + ".tar", commit + "^1"},
+		{"mkdir", dir},
+		{"tar", "-xf", dir + ".tar", "-C", dir},
+		{"rm", "-rf", dir + "/faults"},
+		{"cp", "-r", root + "/faults", dir},
+		{"cp", "-r", root + "/internal/pgdev", dir + "/internal"},
+		{"go", "-C", dir, "build", "-o", dir + "/program", "./faults"},
+	} {
+		if _, err := run(ctx, "", command[0], command[1:]...); err != nil {
+			return "", err
+		}
+	}
+	return dir + "/program", nil
+}
+
+// migrate has many processes migrate an empty database, many times, and then four the one under load.
+func migrate(ctx context.Context, w *world, rounds int) error {
+	reference, err := w.migrateEmpty(ctx, "reference", 1)
+	if err != nil {
+		return err
+	}
+	for n := range rounds {
+		err := w.inject("16 processes migrate an empty database", "", func() error {
+			schema, err := w.migrateEmpty(ctx, fmt.Sprint(n), 16)
+			if err == nil && schema != reference {
+				err = fmt.Errorf("16 processes made\n%s\none made\n%s", schema, reference)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return w.migrateUnderLoad(ctx)
+}
+
+// sqlSchema lists what a schema holds, and the migrations that were recorded.
+const sqlSchema = `
+select string_agg(what, E'\n' order by what) from (
+	select relkind::text || ' ' || relname from pg_class where relnamespace = 'public'::regnamespace
+	union all
+	select 'function ' || oid::regprocedure || md5(prosrc) from pg_proc where pronamespace = 'public'::regnamespace
+	union all
+	select 'trigger ' || tgname from pg_trigger where not tgisinternal
+	union all
+	select 'constraint ' || conname || pg_get_constraintdef(oid) from pg_constraint where connamespace = 'public'::regnamespace
+	union all
+	select 'version ' || version_id || ' ' || count(*) from drover_goose_version group by version_id
+) as all_of_it (what)`
+
+// migrateEmpty has so many processes migrate a new database, and tells what is in it then.
+func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (schema string, err error) {
+	name = "faults_S-6_" + name
+	if _, err := w.pool.Exec(ctx, fmt.Sprintf(`create database %q`, name)); err != nil {
+		return "", err
+	}
+	u, err := url.Parse(w.url)
+	if err != nil {
+		return "", err
+	}
+	u.Path = name
+	if err := w.migrators(u.String(), processes); err != nil {
+		return "", err
+	}
+	conn, err := pgx.Connect(ctx, u.String())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(ctx) //nolint:errcheck // it has read what it was for
+	err = conn.QueryRow(ctx, sqlSchema).Scan(&schema)
+	return schema, err
+}
+
+// migrateUnderLoad deploys: four processes of this version migrate while those of the old one work, then both work, and
+// then the old ones stop.
+func (w *world) migrateUnderLoad(ctx context.Context) error {
+	if err := pause(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	old := slices.Clone(w.workers)
+	w.old = ""
+	sampling, stop := context.WithCancel(ctx)
+	sampled := make(chan error, 1)
+	go func() { sampled <- w.sampleWaits(sampling) }() // ends with sampling
+	err := w.inject(underLoad, "", func() error { return w.migrators(w.url, 4) })
+	stop()
+	if err := errors.Join(err, <-sampled); err != nil {
+		return err
+	}
+	for range w.load.Workers {
+		if _, err := w.startWorker(w.load); err != nil {
+			return err
+		}
+	}
+	err = w.eventually(ctx, "old and new binaries work side by side", 20*time.Second, `
+select count(distinct writer) = $1 from audit where state = 'running' and at > $2`, 2*w.load.Workers, time.Now())
+	for _, c := range old {
+		err = errors.Join(err, w.stopInTime(c, w.load.Drain+10*time.Second))
+	}
+	return err
+}
+
+const underLoad = "migration under load"
+
+// nothingWaitsLong holds where during the migration nobody waited long for a lock, and enqueues, claims and outcomes went
+// on.
+func nothingWaitsLong(h *history) (broken []string) {
+	i := slices.IndexFunc(h.faults, func(f fault) bool { return f.What == underLoad })
+	if i < 0 {
+		return []string{"nothing was migrated under load"}
+	}
+	during := h.faults[i]
+	longer := func(what string, from, to time.Time) {
+		if to.Sub(from) > longestPause && from.Before(during.Ended) && to.After(during.Begun) {
+			broken = append(broken, fmt.Sprintf("%s: %v during the migration", what, to.Sub(from)))
+		}
+	}
+	for _, each := range h.waits {
+		if time.Duration(each.MS)*time.Millisecond > longestWait {
+			broken = append(broken, fmt.Sprintf("for %d ms %.100q waited for %.100q", each.MS, each.Waiting, each.For))
+		}
+	}
+	for _, j := range h.byJob() {
+		for i := 1; i < len(j.calls); i++ {
+			longer("an enqueue took", j.calls[i-1].At, j.calls[i].At)
+		}
+	}
+	var claim, end time.Time
+	for _, v := range slices.SortedFunc(slices.Values(h.versions), func(a, b version) int { return a.At.Compare(b.At) }) {
+		switch {
+		case v.State == "running":
+			longer("no claim for", claim, v.At)
+			claim = v.At
+		case v.Op == "UPDATE":
+			longer("no outcome for", end, v.At)
+			end = v.At
+		}
+	}
+	return broken
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// Each of these judges is shown what it is there to find.
+func TestJudgesOfScenarios(t *testing.T) {
+	t.Parallel()
+	migration := fault{What: underLoad, Begun: at(1000), Ended: at(2000)}
+	gauges := func(growth int) (notes []note) {
+		for n := range 1200 {
+			for _, name := range []string{"w1", "w2"} {
+				notes = append(notes, note{At: at(500 * n), Worker: name, Heap: 5<<20 + n*growth, Resident: 80 << 20})
+			}
+		}
+		return notes
+	}
+	sizes := func(growth int) (list []tableSize) {
+		for n := range 600 {
+			list = append(list, tableSize{At: at(1000 * n), Bytes: 10<<20 + n*growth})
+		}
+		return list
+	}
+	shifted := func(by time.Duration) *history {
+		h := &history{}
+		for _, worker := range []string{"w1", "w2"} {
+			l := life{h: h, v: version{Job: worker}}
+			l.insert(1)
+			l.claim(10, worker, worker)
+			l.h.notes[len(l.h.notes)-1].At = at(12).Add(by)
+			l.complete(20, false)
+		}
+		return h
+	}
+	blamed := shifted(0)
+	l := life{h: blamed, v: version{Job: "C"}}
+	l.insert(1)
+	l.claim(10, "w1", "S1")
+	l.rescue(20, "w2")
+
+	for name, c := range map[string]struct {
+		judge func(*history) []string
+		h     *history
+		want  string // empty: nothing is wrong
+	}{
+		"a migration that nobody waits for": {nothingWaitsLong, &history{faults: []fault{migration}, waits: []wait{{MS: 900}}}, ""},
+		"no migration":                      {nothingWaitsLong, &history{}, "nothing was migrated"},
+		"a wait for a lock":                 {nothingWaitsLong, &history{faults: []fault{migration}, waits: []wait{{MS: 1100, Waiting: "claim", For: "alter table"}}}, `"claim" waited for "alter table"`},
+		"an enqueue that takes long": {nothingWaitsLong, &history{
+			faults: []fault{migration}, calls: []call{{At: at(1500), What: "invoke", Job: "A"}, {At: at(5000), What: "ok", Job: "A"}},
+		}, "an enqueue took"},
+		"no claims for long": {nothingWaitsLong, &history{
+			faults: []fault{migration}, versions: []version{{At: at(900), State: "running", Job: "A"}, {At: at(5000), State: "running", Job: "B"}},
+		}, "no claim for"},
+		"nothing grows":                   {nothingGrows, &history{gauges: gauges(0), sizes: sizes(0)}, ""},
+		"a heap that grows":               {nothingGrows, &history{gauges: gauges(4 << 10), sizes: sizes(0)}, "live heap of w1 grows by 4.7 MB"},
+		"a table that grows":              {nothingGrows, &history{gauges: gauges(0), sizes: sizes(128 << 10)}, "jobs took"},
+		"nothing measured":                {nothingGrows, &history{}, "was not measured"},
+		"clocks as they should be":        {clocksChangeNothing, shifted(0), ""},
+		"a worker whose clock was right":  {clocksChangeNothing, shifted(-time.Hour), "was off by another"},
+		"a run that is blamed on a clock": {clocksChangeNothing, blamed, "blamed on a death"},
+		"workers that ran nothing":        {clocksChangeNothing, &history{}, "ran nothing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			said := strings.Join(c.judge(c.h), "\n")
+			if c.want == "" && said != "" || !strings.Contains(said, c.want) {
+				t.Errorf("said %q, want %q", said, c.want)
+			}
+		})
+	}
+}
+
+func TestRaceReportsAreViolations(t *testing.T) {
+	t.Parallel()
+	h := sound()
+	h.races = []string{"Read at 0x1"}
+	sc := scenario{id: "X"}
+	if found := sc.verdict(h); len(found) != 1 || found[0].Invariant != "race" {
+		t.Errorf("found %v", found)
+	}
+}

@@ -1,0 +1,151 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// transactionPooler gives every client's transactions to the one session that it has, as PgBouncer does in transaction
+// mode. It knows nothing of prepared statements.
+type transactionPooler struct {
+	mu     sync.Mutex // held by the client that has the session
+	server *pgconn.HijackedConn
+}
+
+// dial makes a client's connection.
+func (p *transactionPooler) dial(context.Context, string, string) (net.Conn, error) {
+	client, here := net.Pipe()
+	go p.serve(here) // ends with the client's connection
+	return client, nil
+}
+
+func (p *transactionPooler) serve(conn net.Conn) {
+	defer conn.Close() //nolint:errcheck // the client has gone
+	client := pgproto3.NewBackend(conn, conn)
+	if _, err := client.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	client.Send(&pgproto3.AuthenticationOk{})
+	for name, value := range p.server.ParameterStatuses {
+		client.Send(&pgproto3.ParameterStatus{Name: name, Value: value})
+	}
+	client.Send(&pgproto3.BackendKeyData{ProcessID: 1, SecretKey: []byte("1234")})
+	client.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	has := false
+	for client.Flush() == nil {
+		message, err := client.Receive()
+		if _, bye := message.(*pgproto3.Terminate); bye || err != nil {
+			return
+		}
+		if !has {
+			p.mu.Lock()
+			has = true
+		}
+		p.server.Frontend.Send(message)
+		switch message.(type) {
+		case *pgproto3.Query, *pgproto3.Sync:
+			if has = p.answer(client) != 'I'; !has {
+				p.mu.Unlock()
+			}
+		}
+	}
+}
+
+// answer passes on what the server says, and tells what becomes of the transaction.
+func (p *transactionPooler) answer(client *pgproto3.Backend) (txStatus byte) {
+	if p.server.Frontend.Flush() != nil {
+		return 'I'
+	}
+	for {
+		message, err := p.server.Frontend.Receive()
+		if err != nil {
+			return 'I'
+		}
+		client.Send(message)
+		if ready, is := message.(*pgproto3.ReadyForQuery); is {
+			return ready.TxStatus
+		}
+	}
+}
+
+func newTransactionPooler(t *testing.T, db *testDB) *transactionPooler {
+	t.Helper()
+	conn, err := pgconn.ConnectConfig(t.Context(), &db.Config().ConnConfig.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := conn.Hijack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Conn.Close() })
+	return &transactionPooler{server: server}
+}
+
+// X-4: behind a transaction pooler a mode of the driver works, or is refused at the start with what to do; a direct connection
+// takes them all.
+func TestModesBehindATransactionPooler(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for mode, works := range map[pgx.QueryExecMode]bool{
+		pgx.QueryExecModeCacheStatement: false, pgx.QueryExecModeDescribeExec: false,
+		pgx.QueryExecModeCacheDescribe: true, pgx.QueryExecModeExec: true, pgx.QueryExecModeSimpleProtocol: true,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pooler := newTransactionPooler(t, db)
+			direct := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			pooled := db.via(t, Config{}, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.DialFunc = mode, pooler.dial
+			})
+			if err := direct.client.Check(t.Context()); err != nil {
+				t.Errorf("direct: %v", err)
+			}
+			sup, err := pooled.client.Supervisor(SupervisorConfig{
+				Queues: []Queue{{}}, DisableNotify: true, Workers: handling(func(context.Context, *Job, int) error { return nil }),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if works {
+				if err := pooled.client.Check(t.Context()); err != nil {
+					t.Errorf("Check = %v", err)
+				}
+				return
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // for a Run that begins all the same
+			defer cancel()
+			for what, err := range map[string]error{"Check": pooled.client.Check(ctx), "Run": sup.Run(ctx)} {
+				if !errors.Is(err, ErrPooler) || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+					t.Errorf("%s = %v, want ErrPooler", what, err)
+				}
+			}
+			if n := value[int](t, db, `select count(*) from supervisors`); n > 0 {
+				t.Errorf("%d supervisors are registered", n)
+			}
+		})
+	}
+}
+
+// What a producer meets that did not ask Check names the remedy too.
+func TestEnqueueBehindATransactionPooler(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	pooler := newTransactionPooler(t, db)
+	for n, want := range []error{nil, ErrPooler} { // the second meets the statement of the first
+		pooled := db.via(t, Config{}, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.DialFunc = 1, pooler.dial })
+		if _, err := pooled.client.Enqueue(t.Context(), letter{}, nil); !errors.Is(err, want) {
+			t.Errorf("producer %d: %v, want %v", n+1, err, want)
+		}
+	}
+}
