@@ -112,6 +112,20 @@ type row struct {
 	Errors      []string // texts, oldest first
 }
 
+// tableSize is what a table takes at one time.
+type tableSize struct {
+	At    time.Time `json:"at"`
+	Bytes int       `json:"bytes"` // with its indexes
+	Rows  int       `json:"rows"`
+}
+
+// wait is a session that waited for a lock.
+type wait struct {
+	MS      int    `json:"ms"`
+	Waiting string `json:"waiting"`
+	For     string `json:"for"`
+}
+
 // fault is one thing done to the system.
 type fault struct {
 	What   string    `json:"what"`

@@ -113,7 +113,7 @@ func choose(only string) (chosen []scenario, err error) {
 }
 
 // run takes the scenarios in lanes, the longest first, and afterwards one by one those that need the machine for
-// themselves. One lane has those with much load: two of them are more than two cores can do.
+// themselves. Those with much load follow one another in the first lane: two of them are more than two cores can do.
 func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report) error {
 	chosen = slices.DeleteFunc(chosen, func(sc scenario) bool { return r.has(sc.id) })
 	s.prepare(ctx, chosen)
@@ -134,7 +134,7 @@ func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report
 	}
 	queue, errs := queueOf(light), make([]error, lanes+1)
 	var all sync.WaitGroup
-	all.Go(func() { errs[0] = s.lane(ctx, queueOf(heavy), r) })
+	all.Go(func() { errs[0] = errors.Join(s.lane(ctx, queueOf(heavy), r), s.lane(ctx, queue, r)) })
 	for i := 1; i < lanes; i++ {
 		all.Go(func() { errs[i] = s.lane(ctx, queue, r) })
 	}

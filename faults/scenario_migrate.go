@@ -28,13 +28,6 @@ func migrationScenarios() []scenario {
 // machine that has other things to do is guilty too.
 const longestWait, longestPause = time.Second, 3 * time.Second
 
-// wait is a session that waited for a lock.
-type wait struct {
-	MS      int    `json:"ms"`
-	Waiting string `json:"waiting"`
-	For     string `json:"for"`
-}
-
 // sampleWaits writes down every 20 ms who waits for what, until ctx is done.
 func (w *world) sampleWaits(ctx context.Context) error {
 	log, err := openJournal(w.dir, "waits")
@@ -133,14 +126,17 @@ func (w *world) buildOld(ctx context.Context) (string, error) {
 		return "", nil //nolint:nilerr // no repository, or one without its history
 	}
 	dir := filepath.Join(w.dir, "old")
+	copied, built := []string{"cp", "-t", dir + "/old"}, []string{"go", "-C", dir, "build", "-o", "program"}
+	for _, name := range []string{"old.go", "child.go", "worker.go", "producer.go", "load.go", "misbehave.go", "history.go"} {
+		copied, built = append(copied, filepath.Join(root, "faults", name)), append(built, "old/"+name)
+	}
 	for _, command := range [][]string{
 		{"git", "-C", root, "archive", "-o", dir + ".tar", commit + "^1"},
 		{"mkdir", dir},
 		{"tar", "-xf", dir + ".tar", "-C", dir},
-		{"rm", "-rf", dir + "/faults"},
-		{"cp", "-r", root + "/faults", dir},
-		{"cp", "-r", root + "/internal/pgdev", dir + "/internal"},
-		{"go", "-C", dir, "build", "-o", dir + "/program", "./faults"},
+		{"mkdir", dir + "/old"},
+		copied,
+		built,
 	} {
 		if _, err := run(ctx, "", command[0], command[1:]...); err != nil {
 			return "", err

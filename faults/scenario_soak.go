@@ -89,13 +89,6 @@ func (w *world) cutAll(context.Context) error {
 
 func (w *world) holeForAMoment(ctx context.Context) error { return w.hole(ctx, w.load.Lease/2) }
 
-// tableSize is what a table takes at one time.
-type tableSize struct {
-	At    time.Time `json:"at"`
-	Bytes int       `json:"bytes"` // with its indexes
-	Rows  int       `json:"rows"`
-}
-
 // measureTable writes down the size of jobs every second, but while the server is away.
 func (w *world) measureTable(ctx context.Context) error {
 	log, err := openJournal(w.dir, "sizes")

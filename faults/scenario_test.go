@@ -74,12 +74,26 @@ func TestJudgesOfScenarios(t *testing.T) {
 	}
 }
 
-func TestRaceReportsAreViolations(t *testing.T) {
+func TestRacesAndDeadlocksAreViolations(t *testing.T) {
 	t.Parallel()
-	h := sound()
-	h.races = []string{"Read at 0x1"}
 	sc := scenario{id: "X"}
-	if found := sc.verdict(h); len(found) != 1 || found[0].Invariant != "race" {
-		t.Errorf("found %v", found)
+	for name, breach := range map[string]struct {
+		invariant string
+		do        func(h *history)
+	}{
+		"nothing":                  {"", func(*history) {}},
+		"a report of the detector": {"race", func(h *history) { h.races = []string{"Read at 0x1"} }},
+		"the server counts one":    {"deadlock", func(h *history) { h.deadlocks = 1 }},
+		"a log tells of one":       {"deadlock", func(h *history) { h.victims = 1 }},
+	} {
+		h := sound()
+		breach.do(h)
+		found := sc.verdict(h)
+		if breach.invariant == "" && len(found) == 0 {
+			continue
+		}
+		if len(found) != 1 || found[0].Invariant != breach.invariant {
+			t.Errorf("%s: found %v", name, found)
+		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -66,9 +65,6 @@ func dieAtPoints(ctx context.Context, w *world, rounds int) error {
 	}
 	return w.recovered(ctx, 15*time.Second)
 }
-
-// armed is the file that makes a worker die at a failpoint.
-func armed(dir, worker, point string) string { return filepath.Join(dir, "die-"+worker+"-") + point }
 
 // both are two things that must hold.
 func both(a, b func(*history) []string) func(*history) []string {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/metrics"
 	"sync/atomic"
@@ -206,3 +207,6 @@ func (w *worker) gauge() {
 
 // now is the right time.
 func (w *worker) now() time.Time { return time.Now().Add(-w.spec.ClockError) }
+
+// armed is the file that makes a worker die at a failpoint.
+func armed(dir, worker, point string) string { return filepath.Join(dir, "die-"+worker+"-") + point }
