@@ -295,7 +295,7 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
 // waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back. It
 // returns nil after a stop, and an error only if it could not start: ErrNotMigrated, ErrReadOnly,
-// ErrServerTooOld, or the connection's. A database that fails later is waited for. A Supervisor runs once.
+// ErrServerTooOld, ErrPooler, or the connection's. A database that fails later is waited for. A Supervisor runs once.
 //
 // It returns only after every goroutine it started has, but for handlers that ignored their context:
 //

@@ -51,12 +51,12 @@ type suite struct {
 var errRed = errors.New("not every scenario passed")
 
 func runSuite() error {
-	tier := flag.String("tier", "quick", "quick: about 5 minutes; full: all the counts of the specification, with the race detector")
+	tier := flag.String("tier", "quick", "quick: about 4 minutes; full: all the counts of the specification, with the race detector")
 	only := flag.String("scenario", "", "ids of scenarios, such as W-1,S-1; empty: all")
 	seed := flag.Uint64("seed", 0, "replays the random choices of a run; 0: a fresh one, or with --resume that of the report")
 	out := flag.String("report", "", "a directory for report.md and report.json")
 	resume := flag.Bool("resume", false, "do not run again what passed in the report of the same tier and seed")
-	lanes := flag.Int("lanes", 0, "how many scenarios run side by side; 0: 1 in the quick tier, 3 in the full one")
+	lanes := flag.Int("lanes", 3, "how many scenarios run side by side")
 	flag.Parse()
 	chosen, err := choose(*only)
 	if err != nil {
@@ -64,6 +64,9 @@ func runSuite() error {
 	}
 	if *tier != "quick" && *tier != "full" {
 		return fmt.Errorf("--tier %s: want quick or full", *tier)
+	}
+	if *lanes < 1 {
+		return fmt.Errorf("--lanes %d: want one at least", *lanes)
 	}
 	r := &report{dir: *out, Tier: *tier, Seed: *seed}
 	if *resume {
@@ -75,12 +78,6 @@ func runSuite() error {
 		r.Seed = rand.Uint64() >> 1
 	}
 	s := &suite{full: *tier == "full", seed: r.Seed}
-	if *lanes == 0 {
-		*lanes = 1
-		if s.full {
-			*lanes = 3
-		}
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if s.dir, err = os.MkdirTemp("", "drover-faults-"); err != nil {
