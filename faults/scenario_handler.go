@@ -29,7 +29,7 @@ func handlerScenarios() []scenario {
 		{
 			id: "L-1", what: "retry storm: so many jobs fail at once", quick: 3000, full: 45_000, alone: true,
 			recovery: 5 * time.Second, deathless: true, run: storm, extra: both(stormIsFlat, claimsKeepUp),
-			change: func(l *load, _ bool) { l.Failing = 0 },
+			change: func(l *load, _ bool) { l.Failing, l.Rate = 0, 20 },
 		},
 		{
 			id: "L-4", what: "10,000 rows of an unknown kind older than one fresh job", quick: 10_000, full: 10_000, alone: true,
