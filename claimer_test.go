@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -744,6 +745,35 @@ func TestTurnLeavesTheLockTimeout(t *testing.T) {
 		}
 		if got != want || timeout != "7s" {
 			t.Errorf("turn %t, want %t; lock_timeout is %s", got, want, timeout)
+		}
+	}
+}
+
+// What a job that has merely failed is told of its past travels as plain text, what any other is told as JSON: both say
+// the same, whatever the error's text looks like.
+func TestClaimTellsOfFailures(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	for _, text := range []string{"no", "", " ", `{"failures": 7} 2 3`, "1 2 3\nnext line", "ünï"} {
+		entry, err := json.Marshal([]map[string]any{{"class": "error", "error": text}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		db.exec(t, `truncate jobs`)
+		for _, tags := range []string{"null", "array['x']"} { // the second has more to tell
+			db.exec(t, `insert into jobs (kind, state, attempt, errors_total, last_delay_ms, errors, tags)
+				values ('job', 'retryable', 2, 3, 1500, $1::jsonb, `+tags+`)`, string(entry))
+		}
+		runs := s.claim(t)
+		if len(runs) != 2 {
+			t.Fatalf("%d jobs", len(runs))
+		}
+		for _, r := range runs {
+			if j := r.job; j.LastError != text || j.LastDelay != 1500*time.Millisecond || j.Failures != 3 || j.Attempt != 3 {
+				t.Errorf("last error %q, want %q; last delay %v, %d failures, attempt %d, tags %v", j.LastError, text, j.LastDelay, j.Failures, j.Attempt, j.Tags)
+			}
+			r.finish()
 		}
 	}
 }

@@ -150,7 +150,7 @@ create table jobs (
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
 
--- Serves claim, near sweep, full sweep, next due and rescue (store_pg.go). No column that a claim changes may be in
+-- Serves claim, near sweep, full sweep, next due and rescue (store_pg_*.go). No column that a claim changes may be in
 -- here, predicate included, or claims are no longer HOT: that is why state is not.
 create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;
 
