@@ -39,6 +39,7 @@ const (
 type store struct {
 	pool          *pgxpool.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, and not write to jobs: see enqueue
+	wakesBlindly  atomic.Bool // it may not see who sleeps, and calls drover_wake each time
 }
 
 func newStore(pool *pgxpool.Pool) *store { return &store{pool: pool} }

@@ -24,10 +24,11 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // claimed: no indexed column changes, so the update is HOT. A join with due instead of the array becomes a scan of
 // the whole table under a generic plan.
 // The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.
+// The time is the statement's, not the transaction's: the claim may have waited for its turn.
 // When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
 const sqlClaim = `
 with me as materialized (
-	select now() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share
+	select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share
 ), due as materialized (
 	select j.id from me, unnest($4::text[], $5::int[]) with ordinality as q(name, room, n)
 	cross join lateral (
@@ -37,7 +38,7 @@ with me as materialized (
 			cross join lateral (
 				select id from jobs
 				where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane
-					and scheduled_at <= now() and (scheduled_at, id) > (l.floor_at, l.floor_id) and kind = any($3)
+					and scheduled_at <= statement_timestamp() and (scheduled_at, id) > (l.floor_at, l.floor_id) and kind = any($3)
 				order by scheduled_at, id limit g.room for update skip locked
 			) j
 			where l.g = g.n limit g.room
@@ -45,14 +46,14 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 ), claimed as (
-	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = now()
+	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp()
 	where id = any(array(select id from due))
 	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
 		case
 			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
 				or crashes > 0 or redrives > 0
-			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= now(),
-				'retry_left_ms', floor(extract(epoch from retry_until - now()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
+			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
+				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
 				'last_delay_ms', last_delay_ms, 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
 			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
@@ -61,12 +62,12 @@ with me as materialized (
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more,
 	case when c.id is null then (
-		select extract(epoch from min(j.scheduled_at) - now())::float8
+		select extract(epoch from min(j.scheduled_at) - statement_timestamp())::float8
 		from unnest($8::int[], $9::smallint[]) as l(g, lane)
 		cross join lateral (
 			select scheduled_at from jobs
 			where finalized_at is null and state <> 'running' and queue = ($4::text[])[($6::int[])[l.g]] and lane = l.lane
-				and scheduled_at > now() and scheduled_at < 'infinity'
+				and scheduled_at > statement_timestamp() and scheduled_at < 'infinity'
 			order by scheduled_at, id limit 1
 		) j
 	) end
@@ -136,6 +137,7 @@ type claimRequest struct {
 	floorID    []string
 	turns      []string // queues in which it waits for its turn
 	patience   time.Duration
+	inTurn     func() // called when the wait is over
 }
 
 // claimReply is what came back; committed once the pipeline has read the commit.
@@ -156,6 +158,7 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 			got := false
 			err := rows.Scan(&got)
 			reply.outOfTurn = !got
+			req.inTurn()
 			return err
 		}, sqlTakeTurn, req.turns, req.patience)
 	}

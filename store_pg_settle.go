@@ -286,27 +286,31 @@ func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*ou
 		return err
 	}, sqlSettle, owner,
 		column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
-		column(changes, func(c *change) string { return string(c.State) }), column(changes, func(c *change) string { return c.Reason }),
-		column(changes, func(c *change) *int64 { return c.DelayUS }), column(changes, func(c *change) *int64 { return c.DelayMS }),
-		column(changes, func(c *change) *int64 { return c.DueUS }), column(changes, func(c *change) bool { return c.AtOnce }),
-		column(changes, func(c *change) bool { return c.GiveBack }), column(changes, func(c *change) bool { return c.Snoozed }),
-		column(changes, func(c *change) bool { return c.Uncounted }), column(changes, func(c *change) bool { return c.Crashed }),
-		column(changes, func(c *change) bool { return c.Survived }), column(changes, func(c *change) bool { return c.Failed }),
-		column(changes, func(c *change) string { return c.Class }), column(changes, func(c *change) string { return c.Fingerprint }),
-		column(changes, func(c *change) string { return string(c.Entry) }),
-		column(changes, func(c *change) *time.Time { return c.ClaimedAt }))
+		column(changes, func(c *change) string { return string(c.State) }), rare(changes, func(c *change) string { return c.Reason }),
+		rare(changes, func(c *change) *int64 { return c.DelayUS }), rare(changes, func(c *change) *int64 { return c.DelayMS }),
+		rare(changes, func(c *change) *int64 { return c.DueUS }), rare(changes, func(c *change) bool { return c.AtOnce }),
+		rare(changes, func(c *change) bool { return c.GiveBack }), rare(changes, func(c *change) bool { return c.Snoozed }),
+		rare(changes, func(c *change) bool { return c.Uncounted }), rare(changes, func(c *change) bool { return c.Crashed }),
+		rare(changes, func(c *change) bool { return c.Survived }), rare(changes, func(c *change) bool { return c.Failed }),
+		rare(changes, func(c *change) string { return c.Class }), rare(changes, func(c *change) string { return c.Fingerprint }),
+		rare(changes, func(c *change) string { return string(c.Entry) }),
+		rare(changes, func(c *change) *time.Time { return c.ClaimedAt }))
 }
 
-// column is one value of each change; nil, which is null, where none has any.
+// column is one value of each change.
 func column[T comparable](changes []change, of func(*change) T) []T {
 	values := make([]T, len(changes))
-	var zero T
-	some := false
 	for i := range changes {
 		values[i] = of(&changes[i])
-		some = some || values[i] != zero
 	}
-	if !some {
+	return values
+}
+
+// rare is a column whose zero value means none: nil, which is null, where no change has any.
+func rare[T comparable](changes []change, of func(*change) T) []T {
+	values := column(changes, of)
+	var none T
+	if !slices.ContainsFunc(values, func(v T) bool { return v != none }) {
 		return nil
 	}
 	return values
