@@ -89,14 +89,14 @@ func mutants() []mutant {
 		{
 			name: "no-turns", bug: "claims of a backlog do not wait for one another",
 			file:  "claimer.go",
-			old:   "if q.full && rooms[i] >= minTurn {",
-			new:   "if q.full && rooms[i] > maxClaim {",
+			old:   "case rooms[i] >= minTurn:",
+			new:   "case rooms[i] > maxClaim:",
 			tests: []string{"TestClaimsOfABacklogTakeTurns"},
 		},
 		{
 			name: "turn-unbounded", bug: "a claim waits for its turn however long another keeps it",
 			file:  "migrations/00001_core.sql",
-			old:   "perform set_config('lock_timeout', ceil(extract(epoch from patience) * 1000)::text, true);",
+			old:   "perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);",
 			new:   "perform set_config('lock_timeout', '0', true);",
 			tests: []string{"TestClaimDoesWithoutItsTurn"},
 		},
