@@ -19,8 +19,8 @@ func mutants() []mutant {
 		{
 			name: "wake-inside", bug: "whether anybody sleeps is asked in the transaction that inserts",
 			file:  "store_pg_enqueue.go",
-			old:   "\tp.exec(nil, sqlCommitAndBegin)\n\tp.call(func() { stored = true })\n\tif direct {",
-			new:   "\tp.call(func() { stored = true })\n\tif direct {",
+			old:   "\tp.exec(nil, sqlCommitAndBegin)\n\tp.call(func() { stored = true })\n\tif direct && !s.wakesBlindly.Load() {",
+			new:   "\tp.call(func() { stored = true })\n\tif direct && !s.wakesBlindly.Load() {",
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
@@ -47,15 +47,15 @@ func mutants() []mutant {
 		{
 			name: "claim-unfenced", bug: "a claim does not ask whether its epoch is over",
 			file:  "store_pg_claim.go",
-			old:   "select now() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
-			new:   "select now() as at from supervisors where id = $1 and $2::int > 0 for key share",
+			old:   "select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
+			new:   "select statement_timestamp() as at from supervisors where id = $1 and $2::int > 0 for key share",
 			tests: []string{"TestEpochFencesClaims"},
 		},
 		{
 			name: "claim-unlocked", bug: "a raised epoch does not wait for claims under way",
 			file:  "store_pg_claim.go",
-			old:   "select now() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
-			new:   "select now() as at from supervisors where id = $1 and epoch = $2 and lost_at is null",
+			old:   "select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
+			new:   "select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null",
 			tests: []string{"TestEpochFencesClaims"},
 		},
 		{
