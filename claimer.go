@@ -300,7 +300,11 @@ func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (tur
 		return nil
 	}
 	for i, q := range queues {
-		if q.full && rooms[i] >= minTurn {
+		switch {
+		case rooms[i] == 0:
+		case !q.full:
+			return nil // its jobs must not wait for another queue's turn
+		case rooms[i] >= minTurn:
 			turns = append(turns, q.Name)
 		}
 	}
@@ -433,6 +437,7 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.fallAsleep(&p, claim)
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
+	claim.req.inTurn = func() { started = c.sup.now() } // the wait is no cost of a sweep's
 	err = p.send(ctx, conn)
 	c.afterClaim(base, claim, err, c.sup.now().Sub(started))
 	if err != nil {
@@ -454,6 +459,9 @@ func (c *claimer) failed(ctx context.Context, err error) {
 func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.Duration) {
 	now := c.sup.now()
 	reply := &p.reply
+	if reply.outOfTurn || !reply.committed && len(p.req.turns) > 0 {
+		c.outOfTurn = now.Add(turnPause)
+	}
 	switch {
 	case !reply.committed:
 		if !notApplied(err) {
@@ -464,9 +472,6 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		p.lease.lose()
 		c.sup.control.interrupt()
 		return
-	}
-	if reply.outOfTurn {
-		c.outOfTurn = now.Add(turnPause)
 	}
 	if p.lowered > 0 {
 		c.floors.swept(p.lowered, took, now)

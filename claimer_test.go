@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -703,6 +704,83 @@ func TestClaimDoesWithoutItsTurn(t *testing.T) {
 	}
 }
 
+// A statement time-out of the application's that is shorter than the wait shortens the wait, and does not end the claim.
+func TestTurnUnderAStatementTimeout(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueueJobs(t, minTurn, nil)
+	db.takeTurn(t)
+	s := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" }).
+		stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: minTurn}}})
+	s.queueStates()[0].full = true
+	if n := len(s.claim(t)); n != minTurn || s.claimer.outOfTurn.IsZero() {
+		t.Errorf("claimed %d jobs, out of turn until %v", n, s.claimer.outOfTurn)
+	}
+}
+
+// A claim that fails, whatever for, may have failed by its wait: the next is made without.
+func TestClaimThatFailsTakesNoTurn(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: minTurn}}})
+	s.claimer.wake()
+	s.claimer.trip(t.Context(), s.claimer.request(s.now())) // its connection is there
+	s.queueStates()[0].full = true
+	s.claimer.wake()
+	plan := s.claimer.request(s.now())
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.claimer.trip(gone, plan)
+	if len(plan.req.turns) != 1 || s.claimer.trouble.failures != 1 || s.claimer.outOfTurn.IsZero() {
+		t.Errorf("turns %q, %d failures, out of turn until %v", plan.req.turns, s.claimer.trouble.failures, s.claimer.outOfTurn)
+	}
+}
+
+// The wait is no cost of a near sweep's, which would come again too rarely; and what has expired meanwhile has expired.
+func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, expires_at) select 'job', now() + interval '1 s' from generate_series(1, $1)`, minTurn)
+	db.takeTurn(t)
+	s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Second, Queues: []Queue{{Concurrency: minTurn}}})
+	s.queueStates()[0].full = true
+	s.claimer.wake()
+	plan := s.claimer.request(s.now())
+	began := s.now()
+	s.claimer.trip(t.Context(), plan)
+	waited := s.now().Sub(began)
+	if plan.lowered == 0 || waited < plan.req.patience {
+		t.Fatalf("a sweep of %v that waited %v proves nothing", plan.lowered, waited)
+	}
+	if cost := s.claimer.floors.windows[2].cost; cost > waited-plan.req.patience/2 {
+		t.Errorf("a sweep that waited %v is said to have taken %v", waited, cost)
+	}
+	if len(plan.reply.jobs) != minTurn || !plan.reply.jobs[0].more.Expired {
+		t.Errorf("%d jobs, or not told that they have expired: %+v", len(plan.reply.jobs), plan.reply.jobs[0].more)
+	}
+}
+
+// A queue without a backlog waits for no other one's turn.
+func TestTurnBesideAnIdleQueue(t *testing.T) {
+	t.Parallel()
+	s := newQuietDB(t).stopped(t, SupervisorConfig{Queues: []Queue{{Name: "a"}, {Name: "b"}, {Name: "c"}}})
+	queues := s.queueStates()
+	queues[0].full, queues[1].full = true, true
+	for _, c := range []struct {
+		rooms []int32
+		want  []string
+	}{
+		{[]int32{minTurn, minTurn - 1, 0}, []string{"a"}},
+		{[]int32{minTurn, minTurn, 0}, []string{"a", "b"}},
+		{[]int32{minTurn, minTurn, 1}, nil},
+		{[]int32{0, 0, 0}, nil},
+	} {
+		if got := s.claimer.turns(queues, c.rooms, s.now()); !slices.Equal(got, c.want) {
+			t.Errorf("room for %v: turns in %q, want %q", c.rooms, got, c.want)
+		}
+	}
+}
+
 // Who wants few jobs is in nobody's way.
 func TestFewJobsWaitForNoTurn(t *testing.T) {
 	t.Parallel()
@@ -745,5 +823,46 @@ func TestTurnLeavesTheLockTimeout(t *testing.T) {
 		if got != want || timeout != "7s" {
 			t.Errorf("turn %t, want %t; lock_timeout is %s", got, want, timeout)
 		}
+	}
+}
+
+// What a job that has merely failed is told of its past travels as plain text, what any other is told as JSON: both say
+// the same, whatever the error's text looks like.
+func TestClaimTellsOfFailures(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	for _, text := range []string{"no", "", " ", `{"failures": 7} 2 3`, "1 2 3\nnext line", "ünï"} {
+		entry, err := json.Marshal([]map[string]any{{"class": "error", "error": text}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		db.exec(t, `truncate jobs`)
+		for _, tags := range []string{"null", "array['x']"} { // the second has more to tell
+			db.exec(t, `insert into jobs (kind, state, attempt, errors_total, last_delay_ms, errors, tags)
+				values ('job', 'retryable', 2, 3, 1500, $1::jsonb, `+tags+`)`, string(entry))
+		}
+		runs := s.claim(t)
+		if len(runs) != 2 {
+			t.Fatalf("%d jobs", len(runs))
+		}
+		for _, r := range runs {
+			if j := r.job; j.LastError != text || j.LastDelay != 1500*time.Millisecond || j.Failures != 3 || j.Attempt != 3 {
+				t.Errorf("last error %q, want %q; last delay %v, %d failures, attempt %d, tags %v", j.LastError, text, j.LastDelay, j.Failures, j.Attempt, j.Tags)
+			}
+			r.finish()
+		}
+	}
+}
+
+// Whoever took a job by hand has counted no claim: such a row is freed like any other that nobody speaks for.
+func TestOrphanThatWasNeverClaimed(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, claimed_by) values ('job', 'running', 'ghost')`)
+	s := db.stopped(t, SupervisorConfig{})
+	s.sweep(t)
+	if state := value[State](t, db, `select state from jobs`); state == Running {
+		t.Error("it is still running")
 	}
 }

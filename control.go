@@ -373,13 +373,16 @@ func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 // our own got through: no clocks are compared, a stalled database makes nobody look dead, and a supervisor that
 // just started waits a lease before it judges.
 func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) {
-	now := c.sup.now()
+	now, served := c.sup.now(), c.sup.queueNames()
 	seen := map[string]bool{}
-	first, alive := l.id, 0
+	first, sharing := l.id, 0
 	for _, x := range reply.peers {
 		seen[x.id] = true
 		if !x.lost {
-			first, alive = min(first, x.id), alive+1
+			first = min(first, x.id)
+			if slices.ContainsFunc(x.queues, func(q string) bool { return slices.Contains(served, q) }) {
+				sharing++
+			}
 		}
 		if x.id == l.id {
 			continue
@@ -409,7 +412,7 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 			delete(c.hunts, id)
 		}
 	}
-	c.sup.claimer.floors.share(alive)
+	c.sup.claimer.floors.share(sharing)
 	c.sup.pruner.Store(first == l.id)
 }
 

@@ -83,8 +83,10 @@
 //	telemetry.go             Hooks and log attributes
 //	failpoint.go             where the fault suite may end a process: here nothing happens
 //	failpoint_on.go          what happens where it is built with droverfail
-//	store_pg.go              SQL: connections, claim and settle
+//	store_pg.go              SQL: connections, pipelines, errors
 //	store_pg_enqueue.go      SQL: enqueue
+//	store_pg_claim.go        SQL: claim
+//	store_pg_settle.go       SQL: settle
 //	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
 //	store_pg_failures.go     SQL: failure groups
 //	store_pg_budgets.go      SQL: retry budgets

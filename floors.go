@@ -17,7 +17,7 @@ type floors struct {
 	version int             // changes by others than claims so far
 	heldAt  int             // claims of an older version move no floor
 	windows [3]window
-	sharing int // supervisors that sweep
+	sharing int // supervisors whose near sweeps these are
 }
 
 type laneKey struct {
@@ -96,7 +96,7 @@ func (f *floors) due(now time.Time) time.Duration {
 	return 0
 }
 
-// share tells among how many supervisors the near sweeps are divided. What one of them finds late, another may find.
+// share tells among how many supervisors, those that serve one of our queues, the near sweeps are divided.
 func (f *floors) share(supervisors int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,8 +104,9 @@ func (f *floors) share(supervisors int) {
 }
 
 // swept notes that a sweep of the given width took a time: narrower ones are done with it. Each comes again after
-// nine times its own cost for every supervisor, so that all together take at most a tenth of the time, and not before a twentieth of its width. A wide
-// sweep over many dead rows must not hold up the narrow ones, which find most of what commits late.
+// nine times its own cost, so that it takes at most a tenth of the time, together with those of the supervisors that
+// share them, and not before a twentieth of its width. A wide sweep over many dead rows must not hold up the narrow ones,
+// which find most of what commits late.
 func (f *floors) swept(width, cost time.Duration, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +116,7 @@ func (f *floors) swept(width, cost time.Duration, now time.Time) {
 			w.cost = cost
 		}
 		if w.width <= width {
-			w.next = now.Add(max(9*w.cost*time.Duration(f.sharing), w.width/20))
+			w.next = now.Add(max(w.cost*time.Duration(10*f.sharing-1), w.width/20))
 		}
 	}
 }

@@ -193,6 +193,9 @@ func TestCostOfAHeartbeat(t *testing.T) {
 	db.exec(t, `insert into jobs (id, kind) select 'f' || lpad(n::text, 25, '0'), 'job' from generate_series(1, 20000) n`)
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'x', attempt = 1, claim_seq = 1`)
 	db.exec(t, `update jobs set state = 'completed', claimed_by = null, finalized_at = now()`)
+	// What an operator discarded while a policy had it parked stays, and says still what it waited for.
+	db.exec(t, `insert into jobs (id, kind, state, scheduled_at, finalized_at, discard_reason, parked_build)
+		select 'p' || lpad(n::text, 25, '0'), 'job', 'discarded', 'infinity', now(), 'operator', 'v1' from generate_series(1, 20000) n`)
 	for _, when := range []string{"", "analyze jobs"} {
 		db.exec(t, when)
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {

@@ -55,10 +55,13 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 	}
 	defer conn.Release()
 	direct := job.plain && !s.functionsOnly.Load()
-	stored, existing, err := enqueueOn(ctx, conn.Conn(), job, direct)
+	stored, existing, err := s.enqueueOn(ctx, conn.Conn(), job, direct)
 	if direct && lacksRight(err) {
-		if s.functionsOnly.Store(true); !stored {
-			stored, existing, err = enqueueOn(ctx, conn.Conn(), job, false)
+		if stored {
+			s.wakesBlindly.Store(true)
+		} else {
+			s.functionsOnly.Store(true)
+			stored, existing, err = s.enqueueOn(ctx, conn.Conn(), job, false)
 		}
 	}
 	if err != nil && !stored {
@@ -69,7 +72,7 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
 // around a supervisor's falling asleep would be lost.
-func enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
+func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pipeline
 	p.begin()
 	if direct {
@@ -79,7 +82,7 @@ func enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (s
 	}
 	p.exec(nil, sqlCommitAndBegin)
 	p.call(func() { stored = true })
-	if direct {
+	if direct && !s.wakesBlindly.Load() {
 		p.exec(nil, sqlWakeAsleep, job.Queue)
 	} else {
 		p.wake(job)

@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg.go.
+// Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg_settle.go.
 
 const (
 	sqlAddFailures = `

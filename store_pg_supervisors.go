@@ -138,7 +138,7 @@ with mine as (
 select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
 	exists (select from redrives where finished_at is null and paused_at is null),
 	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
-		or exists (select from jobs where parked_build is not null and state = 'parked'),
+		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
 	array(select scope from budgets),
 	coalesce((
 		select l.queue from unnest($5::text[], $6::smallint[]) as l(queue, lane)

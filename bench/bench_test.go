@@ -142,6 +142,7 @@ func everyScenario(t *testing.T, server *server) {
 	want := map[string][]string{
 		"burn":      {figureBurn},
 		"held":      {figureBurn, figureRows, figureHeld, figureHeldShare, figureRowsShare},
+		"late":      {figureP50, figureP99, figureLateP50, figureLateP99},
 		"fail":      {figureBurn, figureFailing, figureFailingShare},
 		"latency":   {figureP50, figureP99},
 		"lateness":  {figureP50, figureP99},

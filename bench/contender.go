@@ -45,6 +45,11 @@ type (
 		enqueue(ctx context.Context) error
 	}
 
+	// liver runs workers while producers store the numbered jobs of a live load, and tells it when each has started.
+	liver interface {
+		live(ctx context.Context, l *live) error
+	}
+
 	// filler puts jobs into the table that are not to run: due in the far future, and long finished. claimBuffers is how
 	// many buffers its claims have read since pg_stat_statements was reset.
 	filler interface {

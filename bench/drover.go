@@ -134,6 +134,28 @@ func (q *droverQueue) enqueue(ctx context.Context) error {
 	return err
 }
 
+func (q *droverQueue) live(ctx context.Context, l *live) (err error) {
+	running, end, err := q.supervise(ctx, 0, func(_ context.Context, _ *drover.Job, job noop) error {
+		l.start(job.N)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	return l.run(running, func(ctx context.Context, n int) error {
+		_, err := q.client.Enqueue(ctx, noop{N: n}, nil)
+		return err
+	}, func(ctx context.Context, n int, pause time.Duration) error {
+		return pgx.BeginFunc(ctx, q.pool, func(tx pgx.Tx) error {
+			if _, err := q.client.EnqueueTx(ctx, tx, noop{N: n}, nil); err != nil {
+				return err
+			}
+			return drive.Pause(ctx, pause)
+		})
+	})
+}
+
 // supervise runs a supervisor until end is called, which waits for it. The context that comes back is done when the
 // supervisor fails, with its error as the cause. No workers means drover's default.
 func (q *droverQueue) supervise(

@@ -12,6 +12,8 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // riverQueue is River. Its settings are those of its own bench command with the shortest fetch cooldown it takes, or its
@@ -130,6 +132,28 @@ func (q *riverQueue) lateness(ctx context.Context, backoffs []time.Duration) (la
 func (q *riverQueue) enqueue(ctx context.Context) error {
 	_, err := q.inserter.Insert(ctx, noop{}, nil)
 	return err
+}
+
+func (q *riverQueue) live(ctx context.Context, l *live) (err error) {
+	client, end, err := q.start(ctx, riverDefaultWorkers, func(job *river.Job[noop]) error {
+		l.start(job.Args.N)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	return l.run(ctx, func(ctx context.Context, n int) error {
+		_, err := client.Insert(ctx, noop{N: n}, nil)
+		return err
+	}, func(ctx context.Context, n int, pause time.Duration) error {
+		return pgx.BeginFunc(ctx, q.pool, func(tx pgx.Tx) error {
+			if _, err := client.InsertTx(ctx, tx, noop{N: n}, nil); err != nil {
+				return err
+			}
+			return drive.Pause(ctx, pause)
+		})
+	})
 }
 
 const (

@@ -150,7 +150,7 @@ create table jobs (
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
 
--- Serves claim, near sweep, full sweep, next due and rescue (store_pg.go). No column that a claim changes may be in
+-- Serves claim, near sweep, full sweep, next due and rescue (store_pg_*.go). No column that a claim changes may be in
 -- here, predicate included, or claims are no longer HOT: that is why state is not.
 create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;
 
@@ -264,12 +264,17 @@ comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
 declare
-	usual text := current_setting('lock_timeout');
+	usual  text := current_setting('lock_timeout');
+	bounds interval[] := array[current_setting('statement_timeout')::interval, current_setting('transaction_timeout', true)::interval];
+	until  timestamptz;
+	turn   bigint;
 begin
-	perform set_config('lock_timeout', ceil(extract(epoch from patience) * 1000)::text, true);
-	perform pg_advisory_xact_lock(key) from (
-		select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by 1
-	) k;
+	-- Time-outs of the session's own would end more than the wait. 0 is none.
+	until := clock_timestamp() + least(patience, (select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
+	for turn in select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by key loop
+		perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);
+		perform pg_advisory_xact_lock(turn);
+	end loop;
 	perform set_config('lock_timeout', usual, true);
 	return true;
 exception when lock_not_available then

@@ -8,7 +8,8 @@ alter table jobs add column parked_build text;
 comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
 
 -- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
-create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null;
+-- Not "finalized_at is null": where few jobs are unfinished the planner would read jobs_claim_idx for it, dead entries and all.
+create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
 
 create table failure_groups (
 	fingerprint text primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
@@ -173,7 +174,7 @@ begin
 	where f.fingerprint = drover_failure_policy.fingerprint;
 	if g.policy = 'park' and policy is distinct from 'park' then
 		with parked as materialized (
-			select id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and j.state = 'parked'
+			select id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			order by id for update
 		)
 		update jobs set parked_build = '' where id = any(array(select id from parked));
@@ -204,13 +205,13 @@ begin
 	)
 	update failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
 	select o.build into over from (select '' as build union all select b.build from builds b where b.build <> newest) o
-	where exists (select from jobs j where j.parked_build = o.build and j.state = 'parked')
+	where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
 	limit 1;
 	start := greatest(clock_timestamp(), (select max(slots_to) from builds));
 	-- One that was settled while its group's policy was lifted waits for the newest build, without need.
 	ids := array(
 		select j.id from jobs j
-		where j.parked_build = coalesce(over, newest) and j.state = 'parked'
+		where j.parked_build = coalesce(over, newest) and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			and (over is not null or not exists (select from failure_groups g where g.fingerprint = j.fingerprint and g.policy = 'park'))
 		order by j.fingerprint, j.id
 		limit greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int) for update skip locked);
@@ -234,7 +235,7 @@ create view failures as
 select g.*, coalesce(d.discarded, 0) as discarded, coalesce(p.parked, 0) as parked
 from failure_groups g
 left join (select fingerprint, count(*) as discarded from jobs where discard_reason is not null group by fingerprint) d on d.fingerprint = g.fingerprint
-left join (select fingerprint, count(*) as parked from jobs where parked_build is not null and state = 'parked' group by fingerprint) p
+left join (select fingerprint, count(*) as parked from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity' and state = 'parked' group by fingerprint) p
 	on p.fingerprint = g.fingerprint;
 comment on view failures is 'The failure groups, each with how many jobs are discarded and parked under it now. Reads an index of all discarded jobs.';
 

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/drive"
+)
+
+// liveLoad is what producers do while workers run: so many jobs a second, each in a transaction of its own, and so many in
+// transactions that commit a pause after the job was stored, as an application's do.
+type liveLoad struct {
+	singles, late int // a second
+	pause         time.Duration
+	lasts         time.Duration
+}
+
+// producers of each kind; with those of the pool left over for the queue.
+const liveProducers = 8
+
+// live notes when each of a load's jobs was committed and when it started. The jobs are numbered, the late ones last.
+type live struct {
+	load               liveLoad
+	singles            int
+	committed, started []atomic.Int64 // since began, in nanoseconds; 0: not yet
+	left               atomic.Int64
+	began              time.Time
+}
+
+func newLive(load liveLoad) *live {
+	singles := int(float64(load.singles) * load.lasts.Seconds())
+	n := singles + int(float64(load.late)*load.lasts.Seconds())
+	l := &live{load: load, singles: singles, committed: make([]atomic.Int64, n), started: make([]atomic.Int64, n), began: time.Now()}
+	l.left.Store(int64(n))
+	return l
+}
+
+// start is to be called by the handler of job n.
+func (l *live) start(n int) {
+	if l.started[n].CompareAndSwap(0, int64(time.Since(l.began))) {
+		l.left.Add(-1)
+	}
+}
+
+// run stores the jobs at their rates, however long the calls take, and waits until all have started.
+func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) error, late func(ctx context.Context, n int, pause time.Duration) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group sync.WaitGroup
+	produce := func(first, end, rate int, store func(n int) error) {
+		var next atomic.Int64
+		began := time.Now()
+		for range liveProducers {
+			group.Go(func() {
+				for {
+					n := int(next.Add(1)) - 1
+					if first+n >= end || drive.Pause(ctx, time.Until(began.Add(time.Duration(n)*time.Second/time.Duration(rate)))) != nil {
+						return
+					}
+					if err := store(first + n); err != nil {
+						cancel(err)
+						return
+					}
+					l.committed[first+n].Store(int64(time.Since(l.began)))
+				}
+			})
+		}
+	}
+	produce(0, l.singles, l.load.singles, func(n int) error { return single(ctx, n) })
+	produce(l.singles, len(l.started), l.load.late, func(n int) error { return late(ctx, n, l.load.pause) })
+	group.Wait()
+	err := drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) { return l.left.Load() == 0, nil })
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%d of %d jobs have not started: %w", l.left.Load(), len(l.started), err)
+	}
+	return nil
+}
+
+// waits are the times from commit to start, of all jobs and of the late ones; none where a job started before its
+// producer heard of the commit.
+func (l *live) waits() (all, late []time.Duration) {
+	all = make([]time.Duration, len(l.started))
+	for n := range all {
+		all[n] = time.Duration(max(l.started[n].Load()-l.committed[n].Load(), 0))
+	}
+	return all, append([]time.Duration(nil), all[l.singles:]...)
+}

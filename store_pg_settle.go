@@ -1,0 +1,358 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
+// which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
+const sqlStart = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claimed_by = $3 and state = 'running'
+		and ((id, claim_seq, attempted_at) in (select unnest($1::text[]), unnest($2::int[]), unnest($4::timestamptz[]))) is true
+	order by id for update skip locked
+)
+update jobs set started_seq = claim_seq
+where id = any(array(select id from held))
+returning id, attempted_at`
+
+// start queues sqlStart, and notes of which jobs' claims the start was written down.
+func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run) {
+	ids, at := claims(runs)
+	seqs := make([]int32, len(runs))
+	for i, r := range runs {
+		seqs[i] = int32(r.claimSeq) //nolint:gosec // from the column
+	}
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		var at time.Time
+		err := rows.Scan(&id, &at)
+		started[id] = at
+		return err
+	}, sqlStart, ids, seqs, owner, at)
+}
+
+// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
+// at that of the times $5 which $4 says. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
+// handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
+// "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
+const sqlComplete = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
+	order by id for update skip locked
+)
+update jobs set state = 'completed', finalized_at = now(), claimed_by = null
+where id = any(array(select id from held))`
+
+// sqlCompleteDelete is sqlComplete where completed jobs are not kept.
+const sqlCompleteDelete = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
+		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
+	order by id for update skip locked
+)
+delete from jobs where id = any(array(select id from held))`
+
+// complete queues one of these and stores how many it completed. The runs have one owner and one claim_seq.
+func (p *pipeline) complete(n *int64, runs []*run, del bool) {
+	ids, which := make([]string, len(runs)), make([]int32, len(runs))
+	var at []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
+	known := map[time.Time]int32{}
+	for i, r := range runs {
+		if known[r.attemptedAt] == 0 {
+			at = append(at, r.attemptedAt)
+			known[r.attemptedAt] = int32(len(at)) //nolint:gosec // at most maxComplete
+		}
+		ids[i], which[i] = r.job.ID, known[r.attemptedAt]
+	}
+	sql := sqlComplete
+	if del {
+		sql = sqlCompleteDelete
+	}
+	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
+}
+
+// settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
+// found in a subquery that locks it, which no planner can turn into a join.
+//
+// fresh: the failure is none of those that the row still has.
+const settleHeld = `
+	cross join lateral (
+		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
+			errors_total = 0 or not errors @> jsonb_build_array(jsonb_build_object('fingerprint', c.fingerprint)) as fresh
+		from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1 and attempted_at is not distinct from c.claimed_at and state = 'running'
+		for `
+
+// settleRules are what failure groups decree and record, over the rows that "held" has locked.
+//
+// ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
+// that is nearly always empty. And how a new errors entry begins.
+// tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
+// failure wait for every other, and for each handler that has settled one in a transaction still open. Its entry is the
+// last job's: ids have 26 bytes.
+const settleRules = `
+	) j
+), ruled as materialized (
+	select '[{"at": ' || to_json(now())::text || ', ' as head, jsonb_object_agg(h.id, case g.policy
+		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
+		else jsonb_build_object('state', 'discarded', 'reason', 'operator') end) as rules
+	from held h join failure_groups g on g.fingerprint = h.failure and g.policy is not null
+	where h.state = 'retryable'
+), tallied as (
+	insert into failure_tallies (fingerprint, kind, class, error_type, count, jobs, last_job, sample)
+	select failure, kind, entry->>'class', coalesce(entry->>'type', ''), count, jobs, last_job,
+		case when not exists (select from failure_groups g where g.fingerprint = failure) then entry->>'error' end
+	from (
+		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job,
+			substr(max((id || entry) collate "C"), 27)::jsonb as entry
+		from held where failure is not null group by failure offset 0
+	) t
+)`
+
+// toldState is a row's state as its run's end is told: one that waits in a redrive's hands is to be retried.
+const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
+
+// settleUpdate puts what "held" says into the rows' columns, unless a rule stands before it. It is the one join of claim
+// and settle: of two sides that are both as long as held, whatever the statistics say, and hashed (sqlSettlePlan).
+//
+// waits: the row goes back into a redrive's hands. One that a redrive let run within its key's cap gives its place back
+// when its run fails, and waits until the redrive has one again. due_us is the slot of a retry budget: the server's own
+// reading, for a delay would begin anew with this transaction. A job that is due "at once" gets the time of this
+// statement, not of the transaction's start: in front of the floors.
+//
+// added: the new entry, with the time, as an array. drover_append_error is called only where something has to go for it:
+// a function that pins its search_path costs more than the rest of a row's columns.
+const settleUpdate = `
+update jobs j set
+	state = case when h.waits then 'parked' else h.became end,
+	finalized_at = case when h.became in ('discarded', 'cancelled') then now() end,
+	discard_reason = h.reason,
+	parked_build = h.build,
+	claimed_by = null,
+	paced_at = case when h.waits then coalesce(h.due, now()) when h.became <> 'parked' then j.paced_at end,
+	scheduled_at = case when h.waits or h.became = 'parked' then 'infinity' when h.at_once then clock_timestamp() else coalesce(h.due, j.scheduled_at) end,
+	last_delay_ms = coalesce(h.delay_ms, j.last_delay_ms),
+	attempt = j.attempt - case when h.give_back then 1 else 0 end,
+	snoozes = case when h.snoozed then coalesce(j.snoozes, 0) + 1 else j.snoozes end,
+	uncounted = case when h.uncounted then coalesce(j.uncounted, 0) + 1 else j.uncounted end,
+	crashes = greatest(j.crashes + case when h.crashed then 1 when h.survived then -1 else 0 end, 0),
+	deaths = case when h.crashed then coalesce(j.deaths, 0) + 1 else j.deaths end,
+	errors_total = j.errors_total + case when h.failed then 1 else 0 end,
+	class = coalesce(h.class, j.class),
+	fingerprint = coalesce(h.fingerprint, j.fingerprint),
+	errors = case when h.added is null then j.errors
+		when jsonb_array_length(j.errors) = 0 then h.added
+		when jsonb_array_length(j.errors) < 20 and (j.errors->-1 ? 'trace') is not true then j.errors || h.added
+		else drover_append_error(j.errors, h.added->0) end
+from (
+	select id, became, coalesce(rule->>'reason', nullif(reason, '')) as reason, rule->>'build' as build, became in ('retryable', 'scheduled') and paced as waits,
+		case when due_us is not null then timestamptz '1970-01-01 00:00:00Z' + due_us * interval '1 microsecond'
+			else now() + delay_us * interval '1 microsecond' end as due,
+		delay_ms, at_once, give_back, snoozed, uncounted, crashed, survived, failed, nullif(class, '') as class, nullif(fingerprint, '') as fingerprint,
+		case when rule is null then entry_at else entry_at #- '{0,delay_ms}' end as added
+	from (
+		select *, coalesce(rule->>'state', state) as became, ((select head from ruled) || right(nullif(entry, ''), -1) || ']')::jsonb as entry_at
+		from (select *, (select rules from ruled)->id as rule from held) s
+	) s
+	offset 0
+) h
+where j.id = h.id and j.id = any(array(select id from held))
+returning `
+
+// sqlSettlePlan is sqlOnePlan for sqlSettle, which has to join: by a hash of either side.
+const sqlSettlePlan = `
+select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
+
+// sqlSettle ends runs of supervisor $1 in any other way, each as the arrays say: typed arrays, for a JSON document that is
+// searched for each row costs more than the rest. Empty texts are none; a column of which no row has anything is null.
+const sqlSettle = `
+with held as materialized (
+	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
+		$9::bool[], $10::bool[], $11::bool[], $12::bool[], $13::bool[], $14::bool[], $15::bool[], $16::text[], $17::text[], $18::text[],
+		$19::timestamptz[]) as c(id, seq, state, reason, delay_us, delay_ms, due_us,
+		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
+	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
+
+// sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
+const sqlSettleTx = `
+with held as materialized (
+	select * from jsonb_to_record($2::jsonb)
+		as c(id text, seq int, state text, reason text, delay_us bigint, delay_ms bigint, due_us bigint,
+		at_once bool, give_back bool, snoozed bool, uncounted bool, crashed bool, survived bool, failed bool, class text, fingerprint text, entry text,
+		claimed_at timestamptz)` +
+	settleHeld + `no key update` + settleRules + settleUpdate + toldState
+
+const sqlCompleteTx = `
+update jobs set state = 'completed', finalized_at = now(), claimed_by = null
+where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
+returning state`
+
+const sqlCompleteDeleteTx = `
+delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
+
+// sqlHoldTx keeps a run's claim until the caller's transaction ends.
+const sqlHoldTx = `
+select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
+
+// fencedTx runs one of these in a caller's transaction and tells what the job became. A row that changed under a repeatable read or serializable
+// transaction shows as a serialization failure; only another owner changes it, so that is a lost lease too.
+func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (State, error) {
+	var became State
+	err := tx.QueryRow(ctx, sql, args...).Scan(&became)
+	var db interface{ SQLState() string }
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return "", ErrLeaseLost
+	case errors.As(err, &db) && db.SQLState() == "40001":
+		return "", fmt.Errorf("%w (%w)", ErrLeaseLost, err)
+	}
+	return became, classify(err)
+}
+
+// change is what sqlSettle does to one row. Absent keys change nothing.
+type change struct {
+	ID          string          `json:"id"`
+	Seq         int32           `json:"seq"`
+	ClaimedAt   *time.Time      `json:"claimed_at,omitempty"`
+	State       State           `json:"state"`
+	Reason      string          `json:"reason,omitempty"`
+	DelayUS     *int64          `json:"delay_us,omitempty"`
+	DelayMS     *int64          `json:"delay_ms,omitempty"`
+	DueUS       *int64          `json:"due_us,omitempty"`
+	AtOnce      bool            `json:"at_once,omitempty"`
+	GiveBack    bool            `json:"give_back,omitempty"`
+	Snoozed     bool            `json:"snoozed,omitempty"`
+	Uncounted   bool            `json:"uncounted,omitempty"`
+	Crashed     bool            `json:"crashed,omitempty"`
+	Survived    bool            `json:"survived,omitempty"`
+	Failed      bool            `json:"failed,omitempty"`
+	Class       string          `json:"class,omitempty"`
+	Fingerprint string          `json:"fingerprint,omitempty"`
+	Entry       json.RawMessage `json:"entry,omitempty"`
+}
+
+func (o *outcome) change() change {
+	c := change{
+		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: o.state, Reason: o.reason, //nolint:gosec // an int of the table's
+		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
+		Failed: o.class != "" && o.state != Cancelled,
+	}
+	if !o.run.attemptedAt.IsZero() {
+		c.ClaimedAt = &o.run.attemptedAt
+	}
+	if o.entry != nil {
+		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
+	}
+	if (o.state == Retryable || o.state == Scheduled) && !o.now {
+		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
+		if c.DelayUS = &us; o.slot != nil {
+			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
+		}
+		if o.state == Retryable {
+			c.DelayMS = &ms
+		}
+	}
+	return c
+}
+
+// settle queues sqlSettle and notes what the jobs became. No two outcomes are of one job.
+func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) {
+	changes := make([]change, len(outcomes))
+	for i, o := range outcomes {
+		changes[i] = o.change()
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.ID, b.ID) })
+	var row struct {
+		id    string
+		state sameText
+	}
+	p.query(func(rows pgx.Rows) error {
+		err := rows.Scan(&row.id, &row.state)
+		settled[row.id] = State(row.state)
+		return err
+	}, sqlSettle, owner,
+		column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
+		column(changes, func(c *change) string { return string(c.State) }), rare(changes, func(c *change) string { return c.Reason }),
+		rare(changes, func(c *change) *int64 { return c.DelayUS }), rare(changes, func(c *change) *int64 { return c.DelayMS }),
+		rare(changes, func(c *change) *int64 { return c.DueUS }), rare(changes, func(c *change) bool { return c.AtOnce }),
+		rare(changes, func(c *change) bool { return c.GiveBack }), rare(changes, func(c *change) bool { return c.Snoozed }),
+		rare(changes, func(c *change) bool { return c.Uncounted }), rare(changes, func(c *change) bool { return c.Crashed }),
+		rare(changes, func(c *change) bool { return c.Survived }), rare(changes, func(c *change) bool { return c.Failed }),
+		rare(changes, func(c *change) string { return c.Class }), rare(changes, func(c *change) string { return c.Fingerprint }),
+		rare(changes, func(c *change) string { return string(c.Entry) }),
+		rare(changes, func(c *change) *time.Time { return c.ClaimedAt }))
+}
+
+// column is one value of each change.
+func column[T comparable](changes []change, of func(*change) T) []T {
+	values := make([]T, len(changes))
+	for i := range changes {
+		values[i] = of(&changes[i])
+	}
+	return values
+}
+
+// rare is a column whose zero value means none: nil, which is null, where no change has any.
+func rare[T comparable](changes []change, of func(*change) T) []T {
+	values := column(changes, of)
+	var none T
+	if !slices.ContainsFunc(values, func(v T) bool { return v != none }) {
+		return nil
+	}
+	return values
+}
+
+// sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
+const sqlLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
+
+type seenJob struct {
+	state       State
+	claimSeq    int
+	attemptedAt pgtype.Timestamptz
+	owner       string
+	reason      string // of a discard
+}
+
+// lastClaimedBy reports whether nobody has claimed the job since the run.
+func (j *seenJob) lastClaimedBy(r *run) bool {
+	return j.claimSeq == r.claimSeq && j.attemptedAt.Time.Equal(r.attemptedAt)
+}
+
+func (p *pipeline) look(ids []string, seen map[string]seenJob) {
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		var j seenJob
+		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.attemptedAt, &j.owner, &j.reason); err != nil {
+			return err
+		}
+		seen[id] = j
+		return nil
+	}, sqlLook, ids)
+}
+
+// sqlAlive lists the supervisors whose lease nobody has taken. Read after sqlLook: whoever takes a job takes the lease
+// first, and then its owner is not among these.
+const sqlAlive = `select distinct id from supervisors where lost_at is null`
+
+func (p *pipeline) alive(ids map[string]bool) {
+	p.query(func(rows pgx.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		ids[id] = true
+		return err
+	}, sqlAlive)
+}
