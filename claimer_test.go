@@ -866,3 +866,31 @@ func TestOrphanThatWasNeverClaimed(t *testing.T) {
 		t.Error("it is still running")
 	}
 }
+
+// A sweep that steps over too much ends before it costs the supervisor its connection, and comes again no sooner than any
+// other that took so long.
+func TestSweepIsBounded(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Lease: 2 * time.Second})
+	s.beat(t)
+	conn := s.control.link.conn
+	holder, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context())
+	if _, err := holder.Exec(t.Context(), `lock table jobs`); err != nil {
+		t.Fatal(err)
+	}
+	l := s.lease.Load()
+	s.control.sweepAt = time.Time{}
+	reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
+	began := s.now()
+	if err := s.control.sweep(t.Context(), conn, l, reply); err == nil {
+		t.Fatal("a sweep of a locked table")
+	}
+	if took := s.now().Sub(began); conn.IsClosed() || s.control.sweepAt.Sub(s.now()) < 8*took {
+		t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.IsClosed(), s.control.sweepAt.Sub(s.now()))
+	}
+}

@@ -663,9 +663,10 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		return nil
 	}
 	c.sweeps = turn
+	defer func() { c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started)) }() // also of one that failed
 	c.sup.claimer.floors.hold()
 	req := c.sup.claimer.allLanes()
-	behind, peopled, err := c.sup.client.store.sweep(ctx, conn, req)
+	behind, peopled, err := c.sup.client.store.sweep(ctx, conn, req, c.sup.cfg.Lease/4)
 	if err != nil {
 		return fmt.Errorf("full sweep: %w", err)
 	}
@@ -679,9 +680,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	if c.orphans == nil || c.orphans.ended() {
 		c.orphans = &hunt{lanes: peopled}
 	}
-	err = c.orphaned(ctx, conn, c.orphans)
-	c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started))
-	if err != nil {
+	if err := c.orphaned(ctx, conn, c.orphans); err != nil {
 		return fmt.Errorf("full sweep: %w", err)
 	}
 	return nil

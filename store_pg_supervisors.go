@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -596,7 +597,11 @@ type straggler struct {
 }
 
 // sweep returns what is behind the floors, and the lanes in which there is anything.
-func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (behind []straggler, lanes []huntLane, err error) {
+// sqlBound ends a statement that takes longer. A context that ends it would cost the connection.
+const sqlBound = `select set_config('statement_timeout', $1, true)`
+
+// sweep takes no longer than the bound: it steps over all that has died, on the connection that has to beat.
+func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
 	var p pipeline
 	queues := make([]string, len(req.lanes))
 	for i, g := range req.laneGroup {
@@ -604,6 +609,7 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest) (b
 	}
 	p.begin()
 	p.exec(nil, sqlOnePlan)
+	p.exec(nil, sqlBound, strconv.FormatInt(bound.Milliseconds(), 10))
 	p.query(func(rows pgx.Rows) error {
 		var key laneKey
 		var at *time.Time
