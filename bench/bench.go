@@ -19,6 +19,9 @@ type entrant struct {
 
 const droverWorkers = 200
 
+// ownWorkers are the scenarios in which drover has other workers.
+const ownWorkers = " (latency, lateness and late: 10, its default; processes: 100 each)"
+
 // entrants returns all contenders.
 func entrants() []entrant {
 	drover := func(keep bool) func(context.Context) (contender, error) {
@@ -34,15 +37,16 @@ func entrants() []entrant {
 		return func(ctx context.Context) (contender, error) { return newNodeQueue(ctx, name) }
 	}
 	return []entrant{
-		{keepName, "200 workers, completed jobs kept, fillfactor 30 as migrated", droverWorkers, 1, drover(true)},
-		{deleteName, "200 workers, completed jobs deleted, fillfactor 45 as its documentation says", droverWorkers, 1, drover(false)},
+		{keepName, "200 workers" + ownWorkers + ", completed jobs kept, fillfactor 30 as migrated", droverWorkers, 1, drover(true)},
+		{deleteName, "200 workers" + ownWorkers + ", completed jobs deleted, fillfactor 45 as its documentation says", droverWorkers, 1, drover(false)},
 		{
 			rawKeepName, "drover's table; two connections, one claims 2,000 while the other completes 2,000; no handler; completed jobs kept", 1, 1,
 			raw(true),
 		},
 		{rawDeleteName, "the same, completed jobs deleted; fillfactor 45", 1, 1, raw(false)},
 		{
-			riverName, "2,000 workers and a poll every 20 ms as in its bench command, fetch cooldown 1 ms, its minimum; keeps completed jobs",
+			riverName,
+			"2,000 workers and a poll every 20 ms as in its bench command (latency, lateness and late: 100; there and for failing jobs 1 ms, its minimum, which slows a burn-down); fetch cooldown 1 ms, its minimum; keeps completed jobs",
 			riverBenchWorkers, 1, river(false),
 		},
 		{riverDefaultsName, "100 workers, else its defaults; keeps completed jobs; a twentieth of the jobs", riverDefaultWorkers, 20, river(true)},
@@ -51,6 +55,13 @@ func entrants() []entrant {
 		{bullmqName, "two workers of 32 jobs at once; completed jobs deleted; a twentieth of the jobs", 1, 20, node(bullmqName)},
 		{bullmqDefaultsName, "its defaults; keeps completed jobs; a hundredth of the jobs", 1, 100, node(bullmqDefaultsName)},
 	}
+}
+
+// takingPart are the entrants that a scenario asks for.
+func takingPart(all []entrant, scenarios []scenario) []entrant {
+	return slices.DeleteFunc(all, func(e entrant) bool {
+		return !slices.ContainsFunc(scenarios, func(s scenario) bool { return slices.Contains(s.contenders, e.name) })
+	})
 }
 
 // bench is one run of the comparison.
@@ -73,6 +84,7 @@ func (b *bench) run(ctx context.Context, r *Report) error {
 	small := b.sizes
 	small.Jobs /= 10
 	for _, e := range b.entrants {
+		b.progress("warm-up: " + e.name)
 		if _, err := b.trial(ctx, warmUp, small, e); ctx.Err() != nil {
 			return errors.Join(context.Cause(ctx), err)
 		}

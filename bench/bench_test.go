@@ -142,10 +142,10 @@ func everyScenario(t *testing.T, server *server) {
 	want := map[string][]string{
 		"burn":      {figureBurn},
 		"held":      {figureBurn, figureRows, figureHeld, figureHeldShare, figureRowsShare},
-		"late":      {figureP50, figureP99, figureLateP50, figureLateP99},
+		"late":      {figureP50, figureP99, lateCommits + figureP50, lateCommits + figureMax}, // of 250 and of 50
 		"fail":      {figureBurn, figureFailing, figureFailingShare},
-		"latency":   {figureP50, figureP99},
-		"lateness":  {figureP50, figureP99},
+		"latency":   {figureP50, figureMax, sameClient + figureP50, sameClient + figureMax},
+		"lateness":  {figureP50, figureMax},
 		"enqueue":   {figureSingle, figureSingleMany, figureBulk},
 		"processes": {"1 process", "2 processes", figureProcessShare},
 		"big":       {figureBurn, figureBig, figureBigShare},
@@ -157,11 +157,12 @@ func everyScenario(t *testing.T, server *server) {
 	for i := range all {
 		all[i].contenders = []string{keepName, "broken", "absent"}
 	}
+	var told []string
 	b := &bench{
 		sizes: sizes{
 			Jobs: 500, Dead: 500, Samples: 10, Enqueue: 50 * time.Millisecond, Future: 1000, Finished: 1000, Processes: []int{1, 2}, Rounds: 1,
 		},
-		server: server, scenarios: all, progress: func(string) {},
+		server: server, scenarios: all, progress: func(line string) { told = append(told, line) },
 		entrants: []entrant{
 			{name: "broken", workers: 1, part: 1, make: func(context.Context) (contender, error) { return broken{}, nil }},
 			{name: "absent", workers: 1, part: 1, make: func(context.Context) (contender, error) { return nil, fmt.Errorf("%w: nobody is at home", errAbsent) }},
@@ -171,6 +172,9 @@ func everyScenario(t *testing.T, server *server) {
 	var r Report
 	if err := b.run(t.Context(), &r); err != nil {
 		t.Fatal(err)
+	}
+	if !slices.Equal(told[:3], []string{"warm-up: broken", "warm-up: absent", "warm-up: " + keepName}) {
+		t.Errorf("told: %q", told)
 	}
 	if len(r.Scenarios) != len(want) {
 		t.Errorf("%d scenarios, want %d", len(r.Scenarios), len(want))
@@ -256,6 +260,56 @@ func TestParse(t *testing.T) {
 	for _, args := range [][]string{{"--scenario", "nap"}, {"--contender", "abacus"}, {"--jobs", "1"}, {"--rounds", "-1"}, {"now"}} {
 		if _, err := parse(args, io.Discard); err == nil {
 			t.Errorf("%q is taken", args)
+		}
+	}
+}
+
+// A name that there is not is answered with those that there are.
+func TestParseTellsTheNames(t *testing.T) {
+	t.Parallel()
+	_, err := parse([]string{"--scenario", "nap"}, io.Discard)
+	for _, s := range scenarios() {
+		if err == nil || !strings.Contains(err.Error(), s.name) {
+			t.Errorf("%v: no %s", err, s.name)
+		}
+	}
+}
+
+// Who is in none of the chosen scenarios is neither warmed up nor told of; with nobody left there is nothing to start.
+func TestTakingPart(t *testing.T) {
+	t.Parallel()
+	named := func(name string) []scenario {
+		return chosen(scenarios(), []string{name}, func(s scenario) string { return s.name })
+	}
+	var names []string
+	for _, e := range takingPart(entrants(), named("fail")) {
+		names = append(names, e.name)
+	}
+	if !slices.Equal(names, []string{keepName, deleteName, riverName}) {
+		t.Errorf("in fail: %q", names)
+	}
+	if err := run(t.Context(), []string{"--scenario", "big", "--contender", riverName}, io.Discard, io.Discard); err == nil {
+		t.Error("river is not in big, and the run does not say so")
+	}
+}
+
+// The 99th percentile of fewer than 100 values is their largest, and is not called a percentile.
+func TestPercentiles(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int][]figure{
+		1:   {{"p50", "ms", 1}, {"max", "ms", 1}},
+		99:  {{"p50", "ms", 50}, {"max", "ms", 99}},
+		100: {{"p50", "ms", 50}, {"p99", "ms", 99}},
+		200: {{"p50", "ms", 100}, {"p99", "ms", 198}},
+	} {
+		sample := make([]time.Duration, n)
+		for i := range sample {
+			sample[i] = time.Duration(n-i) * time.Millisecond
+		}
+		var tr trial
+		tr.addPercentiles(everyJob, sample)
+		if !slices.Equal(tr.figures, want) {
+			t.Errorf("of %d: %v, want %v", n, tr.figures, want)
 		}
 	}
 }

@@ -30,9 +30,10 @@ type (
 	}
 
 	// idler runs workers on an empty queue and measures from the call that enqueues to the start of the handler, for one job
-	// at a time, each as long after the last one started as gaps say.
+	// at a time, each as long after the last one started as gaps say: enqueued by a client that runs no workers, then by the
+	// one that does, which need not ask the database who sleeps.
 	idler interface {
-		latency(ctx context.Context, gaps []time.Duration) ([]time.Duration, error)
+		latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error)
 	}
 
 	// retrier lets one job fail for each of backoffs, and measures how long after its due time the second attempt starts.

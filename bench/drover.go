@@ -32,8 +32,9 @@ const insertChunk = 10_000
 type droverQueue struct {
 	keep   bool
 	pool   *pgxpool.Pool
-	client *drover.Client
-	first  string // ids of the last insert are greater
+	client *drover.Client // enqueues, as an application's other processes do
+	runner *drover.Client // runs the supervisors: what it enqueues itself would wake them past the database
+	first  string         // ids of the last insert are greater
 }
 
 func (q *droverQueue) setUp(ctx context.Context, url string) error {
@@ -53,7 +54,11 @@ func (q *droverQueue) setUp(ctx context.Context, url string) error {
 }
 
 func (q *droverQueue) connect() (err error) {
-	q.client, err = drover.New(q.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	config := drover.Config{Logger: slog.New(slog.DiscardHandler)}
+	if q.client, err = drover.New(q.pool, config); err != nil {
+		return err
+	}
+	q.runner, err = drover.New(q.pool, config)
 	return err
 }
 
@@ -97,17 +102,24 @@ func (q *droverQueue) burnDown(ctx context.Context, n, workers, attempts int) (t
 const sqlDroverUnfinished = `
 select count(*) > 0 from (select from jobs where finalized_at is null and id > $1 order by id desc limit 1) j`
 
-func (q *droverQueue) latency(ctx context.Context, gaps []time.Duration) (waits []time.Duration, err error) {
+func (q *droverQueue) latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error) {
 	started := make(chan time.Time, 1)
 	running, end, err := q.supervise(ctx, 0, func(context.Context, *drover.Job, noop) error {
 		started <- time.Now()
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	return measureLatency(running, gaps, q.enqueue, started)
+	if apart, err = measureLatency(running, gaps, q.enqueue, started); err != nil {
+		return nil, nil, err
+	}
+	same, err = measureLatency(running, gaps, func(ctx context.Context) error {
+		_, err := q.runner.Enqueue(ctx, noop{}, nil)
+		return err
+	}, started)
+	return apart, same, err
 }
 
 func (q *droverQueue) lateness(ctx context.Context, backoffs []time.Duration) (late []time.Duration, err error) {
@@ -169,7 +181,7 @@ func (q *droverQueue) supervise(
 	if q.keep {
 		config.CompletedRetention = drover.KeepCompleted
 	}
-	return drive.Supervise(ctx, q.client, config)
+	return drive.Supervise(ctx, q.runner, config)
 }
 
 const (

@@ -50,7 +50,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.SetOutput(stderr)
 	quick := flags.Bool("quick", false, "small sizes: done in three minutes")
 	jobs := flags.Int("jobs", 0, "jobs of a burn-down (200,000; quick 40,000)")
-	rounds := flags.Int("rounds", 0, "rounds (5; quick 2); some scenarios have fewer")
+	rounds := flags.Int("rounds", 0, "rounds (5; quick 2); all of them in burn, half in most scenarios")
 	flags.StringVar(&o.out, "out", "", "write the figures to this file, as JSON")
 	flags.StringVar(&o.plots, "plots", "", "draw plots into this directory, as SVG")
 	var names []string
@@ -91,7 +91,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 func among(values *[]string, names []string) func(string) error {
 	return func(v string) error {
 		if !slices.Contains(names, v) {
-			return errors.New("there is no such one")
+			return errors.New("there is no such one: " + strings.Join(names, ", "))
 		}
 		*values = append(*values, v)
 		return nil
@@ -115,8 +115,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	b := &bench{
 		sizes:     o.sizes,
 		scenarios: chosen(scenarios(), o.scenarios, func(s scenario) string { return s.name }),
-		entrants:  chosen(entrants(), o.contenders, func(e entrant) string { return e.name }),
 		progress:  func(line string) { fmt.Fprintln(stderr, time.Now().Format(time.TimeOnly), line) },
+	}
+	b.entrants = takingPart(chosen(entrants(), o.contenders, func(e entrant) string { return e.name }), b.scenarios)
+	if len(b.entrants) == 0 {
+		return errors.New("none of the contenders takes part in any of the scenarios")
 	}
 	b.progress("starting a Postgres")
 	big := slices.ContainsFunc(b.scenarios, func(s scenario) bool { return s.name == "big" })

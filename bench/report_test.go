@@ -104,8 +104,11 @@ func exampleReport() *Report {
 			},
 		}, {
 			Name: "latency", Title: "idle", Rounds: 1,
-			Results: []Result{{Contender: keepName, Figures: []Figure{{Name: figureP50, Unit: "ms", Values: []float64{1.234}, Median: 1.234, Min: 1.234, Max: 1.234}}}},
-			Ratios:  []RatioValue{},
+			Results: []Result{{Contender: keepName, Figures: []Figure{
+				{Name: figureP50, Unit: "ms", Values: []float64{1.234}, Median: 1.234, Min: 1.234, Max: 1.234},
+				{Name: sameClient + figureMax, Unit: "ms", Values: []float64{5}, Median: 5, Min: 5, Max: 5},
+			}}},
+			Ratios: []RatioValue{},
 		}},
 		Ended: "context canceled",
 	}

@@ -33,12 +33,12 @@ type scenario struct {
 // sizes are how much is done.
 type sizes struct {
 	Jobs      int           `json:"jobs"`       // of a burn-down
-	Dead      int           `json:"dead"`       // rows that a held snapshot keeps
-	Samples   int           `json:"samples"`    // behind each percentile
+	Dead      int           `json:"dead"`       // jobs that leave dead rows, two each while a snapshot is held
+	Samples   int           `json:"samples"`    // behind each percentile of latency and lateness
 	Enqueue   time.Duration `json:"enqueue_ns"` // how long single enqueues are counted
 	Future    int           `json:"future"`     // rows in the big table
 	Finished  int           `json:"finished"`
-	Rest      time.Duration `json:"rest_ns"`
+	Rest      time.Duration `json:"rest_ns"` // age of the dead rows when late begins
 	Processes []int         `json:"processes"`
 	Rounds    int           `json:"rounds"`
 }
@@ -105,8 +105,7 @@ const (
 	figureFailingShare = "failing / not failing"
 	figureP50          = "p50"
 	figureP99          = "p99"
-	figureLateP50      = "late commits, p50"
-	figureLateP99      = "late commits, p99"
+	figureMax          = "max"
 	figureSingle       = "single, 1 goroutine"
 	figureSingleMany   = "single, 16 goroutines"
 	figureBulk         = "bulk"
@@ -117,6 +116,19 @@ const (
 	figureBuffersBig   = "claim, full table"
 	figureBuffersShare = "claim, full / empty"
 )
+
+// What stands before the name of a percentile.
+const (
+	everyJob    = ""
+	lateCommits = "late commits, "
+	sameClient  = "same client, "
+)
+
+// noteWorkers is for the scenarios in which the number of workers is not the contender's.
+const noteWorkers = "Workers: 10, the default, at drover; 100 at River."
+
+// noteDeadRows is as true of a job that is deleted, and of River's.
+const noteDeadRows = "Each of those jobs has left two dead rows: as it was before its claim, and before its completion."
 
 // scenarios returns all of them, in the order in which they run.
 func scenarios() []scenario {
@@ -145,19 +157,23 @@ func scenarios() []scenario {
 		{
 			name: "held",
 			title: func(s sizes) string {
-				return fmt.Sprintf("burn-down of %s jobs while an idle transaction pins %s dead rows", number(float64(s.Jobs)), number(float64(s.Dead)))
+				return fmt.Sprintf("burn-down of %s jobs while an idle transaction pins the dead rows that %s jobs have left", number(float64(s.Jobs)), number(float64(s.Dead)))
 			},
 			contenders: []string{keepName, deleteName, riverName},
+			notes:      []string{noteDeadRows},
 			rounds:     half, bound: 8 * time.Minute, asks: everyContender, run: runHeld,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
 		},
 		{
 			name: "late",
 			title: func(s sizes) string {
-				return fmt.Sprintf("from commit to start while %s dead rows, %v old, are pinned: 1,000 single enqueues and 200 late commits a second", number(float64(s.Dead)), s.Rest)
+				return fmt.Sprintf(
+					"from commit to start while the dead rows that %s jobs have left, %v old, are pinned: 1,000 single enqueues and 200 late commits a second",
+					number(float64(s.Dead)), s.Rest,
+				)
 			},
 			contenders: []string{keepName, deleteName, riverName},
-			notes:      []string{"A late commit's transaction goes on for 20 ms after it has enqueued. Workers: 10, the default, at drover, 100 at River."},
+			notes:      []string{"A late commit's transaction goes on for 20 ms after it has enqueued.", noteDeadRows, noteWorkers},
 			rounds:     once, bound: 5 * time.Minute, lacks: "does not tell when a job starts",
 			asks: func(c contender) bool { _, ok := c.(liver); return ok }, run: runLate,
 		},
@@ -179,12 +195,16 @@ func scenarios() []scenario {
 				return fmt.Sprintf("idle: from the call that enqueues to the handler, %d jobs one at a time", s.Samples)
 			},
 			contenders: []string{keepName, riverName, riverDefaultsName},
-			notes:      []string{"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. 100 workers at River, 10, the default, at drover."},
-			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
+			notes: []string{
+				"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. A client that runs no workers enqueues; \"same client\" is the one that runs them.",
+				noteWorkers,
+			},
+			rounds: mostly, bound: 5 * time.Minute, lacks: "does not tell when a job starts",
 			asks: func(c contender) bool { _, ok := c.(idler); return ok }, run: runLatency,
 			ratios: []ratio{
 				{of: keepName, against: riverDefaultsName, figure: figureP50, wanted: "≥ 20", lower: true},
 				{of: keepName, against: riverDefaultsName, figure: figureP99, wanted: "≥ 20", lower: true},
+				{of: keepName, against: riverDefaultsName, figure: figureMax, lower: true},
 				{of: keepName, against: riverName, figure: figureP50, lower: true},
 			},
 		},
@@ -192,6 +212,7 @@ func scenarios() []scenario {
 			name:       "lateness",
 			title:      func(s sizes) string { return fmt.Sprintf("how late %d retries start, backoff 50 to 500 ms", s.Samples) },
 			contenders: []string{keepName, riverName, riverDefaultsName},
+			notes:      []string{noteWorkers},
 			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
 			asks: func(c contender) bool { _, ok := c.(retrier); return ok }, run: runLateness,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureP50, lower: true}},
@@ -314,8 +335,8 @@ func runLate(ctx context.Context, t *trial) error {
 		return err
 	}
 	all, late := l.waits()
-	t.addPercentiles(figureP50, figureP99, all)
-	t.addPercentiles(figureLateP50, figureLateP99, late)
+	t.addPercentiles(everyJob, all)
+	t.addPercentiles(lateCommits, late)
 	return nil
 }
 
@@ -351,11 +372,12 @@ func runLatency(ctx context.Context, t *trial) error {
 	if err := settle(ctx, t.url); err != nil {
 		return err
 	}
-	waits, err := t.contender.(idler).latency(ctx, gaps(t.Samples))
+	apart, same, err := t.contender.(idler).latency(ctx, gaps(t.Samples))
 	if err != nil {
 		return err
 	}
-	t.addPercentiles(figureP50, figureP99, waits)
+	t.addPercentiles(everyJob, apart)
+	t.addPercentiles(sameClient, same)
 	return nil
 }
 
@@ -372,18 +394,23 @@ func runLateness(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	t.addPercentiles(figureP50, figureP99, late)
+	t.addPercentiles(everyJob, late)
 	return nil
 }
 
-func (t *trial) addPercentiles(p50, p99 string, sample []time.Duration) {
+// addPercentiles adds the median and the 99th percentile, which of fewer than 100 values is the largest, and called so.
+func (t *trial) addPercentiles(of string, sample []time.Duration) {
 	slices.Sort(sample)
+	tail := figureP99
+	if len(sample) < 100 {
+		tail = figureMax
+	}
 	for _, p := range []struct {
 		name string
 		p    int
-	}{{p50, 50}, {p99, 99}} {
+	}{{figureP50, 50}, {tail, 99}} {
 		rank := max((len(sample)*p.p+99)/100, 1)
-		t.add(p.name, "ms", float64(sample[rank-1].Nanoseconds())/1e6)
+		t.add(of+p.name, "ms", float64(sample[rank-1].Nanoseconds())/1e6)
 	}
 }
 
