@@ -41,7 +41,7 @@ type EnqueueOpts struct {
 	// process must have registered; one that has not uses its own strategy and says so. Nil means the worker's.
 	Retry RetryStrategy
 
-	// Timeout bounds each run of this job. Zero means the worker's, NoTimeout none.
+	// Timeout bounds each run of this job. Zero means the worker's, NoTimeout none; under 1 ms is an error.
 	Timeout time.Duration
 
 	// ExpiresAt is when the job is no longer worth a run: it is discarded as expired instead. Zero means never. It
@@ -249,9 +249,9 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 			j.Retry = encodeOwn(bad, "Retry", opts.Retry)
 		}
 	}
-	bad.nonNegative("Timeout", opts.Timeout)
+	bad.atLeast("Timeout", opts.Timeout, leastTimeout)
 	if opts.Timeout > 0 {
-		j.Timeout = interval(max(min(opts.Timeout, maxTimeout), time.Millisecond))
+		j.Timeout = interval(min(opts.Timeout, maxTimeout))
 	}
 	if !opts.ExpiresAt.IsZero() {
 		j.ExpiresAt = instant(bad, "ExpiresAt", opts.ExpiresAt)

@@ -35,7 +35,7 @@ func placeOrder(ctx context.Context, pool *pgxpool.Pool, client *drover.Client, 
 func runJobs(ctx context.Context, pool *pgxpool.Pool, client *drover.Client) error {
 	charge := func(ctx context.Context, job *drover.Job, c Charge) error {
 		if err := pay(ctx, job.ID, c.OrderID); err != nil {
-			return err // retried in 2 s, 4 s, 8 s, …
+			return err // retried in 2 s, 4 s, 8 s, … each up to a quarter longer
 		}
 		tx, err := pool.Begin(ctx)
 		if err != nil {

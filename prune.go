@@ -77,10 +77,10 @@ func (q *Queue) retention() retention {
 
 // checkRetention checks how long the queue's jobs are kept.
 func (q *Queue) checkRetention(bad *problems, field string) {
-	bad.nonNegative(field+".CompletedRetention", q.CompletedRetention)
-	bad.nonNegative(field+".CancelledRetention", q.CancelledRetention)
-	bad.nonNegative(field+".DiscardedRetention", q.DiscardedRetention)
-	bad.nonNegative(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter)
+	bad.completedRetention(field+".CompletedRetention", q.CompletedRetention)
+	bad.atLeast(field+".CancelledRetention", q.CancelledRetention, leastRetention)
+	bad.atLeast(field+".DiscardedRetention", q.DiscardedRetention, leastRetention)
+	bad.atLeast(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter, leastRetention)
 	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
 		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
 	}

@@ -2,7 +2,7 @@ package drover
 
 import (
 	"context"
-	"errors"
+	"slices"
 	"testing"
 	"time"
 )
@@ -189,16 +189,34 @@ func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
 func TestRetentionIsValidated(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	for field, q := range map[string]Queue{
-		"CompletedRetention":    {CompletedRetention: -1},
-		"CancelledRetention":    {CancelledRetention: -1},
-		"DiscardedRetention":    {DiscardedRetention: -1},
-		"ArchiveDiscardedAfter": {ArchiveDiscardedAfter: time.Hour, DiscardedRetention: time.Hour},
+	all := func(d time.Duration) SupervisorConfig {
+		return SupervisorConfig{CompletedRetention: d, CancelledRetention: d, Queues: []Queue{
+			{CompletedRetention: d, CancelledRetention: d, DiscardedRetention: d},
+			{Name: "stored", ArchiveDiscardedAfter: d},
+		}}
+	}
+	completed := []string{"CompletedRetention", "Queues[0].CompletedRetention"}
+	others := []string{"CancelledRetention", "Queues[0].CancelledRetention", "Queues[0].DiscardedRetention", "Queues[1].ArchiveDiscardedAfter"}
+	every := slices.Concat(completed, others)
+	for name, c := range map[string]struct {
+		cfg SupervisorConfig
+		bad []string
+	}{
+		"unset":                {all(0), nil},
+		"a second":             {all(time.Second), nil},
+		"for ever":             {all(KeepCompleted), nil},
+		"negative":             {all(-time.Hour), every},
+		"no unit":              {all(30), every}, // 30 ns would delete the dead letters within a minute
+		"less than a second":   {all(time.Second - 1), every},
+		"delete on completion": {all(DeleteOnCompletion), others},
+		"archived and deleted": {SupervisorConfig{Queues: []Queue{{ArchiveDiscardedAfter: time.Hour, DiscardedRetention: time.Hour}}}, []string{"Queues[0].ArchiveDiscardedAfter"}},
 	} {
-		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{q}, Workers: doingNothing()})
-		var invalid *InvalidError
-		if !errors.As(err, &invalid) || invalid.Field != "Queues[0]."+field {
-			t.Errorf("%s: %v", field, err)
+		c.cfg.Workers = doingNothing()
+		_, err := db.client.Supervisor(c.cfg)
+		got := fields(t, err)
+		slices.Sort(got)
+		if want := slices.Sorted(slices.Values(c.bad)); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 }

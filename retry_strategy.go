@@ -117,14 +117,14 @@ func orDefault(s RetryStrategy) RetryStrategy {
 // Exponential waits Base × Multiplier^(attempt-1) after the attempt that failed: 15 s, 30 s, 60 s, … up to an
 // hour, each up to a quarter longer. The zero value is the default strategy.
 type Exponential struct {
-	// Base is the wait after the first run. Zero means 15 s; negative is refused.
+	// Base is the wait after the first run. Zero means 15 s; negative is refused. Above Max every wait is Max.
 	Base time.Duration
 
 	// Multiplier is how much longer each wait is than the one before. Zero means 2; below 1, NaN and infinite
 	// are refused.
 	Multiplier float64
 
-	// Max bounds the wait before jitter. Zero means 1 h; negative is refused.
+	// Max bounds the wait before jitter, the first one too. Zero means 1 h; negative is refused.
 	Max time.Duration
 
 	// Jitter spreads the waits. Zero means JitterUp(0.25); NoJitter turns it off.

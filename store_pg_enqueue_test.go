@@ -143,7 +143,7 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 		{MaxAttempts: 1},
 		{MaxRetries: 1},
 		{Retry: Exponential{}},
-		{Timeout: 1},
+		{Timeout: time.Millisecond},
 		{ExpiresAt: time.Now()},
 		{RetryUntil: time.Now()},
 		{Tags: []string{"a"}},

@@ -18,10 +18,11 @@ import (
 
 // Retention words for SupervisorConfig.
 const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way.
+	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. It is a word for
+	// CompletedRetention alone.
 	DeleteOnCompletion time.Duration = 1
 
-	// KeepCompleted keeps completed jobs for ever.
+	// KeepCompleted keeps completed jobs for ever, and as CancelledRetention cancelled ones.
 	KeepCompleted time.Duration = math.MaxInt64
 )
 
@@ -36,7 +37,8 @@ type SupervisorConfig struct {
 	// Strategies are Customs that single jobs may refer to by name, besides those of Workers and Queues.
 	Strategies []Custom
 
-	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none.
+	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none; under 1 ms is an
+	// error.
 	Timeout time.Duration
 
 	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero
@@ -53,13 +55,15 @@ type SupervisorConfig struct {
 	// every PollInterval and tries again.
 	DisableNotify bool
 
-	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s. Another 5 s
+	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s,
+	// under 1 ms is an error. Another 5 s
 	// later those that still run are handed back, so that Run returns within the 30 s that many platforms give.
 	DrainTimeout time.Duration
 
 	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// see DeleteOnCompletion and KeepCompleted. A Queue may have its own. Discarded jobs are never pruned unless their
-	// Queue says so. The supervisor that started first prunes, once a minute, the queues of all.
+	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepCompleted. A
+	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
+	// first prunes, once a minute, the queues of all.
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
@@ -94,16 +98,17 @@ type Queue struct {
 	RetryBudget RetryBudget
 
 	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
-	// SupervisorConfig's; see DeleteOnCompletion and KeepCompleted. What the last supervisor to start said of a queue
-	// holds for all, but for DeleteOnCompletion, which each does for itself.
+	// SupervisorConfig's; bounds and words are those there. What the last supervisor to start said of a queue holds for
+	// all, but for DeleteOnCompletion, which each does for itself.
 	CompletedRetention time.Duration
 	CancelledRetention time.Duration
 
-	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever.
+	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever, under
+	// 1 s is an error.
 	DiscardedRetention time.Duration
 
 	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
-	// Client.Restore finds them. Zero means for ever. It excludes DiscardedRetention.
+	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
 }
 
@@ -217,23 +222,20 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 
 func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults := func(field string, d *time.Duration, def, least time.Duration) {
-		switch {
-		case *d == 0:
-			*d = def
-		case *d < least:
-			bad.add(field, "%v is under %v", *d, least)
-		}
+		bad.atLeast(field, *d, least)
+		*d = cmp.Or(*d, def)
 	}
 	poll := 5 * time.Second
 	if cfg.DisableNotify {
 		poll = 250 * time.Millisecond
 	}
-	defaults("Timeout", &cfg.Timeout, 5*time.Minute, time.Millisecond)
+	defaults("Timeout", &cfg.Timeout, 5*time.Minute, leastTimeout)
 	defaults("Lease", &cfg.Lease, 30*time.Second, time.Second)
 	defaults("PollInterval", &cfg.PollInterval, poll, time.Millisecond)
 	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
-	defaults("CompletedRetention", &cfg.CompletedRetention, 24*time.Hour, DeleteOnCompletion)
-	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, DeleteOnCompletion)
+	bad.completedRetention("CompletedRetention", cfg.CompletedRetention)
+	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, 24*time.Hour)
+	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, leastRetention)
 	cfg.RetryBudget.fillIn(bad, "RetryBudget")
 	if cfg.QuarantineAfter == 0 {
 		cfg.QuarantineAfter = defaultQuarantineAfter
@@ -632,7 +634,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 		w := s.workers[kind]
 		var ms *int64
 		if w.opts.Timeout < maxTimeout {
-			n := max(w.opts.Timeout.Milliseconds(), 1)
+			n := w.opts.Timeout.Milliseconds()
 			ms = &n
 		}
 		policy := kindPolicy{

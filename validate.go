@@ -61,6 +61,26 @@ func (p *problems) nonNegative(field string, d time.Duration) {
 	}
 }
 
+// atLeast reports a duration that is set and shorter than least, mostly a number without its unit.
+func (p *problems) atLeast(field string, d, least time.Duration) {
+	if d != 0 && d < least {
+		p.add(field, "%v is under %v", d, least)
+	}
+}
+
+// leastTimeout bounds every Timeout: the table counts milliseconds.
+const leastTimeout = time.Millisecond
+
+// leastRetention bounds every retention but DeleteOnCompletion.
+const leastRetention = time.Second
+
+// completedRetention checks the one retention that has a word for none.
+func (p *problems) completedRetention(field string, d time.Duration) {
+	if d != DeleteOnCompletion {
+		p.atLeast(field, d, leastRetention)
+	}
+}
+
 // attempts checks the pair and returns the total number of runs, 0 if neither is set.
 func (p *problems) attempts(field string, maxAttempts, maxRetries int) int {
 	switch {

@@ -30,7 +30,7 @@ type WorkerOpts struct {
 	RetryBudget RetryBudget
 
 	// Timeout bounds one run: its context ends with a deadline, the run fails and is retried. Zero means
-	// SupervisorConfig.Timeout, NoTimeout none.
+	// SupervisorConfig.Timeout, NoTimeout none; under 1 ms is an error.
 	Timeout time.Duration
 
 	// DiscardOnPanic discards a job that panics, reason panic. By default it is retried like any failure.
@@ -154,7 +154,7 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 	w.opts.MaxAttempts = bad.attempts(field+".", w.opts.MaxAttempts, w.opts.MaxRetries)
 	bad.strategy(field+".Retry", w.opts.Retry)
 	w.opts.RetryBudget.fillIn(bad, field+".RetryBudget")
-	bad.nonNegative(field+".Timeout", w.opts.Timeout)
+	bad.atLeast(field+".Timeout", w.opts.Timeout, leastTimeout)
 	if w.opts.Timeout == 0 {
 		w.opts.Timeout = defaultTimeout
 	}

@@ -388,6 +388,11 @@ func TestConfigurationMistakes(t *testing.T) {
 			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
 			[]string{"Workers[0].Timeout", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},
 		},
+		"durations without a unit": {
+			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: 30}), Timeout: 30, Lease: 30, PollInterval: 30, DrainTimeout: 30},
+			[]string{"Workers[0].Timeout: 30ns is under 1ms", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout"},
+		},
+		"too short timeouts":   {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: time.Millisecond - 1}), Timeout: time.Millisecond - 1}, []string{"Workers[0].Timeout", "drover: Timeout"}},
 		"too short a lease":    {SupervisorConfig{Queues: queues, Workers: []Worker{ok}, Lease: time.Second - 1}, []string{"Lease"}},
 		"concurrency":          {SupervisorConfig{Queues: []Queue{{Concurrency: -1}, {Name: "b", Concurrency: 10_001}}, Workers: []Worker{ok}}, []string{"Queues[0].Concurrency", "Queues[1].Concurrency"}},
 		"a queue's name":       {SupervisorConfig{Queues: []Queue{{Name: strings.Repeat("x", 129)}, {Name: "\xff"}}, Workers: []Worker{ok}}, []string{"Queues[0].Name", "Queues[1].Name"}},

@@ -171,10 +171,7 @@ func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error)
 	}
 	config := drover.SupervisorConfig{
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}})},
-		CompletedRetention: drover.DeleteOnCompletion,
-	}
-	if s.Keep {
-		config.CompletedRetention = drover.KeepCompleted
+		CompletedRetention: s.retention(),
 	}
 	for i := range s.Queues {
 		share := s.Workers / s.Queues

@@ -91,7 +91,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
 		Queues:             []drover.Queue{{Concurrency: inFlight}},
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
-		CompletedRetention: drover.DeleteOnCompletion,
+		CompletedRetention: s.retention(),
 	})
 	if err != nil {
 		return err

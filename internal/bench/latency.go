@@ -58,7 +58,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
 		Queues:             []drover.Queue{{}},
 		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
-		CompletedRetention: drover.DeleteOnCompletion,
+		CompletedRetention: s.retention(),
 	})
 	if err != nil {
 		return err

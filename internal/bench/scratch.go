@@ -56,6 +56,14 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	return s, nil
 }
 
+// retention is what every step's supervisor has, so that no figure is of other settings than the report's.
+func (s *scratch) retention() time.Duration {
+	if s.Keep {
+		return drover.KeepCompleted
+	}
+	return drover.DeleteOnCompletion
+}
+
 const sqlEndSessions = `
 select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1 and pid <> pg_backend_pid()`
 
