@@ -139,7 +139,7 @@ func TestSQLOfTheDocuments(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { session.PgConn().Conn().Close() })
+		t.Cleanup(func() { _ = session.PgConn().Conn().Close() })
 		if err := exec(session.PgConn()); err != nil {
 			t.Fatal(err)
 		}

@@ -155,7 +155,7 @@ func TestHealthLeavesOutWaitingTurns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Rollback(context.Background()) //nolint:errcheck // it has changed nothing
+	defer first.Rollback(context.Background())
 	if _, err := first.Exec(t.Context(), sqlTakeTurn, []string{"q"}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestHealthNamesWhoBlocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer root.Rollback(context.Background()) //nolint:errcheck // committed below
+	defer root.Rollback(context.Background())
 	if _, err := root.Exec(t.Context(), `update queues set name = name`); err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func TestHealthNamesWhoBlocks(t *testing.T) {
 	if len(h.blockers) != 1 {
 		t.Fatalf("blockers = %+v", h.blockers)
 	}
-	pid := int(root.Conn().PgConn().PID()) //nolint:gosec // a process
+	pid := int(root.Conn().PgConn().PID())
 	b := h.blockers[0]
 	if b.sessions != 3 || b.holder.PID != pid || b.holder.Application != app+" root" || b.holder.State != "idle in transaction" || b.holder.Do != fmt.Sprintf("select pg_terminate_backend(%d);", pid) || b.since.After(h.At) {
 		t.Errorf("blocker = %+v", b)
