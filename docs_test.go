@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
@@ -122,6 +123,29 @@ func TestSQLOfTheDocuments(t *testing.T) {
 	defer conn.Release()
 	run := func(sql string) ([]*pgconn.Result, error) {
 		return conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
+	}
+
+	// One session waits for another, for what tells of locks.
+	for _, exec := range []func(*pgconn.PgConn) error{
+		func(holder *pgconn.PgConn) error {
+			return holder.Exec(t.Context(), `select pg_advisory_lock(1)`).Close()
+		},
+		func(waiting *pgconn.PgConn) error {
+			waiting.Exec(t.Context(), `select pg_advisory_lock(1)`)
+			return nil
+		},
+	} {
+		session, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = session.PgConn().Conn().Close() })
+		if err := exec(session.PgConn()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := run(`do $$ begin while not exists (select from pg_locks where locktype = 'advisory' and objid = 1 and not granted) loop perform pg_sleep(0.01); end loop; end $$`); err != nil {
+		t.Fatal(err)
 	}
 
 	for _, b := range recipes(t) {

@@ -22,12 +22,13 @@ type Health struct {
 	Supervisors SupervisorsHealth `json:"supervisors"`
 	NotSeen     []NotSeen         `json:"not_seen"` // what is missing here, and why
 
-	schema string // quoted
+	schema, role string // quoted
+	blockers     []blocker
 }
 
 // NotSeen is a part that could not be looked at: its facts are zero, and nothing is concluded from them.
 type NotSeen struct {
-	Part     string `json:"part"` // holders, tables, supervisors, claim_floor, claim_full, queues, claim_index
+	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // after 2 s; else the role may not
 }
@@ -35,10 +36,10 @@ type NotSeen struct {
 // Finding is a conclusion, and what to do about it.
 type Finding struct {
 	Level string `json:"level"` // ok, warning, critical
-	Name  string `json:"name"`  // vacuum_held, autovacuum, dead_rows, claim_cost, index_bloat, claim_lag, supervisors, not_seen
+	Name  string `json:"name"`  // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, not_seen
 	What  string `json:"what"`
 	Why   string `json:"why"` // it matters; "" where all is well
-	Do    string `json:"do"`  // SQL or a command, never run by drover; "" where there is none
+	Do    string `json:"do"`  // SQL, a statement a line, or a command, never run by drover; "" where there is none
 }
 
 // Holder is what vacuum has to spare dead rows for: somebody might still see them.
@@ -68,7 +69,15 @@ type TableHealth struct {
 	TableBytes      int64      `json:"table_bytes"`
 	IndexBytes      int64      `json:"index_bytes"`
 	ToastBytes      int64      `json:"toast_bytes"`
-	NeededBytes     *int64     `json:"needed_bytes"` // an estimate of what TableBytes would be for the live rows alone; nil before the first ANALYZE
+	NeededBytes     *int64     `json:"needed_bytes"`    // an estimate of what TableBytes would be for the live rows alone; nil before the first ANALYZE
+	InvalidIndexes  []string   `json:"invalid_indexes"` // written at every change and never read: left by a concurrent build that was broken off
+}
+
+// blocker is a session that waits for none, and for which others wait that want a lock on drover's tables.
+type blocker struct {
+	holder   Holder // a prepared transaction's has no PID
+	sessions int64  // that wait, directly or behind each other, of the ten that have waited longest
+	since    time.Time
 }
 
 // DeadShare is the share of dead rows, 0 to 1.
@@ -77,6 +86,12 @@ func (t *TableHealth) DeadShare() float64 {
 		return 0
 	}
 	return float64(t.DeadRows) / float64(t.LiveRows+t.DeadRows)
+}
+
+// level is how bad its dead rows are.
+func (t *TableHealth) level() string {
+	begin := max(t.VacuumThreshold, 1000)
+	return grade(t.DeadRows, deadWarning*begin, deadCritical*begin)
 }
 
 // ClaimHealth is what claims read. Supervisors look from a floor on, past the dead; after a start, a change of
@@ -88,6 +103,11 @@ type ClaimHealth struct {
 	FullMS       float64       `json:"full_ms"`
 	IndexBytes   int64         `json:"index_bytes"` // of jobs_claim_idx
 	Unfinished   int64         `json:"unfinished"`  // its live rows; an estimate beyond 100,000
+}
+
+// level is how bad it is what a look from the beginning steps over.
+func (c *ClaimHealth) level() string {
+	return grade(c.FullBuffers-c.FloorBuffers, stepsWarning, stepsCritical)
 }
 
 // neededBytes estimates jobs_claim_idx for its live rows alone, by 100 bytes a row.
@@ -136,21 +156,26 @@ const (
 	deadWarning, deadCritical               = 2, 20 // times what autovacuum begins at
 	stepsWarning, stepsCritical             = 10_000, 1_000_000
 	lateWarning                             = 15 * time.Minute
+	blockedWarning, blockedCritical         = 5 * time.Second, time.Minute
+	vacuumedLately                          = 5 * time.Minute // autovacuum comes to a table with dead rows once a minute
 	bloatTimes, bloatBytes            int64 = 5, 64 << 20
 )
 
-// judge draws the conclusions.
+// judge draws the conclusions, causes before effects.
 func (h *Health) judge() {
 	var all []Finding
-	for _, look := range []func() []Finding{h.judgeHolders, h.judgeAutovacuum, h.judgeTables, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeNotSeen} {
+	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeNotSeen} {
 		all = append(all, look()...)
 	}
-	rank := func(f Finding) int { return slices.Index([]string{levelCritical, levelWarning, levelOK}, f.Level) }
-	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(badness(b.Level), badness(a.Level)) })
 	h.Findings, h.Level = all, all[0].Level
 }
 
 func ok(name, what string) []Finding { return []Finding{{Level: levelOK, Name: name, What: what}} }
+
+func badness(level string) int {
+	return slices.Index([]string{levelOK, levelWarning, levelCritical}, level)
+}
 
 // grade is how far n has come.
 func grade[T cmp.Ordered](n, warning, critical T) string {
@@ -202,10 +227,60 @@ func (o *Holder) held(now time.Time) string {
 	return fmt.Sprintf("through %d transactions", o.Transactions)
 }
 
+// keeper is whom a table's dead rows wait for: the oldest holder that is bad by itself, or that a vacuum met and had to
+// spare rows for. Of a holder whose time is not known a vacuum of lately counts as such. Nil: nobody.
+func (h *Health) keeper(t *TableHealth) *Holder {
+	for i := range h.Holders {
+		o := &h.Holders[i]
+		met := t.VacuumedAt != nil && o.Transactions > 0 && !o.CatalogsOnly
+		if o.Since != nil {
+			met = met && t.VacuumedAt.After(*o.Since)
+		} else {
+			met = met && h.At.Sub(*t.VacuumedAt) < vacuumedLately
+		}
+		if met || o.level(h.At) != levelOK {
+			return o
+		}
+	}
+	return nil
+}
+
+// heldLevel is how bad a holder is: at least as bad as what it explains.
+func (h *Health) heldLevel(o *Holder) string {
+	levels := []string{o.level(h.At)}
+	for i := range h.Tables {
+		if t := &h.Tables[i]; h.keeper(t) == o {
+			levels = append(levels, t.level())
+		}
+	}
+	if h.keeper(h.jobs()) == o {
+		levels = append(levels, h.Claim.level())
+	}
+	return slices.MaxFunc(levels, func(a, b string) int { return cmp.Compare(badness(a), badness(b)) })
+}
+
+// held is the oldest holder that is worth a finding. Nil: none.
+func (h *Health) held() *Holder {
+	for i := range h.Holders {
+		if o := &h.Holders[i]; h.heldLevel(o) != levelOK {
+			return o
+		}
+	}
+	return nil
+}
+
+// jobs is the table of that name, empty where it could not be looked at.
+func (h *Health) jobs() *TableHealth {
+	if len(h.Tables) == 0 {
+		return &TableHealth{}
+	}
+	return &h.Tables[0]
+}
+
 func (h *Health) judgeHolders() (found []Finding) {
 	for i := range h.Holders {
 		o := &h.Holders[i]
-		level := o.level(h.At)
+		level := h.heldLevel(o)
 		if level == levelOK {
 			continue
 		}
@@ -226,19 +301,38 @@ func (h *Health) judgeHolders() (found []Finding) {
 	return found
 }
 
+func (h *Health) judgeBlockers() (found []Finding) {
+	for i := range h.blockers {
+		b := &h.blockers[i]
+		waited := h.At.Sub(b.since)
+		level := grade(waited, blockedWarning, blockedCritical)
+		if level == levelOK {
+			continue
+		}
+		found = append(found, Finding{
+			level, "blocked", fmt.Sprintf("%v holds a lock: %d sessions on drover's tables wait for it, the first for %v", &b.holder, b.sessions, waited.Round(time.Second)),
+			"they get on once its transaction ends; nothing ends one that is forgotten but idle_in_transaction_session_timeout", b.holder.Do,
+		})
+	}
+	if found == nil && h.saw("locks") {
+		return ok("blocked", fmt.Sprintf("no session has waited %v for a lock on drover's tables", blockedWarning))
+	}
+	return found
+}
+
 func (h *Health) judgeAutovacuum() (found []Finding) {
 	const why = "dead rows stay until somebody vacuums"
 	if !h.Autovacuum {
 		found = append(found, Finding{
 			levelCritical, "autovacuum", "autovacuum is off for the whole server, or track_counts is", why,
-			"alter system set autovacuum = on; alter system set track_counts = on; select pg_reload_conf()",
+			"alter system set autovacuum = on;\nalter system set track_counts = on;\nselect pg_reload_conf();",
 		})
 	}
 	for i := range h.Tables {
 		if t := &h.Tables[i]; !t.Autovacuum {
 			found = append(found, Finding{
 				levelWarning, "autovacuum", "autovacuum is off for " + t.Name, why,
-				fmt.Sprintf("alter table %s reset (autovacuum_enabled)", h.relation(t.Name)),
+				fmt.Sprintf("alter table %s reset (autovacuum_enabled);", h.relation(t.Name)),
 			})
 		}
 	}
@@ -249,24 +343,24 @@ func (h *Health) judgeAutovacuum() (found []Finding) {
 }
 
 func (h *Health) judgeTables() (found []Finding) {
-	held := slices.ContainsFunc(h.Holders, func(o Holder) bool { return o.level(h.At) != levelOK })
 	for i := range h.Tables {
 		t := &h.Tables[i]
-		level := grade(t.DeadRows, deadWarning*max(t.VacuumThreshold, 1000), deadCritical*max(t.VacuumThreshold, 1000))
+		level := t.level()
 		if level == levelOK {
 			continue
 		}
 		f := Finding{level, "dead_rows", fmt.Sprintf("%s has %d dead rows beside %d live ones", t.Name, t.DeadRows, t.LiveRows), "", ""}
+		keeper := h.keeper(t)
 		switch {
-		case held:
-			f.Why, f.Do = "vacuum is held back: end what holds it first", "vacuum "+h.relation(t.Name)
+		case keeper != nil:
+			f.Why, f.Do = endFirst(keeper), keeper.Do
 		case t.Vacuuming:
 			f.Why = "a vacuum of it is running"
 		case t.VacuumedAt == nil:
-			f.Why, f.Do = "it has never been vacuumed", "vacuum "+h.relation(t.Name)
+			f.Why, f.Do = "it has never been vacuumed", h.vacuum(t.Name)
 		default:
 			f.Why = fmt.Sprintf("autovacuum begins at %d and does not keep up; it was here last %v ago", t.VacuumThreshold, h.At.Sub(*t.VacuumedAt).Round(time.Second))
-			f.Do = "vacuum " + h.relation(t.Name)
+			f.Do = h.vacuum(t.Name)
 		}
 		found = append(found, f)
 	}
@@ -276,16 +370,34 @@ func (h *Health) judgeTables() (found []Finding) {
 	return found
 }
 
+func (h *Health) judgeIndexes() (found []Finding) {
+	for i := range h.Tables {
+		for _, index := range h.Tables[i].InvalidIndexes {
+			f := Finding{
+				levelWarning, "invalid_index", fmt.Sprintf("index %s of %s is not valid", index, h.Tables[i].Name),
+				"a concurrent build of it was broken off; every change writes to it, and nobody reads it", "reindex index concurrently " + h.relation(index) + ";",
+			}
+			if strings.Contains(index, "_ccnew") || strings.Contains(index, "_ccold") {
+				f.Do = "drop index concurrently " + h.relation(index) + ";"
+			}
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
 func (h *Health) judgeClaim() (found []Finding) {
 	c := &h.Claim
 	if h.saw("claim_floor", "claim_full") {
-		steps := max(0, c.FullBuffers-c.FloorBuffers)
 		what := fmt.Sprintf("a claim reads %d pages from its floor on, and %d without one", c.FloorBuffers, c.FullBuffers)
-		if level := grade(steps, stepsWarning, stepsCritical); level != levelOK {
-			found = append(found, Finding{
-				level, "claim_cost", what, "dead or running jobs stand at the beginning of jobs_claim_idx: a supervisor that starts, and full sweeps, step over them",
-				"vacuum " + h.relation("jobs"),
-			})
+		if level := c.level(); level != levelOK {
+			f := Finding{
+				level, "claim_cost", what, "dead or running jobs stand at the beginning of jobs_claim_idx: a supervisor that starts, and full sweeps, step over them", h.vacuum("jobs"),
+			}
+			if keeper := h.keeper(h.jobs()); keeper != nil {
+				f.Why, f.Do = f.Why+"; "+endFirst(keeper), keeper.Do
+			}
+			found = append(found, f)
 		} else {
 			found = ok("claim_cost", what)
 		}
@@ -293,9 +405,14 @@ func (h *Health) judgeClaim() (found []Finding) {
 	if h.saw("claim_index") {
 		what := fmt.Sprintf("jobs_claim_idx has %d MiB for %d unfinished jobs, which need about %d", c.IndexBytes>>20, c.Unfinished, (c.neededBytes()+1<<20-1)>>20)
 		if c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*c.neededBytes() {
-			found = append(found, Finding{
-				levelWarning, "index_bloat", what, "an estimate; its pages are used again, and an index that has become too big stays so", "reindex index concurrently " + h.relation("jobs_claim_idx"),
-			})
+			f := Finding{
+				levelWarning, "index_bloat", what, "an estimate; its pages are used again, and an index that has become too big stays so", "reindex index concurrently " + h.relation("jobs_claim_idx") + ";",
+			}
+			if keeper := h.held(); keeper != nil {
+				f.Why += "; a new one takes over what is held, and waits for transactions: " + endFirst(keeper)
+				f.Do = keeper.Do + "\n" + f.Do
+			}
+			found = append(found, f)
 		} else {
 			found = append(found, ok("index_bloat", what)...)
 		}
@@ -354,7 +471,7 @@ func (h *Health) judgeNotSeen() (found []Finding) {
 		found = append(found, f)
 	}
 	if slices.ContainsFunc(h.Holders, func(o Holder) bool { return o.Kind == "session" && o.Since == nil && o.State == "" }) {
-		found = append(found, Finding{levelOK, "not_seen", "not seen: since when sessions of other roles hold vacuum back, and their queries", "this role may not read it", "grant pg_read_all_stats to this role"})
+		found = append(found, Finding{levelOK, "not_seen", "not seen: since when sessions of other roles hold vacuum back, and their queries", "this role may not read it", "grant pg_read_all_stats to " + h.role + ";"})
 	}
 	return found
 }
@@ -363,6 +480,11 @@ func (h *Health) judgeNotSeen() (found []Finding) {
 func (h *Health) saw(parts ...string) bool {
 	return !slices.ContainsFunc(h.NotSeen, func(n NotSeen) bool { return slices.Contains(parts, n.Part) })
 }
+
+// endFirst is why vacuum or reindex alone do not help.
+func endFirst(o *Holder) string { return fmt.Sprintf("%v holds vacuum back: end it first", o) }
+
+func (h *Health) vacuum(table string) string { return "vacuum " + h.relation(table) + ";" }
 
 // relation is a table or index of drover's, as SQL has it from anywhere.
 func (h *Health) relation(name string) string { return h.schema + "." + name }

@@ -80,7 +80,7 @@ func TestHealthNamesTheSessionThatHoldsVacuum(t *testing.T) {
 		o.Since == nil || o.Query != `begin isolation level repeatable read; select 'kept secret'` || o.CatalogsOnly {
 		t.Errorf("holder = %+v", o)
 	}
-	if want := fmt.Sprintf("select pg_terminate_backend(%d)", pid); o.Do != want {
+	if want := fmt.Sprintf("select pg_terminate_backend(%d);", pid); o.Do != want {
 		t.Errorf("do = %q, want %q", o.Do, want)
 	}
 	if h.Claim.FullBuffers < n/100+h.Claim.FloorBuffers {
@@ -101,6 +101,153 @@ func TestHealthNamesTheSessionThatHoldsVacuum(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// dies leaves so many dead rows in jobs, and has vacuum look at them.
+func (db *testDB) dies(t testing.TB, n int) {
+	t.Helper()
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off, autovacuum_vacuum_threshold = 1000)`)
+	db.exec(t, `insert into jobs (kind, state, finalized_at) select 'k', 'completed', now() from generate_series(1, $1)`, n)
+	db.exec(t, `delete from jobs; select pg_stat_force_next_flush()`, pgx.QueryExecModeSimpleProtocol) // or it is counted after the vacuum
+	db.exec(t, `vacuum jobs`)
+}
+
+// found are the findings of that name.
+func (h *Health) found(name string) []Finding {
+	return slices.DeleteFunc(slices.Clone(h.Findings), func(f Finding) bool { return f.Name != name })
+}
+
+// O-5: where vacuum was and the dead rows stayed, health does not send it there again but says who holds it, however
+// young, and however few transactions began since.
+func TestHealthSaysToEndWhoVacuumWaitsFor(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	app := "young " + pgtest.Schema(db.Pool)
+	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `begin isolation level repeatable read; select 1`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	db.dies(t, 10_000)
+	var h *Health
+	eventually(t, func() bool { // others of this server may hold older snapshots for a moment
+		h = db.health(t)
+		return len(h.found("dead_rows")) == 1 && strings.Contains(h.found("dead_rows")[0].Why, app)
+	})
+	end := fmt.Sprintf("select pg_terminate_backend(%d);", conn.Conn().PgConn().PID())
+	if f := h.found("dead_rows")[0]; f.Level != "warning" || f.Do != end {
+		t.Errorf("dead rows: %+v", f)
+	}
+	held := h.found("vacuum_held")
+	if i := slices.IndexFunc(held, func(f Finding) bool { return f.Do == end }); i < 0 || held[i].Level != "warning" {
+		t.Errorf("held: %+v", held)
+	}
+}
+
+// A claim that waits for its turn is no holder.
+func TestHealthLeavesOutWaitingTurns(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	first, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Rollback(context.Background())
+	if _, err := first.Exec(t.Context(), sqlTakeTurn, []string{"q"}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	app := "turn " + pgtest.Schema(db.Pool)
+	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	second := conn.Conn().PgConn().Exec(t.Context(), `select drover_take_turn('{q}', '1 min')`)
+	eventually(t, func() bool {
+		return value[bool](t, db, `select exists (select from pg_stat_activity where application_name = $1 and wait_event = 'advisory' and backend_xmin is not null)`, app)
+	})
+	if h := db.health(t); h.holder(app) != nil || len(h.blockers) > 0 {
+		t.Errorf("holders = %+v, blockers = %+v", h.Holders, h.blockers)
+	}
+	if err := first.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Those who wait for a lock on a table, and for a row of it, have one who holds them all up.
+func TestHealthNamesWhoBlocks(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	app := "hand " + pgtest.Schema(db.Pool)
+	db.exec(t, `insert into queues (name) values ('q')`)
+	session := func(sql string) *pgconn.MultiResultReader {
+		conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(conn.Release)
+		return conn.Conn().PgConn().Exec(t.Context(), sql)
+	}
+	waiting := func(n int) {
+		eventually(t, func() bool {
+			return value[int](t, db, `select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'`, app) == n
+		})
+	}
+	root, err := db.via(t, Config{}, calling(app+" root")).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Rollback(context.Background())
+	if _, err := root.Exec(t.Context(), `update queues set name = name`); err != nil {
+		t.Fatal(err)
+	}
+	if h := db.health(t); len(h.blockers) > 0 {
+		t.Errorf("nobody waits: %+v", h.blockers)
+	}
+	var all []*pgconn.MultiResultReader
+	for i, sql := range []string{`update queues set name = name`, `begin; lock table queues; commit`, `select from queues`} { // for the row; for the table; behind that
+		all = append(all, session(sql))
+		waiting(i + 1)
+	}
+	h := db.health(t)
+	if len(h.blockers) != 1 {
+		t.Fatalf("blockers = %+v", h.blockers)
+	}
+	pid := int(root.Conn().PgConn().PID())
+	b := h.blockers[0]
+	if b.sessions != 3 || b.holder.PID != pid || b.holder.Application != app+" root" || b.holder.State != "idle in transaction" || b.holder.Do != fmt.Sprintf("select pg_terminate_backend(%d);", pid) || b.since.After(h.At) {
+		t.Errorf("blocker = %+v", b)
+	}
+	if err := root.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all {
+		if err := one.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// What a cancelled reindex leaves is named.
+func TestHealthNamesInvalidIndexes(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create index jobs_claim_idx_ccnew on jobs (id)`)
+	db.exec(t, `update pg_index set indisvalid = false where indexrelid = 'jobs_claim_idx_ccnew'::regclass`)
+	h := db.health(t)
+	if f := h.found("invalid_index"); len(f) != 1 || f[0].Do != "drop index concurrently "+pgtest.Schema(db.Pool)+".jobs_claim_idx_ccnew;" {
+		t.Fatalf("findings = %+v", f)
+	}
+	db.exec(t, h.found("invalid_index")[0].Do)
+	if f := db.health(t).found("invalid_index"); len(f) > 0 {
+		t.Errorf("findings = %+v", f)
+	}
 }
 
 // A transaction that has read, and holds nothing any more, is nobody's concern.
@@ -205,6 +352,11 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 		if (o.Since != nil) != (o.Kind == "prepared") || (o.PID != 0) != (want.PID != 0) || o.User == "" && o.Kind != "slot" {
 			t.Errorf("%s: %+v", name, o)
 		}
+		db.dies(t, 3000) // vacuum cannot remove them, and is not asked to
+		dead := db.health(t).found("dead_rows")
+		if held := db.health(t).found("vacuum_held"); want.CatalogsOnly != (dead[0].Level == "ok") || (held[0].Level == "ok") != want.CatalogsOnly || dead[0].Do != "" && dead[0].Do != want.Do {
+			t.Errorf("%s: dead rows: %+v, held: %+v", name, dead, held)
+		}
 		o.Since, o.Transactions, o.PID, o.User = nil, 0, want.PID, ""
 		if *o != want {
 			t.Errorf("%s:\n got %+v\nwant %+v", name, *o, want)
@@ -227,12 +379,12 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 
 	gid := `it's "mine" \ 1`
 	db.exec(t, `begin; insert into queues (name) values ('q'); prepare transaction 'it''s "mine" \ 1'`, pgx.QueryExecModeSimpleProtocol)
-	named(gid, Holder{Kind: "prepared", Name: gid, State: "prepared", Do: `rollback prepared E'it''s "mine" \\ 1'`})
+	named(gid, Holder{Kind: "prepared", Name: gid, State: "prepared", Do: `rollback prepared E'it''s "mine" \\ 1';`})
 
 	db.exec(t, `select pg_create_logical_replication_slot('feed', 'pgoutput')`)
-	named("feed", Holder{Kind: "slot", Name: "feed", State: "inactive", CatalogsOnly: true, Do: `select pg_drop_replication_slot('feed')`})
+	named("feed", Holder{Kind: "slot", Name: "feed", State: "inactive", CatalogsOnly: true, Do: `select pg_drop_replication_slot('feed');`})
 
-	const off = "alter system set hot_standby_feedback = off -- on the standby, then reload it"
+	const off = "alter system set hot_standby_feedback = off; -- on the standby, then reload it"
 	lone := standby(t, db, "lone", "")
 	eventually(t, func() bool { // it catches up first
 		return value[string](t, db, `select state from pg_stat_replication where application_name = 'lone'`) == "streaming"
@@ -253,7 +405,7 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return db.health(t).holder("far") == nil })
-	named("replica", Holder{Kind: "slot", Name: "replica", State: "inactive", Do: `select pg_drop_replication_slot('replica')`})
+	named("replica", Holder{Kind: "slot", Name: "replica", State: "inactive", Do: `select pg_drop_replication_slot('replica');`})
 	if h := db.health(t); len(h.Holders) > 0 {
 		t.Errorf("in the end: %+v", h.Holders)
 	}
@@ -339,7 +491,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := guest.health(t)
-	if o := h.holder(app); o == nil || o.PID != int(conn.Conn().PgConn().PID()) || o.Since != nil || strings.Contains(o.Query, "secret") {
+	if o := h.holder(app); o == nil || o.PID != int(conn.Conn().PgConn().PID()) || o.Since != nil || strings.Contains(o.Query, "secret") || !strings.HasPrefix(o.Do, "select pg_terminate_backend(") {
 		t.Errorf("holder = %+v", o)
 	}
 	var parts []string
@@ -354,6 +506,9 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 	}
 	if len(h.Tables) != len(healthTables()) || h.Level == "ok" {
 		t.Errorf("health = %+v", h)
+	}
+	if i := slices.IndexFunc(h.Findings, func(f Finding) bool { return f.Do == "grant pg_read_all_stats to "+role+";" }); i < 0 {
+		t.Errorf("it is not told what it needs to see more: %+v", h.Findings)
 	}
 	for _, f := range h.Findings {
 		if slices.Contains([]string{"claim_cost", "index_bloat", "claim_lag", "supervisors"}, f.Name) {
@@ -430,6 +585,15 @@ func TestHealthFindings(t *testing.T) {
 		}
 		return table
 	}
+	vacuumed := func(d time.Duration) func(*TableHealth) {
+		return func(t *TableHealth) { t.VacuumedAt = ago(d) }
+	}
+	catalogs := Holder{Kind: "slot", Name: "feed", Transactions: 1000, CatalogsOnly: true, Do: "not this"}
+	slot := Holder{Kind: "slot", Name: "s", State: "inactive", Transactions: 525, Do: "drop it"}
+	waits := func(d time.Duration) blocker {
+		return blocker{Holder{Kind: "session", PID: 42, Application: "billing", Do: "stop it"}, 3, now.Add(-d)}
+	}
+	const endSession = "; session 42 (billing, idle in transaction, user app) holds vacuum back: end it first"
 	for _, c := range []struct {
 		name  string
 		facts Health
@@ -458,31 +622,74 @@ func TestHealthFindings(t *testing.T) {
 		}},
 		{"few dead", Health{Tables: []TableHealth{jobs(99_999, nil)}}, nil},
 		{"many dead", Health{Tables: []TableHealth{jobs(100_000, nil)}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1h0m0s ago", "vacuum public.jobs"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1h0m0s ago", "vacuum public.jobs;"},
 		}},
 		{"very many dead", Health{Tables: []TableHealth{jobs(1_000_000, func(t *TableHealth) { t.VacuumedAt = nil })}}, []Finding{
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "it has never been vacuumed", "vacuum public.jobs"},
+			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "it has never been vacuumed", "vacuum public.jobs;"},
 		}},
 		{"a vacuum runs", Health{Tables: []TableHealth{jobs(100_000, func(t *TableHealth) { t.Vacuuming = true })}}, []Finding{
 			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "a vacuum of it is running", ""},
 		}},
-		{"dead because held, worst first", Health{Tables: []TableHealth{jobs(1_000_000, nil)}, Holders: []Holder{session(ago(time.Minute), 1)}}, []Finding{
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "vacuum is held back: end what holds it first", "vacuum public.jobs"},
-			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
+		{"dead because held, the cause first", Health{Tables: []TableHealth{jobs(1_000_000, nil)}, Holders: []Holder{session(ago(time.Minute), 1)}}, []Finding{
+			{"critical", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
+			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
+		}},
+		{"a vacuum met a young one", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Second))}, Holders: []Holder{catalogs, session(ago(30*time.Second), 2)}}, []Finding{
+			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 30s", "", "stop it"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
+		}},
+		{"no vacuum met it", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Minute))}, Holders: []Holder{session(ago(30*time.Second), 2)}}, []Finding{
+			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1m0s ago", "vacuum public.jobs;"},
+		}},
+		{"a vacuum met a slot, the oldest", Health{Tables: []TableHealth{jobs(1_000_000, vacuumed(time.Minute))}, Holders: []Holder{catalogs, slot, session(ago(2*time.Second), 2)}}, []Finding{
+			{"critical", "vacuum_held", "replication slot s (inactive) has held vacuum back through 525 transactions", "", "drop it"},
+			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "replication slot s (inactive) holds vacuum back: end it first", "drop it"},
+		}},
+		{"no vacuum met the slot", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Hour))}, Holders: []Holder{slot}}, []Finding{
+			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "", "vacuum public.jobs;"},
+		}},
+		{"a slot that nothing died behind", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Second))}, Holders: []Holder{{Kind: "slot", Name: "s"}}}, []Finding{
+			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "", "vacuum public.jobs;"},
+		}},
+		{"an invalid index", Health{Tables: []TableHealth{jobs(0, func(t *TableHealth) { t.InvalidIndexes = []string{"jobs_claim_idx_ccnew", "mine"} })}}, []Finding{
+			{"warning", "invalid_index", "index jobs_claim_idx_ccnew of jobs is not valid", "", "drop index concurrently public.jobs_claim_idx_ccnew;"},
+			{"warning", "invalid_index", "index mine of jobs is not valid", "", "reindex index concurrently public.mine;"},
 		}},
 		{"a small table", Health{Tables: []TableHealth{jobs(1999, func(t *TableHealth) { t.VacuumThreshold = 50 })}}, nil},
 		{"autovacuum off for a table", Health{Tables: []TableHealth{jobs(0, func(t *TableHealth) { t.Autovacuum = false })}}, []Finding{
-			{"warning", "autovacuum", "autovacuum is off for jobs", "", "alter table public.jobs reset (autovacuum_enabled)"},
+			{"warning", "autovacuum", "autovacuum is off for jobs", "", "alter table public.jobs reset (autovacuum_enabled);"},
 		}},
 		{"a dear claim", Health{Claim: ClaimHealth{FloorBuffers: 100, FullBuffers: 10_100}}, []Finding{
-			{"warning", "claim_cost", "a claim reads 100 pages from its floor on, and 10100 without one", "", "vacuum public.jobs"},
+			{"warning", "claim_cost", "a claim reads 100 pages from its floor on, and 10100 without one", "", "vacuum public.jobs;"},
+		}},
+		{"a dear claim because held", Health{Holders: []Holder{session(ago(time.Minute), 1)}, Claim: ClaimHealth{FullBuffers: 1_000_000}}, []Finding{
+			{"critical", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
+			{
+				"critical", "claim_cost", "a claim reads 0 pages from its floor on, and 1000000 without one",
+				"dead or running jobs stand at the beginning of jobs_claim_idx: a supervisor that starts, and full sweeps, step over them" + endSession, "stop it",
+			},
 		}},
 		{"a very dear claim", Health{Claim: ClaimHealth{FloorBuffers: 100, FullBuffers: 1_000_100}}, []Finding{
-			{"critical", "claim_cost", "a claim reads 100 pages from its floor on, and 1000100 without one", "", "vacuum public.jobs"},
+			{"critical", "claim_cost", "a claim reads 100 pages from its floor on, and 1000100 without one", "", "vacuum public.jobs;"},
 		}},
 		{"a cheap claim", Health{Claim: ClaimHealth{FloorBuffers: 20_000, FullBuffers: 20_100}}, nil},
 		{"an index of dead pages", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
-			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10", "", "reindex index concurrently public.jobs_claim_idx"},
+			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10", "", "reindex index concurrently public.jobs_claim_idx;"},
+		}},
+		{"an index of held pages", Health{Holders: []Holder{session(ago(time.Minute), 1)}, Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
+			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
+			{
+				"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10",
+				"an estimate; its pages are used again, and an index that has become too big stays so; a new one takes over what is held, and waits for transactions" +
+					": session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it\nreindex index concurrently public.jobs_claim_idx;",
+			},
+		}},
+		{"blocked for a moment", Health{blockers: []blocker{waits(4 * time.Second)}}, nil},
+		{"blocked", Health{blockers: []blocker{waits(5 * time.Second)}}, []Finding{
+			{"warning", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 5s", "", "stop it"},
+		}},
+		{"blocked for long", Health{blockers: []blocker{waits(time.Minute)}}, []Finding{
+			{"critical", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 1m0s", "", "stop it"},
 		}},
 		{"a full index", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 200_000}}, nil},
 		{"late", Health{Supervisors: SupervisorsHealth{Alive: 1}, Claim: ClaimHealth{Queues: []QueueHealth{{"q", 1, ago(15 * time.Minute), 1}, {"r", 1, ago(time.Minute), 0}, {"s", 0, nil, 0}}}}, []Finding{
@@ -529,7 +736,7 @@ func TestHealthFindings(t *testing.T) {
 	for _, f := range well.Findings {
 		names = append(names, f.Name)
 	}
-	if want := []string{"vacuum_held", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors"}; !slices.Equal(names, want) {
+	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors"}; !slices.Equal(names, want) {
 		t.Errorf("all is well, says %v", names)
 	}
 	if share := (&TableHealth{LiveRows: 1, DeadRows: 3}).DeadShare(); share != 0.75 {
@@ -547,7 +754,7 @@ func TestHealthJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{"findings", "holders", "tables", "queues", "not_seen"} {
+	for _, list := range []string{"findings", "holders", "tables", "invalid_indexes", "queues", "not_seen"} {
 		if !bytes.Contains(doc, []byte(`"`+list+`":[`)) {
 			t.Errorf("no list %s in %s", list, doc)
 		}

@@ -17,35 +17,37 @@ import (
 
 // sqlHealthServer finds jobs, whose schema the others go by: an application's tables may share it.
 const sqlHealthServer = `
-select now(), quote_ident(n.nspname), current_setting('autovacuum')::bool and current_setting('track_counts')::bool
+select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting('autovacuum')::bool and current_setting('track_counts')::bool
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 // sqlHealthHolders lists what the removal of dead rows in this database waits for, the oldest first: what a transaction
 // could still see is what its xid and its snapshot say. Not among it: sessions of other databases, for their snapshots
-// do not count here, vacuums, which wait for each other in nothing, and slots that the server has given up. A parallel
-// worker holds what its leader does. A standby holds by its slot, if it has one, else by its sender.
+// do not count here, vacuums, which wait for each other in nothing, claims that wait for their turn, which is normal and
+// has an end, and slots that the server has given up. A parallel worker holds what its leader does. Of a session whose
+// state the role may not see nobody knows whether it runs a query to cancel: it is terminated. A standby holds by its slot, if it has one, else by its sender.
 // Only the catalogs wait for a catalog_xmin.
 const sqlHealthHolders = `
 with holders(kind, pid, name, application, username, state, transactions, since, catalogs_only, query, stop) as (
 	select 'session', pid, '', application_name, usename::text, coalesce(state, backend_type), greatest(age(backend_xid), age(backend_xmin)), xact_start, false, query,
-		format(case when state like 'idle%' then 'select pg_terminate_backend(%s)' else 'select pg_cancel_backend(%s)' end, pid)
+		format(case when state is null or state like 'idle%' then 'select pg_terminate_backend(%s);' else 'select pg_cancel_backend(%s);' end, pid)
 	from pg_stat_activity a
 	where datname = current_database() and pid <> pg_backend_pid() and leader_pid is null and num_nonnulls(backend_xid, backend_xmin) > 0
 		and (backend_type is distinct from 'walsender' or xact_start is not null)
 		and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
+		and (wait_event_type = 'Lock' and wait_event = 'advisory' and query like 'select drover_take_turn(%') is not true
 	union all
-	select 'prepared', null, gid, '', owner::text, 'prepared', age(transaction), prepared, false, '', format('rollback prepared %L', gid)
+	select 'prepared', null, gid, '', owner::text, 'prepared', age(transaction), prepared, false, '', format('rollback prepared %L;', gid)
 	from pg_prepared_xacts where database = current_database()
 	union all
 	select 'slot', s.active_pid, s.slot_name::text, r.application_name, r.usename::text, case when s.active then 'active' else 'inactive' end,
 		age(coalesce(s.xmin, s.catalog_xmin)), null, s.xmin is null, '',
-		case when not s.active then format('select pg_drop_replication_slot(%L)', s.slot_name) when s.slot_type = 'logical' then format('select pg_terminate_backend(%s)', s.active_pid)
-			else 'alter system set hot_standby_feedback = off -- on the standby, then reload it' end
+		case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) when s.slot_type = 'logical' then format('select pg_terminate_backend(%s);', s.active_pid)
+			else 'alter system set hot_standby_feedback = off; -- on the standby, then reload it' end
 	from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid
 	where num_nonnulls(s.xmin, s.catalog_xmin) > 0 and s.wal_status is distinct from 'lost'
 	union all
 	select 'standby', r.pid, '', r.application_name, r.usename::text, r.state, age(r.backend_xmin), null, false, '',
-		'alter system set hot_standby_feedback = off -- on the standby, then reload it'
+		'alter system set hot_standby_feedback = off; -- on the standby, then reload it'
 	from pg_stat_replication r join pg_stat_activity a on a.pid = r.pid
 	where r.backend_xmin is not null and a.datname is null
 )
@@ -53,8 +55,40 @@ select kind, coalesce(pid, 0), name, coalesce(application, ''), coalesce(usernam
 	left(regexp_replace(coalesce(query, ''), '\s+', ' ', 'g'), 200), stop
 from holders order by catalogs_only, transactions desc, since, kind, pid limit 20`
 
+// sqlHealthBlockers finds who holds up the ten sessions that have waited longest for a lock on the tables $2 of schema $1,
+// or on a row of them: who waits for another's transaction has locked the row's place first. It follows whom they wait for
+// to those who wait for nobody, each pair once: pg_blocking_pids stops the lock manager for a moment. A prepared
+// transaction has no pid. A turn is an advisory lock, and no matter of this.
+const sqlHealthBlockers = `
+with recursive tables as (
+	select oid from pg_class where relnamespace = $1::regnamespace and relkind = 'r' and relname = any($2::text[])
+), drovers as (
+	select oid from tables union all select indexrelid from pg_index where indrelid in (select oid from tables)
+), waiting as (
+	select l.pid, l.waitstart from pg_locks l
+	where not l.granted and (l.database = (select oid from pg_database where datname = current_database()) and l.relation in (select oid from drovers)
+		or l.locktype = 'transactionid' and exists (
+			select from pg_locks t where t.pid = l.pid and t.granted and t.locktype = 'tuple' and t.relation in (select oid from tables)
+				and t.database = (select oid from pg_database where datname = current_database())))
+	order by l.waitstart, l.pid limit 10
+), pairs(pid, blocker) as (
+	select w.pid, b.pid from waiting w cross join lateral unnest(pg_blocking_pids(w.pid)) as b(pid)
+	union
+	select p.blocker, b.pid from pairs p cross join lateral unnest(pg_blocking_pids(p.blocker)) as b(pid)
+), chains(pid, blocker) as (
+	select w.pid, p.blocker from waiting w join pairs p using (pid)
+	union
+	select c.pid, p.blocker from chains c join pairs p on p.pid = c.blocker
+)
+select coalesce(a.pid, 0), coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(a.state, ''), count(*), min(w.waitstart),
+	case when c.blocker = 0 then 'select gid, owner, prepared from pg_prepared_xacts where database = current_database() order by prepared;' else format('select pg_terminate_backend(%s);', c.blocker) end
+from chains c join waiting w using (pid) left join pg_stat_activity a on a.pid = c.blocker
+where c.blocker not in (select pid from pairs) and w.waitstart is not null
+group by c.blocker, a.pid, a.application_name, a.usename, a.state order by min(w.waitstart), c.blocker`
+
 // sqlHealthTables reads what the server counts of the tables of $1, a schema. It estimates what their rows need by the
-// widths that ANALYZE found, a row's overhead of 28 bytes and the fillfactor; null where nothing was analyzed.
+// widths that ANALYZE found, a row's overhead of 28 bytes and the fillfactor; null where nothing was analyzed. An index
+// that is being built is not valid yet either.
 const sqlHealthTables = `
 with tables as (
 	select c.oid, c.relname::text as name, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n,
@@ -70,7 +104,11 @@ select t.name, s.n_live_tup, s.n_dead_tup,
 	greatest(s.last_vacuum, s.last_autovacuum),
 	pg_relation_size(t.oid), pg_indexes_size(t.oid), coalesce(pg_total_relation_size(nullif(t.reltoastrelid, 0)), 0),
 	(select (s.n_live_tup * (28 + sum((1 - p.null_frac) * p.avg_width)) / (coalesce(t.options->>'fillfactor', '100')::int / 100.0))::bigint
-		from pg_stats p where p.schemaname = s.schemaname and p.tablename = s.relname)
+		from pg_stats p where p.schemaname = s.schemaname and p.tablename = s.relname),
+	array(select quote_ident(c.relname) from pg_index i join pg_class c on c.oid = i.indexrelid
+		where i.indrelid = t.oid and not i.indisvalid and not exists (
+			select from pg_stat_progress_create_index p where p.datname = current_database() and coalesce(p.relid, t.oid) = t.oid)
+		order by 1)
 from tables t join pg_stat_user_tables s on s.relid = t.oid
 order by t.n`
 
@@ -177,8 +215,9 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		}
 	}
 	n, c := &h.Supervisors, &h.Claim
-	look("server", func(rows pgx.Rows) error { return rows.Scan(&h.At, &h.schema, &h.Autovacuum) }, sqlHealthServer)
+	look("server", func(rows pgx.Rows) error { return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum) }, sqlHealthServer)
 	look("holders", h.readHolder, sqlHealthHolders)
+	look("locks", h.readBlocker, sqlHealthBlockers, h.schema, healthTables())
 	look("tables", h.readTable, sqlHealthTables, h.schema, healthTables())
 	look("supervisors", func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, sqlHealthSupervisors)
 	// The probes come first: a look from the beginning clears away what is dead to all, and would hide it from them.
@@ -199,9 +238,20 @@ func (h *Health) readHolder(rows pgx.Rows) error {
 	return err
 }
 
+func (h *Health) readBlocker(rows pgx.Rows) error {
+	b := blocker{holder: Holder{Kind: "session"}}
+	o := &b.holder
+	err := rows.Scan(&o.PID, &o.Application, &o.User, &o.State, &b.sessions, &b.since, &o.Do)
+	if o.PID == 0 {
+		o.Kind, o.Name = "prepared", "(of pg_prepared_xacts)"
+	}
+	h.blockers = append(h.blockers, b)
+	return err
+}
+
 func (h *Health) readTable(rows pgx.Rows) error {
 	var t TableHealth
-	err := rows.Scan(&t.Name, &t.LiveRows, &t.DeadRows, &t.VacuumThreshold, &t.Autovacuum, &t.Vacuuming, &t.VacuumedAt, &t.TableBytes, &t.IndexBytes, &t.ToastBytes, &t.NeededBytes)
+	err := rows.Scan(&t.Name, &t.LiveRows, &t.DeadRows, &t.VacuumThreshold, &t.Autovacuum, &t.Vacuuming, &t.VacuumedAt, &t.TableBytes, &t.IndexBytes, &t.ToastBytes, &t.NeededBytes, &t.InvalidIndexes)
 	h.Tables = append(h.Tables, t)
 	return err
 }

@@ -54,7 +54,7 @@ func (a *app) printHealth(s *session, h *drover.Health) error {
 			fmt.Fprintln(a.stdout, printable("    why: "+f.Why))
 		}
 		if f.Do != "" {
-			fmt.Fprintln(a.stdout, printable("    do:  "+f.Do))
+			fmt.Fprintln(a.stdout, printableLines("    do:  "+strings.ReplaceAll(f.Do, "\n", "\n         ")))
 		}
 	}
 	holders := [][]string{{"HOLDS VACUUM", "PID", "NAME", "USER", "STATE", "TRANSACTIONS", "SINCE", "QUERY"}}
