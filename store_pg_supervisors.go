@@ -597,8 +597,9 @@ type straggler struct {
 }
 
 // sweep returns what is behind the floors, and the lanes in which there is anything.
-// sqlBound ends a statement that takes longer. A context that ends it would cost the connection.
-const sqlBound = `select set_config('statement_timeout', $1, true)`
+// sqlBoundPlan is sqlOnePlan for statements that are to end by themselves: a context that ends them costs the connection.
+const sqlBoundPlan = `
+select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', $1, true)`
 
 // sweep takes no longer than the bound: it steps over all that has died, on the connection that has to beat.
 func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
@@ -608,8 +609,7 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest, bo
 		queues[i] = req.queues[req.groupQueue[g-1]-1]
 	}
 	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.exec(nil, sqlBound, strconv.FormatInt(bound.Milliseconds(), 10))
+	p.exec(nil, sqlBoundPlan, strconv.FormatInt(bound.Milliseconds(), 10))
 	p.query(func(rows pgx.Rows) error {
 		var key laneKey
 		var at *time.Time
