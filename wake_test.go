@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -396,7 +397,7 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	if strings.HasPrefix(sql, "listen ") {
 		s.conns[conn] = true
 	}
-	if sql != sqlBegin && sql != sqlCommit && sql != sqlCommitAndBegin && sql != sqlOnePlan {
+	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlSettlePlan, sqlBoundPlan}, sql) {
 		s.calls[sql]++
 	}
 }
