@@ -261,14 +261,7 @@ func TestClaimPassesLockedRows(t *testing.T) {
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
 	s := impatient.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
 	ids := db.enqueueJobs(t, 3, nil)
-	holder, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer holder.Rollback(t.Context())
-	if _, err := holder.Exec(t.Context(), `select from jobs where id = $1 for update`, ids[0]); err != nil {
-		t.Fatal(err)
-	}
+	db.hold(t, `select from jobs where id = $1 for update`, ids[0])
 	if runs := s.claim(t); len(runs) != 2 || runs[0].job.ID != ids[1] || runs[1].job.ID != ids[2] {
 		t.Errorf("claimed %d jobs beside a locked one, want the other 2", len(runs))
 	}
@@ -623,23 +616,10 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	}
 }
 
-// takeTurn holds the turn of the queue "default" until the test ends it.
+// takeTurn holds the turn of the queue "default" until it is ended.
 func (db *testDB) takeTurn(t testing.TB) (end func()) {
 	t.Helper()
-	tx, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	var got bool
-	if err := tx.QueryRow(t.Context(), sqlTakeTurn, []string{"default"}, time.Second).Scan(&got); err != nil || !got {
-		t.Fatal("no turn", err)
-	}
-	return func() {
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return db.hold(t, sqlTakeTurn, []string{"default"}, time.Second)
 }
 
 // Claims of a backlog wait for one another, and see what the one before has left.
@@ -875,14 +855,7 @@ func TestSweepIsBounded(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{Lease: 2 * time.Second})
 	s.beat(t)
 	conn := s.control.link.conn
-	holder, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer holder.Rollback(t.Context())
-	if _, err := holder.Exec(t.Context(), `lock table jobs`); err != nil {
-		t.Fatal(err)
-	}
+	db.hold(t, `lock table jobs`)
 	l := s.lease.Load()
 	s.control.sweepAt = time.Time{}
 	reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}

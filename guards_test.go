@@ -135,14 +135,7 @@ func TestCostOfAClaim(t *testing.T) {
 		select 'u' || lpad(n::text, 25, '0'), 'unknown', 1 + n % 9, now() - interval '1 min' - n * interval '1 ms' from generate_series(1, $1) n`, n)
 	check("beside rows of an unknown kind", 2)
 
-	holder, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer holder.Rollback(t.Context())
-	if _, err := holder.Exec(t.Context(), `set transaction isolation level repeatable read; select from jobs limit 1`); err != nil {
-		t.Fatal(err)
-	}
+	db.hold(t, snapshot)
 	db.exec(t, `delete from jobs where kind = 'unknown'`)
 	check("beside dead rows", 1.3)
 	if cost := p.claimCost(t, full, false); cost < n/10 {
@@ -182,14 +175,7 @@ func TestCostOfAHeartbeat(t *testing.T) {
 		return buffersIn(t, p.explain(t, beat, "analyze, buffers, timing off"))
 	}
 	bare := cost("force_custom_plan")
-	holder, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer holder.Rollback(t.Context())
-	if _, err := holder.Exec(t.Context(), `set transaction isolation level repeatable read; select from jobs limit 1`); err != nil {
-		t.Fatal(err)
-	}
+	db.hold(t, snapshot)
 	db.exec(t, `insert into jobs (id, kind) select 'f' || lpad(n::text, 25, '0'), 'job' from generate_series(1, 20000) n`)
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'x', attempt = 1, claim_seq = 1`)
 	db.exec(t, `update jobs set state = 'completed', claimed_by = null, finalized_at = now()`)

@@ -521,14 +521,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 func TestHealthDoesNotWaitForLocks(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	tx, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), `lock table supervisors`); err != nil {
-		t.Fatal(err)
-	}
+	db.hold(t, `lock table supervisors`)
 	h := db.health(t)
 	var parts []string
 	for _, n := range h.NotSeen {

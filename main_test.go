@@ -57,6 +57,24 @@ func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	return v
 }
 
+// hold runs a statement in a transaction that stays open until it is ended, at the latest with the test.
+func (db *testDB) hold(t testing.TB, sql string, args ...any) (end func()) {
+	t.Helper()
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	end = func() { _ = tx.Rollback(context.Background()) }
+	t.Cleanup(end)
+	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return end
+}
+
+// snapshot is held by a transaction in which it is read: what has died since, no vacuum removes.
+const snapshot = `set transaction isolation level repeatable read; select from jobs limit 1`
+
 // enqueue stores a job and returns its id.
 func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
 	t.Helper()

@@ -620,14 +620,7 @@ func TestDrainingSupervisorIsNotTakenForAwake(t *testing.T) {
 func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	held, err := db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := held.Exec(t.Context(), `select from jobs`); err != nil {
-		t.Fatal(err)
-	}
+	db.hold(t, snapshot)
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 30000)`)
 	db.exec(t, `delete from jobs`)
 	const n = 300

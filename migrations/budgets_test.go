@@ -6,9 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
-
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -16,16 +13,7 @@ import (
 // A function that is made anew stays executable for the producers it was granted to, and for nobody else.
 func TestProducersKeepTheirRights(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.NewPool(t)
-	db := stdlib.OpenDBFromPool(pool)
-	t.Cleanup(func() { _ = db.Close() })
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.Table), goose.WithDisableGlobalRegistry(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := provider.UpTo(t.Context(), 2); err != nil {
-		t.Fatal(err)
-	}
+	pool, provider := migratedTo(t, 2)
 	producer, other := pgtest.Schema(pool)+"_producer", pgtest.Schema(pool)+"_other"
 	for _, role := range []string{producer, other} {
 		exec(t, pool, `create role `+role)
@@ -36,6 +24,7 @@ func TestProducersKeepTheirRights(t *testing.T) {
 		})
 	}
 	exec(t, pool, `grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to `+producer)
+	var err error
 	for _, to := range []int64{3, 2, 3} {
 		if to == 3 {
 			_, err = provider.UpTo(t.Context(), to)

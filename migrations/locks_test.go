@@ -3,28 +3,13 @@ package migrations_test
 import (
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
-
-	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // A claim locks its supervisor's row, then those of jobs. A migration that changed jobs first, and then waited for the claim
 // to let go of supervisors, ended in a deadlock.
 func TestMigrationsLockInTheOrderOfClaims(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.NewPool(t)
-	db := stdlib.OpenDBFromPool(pool)
-	t.Cleanup(func() { _ = db.Close() })
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, goose.WithTableName(migrations.Table), goose.WithDisableGlobalRegistry(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := provider.UpTo(t.Context(), 4); err != nil {
-		t.Fatal(err)
-	}
+	pool, provider := migratedTo(t, 4)
 	for _, to := range []int64{5, 4} {
 		claim, err := pool.Begin(t.Context())
 		if err != nil {
