@@ -3,7 +3,6 @@ package drover
 import (
 	"context"
 	"encoding/json"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -596,12 +595,14 @@ type straggler struct {
 	at   time.Time
 }
 
-// sweep returns what is behind the floors, and the lanes in which there is anything.
-// sqlBoundPlan is sqlOnePlan for statements that are to end by themselves: a context that ends them costs the connection.
+// sqlBoundPlan is sqlOnePlan for statements that are to end by themselves, after so many ms or by the session's own stricter
+// time-out: a context that ends them costs the connection.
 const sqlBoundPlan = `
-select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout', $1, true)`
+select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout',
+	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
 
-// sweep takes no longer than the bound: it steps over all that has died, on the connection that has to beat.
+// sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
+// steps over all that has died, on the connection that has to beat.
 func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
 	var p pipeline
 	queues := make([]string, len(req.lanes))
@@ -609,7 +610,7 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest, bo
 		queues[i] = req.queues[req.groupQueue[g-1]-1]
 	}
 	p.begin()
-	p.exec(nil, sqlBoundPlan, strconv.FormatInt(bound.Milliseconds(), 10))
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
 	p.query(func(rows pgx.Rows) error {
 		var key laneKey
 		var at *time.Time

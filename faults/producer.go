@@ -44,7 +44,7 @@ func produce(spec *producerSpec) error {
 		return err
 	}
 	defer pool.Close()
-	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	client, err := quietClient(pool)
 	if err != nil {
 		return err
 	}
@@ -130,4 +130,9 @@ func runProducer() error {
 		return fmt.Errorf("producer %s (%d): %w", spec.Name, os.Getpid(), err)
 	}
 	return nil
+}
+
+// quietClient logs nothing: what happens to jobs stands in the journals.
+func quietClient(pool *pgxpool.Pool) (*drover.Client, error) {
+	return drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 }

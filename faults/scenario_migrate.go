@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -155,7 +156,7 @@ func migrate(ctx context.Context, w *world, rounds int) error {
 		err := w.inject("16 processes migrate an empty database", "", func() error {
 			schema, err := w.migrateEmpty(ctx, fmt.Sprint(n), 16)
 			if err == nil && schema != reference {
-				err = fmt.Errorf("16 processes made\n%s\none made\n%s", schema, reference)
+				err = fmt.Errorf("16 processes made %q, which one did not, and not %q", without(schema, reference), without(reference, schema))
 			}
 			return err
 		})
@@ -164,6 +165,12 @@ func migrate(ctx context.Context, w *world, rounds int) error {
 		}
 	}
 	return w.migrateUnderLoad(ctx)
+}
+
+// without gives the lines that are in one text only.
+func without(text, other string) []string {
+	has := strings.Split(other, "\n")
+	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return slices.Contains(has, line) })
 }
 
 // sqlSchema lists what a schema holds, and the migrations that were recorded.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -41,7 +40,7 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 	if err := w.eventually(ctx, "all jobs are dead", 5*time.Minute, sqlAllDone); err != nil {
 		return err
 	}
-	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	client, err := quietClient(w.pool)
 	if err != nil {
 		return err
 	}
@@ -273,7 +272,7 @@ func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 		return err
 	}
 	defer pool.Close()
-	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	client, err := quietClient(pool)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"syscall"
 	"time"
@@ -288,7 +287,7 @@ select drover_wake('default') from (select count(*) from stored) s`, ids)
 
 // healthNames holds where the library's own look at the health names the session that holds the snapshot.
 func (w *world) healthNames(ctx context.Context, pid int) error {
-	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	client, err := quietClient(w.pool)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"math/rand/v2"
 	"net/url"
 	"os"
@@ -254,7 +253,7 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	if err != nil {
 		return nil, err
 	}
-	client, err := drover.New(w.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	client, err := quietClient(w.pool)
 	if err != nil {
 		return nil, err
 	}

@@ -285,6 +285,37 @@ $$;
 comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time, go on without.';
 
 -- +goose StatementBegin
+create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$
+declare
+	usual   text := current_setting('lock_timeout');
+	-- All waits together are over before anybody that waits for this one looks for a deadlock.
+	wait    interval := least(interval '250 ms', current_setting('deadlock_timeout')::interval / 2) / cardinality(tables);
+	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'));
+	holders text;
+begin
+	loop
+		begin
+			perform set_config('lock_timeout', greatest(1, floor(extract(epoch from wait) * 1000))::text, true);
+			execute 'lock table ' || (select string_agg(quote_ident(name), ', ' order by place) from unnest(tables) with ordinality as t (name, place));
+			perform set_config('lock_timeout', usual, true);
+			return;
+		exception when lock_not_available then -- and nothing is locked any more
+			if clock_timestamp() > until then
+				select string_agg(distinct pid::text, ', ') into holders from pg_locks
+				where relation = any(tables::regclass[]) and granted and pid <> pg_backend_pid();
+				raise lock_not_available using message = format('drover: for %s some of the tables %s have been in use all the time', patience, array_to_string(tables, ', ')),
+					hint = format('Nothing is changed. Migrate again once the transactions have ended that use them; just now those of the processes %s.', coalesce(holders, '(none)'));
+			end if;
+		end;
+		perform pg_sleep(0.05 + random() / 5);
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_lock_tables(text[], interval) is
+	'For migrations: locks tables exclusively, all or none, so that no statement, whatever order it locks them in, is in a deadlock with it, and nobody waits long behind somebody else''s long transaction.';
+
+-- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns void language plpgsql as $$
 declare
 	clash text;

@@ -4,6 +4,7 @@
 -- table once each; nothing can write to it meanwhile.
 
 -- +goose Up
+select drover_lock_tables('{jobs}');
 alter table jobs
 	add column class           text,
 	add column fingerprint     text,
@@ -105,6 +106,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
+select drover_lock_tables('{jobs}');
 drop function drover_list(jsonb, text, int);
 drop function drover_where(jsonb, text);
 drop index jobs_redrive_idx;

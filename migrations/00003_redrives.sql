@@ -4,6 +4,7 @@
 -- Locks: kinds exclusively, for a moment. Creates new objects.
 
 -- +goose Up
+select drover_lock_tables('{kinds}');
 create table redrives (
 	id              text collate "C" primary key default drover_ulid(),
 	state           text        not null default 'marking' check (state in ('marking', 'canary', 'running', 'done', 'aborted')),
@@ -649,6 +650,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
+select drover_lock_tables('{kinds,redrives,redrive_queues}');
 drop function drover_redrive_abort(text, text);
 drop function drover_redrive_pause(text, boolean);
 drop function drover_redrive_let_lie(redrives, timestamptz, int);

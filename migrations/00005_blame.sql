@@ -3,7 +3,7 @@
 -- Locks: jobs and supervisors exclusively, for a moment: nullable columns, no rewrite, no index.
 
 -- +goose Up
--- First supervisors, then jobs, as claims lock them: one under way and this would wait for each other.
+select drover_lock_tables('{supervisors,jobs}');
 alter table supervisors add column process text collate "C";
 alter table jobs
 	add column deaths      smallint,
@@ -67,6 +67,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
+select drover_lock_tables('{supervisors,jobs,ended_supervisors,solo}');
 drop table solo;
 drop table ended_supervisors;
 alter table supervisors drop column process;

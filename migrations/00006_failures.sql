@@ -4,6 +4,7 @@
 -- once; nothing can write to it meanwhile.
 
 -- +goose Up
+select drover_lock_tables('{jobs}');
 alter table jobs add column parked_build text;
 comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
 
@@ -257,6 +258,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
+select drover_lock_tables('{jobs,failure_groups,failure_tallies,builds}');
 drop view failures;
 drop function drover_unpark(int);
 drop function drover_failure_policy(text, text, text, text);

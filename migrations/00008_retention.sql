@@ -1,9 +1,9 @@
 -- drover: what becomes of jobs that have ended: follow-ups, retention by queue, the archive, alerts.
 --
--- Locks: jobs SHARE ROW EXCLUSIVE for a moment (a trigger), kinds and queues exclusively for a moment (nullable columns,
--- no rewrite). jobs_archive is new.
+-- Locks: jobs (a trigger), kinds and queues (nullable columns, no rewrite) exclusively for a moment. jobs_archive is new.
 
 -- +goose Up
+select drover_lock_tables('{kinds,jobs,queues}');
 alter table kinds
 	add column follow_up_kind  text,
 	add column follow_up_queue text,
@@ -286,6 +286,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
+select drover_lock_tables('{kinds,jobs,queues,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
 drop function drover_follow_up();
 drop function drover_alerts(bigint, bigint, interval, bigint, interval, text);

@@ -41,6 +41,10 @@ type Status struct {
 // returns an error, like Down and List: two sets of tables would be two queues, one of them unserved.
 func Up(ctx context.Context, pool *pgxpool.Pool) error {
 	return with(ctx, pool, func(p *goose.Provider) error {
+		// Up looks for work before it takes the lock, and would make its table then, in many first processes at once.
+		if _, err := p.GetDBVersion(ctx); err != nil {
+			return err
+		}
 		_, err := p.Up(ctx)
 		return err
 	})

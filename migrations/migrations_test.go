@@ -164,6 +164,9 @@ func TestUpWaitsForOneThatIsAtWorkInItsSchemaOnly(t *testing.T) {
 	if err := <-done; err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
 		t.Fatalf("an Up that was called off = %v", err)
 	}
+	if made := objects(t, held); len(made) > 0 {
+		t.Errorf("without the lock it made %q", made)
+	}
 	if _, err := conn.Exec(t.Context(), `select pg_advisory_unlock(`+lock+`)`); err != nil {
 		t.Fatal(err)
 	}
