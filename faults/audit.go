@@ -23,6 +23,7 @@ create table audit (
 	last_class text not null, last_error text not null, last_entry text not null, payload text not null, transactional boolean not null
 );
 create index on audit (job);
+create index on audit (writer, claimed_by) where state = 'running';
 create function audit() returns trigger language plpgsql as $$
 declare
 	j jobs := case when tg_op = 'DELETE' then old else new end;

@@ -36,13 +36,19 @@ func newBuilds(dir string) (*builds, error) {
 	return &builds{dir: dir, own: own, made: map[build]func() (string, error){}}, err
 }
 
-// prepare begins to build what the scenarios will need, while the first of them run.
+// prepare builds what the scenarios will need while the first of them run; for the full tier before, because all of the
+// standard library is built then, and the first scenarios would have but a part of the machine.
 func (s *suite) prepare(ctx context.Context, chosen []scenario) {
-	go func() { // ends with the last build, or with ctx
+	build := func() {
 		for i := range chosen {
 			_, _ = s.builds.get(ctx, chosen[i].build(s.full)) // the scenario gets the error too
 		}
-	}()
+	}
+	if s.full {
+		build()
+		return
+	}
+	go build() // ends with the last build, or with ctx
 }
 
 // get returns the program's name.

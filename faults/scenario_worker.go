@@ -214,7 +214,8 @@ select exists (
 		and j.attempted_at between now() - interval '1 s' and now() and j.scheduled_at <= now()
 )`
 
-// sqlTakenOver is whether a run of worker $1 was ended by another after $2, and its job completed by another.
+// sqlTakenOver is whether a run of worker $1 under its present lease was ended by another after $2, and its job completed by
+// another. What it left behind when it lost an earlier lease does not count.
 const sqlTakenOver = `
 select exists (
 	select from audit mine
@@ -223,6 +224,7 @@ select exists (
 	join audit theirs on theirs.job = mine.job and theirs.claim_seq > mine.claim_seq and theirs.state = 'completed'
 		and theirs.writer <> mine.writer
 	where mine.writer = $1 and mine.state = 'running'
+		and mine.claimed_by = (select max(claimed_by) from audit where writer = $1 and state = 'running')
 )`
 
 // zombiesAreRefused holds where a worker that woke had its handlers cancelled at once, because the lease was lost, and
