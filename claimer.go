@@ -18,6 +18,8 @@ const (
 	sleepAfter   = 250 * time.Millisecond // without a job, before sleepers is written
 	firstPoll    = time.Millisecond       // doubled up to the poll interval
 	awakePoll    = 8 * time.Millisecond   // the longest before sleepers is written: nobody notifies until then
+	trickleRate  = 50                     // jobs a second that it is notified of one by one, asleep: less work than 125 looks
+	trickleBurst = 10                     // and so many at once
 	minTurn      = 50                     // jobs that a claim wants before it waits for its turn
 	turnPatience = 5 * time.Second        // how long it waits: others' claims take tens of milliseconds
 	turnPause    = 30 * time.Second       // without turns, after one did not come
@@ -50,6 +52,7 @@ type claimer struct {
 	asleep  bool          // sleepers says so
 	until   time.Time     // and until when; zero: for good
 	full    []string      // and in which queues there is no room
+	trickle trickle
 
 	outOfTurn time.Time // wait for no turn before
 
@@ -581,8 +584,9 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 // setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
 // doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
 func (c *claimer) setPace(p *plan, now time.Time) {
-	if len(p.reply.jobs) > 0 {
+	if n := len(p.reply.jobs); n > 0 {
 		c.next, c.step, c.idleAt = now, 0, time.Time{}
+		c.trickle.add(n, now)
 		return
 	}
 	if c.idleAt.IsZero() {
@@ -620,8 +624,21 @@ func (c *claimer) noteDue(at time.Time) {
 	}
 }
 
+// trickle is how many more jobs may be found before it is too much to be notified of each.
+type trickle struct {
+	left float64
+	at   time.Time
+}
+
+func (t *trickle) add(n int, now time.Time) {
+	t.left = max(-1, min(trickleBurst, t.left+trickleRate*now.Sub(t.at).Seconds())-float64(n))
+	t.at = now
+}
+
+func (t *trickle) over() bool { return t.left < 0 }
+
 // fallAsleep says in sleepers that this supervisor does not look by itself any more, once it has found nothing for
-// a while, and that it does again, once it has found something. The claim behind it in the same round trip is the
+// a while, and that it does again, once it finds more than a trickle. The claim behind it in the same round trip is the
 // look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
 //
 // A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
@@ -629,18 +646,19 @@ func (c *claimer) noteDue(at time.Time) {
 func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	now, id := c.sup.now(), claim.lease.id
 	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
+	asleep := idle || c.asleep && !c.trickle.over()
 	over := !c.until.IsZero() && !now.Before(c.until)
 	c.mu.Lock()
 	anew := c.anew
 	c.anew = false
 	c.mu.Unlock()
 	full := claim.full()
-	if c.sup.cfg.DisableNotify || idle == c.asleep && !anew && (!idle || !over && slices.Equal(full, c.full)) {
+	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
 		return
 	}
 	p.begin()
 	var until time.Time
-	if idle {
+	if asleep {
 		var rest *string
 		if claim.due.After(now) {
 			text := interval(claim.due.Sub(now))
@@ -651,7 +669,7 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 		p.exec(nil, sqlWakeUp, id)
 	}
 	p.commit()
-	p.call(func() { c.asleep, c.until, c.full = idle, until, full })
+	p.call(func() { c.asleep, c.until, c.full = asleep, until, full })
 }
 
 // findOut ends the doubt about a claim whose reply was lost.

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -18,8 +19,9 @@ const (
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
 	lockedPause   = 100 * time.Millisecond // before a row that someone holds is tried again
+	refusedPause  = 5 * time.Second        // and one whose outcome the database refuses
 	retryPause    = 50 * time.Millisecond  // after a failed round trip, doubled
-	maxRetryPause = 5 * time.Second
+	maxRetryPause = 2 * time.Second        // how long a server may be back before it is noticed
 )
 
 // settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
@@ -48,9 +50,11 @@ type trouble struct {
 	until    time.Time // no round trip before
 }
 
-// failed waits before the next round trip, longer each time.
+// failed waits before the next round trip, longer each time, and not as long as others do: a server that comes back is not
+// met by all processes at once.
 func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
 	pause := min(retryPause<<min(t.failures, 10), maxRetryPause)
+	pause -= rand.N(pause / 2) //nolint:gosec // to spread them
 	t.failures++
 	t.until = s.now().Add(pause)
 	s.log.WarnContext(ctx, what+" failed, will be tried again", slog.String("error", err.Error()), slog.Duration("in", pause))
@@ -469,7 +473,7 @@ func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
 	if len(out) == 1 {
 		if out[0].replaced {
 			e.sup.log.ErrorContext(ctx, "outcome refused by the database, will be tried again", slog.Any("job", out[0].run.job))
-			e.later(out[0], maxRetryPause)
+			e.later(out[0], refusedPause)
 			return
 		}
 		out[0].replaceEntry()

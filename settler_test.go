@@ -487,3 +487,27 @@ func TestClaimsWaitForTheSettler(t *testing.T) {
 		t.Error("no claim once the settler has caught up")
 	}
 }
+
+// A server that comes back is looked for soon, and not by all at the same moment.
+func TestTroubleIsShortAndSpread(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	now := time.Now()
+	s.now = func() time.Time { return now }
+	pauses := map[time.Duration]bool{}
+	for range 20 {
+		var trouble trouble
+		for n := range 20 {
+			trouble.failed(t.Context(), s.Supervisor, "a test", errors.New("refused"))
+			longest := min(retryPause<<min(n, 10), maxRetryPause)
+			if pause := trouble.until.Sub(now); pause > longest || pause <= longest/2 {
+				t.Fatalf("%v after %d failures, want up to %v", pause, n+1, longest)
+			}
+		}
+		pauses[trouble.until.Sub(now)] = true
+	}
+	if len(pauses) < 10 {
+		t.Errorf("20 supervisors would come back at %d moments", len(pauses))
+	}
+}

@@ -316,7 +316,19 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 			return nil
 		})})
 		tries.Go(func() {
+			batch := make([]Batch, trickleBurst+2) // that keep it awake
+			for i := range batch {
+				batch[i] = Batch{Args: job{}, Opts: &EnqueueOpts{Queue: q.Name}}
+			}
 			for range 27 {
+				if _, err := other.client.EnqueueMany(t.Context(), batch); err != nil {
+					t.Error(err)
+					return
+				}
+				for range batch {
+					<-ran
+				}
+				<-time.After(sleepAfter - 15*time.Millisecond + time.Duration(rand.IntN(40))*time.Millisecond) //nolint:gosec // any moment
 				enqueued := time.Now()
 				if _, err := other.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: q.Name}); err != nil {
 					t.Error(err)
@@ -331,11 +343,47 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 				if d := time.Since(enqueued); d > 3*time.Second {
 					t.Errorf("a job was found after %v", d)
 				}
-				<-time.After(sleepAfter - 15*time.Millisecond + time.Duration(rand.IntN(40))*time.Millisecond) //nolint:gosec // any moment
 			}
 		})
 	}
 	tries.Wait()
+}
+
+// A few jobs a second are notified one by one and change nothing in sleepers; more make the supervisor look by itself.
+func TestATrickleDoesNotWake(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueue(t, job{}, &EnqueueOpts{Delay: 1500 * time.Millisecond})
+	ran := make(chan struct{}, 100)
+	db.launch(t, SupervisorConfig{PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
+		ran <- struct{}{}
+		return nil
+	})})
+	db.asleep(t)
+	receive(t, ran)
+	for end := time.Now().Add(5 * time.Second); !value[bool](t, db, `select sleeps_until = 'infinity' from sleepers`); {
+		if time.Now().After(end) {
+			t.Fatal("it slept until the job was due, and passes for awake since")
+		}
+	}
+	heard, other := db.ears(t), db.via(t, Config{})
+	was := value[string](t, db, `select xmin::text from sleepers`)
+	for range trickleBurst {
+		enqueued := time.Now()
+		other.enqueue(t, job{}, nil)
+		receive(t, ran)
+		if d := time.Since(enqueued); d > 3*time.Second {
+			t.Errorf("started after %v", d)
+		}
+		after(t, time.Second/trickleRate)
+	}
+	if now, notes := value[string](t, db, `select xmin::text from sleepers`), heard.heard(t); now != was || notes != trickleBurst {
+		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, trickleBurst, now != was)
+	}
+	for range 3 * trickleBurst {
+		other.enqueue(t, job{}, nil)
+	}
+	db.waitFor(t, 10*time.Second, `select xmin::text <> $1 from sleepers`, was)
 }
 
 // A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.

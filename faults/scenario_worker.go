@@ -177,7 +177,7 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 func (w *world) sleepThrough(ctx context.Context, sleepers ...*child) error {
 	stopped := make([]time.Time, len(sleepers))
 	for i, c := range sleepers {
-		if err := w.eventually(ctx, c.name+" runs a long job", 20*time.Second, sqlRunsLong, c.name); err != nil {
+		if err := w.untilLongRun(ctx, c); err != nil {
 			return err
 		}
 		stopped[i] = time.Now()
@@ -206,13 +206,25 @@ func (w *world) sleepThrough(ctx context.Context, sleepers ...*child) error {
 	return nil
 }
 
-// sqlRunsLong is whether worker $1 has just begun a long run, of a job that is still due when the clock has gone back.
-const sqlRunsLong = `
-select exists (
-	select from jobs j join audit a on a.job = j.id and a.claim_seq = j.claim_seq and a.state = 'running'
-	where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
-		and j.attempted_at between now() - interval '1 s' and now() and j.scheduled_at <= now()
-)`
+// untilLongRun waits until a worker has just begun a long run.
+func (w *world) untilLongRun(ctx context.Context, c *child) error {
+	return until(ctx, c.name+" runs a long job", 20*time.Second, func() (bool, error) {
+		var job string
+		var attempt int
+		if err := w.pool.QueryRow(ctx, sqlClaimedLong, c.name).Scan(&job, &attempt); err != nil {
+			return false, err // no rows, mostly
+		}
+		notes, err := w.notes(c)
+		return slices.ContainsFunc(notes, func(n note) bool { return n.What == "start" && n.Job == job && n.Attempt == attempt }), err
+	})
+}
+
+// sqlClaimedLong is a job that runs long, that worker $1 has just claimed, and that is still due when the clock has gone back.
+const sqlClaimedLong = `
+select j.id, j.attempt from jobs j join audit a on a.job = j.id and a.claim_seq = j.claim_seq and a.state = 'running'
+where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
+	and j.attempted_at between now() - interval '1 s' and now() and j.scheduled_at <= now()
+order by j.attempted_at limit 1`
 
 // sqlTakenOver is whether a run of worker $1 under its present lease was ended by another after $2, and its job completed by
 // another. What it left behind when it lost an earlier lease does not count.
