@@ -370,8 +370,8 @@ func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 }
 
 // observe finds supervisors whose beat has not changed for a lease on our clock, while at least three beats of
-// our own got through: no clocks are compared, a stalled database makes nobody look dead, and a supervisor that
-// just started waits a lease before it judges.
+// our own got through: no clocks are compared, and a stalled database makes nobody look dead. What we have seen of
+// a silence we note for those that come after us: where no process lives for a lease, jobs are rescued all the same.
 func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) {
 	now, served := c.sup.now(), c.sup.queueNames()
 	seen := map[string]bool{}
@@ -389,10 +389,16 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 		}
 		o, known := c.peers[x.id]
 		if !known || o.epoch != x.epoch || o.beat != x.beat {
-			o = observation{epoch: x.epoch, beat: x.beat, since: now, beats: c.beats}
+			o = observation{epoch: x.epoch, beat: x.beat, since: now.Add(-x.silence), beats: c.beats}
 			c.peers[x.id] = o
 		}
-		silent := now.Sub(o.since) >= time.Duration(x.leaseMS)*time.Millisecond && c.beats-o.beats >= 3
+		silence := now.Sub(o.since)
+		silent := silence >= x.lease && c.beats-o.beats >= 3
+		if !silent && !x.lost && silence >= x.lease/3 && silence-x.silence >= x.lease/6 {
+			if err := c.sup.client.store.noteSilence(ctx, conn, x, silence); err != nil {
+				continue // the next beat tells of it
+			}
+		}
 		if silent && !x.lost {
 			if lost, err := c.sup.client.store.declareLost(ctx, conn, x); err != nil || !lost {
 				continue

@@ -545,6 +545,47 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 }
 
 // Handlers are told at four fifths of a lease, whatever a beat is waiting for.
+// Where no process lives as long as a lease, each goes on with what those before it have seen of a silence.
+func TestSilenceOutlivesWhoSawIt(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('other', 12000, '{default}')`)
+	lost := func() bool {
+		return value[bool](t, db, `select lost_at is not null from supervisors where id = 'other'`)
+	}
+	live := func(beats int) {
+		s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Second})
+		var ahead time.Duration
+		s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+		s.beat(t)
+		for range beats {
+			ahead += 2 * time.Second
+			s.control.beaten = s.now()
+			s.beat(t)
+		}
+		db.exec(t, `delete from supervisors where id <> 'other'`)
+	}
+	live(5) // ten seconds
+	if lost() {
+		t.Fatal("lost before its lease was over")
+	}
+	live(1)
+	if lost() {
+		t.Fatal("lost after two beats of one that had just come: the database may have stood still")
+	}
+	live(3)
+	if !lost() {
+		t.Error("nobody lived long enough to see it lost")
+	}
+	db.exec(t, `delete from supervisors; insert into supervisors (id, lease_ms, queues) values ('other', 12000, '{default}')`)
+	live(5)
+	db.exec(t, `update supervisors set beat = beat + 1`)
+	live(5)
+	if lost() {
+		t.Error("lost though it was heard of in between")
+	}
+}
+
 func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -135,7 +135,7 @@ with mine as (
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
-select s.id, s.epoch, s.beat, s.lease_ms, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
+select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
 	exists (select from redrives where finished_at is null and paused_at is null),
 	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
@@ -162,7 +162,8 @@ type peer struct {
 	id      string
 	epoch   int
 	beat    int64
-	leaseMS int64
+	lease   time.Duration
+	silence time.Duration // that others have noted
 	lost    bool
 	queues  []string
 }
@@ -198,10 +199,12 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error {
 		var other peer
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &other.leaseMS, &other.lost, &other.queues, &reply.clock, &reply.alive,
+		var leaseMS, silentMS int64
+		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &other.queues, &reply.clock, &reply.alive,
 			&reply.paces, &reply.failures, &reply.scope, &reply.solo); err != nil {
 			return err
 		}
+		other.lease, other.silence = time.Duration(leaseMS)*time.Millisecond, time.Duration(silentMS)*time.Millisecond
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
@@ -241,6 +244,19 @@ func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch
 		return 0, ErrLeaseLost
 	}
 	return now, nil
+}
+
+// sqlNoteSilence tells those that come after us how long a supervisor has been silent, if it still is.
+const sqlNoteSilence = `
+update supervisors set silent_at_beat = $3, silent_ms = $4
+where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
+
+func (s *store) noteSilence(ctx context.Context, conn *pgx.Conn, x peer, silence time.Duration) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlNoteSilence, x.id, x.epoch, x.beat, silence.Milliseconds())
+	p.commit()
+	return p.send(ctx, conn)
 }
 
 // sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed.

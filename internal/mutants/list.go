@@ -38,6 +38,20 @@ func mutants() []mutant {
 			tests: []string{"TestATrickleDoesNotWake", "TestManyProducersDoNotNotifyWhoIsAwake"},
 		},
 		{
+			name: "silence-forgotten", bug: "a supervisor that has just come waits for a lease of its own",
+			file:  "control.go",
+			old:   "since: now.Add(-x.silence), beats",
+			new:   "since: now, beats",
+			tests: []string{"TestSilenceOutlivesWhoSawIt"},
+		},
+		{
+			name: "silence-of-an-older-beat", bug: "a silence counts on though the supervisor has been heard of",
+			file:  "store_pg_supervisors.go",
+			old:   "case when s.silent_at_beat = s.beat then s.silent_ms else 0 end",
+			new:   "coalesce(s.silent_ms, 0)",
+			tests: []string{"TestSilenceOutlivesWhoSawIt"},
+		},
+		{
 			name: "locks-one-by-one", bug: "a migration waits for one table while it holds another",
 			file:  "migrations/00008_retention.sql",
 			old:   "-- +goose Up\nselect drover_lock_tables('{kinds,jobs,queues}');\n",
