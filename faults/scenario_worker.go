@@ -236,7 +236,7 @@ select exists (
 	join audit theirs on theirs.job = mine.job and theirs.claim_seq > mine.claim_seq and theirs.state = 'completed'
 		and theirs.writer <> mine.writer
 	where mine.writer = $1 and mine.state = 'running'
-		and mine.claimed_by = (select max(claimed_by) from audit where writer = $1 and state = 'running')
+		and mine.claimed_by = (select claimed_by from audit where writer = $1 and state = 'running' order by n desc limit 1)
 )`
 
 // zombiesAreRefused holds where a worker that woke had its handlers cancelled at once, because the lease was lost, and
