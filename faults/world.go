@@ -166,8 +166,9 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from supervisors`, w.load.Workers); err != nil {
 		return err
 	}
+	up := time.Now() // what was measured before is of processes that were starting
 	err := until(ctx, "all workers are measured", 30*time.Second, func() (bool, error) {
-		before, err := w.gauge(ctx)
+		before, err := w.gauge(ctx, up)
 		w.resources.Before = before
 		return before.Measured == w.load.Workers, err
 	})
@@ -293,7 +294,7 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 	}
 	errs = append(errs, w.eventually(ctx, "the load has drained", 5*time.Minute, sqlAllDone))
 	for end := time.Now().Add(10 * time.Second); !w.unmeasured; {
-		after, err := w.gauge(ctx)
+		after, err := w.gauge(ctx, time.Time{})
 		w.resources.After = after
 		if err == nil && len(leaks(&w.resources)) == 0 || time.Now().After(end) {
 			break
@@ -343,8 +344,8 @@ func raceReports(name string) (found []string, err error) {
 	return found, err
 }
 
-// gauge reads what server and workers hold.
-func (w *world) gauge(ctx context.Context) (g gauge, err error) {
+// gauge reads what server and workers hold, of those that were measured after a time.
+func (w *world) gauge(ctx context.Context, since time.Time) (g gauge, err error) {
 	err = w.pool.QueryRow(ctx, `
 select count(*), count(*) filter (where state like 'idle in transaction%'),
 	(select count(*) from pg_locks where relation = 'jobs'::regclass and pid <> pg_backend_pid())
@@ -357,7 +358,7 @@ from pg_stat_activity where datname = current_database() and application_name ~ 
 		if err != nil {
 			return g, err
 		}
-		if len(notes) > 0 {
+		if len(notes) > 0 && notes[len(notes)-1].At.After(since) {
 			last := notes[len(notes)-1]
 			g.Measured++
 			g.Goroutines = max(g.Goroutines, last.Goroutines)

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
+)
+
+func producerScenarios() []scenario {
+	return []scenario{{
+		id: "L-6", what: "64 producers enqueue under one id at the same moment, and half of them roll back", quick: 100, full: 10_000, minutes: 8,
+		recovery: 5 * time.Second, deathless: true, run: raceForIDs,
+		change: func(l *load, _ bool) { l.Producers, l.Failing, l.Workers = 0, 0, 1 },
+	}}
+}
+
+// racers are the producers that want the same id.
+const racers = 64
+
+// raceForIDs lets them race for as many ids. A job that has been stored runs and ends while others still ask for its id.
+func raceForIDs(ctx context.Context, w *world, rounds int) error {
+	pool, err := connect(ctx, w.url, "racers", racers)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	client, err := quietClient(pool)
+	if err != nil {
+		return err
+	}
+	log, err := openJournal(w.dir, "calls-racers")
+	if err != nil {
+		return err
+	}
+	err = w.inject("one id for 64 producers", "", func() error {
+		for range rounds {
+			r, began := idRace{pool: pool, client: client, log: log, id: ulid.Make().String(), task: w.many(1, 1, "")[0]}, time.Now()
+			if err := r.run(ctx, w.rng.Perm(racers)); err != nil {
+				return err
+			}
+			if err := pause(ctx, time.Since(began)); err != nil { // for the other scenarios on the machine
+				return err
+			}
+		}
+		return nil
+	})
+	w.faults[0].Count = rounds * racers / 2
+	if err := errors.Join(err, log.file.Close()); err != nil {
+		return err
+	}
+	if _, err := w.enqueue(ctx, w.many(1, 1, ""), drover.EnqueueOpts{}); err != nil {
+		return err
+	}
+	return w.recovered(ctx, 10*time.Second)
+}
+
+// idRace is one round: everybody has begun before anybody enqueues.
+type idRace struct {
+	pool   *pgxpool.Pool
+	client *drover.Client
+	log    *journal
+	id     string
+	task   task
+}
+
+// run fails unless the half that commits is told that one of them has stored the job, and no more than one.
+func (r *idRace) run(ctx context.Context, order []int) error {
+	var ready, all sync.WaitGroup
+	start, errs, stored := make(chan struct{}), make([]error, racers), make([]bool, racers)
+	r.log.write(call{At: time.Now(), What: "invoke", Job: r.id})
+	ready.Add(racers)
+	for i, place := range order {
+		all.Go(func() { stored[i], errs[i] = r.enqueue(ctx, place%2 == 0, place%3, &ready, start) })
+	}
+	ready.Wait()
+	close(start)
+	all.Wait()
+	n := 0
+	for _, yes := range stored {
+		if yes {
+			n++
+		}
+	}
+	if err := errors.Join(errs...); err != nil || n != 1 {
+		return errors.Join(fmt.Errorf("%d of those that enqueued %s and committed are told that they have stored it", n, r.id), err)
+	}
+	r.log.write(call{At: time.Now(), What: "ok", Job: r.id})
+	return nil
+}
+
+var errRollBack = errors.New("rolled back")
+
+// enqueue reports whether the job was stored by this one for good.
+func (r *idRace) enqueue(ctx context.Context, commit bool, way int, ready *sync.WaitGroup, start <-chan struct{}) (stored bool, err error) {
+	begun := sync.OnceFunc(ready.Done)
+	defer begun() // whatever fails
+	err = pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
+		begun()
+		<-start
+		var err error
+		if stored, err = r.insert(ctx, tx, way); err == nil && !commit {
+			err = errRollBack
+		}
+		return err
+	})
+	if errors.Is(err, errRollBack) {
+		return false, nil
+	}
+	return stored && err == nil, err
+}
+
+// insert asks for the id in one of three ways.
+func (r *idRace) insert(ctx context.Context, tx pgx.Tx, way int) (stored bool, err error) {
+	opts := &drover.EnqueueOpts{ID: r.id}
+	var existing bool
+	switch way {
+	case 0:
+		receipt, err := r.client.EnqueueTx(ctx, tx, r.task, opts)
+		return !receipt.Existing, err
+	case 1:
+		receipts, err := r.client.EnqueueManyTx(ctx, tx, []drover.Batch{{Args: r.task, Opts: opts}})
+		return err == nil && !receipts[0].Existing, err
+	}
+	err = tx.QueryRow(ctx, `select existing from drover_enqueue(kind => 'task', args => $1, id => $2)`, r.task, r.id).Scan(&existing)
+	return !existing, err
+}
