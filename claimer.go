@@ -108,7 +108,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.trip(base, plan)
 				continue
 			}
-			if c.fullFor(now) >= sleepAfter && !c.asleep && !c.sup.cfg.DisableNotify {
+			if c.fullFor(now) >= sleepAfter && !c.saysFull() {
 				c.sleepFull(base)
 				continue
 			}
@@ -154,7 +154,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	switch {
 	case !c.wantsRoom:
 		rest = c.lookAt().Sub(now)
-	case !c.asleep && !c.sup.cfg.DisableNotify:
+	case !c.saysFull():
 		rest = sleepAfter - c.fullFor(now)
 	}
 	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
@@ -390,12 +390,22 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 	return now.Sub(c.fullAt)
 }
 
+// saysFull reports whether sleepers says of all queues that there is no room, or need not say it.
+func (c *claimer) saysFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sup.cfg.DisableNotify || c.asleep && !c.anew && slices.Equal(c.full, c.sup.queueNames())
+}
+
 // sleepFull says in sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
 // nobody would notify those that have a free slot. The first claim when there is room says the contrary.
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
 	all := c.sup.queueNames()
+	c.mu.Lock()
+	c.anew = false
+	c.mu.Unlock()
 	conn, err := c.link.get(ctx)
 	if err == nil {
 		var p pipeline

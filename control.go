@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -63,6 +64,8 @@ type control struct {
 	listening *pgx.Conn // the connection that has sent LISTEN
 	beaten    time.Time // when the last successful beat was sent
 	beats     int       // successful ones
+	steady    int       // their number when one had come late: the database may have stood still
+	steadyAt  time.Time // and when that was
 	peers     map[string]observation
 	hunts     map[string]*hunt // for the jobs of lost peers
 	orphans   *hunt            // for jobs whose owner no row speaks for
@@ -80,8 +83,9 @@ type control struct {
 type observation struct {
 	epoch int
 	beat  int64
-	since time.Time
-	beats int // of ours, then
+	since time.Time // by us, or by others before us
+	seen  time.Time // by us
+	beats int       // of ours, then
 }
 
 func newControl(s *Supervisor) *control {
@@ -114,7 +118,7 @@ func (c *control) register(ctx context.Context) error {
 func (c *control) run(ctx context.Context) {
 	defer c.link.close(ctx)
 	period := c.sup.cfg.Lease / 6
-	next := c.sup.now().Add(period)
+	next := c.sup.now() // the first tells how the others look
 	for ctx.Err() == nil {
 		c.wait(ctx, c.sooner(next))
 		c.expire(ctx)
@@ -123,7 +127,8 @@ func (c *control) run(ctx context.Context) {
 		}
 		next = c.sup.now().Add(period)
 		if err := c.beat(ctx); err != nil && ctx.Err() == nil {
-			next = c.sup.now().Add(min(period, time.Second))
+			pause := min(period, time.Second)
+			next = c.sup.now().Add(pause - rand.N(pause/2)) //nolint:gosec // to spread them
 			c.sup.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
 		}
 	}
@@ -257,8 +262,11 @@ func (c *control) beat(ctx context.Context) error {
 		return c.refused(ctx, conn, l)
 	}
 	c.sup.knowBudgets(reply.scope)
-	c.beaten = sent
 	c.beats++
+	if sent.Sub(c.beaten) > c.sup.cfg.Lease/3 {
+		c.steady, c.steadyAt = c.beats, c.sup.now()
+	}
+	c.beaten = sent
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
 		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
@@ -369,9 +377,10 @@ func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 	return nil
 }
 
-// observe finds supervisors whose beat has not changed for a lease on our clock, while at least three beats of
-// our own got through: no clocks are compared, and a stalled database makes nobody look dead. What we have seen of
-// a silence we note for those that come after us: where no process lives for a lease, jobs are rescued all the same.
+// observe finds supervisors whose beat has not changed for a lease: no clocks are compared. What we have seen of a silence
+// we note for those that come after us, so that jobs are rescued also where no process lives for a lease. But three beats of
+// our own have to get through meanwhile, in two fifths of the silent one's lease at least, and none may come late: a stalled
+// database makes nobody look dead.
 func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) {
 	now, served := c.sup.now(), c.sup.queueNames()
 	seen := map[string]bool{}
@@ -389,12 +398,18 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 		}
 		o, known := c.peers[x.id]
 		if !known || o.epoch != x.epoch || o.beat != x.beat {
-			o = observation{epoch: x.epoch, beat: x.beat, since: now.Add(-x.silence), beats: c.beats}
-			c.peers[x.id] = o
+			o = observation{epoch: x.epoch, beat: x.beat, since: now, seen: now, beats: c.beats}
 		}
-		silence := now.Sub(o.since)
-		silent := silence >= x.lease && c.beats-o.beats >= 3
-		if !silent && !x.lost && silence >= x.lease/3 && silence-x.silence >= x.lease/6 {
+		if noted := now.Add(-x.silence); noted.Before(o.since) {
+			o.since = noted
+		}
+		c.peers[x.id] = o
+		silence, beats, watched := now.Sub(o.since), c.beats-max(o.beats, c.steady), now.Sub(o.seen)
+		if !c.steadyAt.IsZero() {
+			watched = min(watched, now.Sub(c.steadyAt))
+		}
+		silent := silence >= x.lease && beats >= 3 && watched >= x.lease*2/5
+		if !silent && !x.lost && beats >= 1 && silence >= x.lease/4 && silence-x.silence >= x.lease/8 {
 			if err := c.sup.client.store.noteSilence(ctx, conn, x, silence); err != nil {
 				continue // the next beat tells of it
 			}

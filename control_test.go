@@ -544,7 +544,6 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	}
 }
 
-// Handlers are told at four fifths of a lease, whatever a beat is waiting for.
 // Where no process lives as long as a lease, each goes on with what those before it have seen of a silence.
 func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 	t.Parallel()
@@ -586,6 +585,55 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 	}
 }
 
+// A stall of the database stops everybody's beats. What was seen before it proves nothing behind it: not where the leases
+// differ, and one had beaten often before the other's next beat was due.
+func TestAStallHidesNobodysBeat(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('other', 60000, '{default}')`)
+	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Second})
+	var ahead time.Duration
+	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	beat := func(pause time.Duration) bool {
+		s.control.beaten = s.now() // the clock of the lease does not stand still between beats that follow at once
+		ahead += pause
+		s.control.expire(t.Context())
+		s.beat(t)
+		return value[bool](t, db, `select not exists (select from supervisors where id = 'other' and lost_at is null)`)
+	}
+	for range 5 {
+		beat(time.Second)
+	}
+	if beat(time.Minute) {
+		t.Fatal("lost by the first beat behind a stall")
+	}
+	for range 20 {
+		if beat(time.Second) {
+			t.Fatal("lost before it had the time for a beat")
+		}
+	}
+	db.exec(t, `update supervisors set silent_at_beat = beat, silent_ms = 50000 where id = 'other'`)
+	conn, err := s.control.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.client.store.raiseEpoch(t.Context(), conn, "other", 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 30 {
+		if beat(time.Second) {
+			t.Fatal("lost half a minute after its claimer was heard of")
+		}
+	}
+	for range 31 {
+		beat(time.Second)
+	}
+	if !beat(time.Second) {
+		t.Error("alive a lease after its last sign of life")
+	}
+}
+
+// Handlers are told at four fifths of a lease, whatever a beat is waiting for.
 func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -221,10 +221,10 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	return reply, p.send(ctx, conn)
 }
 
-// sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
+// sqlRaiseEpoch is a sign of life too, and ends every claim begun under the old epoch: it waits for those under way, for their key share
 // lock conflicts with a change of the key, and later ones find no row.
 const sqlRaiseEpoch = `
-update supervisors set epoch = epoch + 1 where id = $1 and epoch = $2 and lost_at is null returning epoch`
+update supervisors set epoch = epoch + 1, silent_at_beat = null where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
 const sqlEpoch = `select epoch, lost_at is not null from supervisors where id = $1`
 

@@ -24,6 +24,16 @@ func (db *testDB) asleep(t testing.TB) {
 	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
 }
 
+// soon waits for something that must come at once, and otherwise complains.
+func (db *testDB) soon(t testing.TB, complaint, sql string, args ...any) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !value[bool](t, db, sql, args...); {
+		if time.Now().After(end) {
+			t.Fatal(complaint)
+		}
+	}
+}
+
 // wakeTries is how often the moment of falling asleep is tried in each way; DROVER_WAKE_TRIES makes it more.
 func wakeTries(t testing.TB) int {
 	t.Helper()
@@ -361,11 +371,7 @@ func TestATrickleDoesNotWake(t *testing.T) {
 	})})
 	db.asleep(t)
 	receive(t, ran)
-	for end := time.Now().Add(5 * time.Second); !value[bool](t, db, `select sleeps_until = 'infinity' from sleepers`); {
-		if time.Now().After(end) {
-			t.Fatal("it slept until the job was due, and passes for awake since")
-		}
-	}
+	db.soon(t, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from sleepers`)
 	heard, other := db.ears(t), db.via(t, Config{})
 	was := value[string](t, db, `select xmin::text from sleepers`)
 	for range trickleBurst {
@@ -548,22 +554,34 @@ func TestOneConnectionListens(t *testing.T) {
 	}
 }
 
-// A supervisor without a free slot must not pass for awake: nobody would notify one that has some.
+// A supervisor without a free slot must not pass for awake: nobody would notify one that has some. Nor one that never woke,
+// because few jobs filled it.
 func TestAFullSupervisorIsAsleep(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
-	release, started := make(chan struct{}), make(chan struct{}, 2)
-	full := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(context.Context, *Job, int) error {
-		started <- struct{}{}
-		<-release
-		return nil
-	})})
-	db.enqueue(t, job{0}, nil)
-	receive(t, started)
-	db.waitFor(t, 10*time.Second, `select coalesce(sleeps_until = '-infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
-	close(release)
-	db.enqueue(t, job{1}, nil) // and it wakes up again
-	receive(t, started)
+	for name, sleeps := range map[string]bool{"awake before": false, "asleep before, until a job is due": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.enqueue(t, job{9}, &EnqueueOpts{Delay: time.Hour})
+			release, started := make(chan struct{}), make(chan struct{}, 4)
+			full := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, Workers: handling(func(context.Context, *Job, int) error {
+				started <- struct{}{}
+				<-release
+				return nil
+			})})
+			if sleeps {
+				db.asleep(t)
+			}
+			for n := range 2 {
+				db.enqueue(t, job{n}, nil)
+				receive(t, started)
+			}
+			db.soon(t, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
+			close(release)
+			db.enqueue(t, job{2}, nil) // and it wakes up again
+			receive(t, started)
+		})
+	}
 }
 
 // Many producers wake up sleeping supervisors, and are not slowed down by notifications from then on.

@@ -92,8 +92,8 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 		broken = append(broken, fmt.Sprintf("stored %d times, deleted %d times", inserts, deletes))
 	case j.row != nil && len(j.calls) == 0:
 		broken = append(broken, "in the table, but nobody enqueued it")
-	case j.row != nil && answered["ok"] == 0 && unsure == 0:
-		broken = append(broken, "the enqueue failed, but the row is there")
+	case (j.row != nil || inserts > 0) && answered["ok"] == 0 && unsure == 0:
+		broken = append(broken, "the enqueue failed, but the row is there, or was")
 	}
 	return broken
 }
@@ -217,8 +217,9 @@ func (j *jobHistory) returned(text string) bool {
 
 // acceptedStale is I7. Two witnesses: who wrote the version that ended a run, and what each supervisor was told.
 func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
+	type outcome struct{ supervisor, what string }
 	claimer := ""
-	completedBy := map[string]int{}
+	saw, told := map[outcome]int{}, map[outcome]int{}
 	for was, is := range j.steps() {
 		if is.State == "running" && was.State != "running" {
 			claimer = is.Writer
@@ -226,36 +227,42 @@ func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
 		if was.State != "running" || is.State == "running" {
 			continue
 		}
-		if is.State == "completed" {
-			completedBy[was.ClaimedBy]++
-		}
 		rescue := is.State != "completed" && (is.ErrorsTotal == was.ErrorsTotal || is.LastClass == "crash")
+		switch {
+		case is.State == "completed":
+			saw[outcome{was.ClaimedBy, "completed"}]++
+		case !rescue && is.State != "discarded":
+			saw[outcome{was.ClaimedBy, "failed"}]++
+		}
 		if is.Writer != claimer && !rescue {
 			broken = append(broken, fmt.Sprintf("%s settled a run of %s as %s", is.Writer, claimer, is.State))
 		}
 	}
-	told := map[string]int{}
 	for _, n := range j.notes {
-		if n.What == "completed" {
-			told[n.Supervisor]++
+		if n.What == "completed" || n.What == "failed" {
+			told[outcome{n.Supervisor, n.What}]++
 		}
 	}
-	for supervisor, n := range told {
-		if n > completedBy[supervisor] {
-			broken = append(broken, fmt.Sprintf("supervisor %s was told of %d completions, the row saw %d of its", supervisor, n, completedBy[supervisor]))
+	for o, n := range told {
+		if n > saw[o] {
+			broken = append(broken, fmt.Sprintf("supervisor %s was told %d times that a run of its has %s, the row saw %d", o.supervisor, n, o.what, saw[o]))
 		}
 	}
 	return broken
 }
 
-// wrongEffects is I8.
-func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
-	claims := 0
+func (j *jobHistory) claims() (n int) {
 	for was, is := range j.steps() {
 		if is.State == "running" && was.State != "running" {
-			claims++
+			n++
 		}
 	}
+	return n
+}
+
+// wrongEffects is I8.
+func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
+	claims := j.claims()
 	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted by now
 	completed := end >= 0
 	if len(j.outside) > claims {

@@ -120,6 +120,7 @@ func (l *life) discard() {
 	last := &l.h.versions[len(l.h.versions)-1]
 	last.State, l.v.State = "discarded", "discarded"
 	l.h.notes[len(l.h.notes)-1].What = "discarded"
+	l.h.notes[len(l.h.notes)-1].What = "discarded"
 	l.keepRow()
 }
 
@@ -214,9 +215,16 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 		want   string
 		damage func(h *history)
 	}{
-		"acknowledged and lost":    {"I1", func(h *history) { h.rows = slices.DeleteFunc(h.rows, gone("B")) }},
-		"stored twice":             {"I2", func(h *history) { h.versions = append(h.versions, *h.nth("E2", 0)) }},
-		"failed but there":         {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "D", State: "scheduled"}) }},
+		"acknowledged and lost": {"I1", func(h *history) { h.rows = slices.DeleteFunc(h.rows, gone("B")) }},
+		"stored twice":          {"I2", func(h *history) { h.versions = append(h.versions, *h.nth("E2", 0)) }},
+		"failed but there":      {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "D", State: "scheduled"}) }},
+		"failed, but there for a while": {"I2", func(h *history) {
+			made := *h.nth("G", 0)
+			made.Job = "D"
+			gone := made
+			gone.Op = "DELETE"
+			h.versions = append(h.versions, made, gone)
+		}},
 		"nobody enqueued it":       {"I2", func(h *history) { h.rows = append(h.rows, row{Job: "X", State: "scheduled"}) }},
 		"due and not done":         {"I3", func(h *history) { h.rows = append(h.rows, row{Job: "E", State: "available", Due: true}) }},
 		"running for ever":         {"I3", func(h *history) { h.rows = append(h.rows, row{Job: "E", State: "running"}) }},
@@ -244,6 +252,10 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 					h.notes[i].Supervisor = "S1"
 				}
 			}
+		}},
+		"failed by an older supervisor of the same process": {"I7", func(h *history) {
+			i := slices.IndexFunc(h.notes, func(n note) bool { return n.What == "failed" && n.Job == "B" })
+			h.notes[i].Supervisor = "S0"
 		}},
 		"an effect twice in the database": {"I8", func(h *history) { h.inside = append(h.inside, h.inside[0]) }},
 		"an effect twice of a pruned job": {"I8", func(h *history) { h.inside = append(h.inside, effect{at(1), "G", "w1"}) }},

@@ -17,7 +17,7 @@ import (
 func producerScenarios() []scenario {
 	return []scenario{{
 		id: "L-6", what: "64 producers enqueue under one id at the same moment, and half of them roll back", quick: 100, full: 10_000, minutes: 8,
-		recovery: 5 * time.Second, deathless: true, run: raceForIDs,
+		recovery: 5 * time.Second, deathless: true, run: raceForIDs, extra: runsOnce,
 		change: func(l *load, _ bool) { l.Producers, l.Failing, l.Workers = 0, 0, 1 },
 	}}
 }
@@ -60,6 +60,16 @@ func raceForIDs(ctx context.Context, w *world, rounds int) error {
 		return err
 	}
 	return w.recovered(ctx, 10*time.Second)
+}
+
+// runsOnce holds where no job was claimed twice.
+func runsOnce(h *history) (broken []string) {
+	for _, j := range h.byJob() {
+		if n := j.claims(); n != 1 {
+			broken = append(broken, fmt.Sprintf("job %s was claimed %d times", j.id, n))
+		}
+	}
+	return broken
 }
 
 // idRace is one round: everybody has begun before anybody enqueues.

@@ -291,9 +291,11 @@ comment on function drover_take_turn(text[], interval) is 'Makes claims of queue
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$
 declare
 	usual   text := current_setting('lock_timeout');
+	bounds  interval[] := array[current_setting('statement_timeout')::interval, current_setting('transaction_timeout', true)::interval];
 	-- All waits together are over before anybody that waits for this one looks for a deadlock.
 	wait    interval := least(interval '250 ms', current_setting('deadlock_timeout')::interval / 2) / cardinality(tables);
-	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'));
+	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'),
+		(select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
 	holders text;
 begin
 	loop
@@ -304,10 +306,14 @@ begin
 			return;
 		exception when lock_not_available then -- and nothing is locked any more
 			if clock_timestamp() > until then
-				select string_agg(distinct pid::text, ', ') into holders from pg_locks
-				where relation = any(tables::regclass[]) and granted and pid <> pg_backend_pid();
-				raise lock_not_available using message = format('drover: for %s some of the tables %s have been in use all the time', patience, array_to_string(tables, ', ')),
-					hint = format('Nothing is changed. Migrate again once the transactions have ended that use them; just now those of the processes %s.', coalesce(holders, '(none)'));
+				select string_agg(case when l.pid is null then 'a prepared transaction, see pg_prepared_xacts'
+					else format('process %s%s, in its transaction since %s', l.pid, ' (' || nullif(a.application_name, '') || ')', a.xact_start) end, '; '
+					order by a.xact_start, l.pid) into holders
+				from (select distinct pid from pg_locks where relation = any(tables::regclass[]) and granted and pid is distinct from pg_backend_pid()
+					and database = (select oid from pg_database where datname = current_database())) l
+				left join pg_stat_activity a using (pid);
+				raise lock_not_available using message = format('drover: some of the tables %s were in use all the time', array_to_string(tables, ', ')),
+					hint = format('Nothing of this migration is changed; migrate again once those transactions have ended that use them. Just now: %s.', coalesce(holders, 'none'));
 			end if;
 		end;
 		perform pg_sleep(0.05 + random() / 5);

@@ -1,8 +1,9 @@
 -- drover: verbs over many jobs, by one filter; lists and sums of dead letters that stay quick among a million.
 --
--- Locks: jobs against vacuum, analyze and other migrations, for a moment. The two views of dead letters are made anew.
+-- Locks: the two views of dead letters, which are made anew, and with them jobs, kinds and queues exclusively for a moment.
 
 -- +goose Up
+select drover_lock_tables('{discarded_summary,discarded_jobs,jobs,kinds,queues}');
 
 -- A filter's times become literals, and those must be read as they were written whatever the session's DateStyle.
 alter function drover_where(jsonb, text) set datestyle = iso;
@@ -291,6 +292,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
+select drover_lock_tables('{discarded_summary,discarded_jobs,jobs,kinds,queues}');
 drop function drover_delete_many(jsonb, text, text, int, boolean);
 drop function drover_discard_many(jsonb, text, text, int, boolean);
 drop function drover_cancel_many(jsonb, text, text, int, boolean);

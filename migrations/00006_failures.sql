@@ -258,7 +258,7 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
-select drover_lock_tables('{jobs,failure_groups,failure_tallies,builds}');
+select drover_lock_tables('{failures,jobs,failure_groups,failure_tallies,builds}');
 drop view failures;
 drop function drover_unpark(int);
 drop function drover_failure_policy(text, text, text, text);

@@ -40,8 +40,8 @@ func mutants() []mutant {
 		{
 			name: "silence-forgotten", bug: "a supervisor that has just come waits for a lease of its own",
 			file:  "control.go",
-			old:   "since: now.Add(-x.silence), beats",
-			new:   "since: now, beats",
+			old:   "o.since = noted",
+			new:   "_ = noted",
 			tests: []string{"TestSilenceOutlivesWhoSawIt"},
 		},
 		{
@@ -50,6 +50,20 @@ func mutants() []mutant {
 			old:   "case when s.silent_at_beat = s.beat then s.silent_ms else 0 end",
 			new:   "coalesce(s.silent_ms, 0)",
 			tests: []string{"TestSilenceOutlivesWhoSawIt"},
+		},
+		{
+			name: "stall-forgotten", bug: "beats before a stall count for what is seen behind it",
+			file:  "control.go",
+			old:   "		c.steady, c.steadyAt = c.beats, c.sup.now()\n",
+			new:   "",
+			tests: []string{"TestAStallHidesNobodysBeat"},
+		},
+		{
+			name: "full-but-asleep", bug: "a supervisor that was asleep when its slots filled does not say that it has no room",
+			file:  "claimer.go",
+			old:   "c.asleep && !c.anew && slices.Equal(c.full, c.sup.queueNames())",
+			new:   "c.asleep",
+			tests: []string{"TestAFullSupervisorIsAsleep"},
 		},
 		{
 			name: "locks-one-by-one", bug: "a migration waits for one table while it holds another",
@@ -306,15 +320,15 @@ func mutants() []mutant {
 		{
 			name: "no-grace", bug: "a rescuer whose own beats do not get through judges others",
 			file:  "control.go",
-			old:   "*time.Millisecond && c.beats-o.beats >= 3",
-			new:   "*time.Millisecond && c.beats-o.beats >= 0",
+			old:   "silence >= x.lease && beats >= 3",
+			new:   "silence >= x.lease && beats >= 0",
 			tests: []string{"TestSilenceIsJudgedWithoutTheServersClock"},
 		},
 		{
 			name: "first-silence", bug: "a rescuer judges at the first beat it misses",
 			file:  "control.go",
-			old:   "silent := now.Sub(o.since) >= time.Duration(x.leaseMS)*time.Millisecond && c.beats-o.beats >= 3",
-			new:   "silent := c.beats-o.beats >= 1",
+			old:   "silent := silence >= x.lease && beats >= 3 && watched >= x.lease*2/5",
+			new:   "silent := beats >= 1",
 			tests: []string{"TestSilenceIsJudgedWithoutTheServersClock"},
 		},
 		{
