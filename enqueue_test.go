@@ -1215,6 +1215,9 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
+	if newest := value[int](t, db, `select drover_schema_version()`); newest != schemaVersion {
+		t.Errorf("the library asks for version %d, the migrations make %d", schemaVersion, newest)
+	}
 	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 0'`)
 	if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) {
 		t.Errorf("Check of an older schema = %v", err)

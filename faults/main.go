@@ -102,7 +102,11 @@ func choose(only string) (chosen []scenario, err error) {
 	for _, id := range strings.Split(only, ",") {
 		i := slices.IndexFunc(all, func(sc scenario) bool { return sc.id == id })
 		if i < 0 {
-			return nil, fmt.Errorf("--scenario %s: there is none", id)
+			var list strings.Builder
+			for _, sc := range all {
+				fmt.Fprintf(&list, "\n%s  %s", sc.id, sc.what)
+			}
+			return nil, fmt.Errorf("--scenario %s: there is none; there are%s", id, &list)
 		}
 		chosen = append(chosen, all[i])
 	}
@@ -110,7 +114,8 @@ func choose(only string) (chosen []scenario, err error) {
 }
 
 // run takes the scenarios in lanes, the longest first, and afterwards one by one those that need the machine for
-// themselves. Those with much load follow one another in the first lane: two of them are more than two cores can do.
+// themselves. Those with much load follow one another in the first lane, and in the second once the others are done: three
+// of them are more than two cores can do.
 func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report) error {
 	chosen = slices.DeleteFunc(chosen, func(sc scenario) bool { return r.has(sc.id) })
 	s.prepare(ctx, chosen)
@@ -129,11 +134,19 @@ func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report
 			light = append(light, sc)
 		}
 	}
-	queue, errs := queueOf(light), make([]error, lanes+1)
+	hard, easy, errs := queueOf(heavy), queueOf(light), make([]error, lanes+1)
 	var all sync.WaitGroup
-	all.Go(func() { errs[0] = errors.Join(s.lane(ctx, queueOf(heavy), r), s.lane(ctx, queue, r)) })
-	for i := 1; i < lanes; i++ {
-		all.Go(func() { errs[i] = s.lane(ctx, queue, r) })
+	for i := range lanes {
+		all.Go(func() {
+			switch i {
+			case 0:
+				errs[i] = errors.Join(s.lane(ctx, hard, r), s.lane(ctx, easy, r))
+			case 1:
+				errs[i] = errors.Join(s.lane(ctx, easy, r), s.lane(ctx, hard, r))
+			default:
+				errs[i] = s.lane(ctx, easy, r)
+			}
+		})
 	}
 	all.Wait()
 	errs[lanes] = s.lane(ctx, queueOf(alone), r)

@@ -141,6 +141,13 @@ func hangListener(ctx context.Context, w *world, rounds int) error {
 		err := w.inject("the listening connection hangs", "", func() error {
 			net.hangListeners(true)
 			defer net.hangListeners(false)
+			err := until(ctx, "it hangs", w.load.Lease, func() (bool, error) {
+				_, hung := net.listeners()
+				return hung > hungBefore, nil
+			})
+			if err != nil {
+				return err
+			}
 			return w.wakeUps(ctx, 5, time.Second)
 		})
 		_, hung := net.listeners()

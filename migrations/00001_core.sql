@@ -231,7 +231,7 @@ create table supervisors (
 comment on table supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
 comment on column supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
 comment on column supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
-comment on column supervisors.silent_ms is 'For how long others have seen silent_at_beat for its beat: what one of them knows when it dies, a younger one goes on from.';
+comment on column supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
 comment on column supervisors.slots is 'Concurrency by queue.';
 comment on column supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
 

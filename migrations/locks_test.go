@@ -3,6 +3,8 @@ package migrations_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -11,13 +13,26 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
 )
 
 // Statements lock tables in orders of their own: that of their text at first, that of a cached plan later. A migration
 // that waited for one table while it held another was in a deadlock with one of them.
 func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 	t.Parallel()
-	tables := map[int64][]string{2: {"jobs"}, 3: {"kinds"}, 5: {"supervisors", "jobs"}, 6: {"jobs"}, 8: {"kinds", "jobs", "queues"}}
+	tables := map[int64][]string{
+		2: {"jobs"}, 3: {"kinds"}, 4: {"jobs", "kinds", "queues"}, 5: {"supervisors", "jobs"}, 6: {"jobs"}, 8: {"kinds", "jobs", "queues"},
+	}
+	for i, name := range files(t)[1:] {
+		text, err := fs.ReadFile(migrations.FS, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up, _, _ := strings.Cut(string(text), "-- +goose Down")
+		if regexp.MustCompile(`(?m)^(alter table|create trigger|drop view|drop index)`).MatchString(up) && tables[int64(i+2)] == nil {
+			t.Errorf("%s changes what is there and is not in this test", name)
+		}
+	}
 	for version, tables := range tables {
 		for _, held := range tables {
 			t.Run(fmt.Sprintf("%d behind %s", version, held), func(t *testing.T) {

@@ -178,7 +178,7 @@ func TestUpNeedsOneConnection(t *testing.T) {
 	pool := pgtest.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	up(t, pool)
 	if n := value[int](t, pool, `select drover_schema_version()`); n != len(files(t)) {
-		t.Error(n)
+		t.Errorf("drover_schema_version() = %d, there are %d migrations: the last one has to raise it", n, len(files(t)))
 	}
 	// The lock is given back, though the connection lives on.
 	if n := value[int](t, pool, `select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()`); n != 0 {
