@@ -87,7 +87,7 @@ func TestLockTablesGivesUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer holder.Rollback(t.Context()) //nolint:errcheck // it holds a lock, no more
+	defer holder.Rollback(t.Context())
 	var pid int
 	if err := holder.QueryRow(t.Context(), `select pg_backend_pid() from (select count(*) from queues) q`).Scan(&pid); err != nil {
 		t.Fatal(err)
