@@ -386,10 +386,8 @@ func TestATrickleDoesNotWake(t *testing.T) {
 	if now, notes := value[string](t, db, `select xmin::text from sleepers`), heard.heard(t); now != was || notes != trickleBurst {
 		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, trickleBurst, now != was)
 	}
-	for range 3 * trickleBurst {
-		other.enqueue(t, job{}, nil)
-	}
-	db.waitFor(t, 10*time.Second, `select xmin::text <> $1 from sleepers`, was)
+	other.enqueueJobs(t, 3*trickleBurst, nil)
+	db.soon(t, "many jobs at once did not wake it", `select xmin::text <> $1 from sleepers`, was)
 }
 
 // A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
