@@ -13,7 +13,7 @@ import (
 func workerScenarios() []scenario {
 	return []scenario{
 		{
-			id: "W-1", what: "kill -9 of a random worker every second", quick: 8, full: 50,
+			id: "W-1", what: "kill -9 of a random worker every second", quick: 8, full: 50, alone: true,
 			recovery: 5 * time.Second, run: killOne, extra: both(noInnocent, restartsSoon),
 		},
 		{
