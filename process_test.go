@@ -324,6 +324,12 @@ func TestEightProcessesLoseAndRepeatNothing(t *testing.T) {
 // waitFor polls the database until a condition holds.
 func (db *testDB) waitFor(t testing.TB, atMost time.Duration, sql string, args ...any) {
 	t.Helper()
+	db.soon(t, atMost, fmt.Sprintf("not within %v: %s", atMost, sql), sql, args...)
+}
+
+// soon is waitFor with a complaint of the test's own.
+func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string, args ...any) {
+	t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	end := time.After(atMost)
@@ -331,7 +337,7 @@ func (db *testDB) waitFor(t testing.TB, atMost time.Duration, sql string, args .
 		select {
 		case <-ticker.C:
 		case <-end:
-			t.Fatalf("not within %v: %s", atMost, sql)
+			t.Fatal(complaint)
 		}
 	}
 }

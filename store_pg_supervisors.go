@@ -135,7 +135,8 @@ with mine as (
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
-select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues, extract(epoch from now())::float8, exists (select from mine),
+select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues,
+	extract(epoch from now())::float8, exists (select from mine),
 	exists (select from redrives where finished_at is null and paused_at is null),
 	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
@@ -221,8 +222,8 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	return reply, p.send(ctx, conn)
 }
 
-// sqlRaiseEpoch is a sign of life too, and ends every claim begun under the old epoch: it waits for those under way, for their key share
-// lock conflicts with a change of the key, and later ones find no row.
+// sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
+// lock conflicts with a change of the key, and later ones find no row. It is a sign of life, too.
 const sqlRaiseEpoch = `
 update supervisors set epoch = epoch + 1, silent_at_beat = null where id = $1 and epoch = $2 and lost_at is null returning epoch`
 

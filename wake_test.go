@@ -24,16 +24,6 @@ func (db *testDB) asleep(t testing.TB) {
 	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
 }
 
-// soon waits for something that must come at once, and otherwise complains.
-func (db *testDB) soon(t testing.TB, complaint, sql string, args ...any) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !value[bool](t, db, sql, args...); {
-		if time.Now().After(end) {
-			t.Fatal(complaint)
-		}
-	}
-}
-
 // wakeTries is how often the moment of falling asleep is tried in each way; DROVER_WAKE_TRIES makes it more.
 func wakeTries(t testing.TB) int {
 	t.Helper()
@@ -371,7 +361,7 @@ func TestATrickleDoesNotWake(t *testing.T) {
 	})})
 	db.asleep(t)
 	receive(t, ran)
-	db.soon(t, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from sleepers`)
+	db.soon(t, 5*time.Second, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from sleepers`)
 	heard, other := db.ears(t), db.via(t, Config{})
 	was := value[string](t, db, `select xmin::text from sleepers`)
 	for range trickleBurst {
@@ -387,7 +377,7 @@ func TestATrickleDoesNotWake(t *testing.T) {
 		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, trickleBurst, now != was)
 	}
 	other.enqueueJobs(t, 3*trickleBurst, nil)
-	db.soon(t, "many jobs at once did not wake it", `select xmin::text <> $1 from sleepers`, was)
+	db.soon(t, 5*time.Second, "many jobs at once did not wake it", `select xmin::text <> $1 from sleepers`, was)
 }
 
 // A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
@@ -574,7 +564,7 @@ func TestAFullSupervisorIsAsleep(t *testing.T) {
 				db.enqueue(t, job{n}, nil)
 				receive(t, started)
 			}
-			db.soon(t, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
+			db.soon(t, 5*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
 			close(release)
 			db.enqueue(t, job{2}, nil) // and it wakes up again
 			receive(t, started)

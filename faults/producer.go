@@ -39,15 +39,11 @@ func produce(spec *producerSpec) error {
 	if err != nil {
 		return err
 	}
-	pool, err := connect(ctx, spec.URL, spec.Name, enqueuers)
+	client, pool, err := connectClient(ctx, spec.URL, spec.Name, enqueuers)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	client, err := quietClient(pool)
-	if err != nil {
-		return err
-	}
 	tasks := make(chan task)
 	var all sync.WaitGroup
 	for range enqueuers {
@@ -130,6 +126,19 @@ func runProducer() error {
 		return fmt.Errorf("producer %s (%d): %w", spec.Name, os.Getpid(), err)
 	}
 	return nil
+}
+
+// connectClient makes such a pool, and a client over it.
+func connectClient(ctx context.Context, url, name string, most int) (*drover.Client, *pgxpool.Pool, error) {
+	pool, err := connect(ctx, url, name, most)
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := quietClient(pool)
+	if err != nil {
+		pool.Close()
+	}
+	return client, pool, err
 }
 
 // quietClient logs nothing: what happens to jobs stands in the journals.

@@ -267,15 +267,11 @@ func lock(ctx context.Context, o *operator) (n int64, err error) {
 
 // huntDeadlocks lets operators work for as many seconds, beside the usual load and while workers are killed.
 func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
-	pool, err := connect(ctx, w.url, "operator", 16)
+	client, pool, err := connectClient(ctx, w.url, "operator", 16)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	client, err := quietClient(pool)
-	if err != nil {
-		return err
-	}
 	operators, end := w.operators(client, pool), time.Now().Add(time.Duration(seconds)*time.Second)
 	err = w.inject("verbs over the same rows", "", func() error {
 		return together(ctx, operators, func() error {

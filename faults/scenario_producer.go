@@ -27,15 +27,11 @@ const racers = 64
 
 // raceForIDs lets them race for as many ids. A job that has been stored runs and ends while others still ask for its id.
 func raceForIDs(ctx context.Context, w *world, rounds int) error {
-	pool, err := connect(ctx, w.url, "racers", racers)
+	client, pool, err := connectClient(ctx, w.url, "racers", racers)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	client, err := quietClient(pool)
-	if err != nil {
-		return err
-	}
 	log, err := openJournal(w.dir, "calls-racers")
 	if err != nil {
 		return err
