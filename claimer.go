@@ -33,6 +33,7 @@ const (
 type claimer struct {
 	sup    *Supervisor
 	floors *floors
+	near   *nearSweeps
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
@@ -55,6 +56,7 @@ type claimer struct {
 	trickle trickle
 
 	outOfTurn time.Time // wait for no turn before
+	tooLong   bool      // a claim has: where there is no floor, it may have met more dead rows than it has time for
 
 	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
 	fullAt    time.Time // since when; zero while there is room
@@ -62,7 +64,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	return &claimer{
-		sup: s, floors: newFloors(), signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
+		sup: s, floors: newFloors(), near: newNearSweeps(), signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
 	}
 }
 
@@ -208,8 +210,8 @@ func (q *queueState) groups(room int) []claimGroup {
 	}
 }
 
-// lanes lists the lanes of the groups with their floors, lowered by a near sweep's width.
-func (c *claimer) lanes(l *lease, groups []claimGroup, lowered time.Duration) *claimRequest {
+// lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
+func (c *claimer) lanes(l *lease, groups []claimGroup, sweep nearSweep) *claimRequest {
 	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds}
 	for i, g := range groups {
 		if n := len(req.queues); n == 0 || req.queues[n-1] != g.queue.Name {
@@ -218,10 +220,7 @@ func (c *claimer) lanes(l *lease, groups []claimGroup, lowered time.Duration) *c
 		req.groupQueue = append(req.groupQueue, int32(len(req.queues))) //nolint:gosec // few
 		req.groupRoom = append(req.groupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
 		for priority := int16(1); priority <= 9; priority++ {
-			f := c.floors.get(laneKey{g.queue.Name, g.tier + priority})
-			if lowered > 0 && !f.at.IsZero() {
-				f = floor{at: f.at.Add(-lowered)}
-			}
+			f := sweep.lower(c.floors.get(laneKey{g.queue.Name, g.tier + priority}))
 			req.laneGroup = append(req.laneGroup, int32(i+1))
 			req.lanes = append(req.lanes, g.tier+priority)
 			req.floorAt = append(req.floorAt, f.at)
@@ -239,19 +238,19 @@ func (c *claimer) allLanes() *claimRequest {
 			groups = append(groups, claimGroup{queue: q, tier: tier})
 		}
 	}
-	return c.lanes(c.sup.lease.Load(), groups, 0)
+	return c.lanes(c.sup.lease.Load(), groups, nearSweep{})
 }
 
 // plan is a claim about to be made.
 type plan struct {
-	lease   *lease // as it was then: control may replace it while the claim is under way
-	floors  int    // their version
-	due     time.Time
-	req     *claimRequest
-	groups  []claimGroup
-	order   *soloOrder // that it carries out; nil: none
-	lowered time.Duration
-	reply   claimReply
+	lease  *lease // as it was then: control may replace it while the claim is under way
+	floors int    // their version
+	due    time.Time
+	req    *claimRequest
+	groups []claimGroup
+	order  *soloOrder // that it carries out; nil: none
+	sweep  nearSweep
+	reply  claimReply
 }
 
 // request asks for jobs if it is time and there is room.
@@ -279,7 +278,7 @@ func (c *claimer) request(now time.Time) *plan {
 		return nil
 	}
 	c.fullAt = time.Time{}
-	p := &plan{lease: l, floors: c.floors.now(), lowered: c.floors.due(now)}
+	p := &plan{lease: l, floors: c.floors.now(), sweep: c.near.due(now)}
 	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
 	c.mu.Lock()
 	p.due, c.due = c.due, time.Time{}
@@ -289,7 +288,7 @@ func (c *claimer) request(now time.Time) *plan {
 		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
 		p.groups = append(p.groups, queues[i].groups(room)...)
 	}
-	p.req = c.lanes(l, p.groups, p.lowered)
+	p.req = c.lanes(l, p.groups, p.sweep)
 	p.req.rooms = rooms
 	p.req.turns, p.req.patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
 	return p
@@ -353,7 +352,7 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 		return nil
 	}
 	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], tierStrong, 1}}}
-	p.req = c.lanes(l, p.groups, 0)
+	p.req = c.lanes(l, p.groups, nearSweep{})
 	p.req.rooms = []int32{1}
 	clear(p.req.floorAt) // so few look there that floors are not worth keeping
 	clear(p.req.floorID)
@@ -450,9 +449,8 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.fallAsleep(&p, claim)
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
-	claim.req.inTurn = func() { started = c.sup.now() } // the wait is no cost of a sweep's
 	err = p.send(ctx, conn)
-	c.afterClaim(base, claim, err, c.sup.now().Sub(started))
+	c.afterClaim(base, claim, err, c.sup.now().Sub(started)-claim.reply.waited)
 	if err != nil {
 		c.failed(base, err)
 		return
@@ -480,15 +478,15 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		if !notApplied(err) {
 			c.doubt = p.req.queues
 		}
+		c.tooLong = tookTooLong(err)
 		return
 	case reply.fenced:
 		p.lease.lose()
 		c.sup.control.interrupt()
 		return
 	}
-	if p.lowered > 0 {
-		c.floors.swept(p.lowered, took, now)
-	}
+	c.near.saw(reply.seen)
+	c.near.swept(p.sweep, took, reply.seen, now)
 	if p.order != nil {
 		p.order.ran.Store(len(reply.jobs) > 0)
 		p.order.idle.Store(true)
@@ -705,7 +703,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 	l := c.sup.lease.Load()
 	store := c.sup.client.store
 	if c.hunt == nil || c.hunt.owner != l.id {
-		epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
+		epoch, at, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
 		if errors.Is(err, ErrLeaseLost) {
 			l.lose() // all of it is for others to rescue
 			c.doubt = nil
@@ -717,6 +715,9 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		}
 		l.raise(epoch)
 		c.floors.reset()
+		if c.tooLong {
+			c.floors.startAt(at.Add(-settleTime))
+		}
 		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.

@@ -8,16 +8,15 @@ import (
 // floors bound where a claim looks. Dead entries pile up at the left edge of jobs_claim_idx while any session
 // holds an old snapshot; per lane a supervisor looks only beyond its floor, the last key it has seen to the end.
 //
-// A floor leaves behind what commits late. Three near sweeps look again at the last 200 ms, 2 s and 20 s before
-// it: a claim with lowered floors. What is later still, the full sweep finds, and lowers the floor to it.
+// A floor leaves behind what commits late. The near sweeps look for that again, and what they do not find the full sweep
+// does, and lowers the floor to it.
 type floors struct {
 	mu      sync.Mutex
 	lanes   map[laneKey]floor
 	lowered map[laneKey]int // the version since which a lane's floor is lower
 	version int             // changes by others than claims so far
 	heldAt  int             // claims of an older version move no floor
-	windows [3]window
-	sharing int // supervisors whose near sweeps these are
+	start   floor           // of a lane without one
 }
 
 type laneKey struct {
@@ -35,17 +34,8 @@ func (f floor) before(other floor) bool {
 	return f.at.Before(other.at) || f.at.Equal(other.at) && f.id < other.id
 }
 
-// window is one near sweep.
-type window struct {
-	width time.Duration
-	cost  time.Duration // of its last sweep
-	next  time.Time
-}
-
 func newFloors() *floors {
-	return &floors{sharing: 1, lanes: map[laneKey]floor{}, lowered: map[laneKey]int{}, windows: [3]window{
-		{width: 200 * time.Millisecond}, {width: 2 * time.Second}, {width: 20 * time.Second},
-	}}
+	return &floors{lanes: map[laneKey]floor{}, lowered: map[laneKey]int{}}
 }
 
 // settleTime is how far behind the server's clock a floor stays where a lane was read to its end.
@@ -59,6 +49,13 @@ func (f *floors) reset() {
 	clear(f.lowered)
 	f.version++
 	f.heldAt = f.version
+}
+
+// startAt makes lanes without a floor begin at a moment, in place of the first entry there is.
+func (f *floors) startAt(at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.start = floor{at: at}
 }
 
 // hold keeps claims under way from moving the floors: a full sweep that looks now behind them as they are would not see
@@ -81,44 +78,14 @@ func (f *floors) now() int {
 func (f *floors) get(key laneKey) floor {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.lanes[key]
+	return f.of(key)
 }
 
-// due is the widest near sweep whose time has come, 0 for none.
-func (f *floors) due(now time.Time) time.Duration {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i := len(f.windows) - 1; i >= 0; i-- {
-		if !now.Before(f.windows[i].next) {
-			return f.windows[i].width
-		}
+func (f *floors) of(key laneKey) floor {
+	if floor, ok := f.lanes[key]; ok {
+		return floor
 	}
-	return 0
-}
-
-// share tells among how many supervisors, those that serve one of our queues, the near sweeps are divided.
-func (f *floors) share(supervisors int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.sharing = max(supervisors, 1)
-}
-
-// swept notes that a sweep of the given width took a time: narrower ones are done with it. Each comes again after
-// nine times its own cost, so that it takes at most a tenth of the time, together with those of the supervisors that
-// share them, and not before a twentieth of its width. A wide sweep over many dead rows must not hold up the narrow ones,
-// which find most of what commits late.
-func (f *floors) swept(width, cost time.Duration, now time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i := range f.windows {
-		w := &f.windows[i]
-		if w.width == width {
-			w.cost = cost
-		}
-		if w.width <= width {
-			w.next = now.Add(max(w.cost*time.Duration(10*f.sharing-1), w.width/20))
-		}
-	}
+	return f.start
 }
 
 // advance notes what a claim saw of a lane. last is the last key claimed in it, zero if none. A lane that was read
@@ -131,9 +98,9 @@ func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, vers
 	if version < f.heldAt || version < f.lowered[key] {
 		return
 	}
-	old := f.lanes[key]
+	old := f.of(key)
 	if at.Before(old.at) {
-		delete(f.lanes, key) // the server's clock went back: what is due now was behind the floor
+		f.lanes[key] = floor{} // the server's clock went back: what is due now was behind the floor
 		return
 	}
 	next := old
@@ -154,7 +121,7 @@ func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, vers
 func (f *floors) lower(key laneKey, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if found := (floor{at: at.Add(-time.Microsecond)}); found.before(f.lanes[key]) {
+	if found := (floor{at: at.Add(-time.Microsecond)}); found.before(f.of(key)) {
 		f.lanes[key] = found
 		f.version++
 		f.lowered[key] = f.version

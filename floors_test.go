@@ -38,6 +38,29 @@ func TestFloorMovesNoFurtherThanWhatWasSeen(t *testing.T) {
 	}
 }
 
+// A lane without a floor begins where it is told to, and not before all else.
+func TestFloorsStartWhereTheyAreTold(t *testing.T) {
+	t.Parallel()
+	f, lane := newFloors(), laneKey{"q", 5}
+	f.startAt(noon)
+	if got := f.get(lane); got != (floor{at: noon}) {
+		t.Errorf("floor = %v", got)
+	}
+	f.advance(lane, floor{}, false, noon.Add(time.Minute), f.now()) // not looked at: another lane filled the claim
+	if got := f.get(lane); got != (floor{at: noon}) {
+		t.Errorf("after a claim that has not looked: floor = %v", got)
+	}
+	f.reset()
+	f.lower(lane, noon.Add(-time.Hour))
+	if got := f.get(lane); !got.at.Before(noon.Add(-time.Hour)) {
+		t.Errorf("a sweep found what is older: floor = %v", got)
+	}
+	f.advance(lane, floor{}, true, noon.Add(-2*time.Hour), f.now())
+	if got := f.get(lane); got != (floor{}) {
+		t.Errorf("the server's clock went back: floor = %v", got)
+	}
+}
+
 // A claim that was under way when a floor was lowered has not seen what lies behind it: on a busy queue one always is.
 func TestLoweredFloorOutlivesTheClaimUnderWay(t *testing.T) {
 	t.Parallel()
@@ -68,66 +91,6 @@ func TestLoweredFloorOutlivesTheClaimUnderWay(t *testing.T) {
 	}
 }
 
-func TestNearSweepsTakeATenthOfTheTime(t *testing.T) {
-	t.Parallel()
-	f := newFloors()
-	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	if got := f.due(now); got != 20*time.Second {
-		t.Fatalf("due at first = %v", got)
-	}
-	f.swept(20*time.Second, time.Millisecond, now)
-	if got := f.due(now.Add(9 * time.Millisecond)); got != 0 {
-		t.Errorf("due at once again = %v", got)
-	}
-	for after, want := range map[time.Duration]time.Duration{
-		10 * time.Millisecond: 200 * time.Millisecond, 100 * time.Millisecond: 2 * time.Second, time.Second: 20 * time.Second,
-	} {
-		if got := f.due(now.Add(after)); got != want {
-			t.Errorf("due after %v = %v, want %v", after, got, want)
-		}
-	}
-	f.swept(20*time.Second, time.Second, now)
-	for after, want := range map[time.Duration]time.Duration{
-		9 * time.Millisecond: 0, 10 * time.Millisecond: 200 * time.Millisecond, // its own cost is what holds a sweep back
-		8900 * time.Millisecond: 2 * time.Second, 9 * time.Second: 20 * time.Second,
-	} {
-		if got := f.due(now.Add(after)); got != want {
-			t.Errorf("due %v after a wide sweep that took a second = %v, want %v", after, got, want)
-		}
-	}
-	f.swept(200*time.Millisecond, 100*time.Millisecond, now)
-	f.swept(20*time.Second, time.Millisecond, now)
-	if got := f.due(now.Add(95 * time.Millisecond)); got != 0 {
-		t.Errorf("a narrow sweep that took 100 ms is due after 95 ms: %v", got)
-	}
-	f.share(16)                                       // and all together, for they share the server
-	f.swept(20*time.Second, 10*time.Millisecond, now) // 10 ms in each 1.6 s, sixteen times
-	for after, want := range map[time.Duration]time.Duration{1589 * time.Millisecond: 2 * time.Second, 1590 * time.Millisecond: 20 * time.Second} {
-		if got := f.due(now.Add(after)); got != want {
-			t.Errorf("due %v after a sweep of one of 16 that took 10 ms = %v, want %v", after, got, want)
-		}
-	}
-	if f.share(0); f.sharing != 1 {
-		t.Error("nobody sweeps")
-	}
-}
-
-// All that are alive and serve one of its queues share a supervisor's near sweeps.
-func TestNearSweepsAreShared(t *testing.T) {
-	t.Parallel()
-	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{})
-	db.stopped(t, SupervisorConfig{})
-	db.stopped(t, SupervisorConfig{})
-	db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: "other"}}})
-	lost := db.stopped(t, SupervisorConfig{})
-	db.exec(t, `update supervisors set lost_at = now() where id = $1`, lost.lease.Load().id)
-	s.beat(t)
-	if got := s.claimer.floors.sharing; got != 3 {
-		t.Errorf("near sweeps are shared by %d, want the three that can", got)
-	}
-}
-
 // A model of one lane: jobs that commit late, claims with a limit and near sweeps in flight while the full sweep lowers
 // the floor. Whatever the interleaving, the sweeps leave nothing behind.
 func TestFloorsLeaveNothingBehind(t *testing.T) {
@@ -146,23 +109,19 @@ type laneRow struct {
 }
 
 func floorsModel(r *rand.Rand) error {
-	f, lane := newFloors(), laneKey{"q", 5}
-	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	now := start
+	f, near, lane := newFloors(), newNearSweeps(), laneKey{"q", 5}
+	now := noon
 	var rows []*laneRow
 	late := []time.Duration{0, 0, 0, time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 3 * time.Second, 25 * time.Second, time.Minute}
 	type claim struct {
 		from    floor
-		lowered time.Duration
+		sweep   nearSweep
 		limit   int
 		version int
 	}
 	begin := func() claim {
-		c := claim{from: f.get(lane), limit: 1 + r.IntN(5), version: f.now(), lowered: f.due(now)}
-		if c.lowered > 0 && !c.from.at.IsZero() {
-			c.from = floor{at: c.from.at.Add(-c.lowered)}
-		}
-		return c
+		sweep := near.due(now)
+		return claim{from: sweep.lower(f.get(lane)), limit: 1 + r.IntN(5), version: f.now(), sweep: sweep}
 	}
 	end := func(c claim, at time.Time) {
 		slices.SortFunc(rows, func(a, b *laneRow) int {
@@ -178,9 +137,7 @@ func floorsModel(r *rand.Rand) error {
 				row.done, last, n = true, row.key, n+1
 			}
 		}
-		if c.lowered > 0 {
-			f.swept(c.lowered, time.Millisecond, now)
-		}
+		near.swept(c.sweep, time.Millisecond, transactions{}, now)
 		f.advance(lane, last, n < c.limit, at, c.version)
 	}
 	sweep := func() {
@@ -213,7 +170,7 @@ func floorsModel(r *rand.Rand) error {
 	}
 	for _, row := range rows {
 		if !row.done {
-			return fmt.Errorf("a job due at %v that committed at %v was left behind a floor at %v", row.key.at.Sub(start), row.commits.Sub(start), f.get(lane).at.Sub(start))
+			return fmt.Errorf("a job due at %v that committed at %v was left behind a floor at %v", row.key.at.Sub(noon), row.commits.Sub(noon), f.get(lane).at.Sub(noon))
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"testing"
@@ -304,7 +305,7 @@ func (w *scene) lose(r *rapid.T) bool {
 	w.answer(p)
 	lost := p.under
 	p.under, lost.reply = nil, claimReply{}
-	p.claimer.afterClaim(r.Context(), lost, context.DeadlineExceeded, 0)
+	p.claimer.afterClaim(r.Context(), lost, rapid.SampledFrom([]error{io.ErrUnexpectedEOF, context.DeadlineExceeded}).Draw(r, "error"), 0)
 	p.claimer.findOut(r.Context())
 	p.settle(w.tb)
 	return true
@@ -321,7 +322,7 @@ func (w *scene) nearSweep(r *rapid.T) bool {
 	if p == nil {
 		return false
 	}
-	p.ahead += 2 * time.Second
+	p.ahead += time.Minute
 	return w.claimAll(p, 20*time.Second)
 }
 
@@ -365,7 +366,11 @@ func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by 
 		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.queue, &left.lane, &key.at, &key.id}, func() error {
-			if f := floors[left]; f.before(key) {
+			f, ok := floors[left]
+			if !ok && floors != nil {
+				f = p.claimer.floors.start
+			}
+			if f.before(key) {
 				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
 					by, key.id, at.Sub(key.at), left, at.Sub(f.at), at.Sub(p.claimer.floors.get(left).at))
 			}
@@ -385,8 +390,8 @@ func (w *scene) sweepAll(p *proc) {
 		w.answer(p)
 		w.finish(p)
 	}
-	for i := range p.claimer.floors.windows {
-		p.claimer.floors.windows[i].next = p.now().Add(time.Hour)
+	for i := range p.claimer.near.windows {
+		p.claimer.near.windows[i].next = p.now().Add(time.Hour)
 	}
 	var at time.Time
 	for empty, tries := 0, 0; empty < 3; tries++ { // a floor in the future is dropped by the first; retries of a full queue wait for the second
@@ -404,8 +409,8 @@ func (w *scene) sweepAll(p *proc) {
 		}
 		w.settleAll(p)
 	}
-	for i := range p.claimer.floors.windows {
-		p.claimer.floors.windows[i].next = time.Time{}
+	for i := range p.claimer.near.windows {
+		p.claimer.near.windows[i].next = time.Time{}
 	}
 	w.nothingLeft(p, at, nil, "by a full sweep")
 }

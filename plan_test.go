@@ -29,7 +29,7 @@ func planClaim() time.Time { return time.Unix(1e9, 0) }
 // theStatements are those that read or write jobs on a supervisor's connections.
 func theStatements(s *still, ids []string) []planned {
 	groups := s.queueStates()[0].groups(100)
-	req := s.claimer.lanes(s.lease.Load(), groups, 0)
+	req := s.claimer.lanes(s.lease.Load(), groups, nearSweep{})
 	req.rooms = []int32{100}
 	outcomes := make([]*outcome, len(ids))
 	for i, id := range ids {

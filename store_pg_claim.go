@@ -122,6 +122,13 @@ func (m *moreOfJob) read(text []byte) (err error) {
 // the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
 const sqlTakeTurn = `select drover_take_turn($1, $2)`
 
+// sqlClaimPlan is sqlOnePlan, and tells how far the server's transactions are, for the near sweeps: what has ended by now
+// the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
+// others would take that for a long transaction.
+const sqlClaimPlan = `
+select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
+	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
+
 // claimRequest asks for jobs of several queues.
 type claimRequest struct {
 	supervisor string
@@ -137,7 +144,6 @@ type claimRequest struct {
 	floorID    []string
 	turns      []string // queues in which it waits for its turn
 	patience   time.Duration
-	inTurn     func() // called when the wait is over
 }
 
 // claimReply is what came back; committed once the pipeline has read the commit.
@@ -145,6 +151,8 @@ type claimReply struct {
 	committed bool
 	fenced    bool // the epoch is over: nothing was claimed, nothing can be
 	outOfTurn bool // it waited for its turn in vain, and was made without
+	seen      transactions
+	waited    time.Duration // for its turn: no cost of a sweep's
 	at        time.Time
 	nextDue   time.Duration // 0: none known
 	jobs      []claimedJob
@@ -152,16 +160,20 @@ type claimReply struct {
 
 func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.begin()
-	p.exec(nil, sqlOnePlan)
 	if len(req.turns) > 0 {
 		p.query(func(rows pgx.Rows) error {
 			got := false
 			err := rows.Scan(&got)
 			reply.outOfTurn = !got
-			req.inTurn()
 			return err
 		}, sqlTakeTurn, req.turns, req.patience)
 	}
+	p.query(func(rows pgx.Rows) error {
+		var waited float64
+		err := rows.Scan(nil, nil, &waited, &reply.seen.at, &reply.seen.oldest, &reply.seen.own)
+		reply.waited = time.Duration(waited * float64(time.Second))
+		return err
+	}, sqlClaimPlan)
 	reply.fenced = true
 	row := claimRow{reply: reply}
 	columns := row.columns() // once: a row costs the strings that it brings, and its run

@@ -227,24 +227,23 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 const sqlRaiseEpoch = `
 update supervisors set epoch = epoch + 1, silent_at_beat = null where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
-const sqlEpoch = `select epoch, lost_at is not null from supervisors where id = $1`
+const sqlEpoch = `select epoch, lost_at is not null, statement_timestamp() from supervisors where id = $1`
 
-// raiseEpoch returns the new epoch, or ErrLeaseLost.
-func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (int, error) {
+// raiseEpoch returns the new epoch and the server's time, or ErrLeaseLost.
+func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (now int, at time.Time, err error) {
 	var p pipeline
-	var now int
 	lost := true
 	p.begin()
 	p.exec(nil, sqlRaiseEpoch, id, epoch)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost, &at) }, sqlEpoch, id)
 	p.commit()
 	if err := p.send(ctx, conn); err != nil {
-		return 0, err
+		return 0, at, err
 	}
 	if lost || now <= epoch {
-		return 0, ErrLeaseLost
+		return 0, at, ErrLeaseLost
 	}
-	return now, nil
+	return now, at, nil
 }
 
 // sqlNoteSilence tells those that come after us how long a supervisor has been silent, if it still is.
@@ -595,14 +594,15 @@ const sqlSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
 cross join lateral (
-	select from jobs
+	select scheduled_at, id from jobs
 	where finalized_at is null and queue = l.queue and lane = l.lane and scheduled_at <= now() + interval '1 minute'
 	order by scheduled_at, id limit 1
 ) entry
 left join lateral (
 	select scheduled_at, id from jobs
 	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane
-		and scheduled_at <= now() and (scheduled_at, id) <= (l.floor_at, l.floor_id) and kind = any($5)
+		and scheduled_at <= now() and (scheduled_at, id) >= (entry.scheduled_at, entry.id) and (scheduled_at, id) <= (l.floor_at, l.floor_id)
+		and kind = any($5)
 	order by scheduled_at, id limit 1
 ) j on true`
 

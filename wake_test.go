@@ -439,7 +439,7 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	if strings.HasPrefix(sql, "listen ") {
 		s.conns[conn] = true
 	}
-	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlSettlePlan, sqlBoundPlan}, sql) {
+	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlClaimPlan, sqlSettlePlan, sqlBoundPlan}, sql) {
 		s.calls[sql]++
 	}
 }

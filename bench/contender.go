@@ -29,6 +29,11 @@ type (
 		burnFailing(ctx context.Context, n, workers int) (time.Duration, error)
 	}
 
+	// steady burns n jobs down, and times all but the first of them: the workers are at work by then.
+	steady interface {
+		burnSteadily(ctx context.Context, untimed, n, workers int) (time.Duration, error)
+	}
+
 	// idler runs workers on an empty queue and measures from the call that enqueues to the start of the handler, for one job
 	// at a time, each as long after the last one started as gaps say: enqueued by a client that runs no workers, then by the
 	// one that does, which need not ask the database who sleeps.
@@ -46,7 +51,8 @@ type (
 		enqueue(ctx context.Context) error
 	}
 
-	// liver runs workers while producers store the numbered jobs of a live load, and tells it when each has started.
+	// liver runs workers, and once they have started a first job, producers store the numbered jobs of a live load; it tells
+	// the load when each has started.
 	liver interface {
 		live(ctx context.Context, l *live) error
 	}

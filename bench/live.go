@@ -21,34 +21,53 @@ type liveLoad struct {
 // producers of each kind; with those of the pool left over for the queue.
 const liveProducers = 8
 
-// live notes when each of a load's jobs was committed and when it started. The jobs are numbered, the late ones last.
+// live notes when each of a load's jobs was committed and when it started. The jobs are numbered, the late ones last; in
+// front of all goes a firstJob.
 type live struct {
 	load               liveLoad
 	singles            int
 	committed, started []atomic.Int64 // since began, in nanoseconds; 0: not yet
 	left               atomic.Int64
 	began              time.Time
+	first              chan struct{} // closed when the first job starts
+	up                 time.Duration // until then
 }
+
+const firstJob = -1
 
 func newLive(load liveLoad) *live {
 	singles := int(float64(load.singles) * load.lasts.Seconds())
 	n := singles + int(float64(load.late)*load.lasts.Seconds())
-	l := &live{load: load, singles: singles, committed: make([]atomic.Int64, n), started: make([]atomic.Int64, n), began: time.Now()}
+	l := &live{load: load, singles: singles, committed: make([]atomic.Int64, n), started: make([]atomic.Int64, n), first: make(chan struct{}), began: time.Now()}
 	l.left.Store(int64(n))
 	return l
 }
 
 // start is to be called by the handler of job n.
 func (l *live) start(n int) {
+	if n == firstJob {
+		close(l.first)
+		return
+	}
 	if l.started[n].CompareAndSwap(0, int64(time.Since(l.began))) {
 		l.left.Add(-1)
 	}
 }
 
-// run stores the jobs at their rates, however long the calls take, and waits until all have started.
+// run stores a first job, and once that has started the jobs at their rates, however long the calls take, and waits until
+// all have started.
 func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) error, late func(ctx context.Context, n int, pause time.Duration) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	if err := single(ctx, firstJob); err != nil {
+		return err
+	}
+	select {
+	case <-l.first:
+		l.up = time.Since(l.began)
+	case <-ctx.Done():
+		return fmt.Errorf("the first job has not started: %w", context.Cause(ctx))
+	}
 	var group sync.WaitGroup
 	produce := func(first, end, rate int, store func(n int) error) {
 		var next atomic.Int64

@@ -44,9 +44,10 @@ func awaitCalls(ctx context.Context, calls *atomic.Int64, want int) (time.Time, 
 	return time.Now(), nil
 }
 
-// burnDown starts workers and times them until n jobs are done, each of which runs so many times.
+// burnDown starts workers and times them until n jobs are done, each of which runs so many times; not the first runs, where
+// some are not to be timed.
 func burnDown(
-	ctx context.Context, n, attempts int, left backlog,
+	ctx context.Context, untimed, n, attempts int, left backlog,
 	start func(ctx context.Context, run func(attempt int) error) (running context.Context, end func() error, err error),
 ) (time.Duration, error) {
 	var calls atomic.Int64
@@ -61,7 +62,13 @@ func burnDown(
 	if err != nil {
 		return 0, err
 	}
-	last, err := awaitCalls(running, &calls, n*attempts)
+	if untimed > 0 {
+		began, err = awaitCalls(running, &calls, untimed)
+	}
+	last := began
+	if err == nil {
+		_, err = awaitCalls(running, &calls, n*attempts)
+	}
 	if err == nil {
 		last, err = left.awaitEnd(running)
 	}

@@ -88,20 +88,24 @@ func (w *riverWorker) NextRetry(job *river.Job[noop]) time.Time {
 }
 
 func (q *riverQueue) burn(ctx context.Context, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, n, workers, 1)
+	return q.burnDown(ctx, 0, n, workers, 1)
+}
+
+func (q *riverQueue) burnSteadily(ctx context.Context, untimed, n, workers int) (time.Duration, error) {
+	return q.burnDown(ctx, untimed, n, workers, 1)
 }
 
 func (q *riverQueue) burnFailing(ctx context.Context, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, n, workers, 2)
+	return q.burnDown(ctx, 0, n, workers, 2)
 }
 
 // burnDown runs n jobs that succeed in the given attempt.
-func (q *riverQueue) burnDown(ctx context.Context, n, workers, attempts int) (time.Duration, error) {
+func (q *riverQueue) burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error) {
 	poll := river.FetchPollIntervalMin // finds what is due again
 	if attempts == 1 {
 		poll = riverBurnPoll
 	}
-	return burnDown(ctx, n, attempts, backlog{q.pool, sqlRiverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
+	return burnDown(ctx, untimed, n, attempts, backlog{q.pool, sqlRiverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
 		_, end, err := q.start(ctx, workers, poll, func(job *river.Job[noop]) error { return run(job.Attempt) })
 		return ctx, end, err
 	})

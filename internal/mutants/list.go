@@ -158,10 +158,24 @@ func mutants() []mutant {
 		},
 		{
 			name: "no-near-sweep", bug: "claims never look behind their floors",
-			file:  "floors.go",
-			old:   "\t\t\treturn f.windows[i].width\n",
-			new:   "\t\t\treturn 0\n",
+			file:  "near_sweeps.go",
+			old:   "s := nearSweep{window: i, width: w.width}",
+			new:   "s := nearSweep{window: i}",
 			tests: []string{"TestLateCommitsAreFound"},
+		},
+		{
+			name: "near-sweep-too-short", bug: "a near sweep looks back to what is in progress, and not to what was when it last looked",
+			file:  "near_sweeps.go",
+			old:   "then.own < w.since",
+			new:   "then.own < n.past[len(n.past)-1].oldest",
+			tests: []string{"TestNearSweepsFindAllThatWasInProgress"},
+		},
+		{
+			name: "near-sweep-by-ids-alone", bug: "a near sweep takes the time of a transaction's id for that of its statement",
+			file:  "near_sweeps.go",
+			old:   "s.from = then.at.Add(-writing)",
+			new:   "s.from = then.at",
+			tests: []string{"TestNearSweepsFindAllThatWasInProgress"},
 		},
 		{
 			name: "no-full-sweep", bug: "what a full sweep finds does not lower the floor",

@@ -1,0 +1,140 @@
+package drover
+
+import (
+	"sync"
+	"time"
+)
+
+// nearSweeps are claims with lowered floors, for what committed late and lies behind them: three look at the last 200 ms,
+// 2 s and 20 s before the floor, each for at most a tenth of the time, and no further back than anything can lie that was
+// not there the last time.
+//
+// Jobs get the time of their own statement, and a statement that writes gets a transaction id. So whatever commits after a
+// look was written by a transaction that was then in progress, or by a younger one; and where a claim of ours got its id
+// before the oldest of those, it was not written before that claim. Rows that are pinned by an old snapshot and lie
+// further back are not stepped over for nothing.
+//
+// What bears another time, by hand, or was locked while others looked, has a fourth sweep, all of the 20 s, for less of
+// the time.
+type nearSweeps struct {
+	mu      sync.Mutex
+	windows [4]window
+	sharing int            // supervisors whose near sweeps these are
+	past    []transactions // as claims saw them, oldest first, pastStep apart
+	usual   time.Duration  // that a claim without one takes
+}
+
+// window is one of them.
+type window struct {
+	width time.Duration
+	every time.Duration // not more often
+	part  int           // of the time, that it may take
+	whole bool          // whatever is in progress
+	cost  time.Duration // of its last sweep, beyond a usual claim's
+	next  time.Time
+	since uint64 // the oldest transaction in progress when it last looked; 0: not known
+}
+
+// transactions is how far the server's were when it made a claim.
+type transactions struct {
+	at     time.Time // by its clock, no later than what follows
+	oldest uint64    // id in progress: what has a lower one the claim sees
+	own    uint64    // id of the claim: whoever has a higher one got it later
+}
+
+const (
+	pastStep = 100 * time.Millisecond
+	pastMost = 256                    // moments
+	writing  = 200 * time.Millisecond // between a statement's time and its transaction's id, at most: its planning, on a busy server
+)
+
+func newNearSweeps() *nearSweeps {
+	n := &nearSweeps{sharing: 1}
+	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 20 * time.Second} {
+		n.windows[i] = window{width: width, every: width / 20, part: 10}
+	}
+	n.windows[3] = window{width: 20 * time.Second, every: 200 * time.Millisecond, part: 200, whole: true}
+	return n
+}
+
+// nearSweep is one as it is to be done; the zero value is none.
+type nearSweep struct {
+	window int
+	width  time.Duration // back from the floor, at most
+	from   time.Time     // and no further back than this
+}
+
+// lower is where a claim looks in place of the floor.
+func (s nearSweep) lower(f floor) floor {
+	low := floor{at: f.at.Add(-s.width)}
+	if low.at.Before(s.from) {
+		low.at = s.from
+	}
+	if s.width == 0 || f.at.IsZero() || f.before(low) {
+		return f
+	}
+	return low
+}
+
+// due is the widest near sweep whose time has come.
+func (n *nearSweeps) due(now time.Time) nearSweep {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := len(n.windows) - 1; i >= 0; i-- {
+		w := &n.windows[i]
+		if now.Before(w.next) {
+			continue
+		}
+		s := nearSweep{window: i, width: w.width}
+		for _, then := range n.past {
+			if !w.whole && then.own < w.since {
+				s.from = then.at.Add(-writing)
+			}
+		}
+		return s
+	}
+	return nearSweep{}
+}
+
+// share tells among how many supervisors, those that serve one of our queues, the near sweeps are divided.
+func (n *nearSweeps) share(supervisors int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.sharing = max(supervisors, 1)
+}
+
+// saw notes what a claim says of the server's transactions.
+func (n *nearSweeps) saw(now transactions) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if last := len(n.past) - 1; last >= 0 {
+		switch since := now.at.Sub(n.past[last].at); {
+		case since < 0: // the server's clock went back
+			n.past = n.past[:0]
+		case since < pastStep:
+			return
+		}
+	}
+	if len(n.past) == pastMost {
+		n.past = append(n.past[:0], n.past[1:]...)
+	}
+	n.past = append(n.past, now)
+}
+
+// swept notes what a claim took, with a sweep or without, and what was in progress when it looked. Narrower sweeps are done
+// with it. Each comes again when its own cost is its part of the time, together with those of the supervisors that share
+// them. A wide sweep over many dead rows must not hold up the narrow ones, which find most of what commits late.
+func (n *nearSweeps) swept(s nearSweep, took time.Duration, seen transactions, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s.width == 0 {
+		n.usual += (took - n.usual) / 8
+		return
+	}
+	n.windows[s.window].cost = max(took-n.usual, took/10)
+	for i := range n.windows[:s.window+1] {
+		w := &n.windows[i]
+		w.since = seen.oldest
+		w.next = now.Add(max(w.cost*time.Duration(w.part*n.sharing-1), w.every))
+	}
+}
