@@ -122,8 +122,9 @@ func (n *nearSweeps) saw(now transactions) {
 }
 
 // swept notes what a claim took, with a sweep or without, and what was in progress when it looked. Narrower sweeps are done
-// with it. Each comes again when its own cost is its part of the time, together with those of the supervisors that share
-// them. A wide sweep over many dead rows must not hold up the narrow ones, which find most of what commits late.
+// with it, and cost no more. Each comes again when its own cost is its part of the time, together with those of the
+// supervisors that share them. A wide sweep over many dead rows must not hold up the narrow ones, which find most of what
+// commits late.
 func (n *nearSweeps) swept(s nearSweep, took time.Duration, seen transactions, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -131,9 +132,11 @@ func (n *nearSweeps) swept(s nearSweep, took time.Duration, seen transactions, n
 		n.usual += (took - n.usual) / 8
 		return
 	}
-	n.windows[s.window].cost = max(took-n.usual, took/10)
+	cost := max(took-n.usual, took/10)
+	n.windows[s.window].cost = cost
 	for i := range n.windows[:s.window+1] {
 		w := &n.windows[i]
+		w.cost = min(w.cost, cost)
 		w.since = seen.oldest
 		w.next = now.Add(max(w.cost*time.Duration(w.part*n.sharing-1), w.every))
 	}

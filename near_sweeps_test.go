@@ -49,7 +49,7 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	expect("a wide sweep of 1 s", map[time.Duration]string{8900 * time.Millisecond: "2s", 9 * time.Second: "20s"})
 	swept(0, 100*time.Millisecond)
 	swept(2, time.Millisecond)
-	expect("a narrow sweep of 100 ms", map[time.Duration]string{95 * time.Millisecond: "0s", 100 * time.Millisecond: "2s"})
+	expect("a narrow sweep of 100 ms, then a wide one of 1 ms", map[time.Duration]string{9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms"})
 	n.share(16) // and all together, for they share the server
 	swept(2, 10*time.Millisecond)
 	expect("one of 16, of 10 ms", map[time.Duration]string{1589 * time.Millisecond: "2s", 1590 * time.Millisecond: "20s"})
