@@ -146,7 +146,7 @@ func everyScenario(t *testing.T, server *server) {
 		"fail":      {figureBurn, figureFailing, figureFailingShare},
 		"latency":   {figureP50, figureMax, sameClient + figureP50, sameClient + figureMax},
 		"lateness":  {figureP50, figureMax},
-		"enqueue":   {figureSingle, figureSingleMany, figureBulk},
+		"enqueue":   {figureSingle, figureSingleMany, figureBulk, figureBulkMany},
 		"processes": {"1 process", "2 processes", figureProcessShare},
 		"big":       {figureBurn, figureBig, figureBigShare},
 	}

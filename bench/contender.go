@@ -46,9 +46,11 @@ type (
 		lateness(ctx context.Context, backoffs []time.Duration) ([]time.Duration, error)
 	}
 
-	// enqueuer stores one no-op job in a transaction of its own. It is safe for concurrent use.
+	// enqueuer stores one no-op job in a transaction of its own, or many in large ones from so many goroutines. It is safe for
+	// concurrent use.
 	enqueuer interface {
 		enqueue(ctx context.Context) error
+		enqueueMany(ctx context.Context, n, goroutines int) error
 	}
 
 	// liver runs workers, and once they have started a first job, producers store the numbered jobs of a live load; it tells

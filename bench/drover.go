@@ -73,7 +73,11 @@ func (q *droverQueue) insert(ctx context.Context, n int) error {
 	if err := q.pool.QueryRow(ctx, `select coalesce(max(id), '') from jobs`).Scan(&q.first); err != nil {
 		return err
 	}
-	return chunks(n, func(from, to int) error {
+	return q.enqueueMany(ctx, n, 1)
+}
+
+func (q *droverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
+	return chunks(n, goroutines, func(from, to int) error {
 		batch := make([]drover.Batch, 0, to-from)
 		for i := from; i < to; i++ {
 			batch = append(batch, drover.Batch{Args: noop{N: i}})

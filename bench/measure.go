@@ -24,14 +24,32 @@ func openPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// chunks calls do for each part of n jobs.
-func chunks(n int, do func(from, to int) error) error {
-	for from := 0; from < n; from += insertChunk {
-		if err := do(from, min(from+insertChunk, n)); err != nil {
-			return err
-		}
+// chunks calls do for each part of n jobs, from so many goroutines.
+func chunks(n, goroutines int, do func(from, to int) error) error {
+	var next atomic.Int64
+	errs := make(chan error, goroutines)
+	for range goroutines {
+		go func() { // chunks waits for it
+			for {
+				to := int(next.Add(insertChunk))
+				from := to - insertChunk
+				if from >= n {
+					errs <- nil
+					return
+				}
+				if err := do(from, min(to, n)); err != nil {
+					next.Store(int64(n)) // the others end
+					errs <- err
+					return
+				}
+			}
+		}()
 	}
-	return nil
+	var err error
+	for range goroutines {
+		err = errors.Join(err, <-errs)
+	}
+	return err
 }
 
 // awaitCalls waits until the handlers have been called so often: until then the database has better to do than to

@@ -65,7 +65,11 @@ func (q *riverQueue) insert(ctx context.Context, n int) error {
 	if err := q.pool.QueryRow(ctx, `select coalesce(max(id), 0) from river_job`).Scan(&q.first); err != nil {
 		return err
 	}
-	return chunks(n, func(from, to int) error {
+	return q.enqueueMany(ctx, n, 1)
+}
+
+func (q *riverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
+	return chunks(n, goroutines, func(from, to int) error {
 		batch := make([]river.InsertManyParams, 0, to-from)
 		for i := from; i < to; i++ {
 			batch = append(batch, river.InsertManyParams{Args: noop{N: i}})

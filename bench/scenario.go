@@ -108,7 +108,8 @@ const (
 	figureMax          = "max"
 	figureSingle       = "single, 1 goroutine"
 	figureSingleMany   = "single, 16 goroutines"
-	figureBulk         = "bulk"
+	figureBulk         = "bulk, 1 goroutine"
+	figureBulkMany     = "bulk, 4 goroutines"
 	figureUp           = "start to first job"
 	figureProcessShare = "most / one process"
 	figureBig          = "full table"
@@ -235,6 +236,7 @@ func scenarios() []scenario {
 				{of: keepName, against: riverName, figure: figureSingle, wanted: "≥ 2"},
 				{of: keepName, against: riverName, figure: figureSingleMany, wanted: "≥ 2"},
 				{of: keepName, against: riverName, figure: figureBulk},
+				{of: keepName, against: riverName, figure: figureBulkMany},
 			},
 		},
 		{
@@ -434,16 +436,24 @@ func runEnqueue(ctx context.Context, t *trial) error {
 		}
 		t.add(f.name, jobsPerSecond, rate)
 	}
-	if err := settle(ctx, t.url); err != nil {
-		return err
+	for _, f := range []struct {
+		name       string
+		goroutines int
+	}{{figureBulk, 1}, {figureBulkMany, bulkMany}} {
+		if err := settle(ctx, t.url); err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := t.contender.(enqueuer).enqueueMany(ctx, t.Jobs, f.goroutines); err != nil {
+			return err
+		}
+		t.add(f.name, jobsPerSecond, float64(t.Jobs)/time.Since(began).Seconds())
 	}
-	began := time.Now()
-	if err := t.insert(ctx, t.Jobs); err != nil {
-		return err
-	}
-	t.add(figureBulk, jobsPerSecond, float64(t.Jobs)/time.Since(began).Seconds())
 	return nil
 }
+
+// bulkMany is in how many goroutines figureBulkMany is.
+const bulkMany = 4
 
 // enqueueRate counts what the goroutines enqueue in a time, after a tenth of it to open their connections.
 func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue func(context.Context) error) (float64, error) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// violation is one breach of an invariant of the specification.
+// violation is one breach of an invariant.
 type violation struct {
 	Invariant string   `json:"invariant"`
 	Job       string   `json:"job,omitempty"`

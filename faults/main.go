@@ -51,7 +51,7 @@ type suite struct {
 var errRed = errors.New("not every scenario passed")
 
 func runSuite() error {
-	tier := flag.String("tier", "quick", "quick: about 4 minutes; full: all the counts of the specification, with the race detector")
+	tier := flag.String("tier", "quick", "quick: about 4 minutes; full: all the counts, with the race detector")
 	only := flag.String("scenario", "", "ids of scenarios, such as W-1,S-1; empty: all")
 	seed := flag.Uint64("seed", 0, "replays the random choices of a run; 0: a fresh one, or with --resume that of the report")
 	out := flag.String("report", "", "a directory for report.md and report.json")

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// scenario is one row of the specification.
+// scenario is one row of the list that the README tells of.
 type scenario struct {
 	id, what     string
 	quick, full  int  // rounds

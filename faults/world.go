@@ -62,7 +62,7 @@ func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*wor
 		},
 	}
 	w.policy.Poll = w.load.Poll
-	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and what the specification adds
+	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and two seconds more
 	if err := os.Mkdir(w.dir, 0o700); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -56,22 +57,25 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 	if err != nil {
 		return err
 	}
-	if err := migrations.Up(ctx, pool); err != nil {
-		return err
+	upErr := migrations.Up(ctx, pool)
+	after, err := migrations.List(ctx, pool) // what stands in front of a migration that failed is applied
+	if err != nil {
+		return errors.Join(upErr, err)
 	}
 	applied := pending(before)
+	applied = slices.DeleteFunc(applied, func(file string) bool { return slices.Contains(pending(after), file) })
 	if a.json {
-		return a.printJSON(struct {
+		return errors.Join(upErr, a.printJSON(struct {
 			Applied []string `json:"applied"`
-		}{applied})
+		}{applied}))
 	}
 	for _, file := range applied {
 		fmt.Fprintln(a.stdout, "applied", file)
 	}
-	if len(applied) == 0 {
+	if len(applied) == 0 && upErr == nil {
 		fmt.Fprintln(a.stdout, "nothing to do: all migrations are applied")
 	}
-	return nil
+	return upErr
 }
 
 func (a *app) createSchema(ctx context.Context) error {

@@ -51,6 +51,21 @@ func TestMigrate(t *testing.T) {
 	sh.run(t, "migrate", "down").ok(t).says(t, "nothing to drop", pgtest.Schema(sh.pool))
 }
 
+// What stands in front of a migration that fails is applied, and said to be.
+func TestMigrateThatFailsHalfWay(t *testing.T) {
+	t.Parallel()
+	sh := newShell(t)
+	sh.exec(t, `create table builds (mine int)`) // in the way of the sixth
+	if o := sh.run(t, "migrate", "up").ends(t, 1, "builds"); !strings.Contains(o.stdout, "applied 00005_blame.sql") || strings.Contains(o.stdout, "00006") {
+		t.Errorf("it says: %s", o.stdout)
+	}
+	sh.exec(t, `drop table builds`)
+	o := sh.run(t, "migrate", "up").ok(t)
+	if o.says(t, "applied 00006_failures.sql"); strings.Contains(o.stdout, "00005") {
+		t.Errorf("it says: %s", o.stdout)
+	}
+}
+
 func TestMigrateCreateSchema(t *testing.T) {
 	t.Parallel()
 	sh := newShell(t)

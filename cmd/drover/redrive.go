@@ -342,7 +342,7 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 	for _, r := range list {
 		rows = append(rows, []string{
 			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
-			shorten(filterWords(r.Filter), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.TrimSpace(r.Why+" "+r.Note), 60),
+			shorten(filterWords(r.Filter), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.Join(slices.DeleteFunc([]string{r.Why, r.Note}, func(s string) bool { return s == "" }), "; "), 60),
 		})
 	}
 	return table(a.stdout, rows)
