@@ -9,7 +9,7 @@ import (
 )
 
 // noon is when tests without a database take place.
-var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // times cannot be constants
 
 func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	t.Parallel()
@@ -109,7 +109,7 @@ func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 		t.Errorf("nothing known: from %v", got)
 	}
 	for i := range 40 { // ten transactions every 50 ms
-		n.saw(transactions{at: at(float64(i) / 20), own: uint64(100 + 10*i)}) //nolint:gosec // small
+		n.saw(transactions{at: at(float64(i) / 20), own: uint64(100 + 10*i)})
 	}
 	if len(n.past) != 20 {
 		t.Errorf("%d moments of 2 s", len(n.past))
@@ -126,7 +126,7 @@ func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 		t.Errorf("a whole sweep is %+v", s)
 	}
 	for i := range 2 * pastMost {
-		n.saw(transactions{at: at(10 + float64(i)), own: uint64(1000 + i)}) //nolint:gosec // small
+		n.saw(transactions{at: at(10 + float64(i)), own: uint64(1000 + i)})
 	}
 	if len(n.past) != pastMost || n.past[pastMost-1].own != 1000+2*pastMost-1 {
 		t.Errorf("%d moments, the last %+v", len(n.past), n.past[len(n.past)-1])
