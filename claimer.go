@@ -56,7 +56,6 @@ type claimer struct {
 	trickle trickle
 
 	outOfTurn time.Time // wait for no turn before
-	tooLong   bool      // a claim has: where there is no floor, it may have met more dead rows than it has time for
 
 	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
 	fullAt    time.Time // since when; zero while there is room
@@ -220,7 +219,8 @@ func (c *claimer) lanes(l *lease, groups []claimGroup, sweep nearSweep) *claimRe
 		req.groupQueue = append(req.groupQueue, int32(len(req.queues))) //nolint:gosec // few
 		req.groupRoom = append(req.groupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
 		for priority := int16(1); priority <= 9; priority++ {
-			f := sweep.lower(c.floors.get(laneKey{g.queue.Name, g.tier + priority}))
+			key := laneKey{g.queue.Name, g.tier + priority}
+			f := c.near.lower(sweep, key, c.floors.get(key))
 			req.laneGroup = append(req.laneGroup, int32(i+1))
 			req.lanes = append(req.lanes, g.tier+priority)
 			req.floorAt = append(req.floorAt, f.at)
@@ -450,7 +450,8 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
 	err = p.send(ctx, conn)
-	c.afterClaim(base, claim, err, c.sup.now().Sub(started)-claim.reply.waited)
+	took := c.sup.now().Sub(started)
+	c.afterClaim(base, claim, err, took-min(max(claim.reply.waited, 0), took)) // whatever the server's clock did meanwhile
 	if err != nil {
 		c.failed(base, err)
 		return
@@ -478,7 +479,6 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		if !notApplied(err) {
 			c.doubt = p.req.queues
 		}
-		c.tooLong = tookTooLong(err)
 		return
 	case reply.fenced:
 		p.lease.lose()
@@ -486,7 +486,7 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		return
 	}
 	c.near.saw(reply.seen)
-	c.near.swept(p.sweep, took, reply.seen, now)
+	c.near.swept(p.sweep, took, now)
 	if p.order != nil {
 		p.order.ran.Store(len(reply.jobs) > 0)
 		p.order.idle.Store(true)
@@ -547,6 +547,7 @@ func (c *claimer) advance(p *plan) {
 		for priority := int16(1); priority <= min(final, 9); priority++ {
 			key := laneKey{g.queue.Name, g.tier + priority}
 			c.floors.advance(key, last[key], priority < final, p.reply.at, p.floors)
+			c.near.read(p.sweep, key, p.reply.seen)
 		}
 	}
 }
@@ -703,7 +704,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 	l := c.sup.lease.Load()
 	store := c.sup.client.store
 	if c.hunt == nil || c.hunt.owner != l.id {
-		epoch, at, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
+		epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
 		if errors.Is(err, ErrLeaseLost) {
 			l.lose() // all of it is for others to rescue
 			c.doubt = nil
@@ -715,9 +716,6 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		}
 		l.raise(epoch)
 		c.floors.reset()
-		if c.tooLong {
-			c.floors.startAt(at.Add(-settleTime))
-		}
 		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.

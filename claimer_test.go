@@ -214,7 +214,7 @@ func (s *still) sweep(t testing.TB) {
 		t.Fatal(err)
 	}
 	l := s.lease.Load()
-	s.control.sweeps, s.control.sweepAt = max(s.control.sweeps, 1), time.Time{} // not the first look
+	s.control.sweepAt = time.Time{}
 	reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
 	if err := s.control.sweep(t.Context(), conn, l, reply); err != nil {
 		t.Fatal(err)
@@ -234,46 +234,6 @@ func TestSweepDuringAClaimIsNotUndone(t *testing.T) {
 	s.claimer.trip(t.Context(), underWay)
 	if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
 		t.Fatalf("the next claim took %d jobs", len(runs))
-	}
-}
-
-// Behind more dead rows than a claim can step over in its time, a new supervisor would never claim anything. It begins with
-// what is new, and the full sweep tells it of the rest.
-func TestFirstClaimThatTakesTooLong(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		lease   time.Duration
-		timeout string
-	}{
-		"by its own time":              {2 * time.Second, "0"},
-		"by the session's own timeout": {time.Minute, "400ms"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newQuietDB(t)
-			slow := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
-			s := slow.stopped(t, SupervisorConfig{Lease: test.lease})
-			s.claim(t) // its statements are prepared
-			s.claimer.floors.reset()
-			old := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
-			release := db.hold(t, `lock table jobs`)
-			s.claimer.wake()
-			s.claimer.trip(t.Context(), s.claimer.request(s.now()))
-			db.waitFor(t, 20*time.Second, `select count(*) = 0 from pg_locks where relation = 'jobs'::regclass and not granted`) // the server has heard
-			release()
-			if s.claimer.doubt == nil {
-				t.Fatal("the claim of a locked table ended")
-			}
-			s.claimer.findOut(t.Context())
-			fresh := db.enqueue(t, job{}, nil)
-			if got := ids(s.claim(t)); !slices.Equal(got, []string{fresh}) {
-				t.Fatalf("the next claim took %q, want what is new, %s", got, fresh)
-			}
-			s.sweep(t)
-			if got := ids(s.claim(t)); !slices.Equal(got, []string{old}) {
-				t.Errorf("after a full sweep it took %q, want %s", got, old)
-			}
-		})
 	}
 }
 

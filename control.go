@@ -359,7 +359,7 @@ func (c *control) tellGone(running []*run, reply beatReply) {
 // heard of it: the next beat, at once, has it. Or others have declared us lost.
 func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
 	epoch, lost := 0, true
-	err := conn.QueryRow(ctx, sqlEpoch, l.id).Scan(&epoch, &lost, nil)
+	err := conn.QueryRow(ctx, sqlEpoch, l.id).Scan(&epoch, &lost)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
@@ -670,10 +670,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	// Any turn since the last look: where beats are further apart than turns, one that looked at this turn alone
 	// could miss its own every time.
 	turn, n, mine := int64(reply.clock)/sweepEvery, int64(len(alive)), false
-	switch {
-	case c.sweeps == 0: // the first claim looks at all there is, by itself
-		c.sweeps = turn
-	case c.sweeps > turn: // the server's clock has gone back
+	if c.sweeps == 0 || c.sweeps > turn { // the first look, or the server's clock has gone back
 		c.sweeps = turn - 1
 	}
 	for t := max(c.sweeps+1, turn-n+1); t <= turn; t++ {

@@ -16,7 +16,6 @@ type floors struct {
 	lowered map[laneKey]int // the version since which a lane's floor is lower
 	version int             // changes by others than claims so far
 	heldAt  int             // claims of an older version move no floor
-	start   floor           // of a lane without one
 }
 
 type laneKey struct {
@@ -51,13 +50,6 @@ func (f *floors) reset() {
 	f.heldAt = f.version
 }
 
-// startAt makes lanes without a floor begin at a moment, in place of the first entry there is.
-func (f *floors) startAt(at time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.start = floor{at: at}
-}
-
 // hold keeps claims under way from moving the floors: a full sweep that looks now behind them as they are would not see
 // what commits after such a claim has looked, and lies behind them once it has ended.
 func (f *floors) hold() {
@@ -78,14 +70,7 @@ func (f *floors) now() int {
 func (f *floors) get(key laneKey) floor {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.of(key)
-}
-
-func (f *floors) of(key laneKey) floor {
-	if floor, ok := f.lanes[key]; ok {
-		return floor
-	}
-	return f.start
+	return f.lanes[key]
 }
 
 // advance notes what a claim saw of a lane. last is the last key claimed in it, zero if none. A lane that was read
@@ -98,9 +83,9 @@ func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, vers
 	if version < f.heldAt || version < f.lowered[key] {
 		return
 	}
-	old := f.of(key)
+	old := f.lanes[key]
 	if at.Before(old.at) {
-		f.lanes[key] = floor{} // the server's clock went back: what is due now was behind the floor
+		delete(f.lanes, key) // the server's clock went back: what is due now was behind the floor
 		return
 	}
 	next := old
@@ -121,7 +106,7 @@ func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, vers
 func (f *floors) lower(key laneKey, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if found := (floor{at: at.Add(-time.Microsecond)}); found.before(f.of(key)) {
+	if found := (floor{at: at.Add(-time.Microsecond)}); found.before(f.lanes[key]) {
 		f.lanes[key] = found
 		f.version++
 		f.lowered[key] = f.version

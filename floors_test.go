@@ -38,29 +38,6 @@ func TestFloorMovesNoFurtherThanWhatWasSeen(t *testing.T) {
 	}
 }
 
-// A lane without a floor begins where it is told to, and not before all else.
-func TestFloorsStartWhereTheyAreTold(t *testing.T) {
-	t.Parallel()
-	f, lane := newFloors(), laneKey{"q", 5}
-	f.startAt(noon)
-	if got := f.get(lane); got != (floor{at: noon}) {
-		t.Errorf("floor = %v", got)
-	}
-	f.advance(lane, floor{}, false, noon.Add(time.Minute), f.now()) // not looked at: another lane filled the claim
-	if got := f.get(lane); got != (floor{at: noon}) {
-		t.Errorf("after a claim that has not looked: floor = %v", got)
-	}
-	f.reset()
-	f.lower(lane, noon.Add(-time.Hour))
-	if got := f.get(lane); !got.at.Before(noon.Add(-time.Hour)) {
-		t.Errorf("a sweep found what is older: floor = %v", got)
-	}
-	f.advance(lane, floor{}, true, noon.Add(-2*time.Hour), f.now())
-	if got := f.get(lane); got != (floor{}) {
-		t.Errorf("the server's clock went back: floor = %v", got)
-	}
-}
-
 // A claim that was under way when a floor was lowered has not seen what lies behind it: on a busy queue one always is.
 func TestLoweredFloorOutlivesTheClaimUnderWay(t *testing.T) {
 	t.Parallel()
@@ -121,7 +98,7 @@ func floorsModel(r *rand.Rand) error {
 	}
 	begin := func() claim {
 		sweep := near.due(now)
-		return claim{from: sweep.lower(f.get(lane)), limit: 1 + r.IntN(5), version: f.now(), sweep: sweep}
+		return claim{from: near.lower(sweep, lane, f.get(lane)), limit: 1 + r.IntN(5), version: f.now(), sweep: sweep}
 	}
 	end := func(c claim, at time.Time) {
 		slices.SortFunc(rows, func(a, b *laneRow) int {
@@ -137,7 +114,7 @@ func floorsModel(r *rand.Rand) error {
 				row.done, last, n = true, row.key, n+1
 			}
 		}
-		near.swept(c.sweep, time.Millisecond, transactions{}, now)
+		near.swept(c.sweep, time.Millisecond, now)
 		f.advance(lane, last, n < c.limit, at, c.version)
 	}
 	sweep := func() {

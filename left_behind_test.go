@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"testing"
@@ -305,7 +304,7 @@ func (w *scene) lose(r *rapid.T) bool {
 	w.answer(p)
 	lost := p.under
 	p.under, lost.reply = nil, claimReply{}
-	p.claimer.afterClaim(r.Context(), lost, rapid.SampledFrom([]error{io.ErrUnexpectedEOF, context.DeadlineExceeded}).Draw(r, "error"), 0)
+	p.claimer.afterClaim(r.Context(), lost, context.DeadlineExceeded, 0)
 	p.claimer.findOut(r.Context())
 	p.settle(w.tb)
 	return true
@@ -366,11 +365,7 @@ func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by 
 		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.queue, &left.lane, &key.at, &key.id}, func() error {
-			f, ok := floors[left]
-			if !ok && floors != nil {
-				f = p.claimer.floors.start
-			}
-			if f.before(key) {
+			if f := floors[left]; f.before(key) {
 				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
 					by, key.id, at.Sub(key.at), left, at.Sub(f.at), at.Sub(p.claimer.floors.get(left).at))
 			}

@@ -32,7 +32,7 @@ type window struct {
 	whole bool          // whatever is in progress
 	cost  time.Duration // of its last sweep, beyond a usual claim's
 	next  time.Time
-	since uint64 // the oldest transaction in progress when it last looked; 0: not known
+	since map[laneKey]uint64 // the oldest transaction in progress when it last looked into a lane; none: not known
 }
 
 // transactions is how far the server's were when it made a claim.
@@ -54,6 +54,9 @@ func newNearSweeps() *nearSweeps {
 		n.windows[i] = window{width: width, every: width / 20, part: 10}
 	}
 	n.windows[3] = window{width: 20 * time.Second, every: 200 * time.Millisecond, part: 200, whole: true}
+	for i := range n.windows {
+		n.windows[i].since = map[laneKey]uint64{}
+	}
 	return n
 }
 
@@ -61,16 +64,28 @@ func newNearSweeps() *nearSweeps {
 type nearSweep struct {
 	window int
 	width  time.Duration // back from the floor, at most
-	from   time.Time     // and no further back than this
 }
 
-// lower is where a claim looks in place of the floor.
-func (s nearSweep) lower(f floor) floor {
-	low := floor{at: f.at.Add(-s.width)}
-	if low.at.Before(s.from) {
-		low.at = s.from
+// lower is where a claim with this sweep looks in place of a lane's floor.
+func (n *nearSweeps) lower(s nearSweep, key laneKey, f floor) floor {
+	if s.width == 0 || f.at.IsZero() {
+		return f
 	}
-	if s.width == 0 || f.at.IsZero() || f.before(low) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	low := floor{at: f.at.Add(-s.width)}
+	if w := &n.windows[s.window]; !w.whole {
+		for i := len(n.past) - 1; i >= 0; i-- {
+			if n.past[i].own >= w.since[key] {
+				continue
+			}
+			if from := n.past[i].at.Add(-writing); low.at.Before(from) {
+				low.at = from
+			}
+			break
+		}
+	}
+	if f.before(low) {
 		return f
 	}
 	return low
@@ -85,13 +100,7 @@ func (n *nearSweeps) due(now time.Time) nearSweep {
 		if now.Before(w.next) {
 			continue
 		}
-		s := nearSweep{window: i, width: w.width}
-		for _, then := range n.past {
-			if !w.whole && then.own < w.since {
-				s.from = then.at.Add(-writing)
-			}
-		}
-		return s
+		return nearSweep{window: i, width: w.width}
 	}
 	return nearSweep{}
 }
@@ -121,11 +130,22 @@ func (n *nearSweeps) saw(now transactions) {
 	n.past = append(n.past, now)
 }
 
-// swept notes what a claim took, with a sweep or without, and what was in progress when it looked. Narrower sweeps are done
-// with it, and cost no more. Each comes again when its own cost is its part of the time, together with those of the
+// read notes that a claim with this sweep has looked into a lane, and what was in progress then.
+func (n *nearSweeps) read(s nearSweep, key laneKey, seen transactions) {
+	if s.width == 0 {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range n.windows[:s.window+1] {
+		n.windows[i].since[key] = seen.oldest
+	}
+}
+
+// swept notes what a claim took, with a sweep or without. Narrower sweeps are done with it, and cost no more. Each comes again when its own cost is its part of the time, together with those of the
 // supervisors that share them. A wide sweep over many dead rows must not hold up the narrow ones, which find most of what
 // commits late.
-func (n *nearSweeps) swept(s nearSweep, took time.Duration, seen transactions, now time.Time) {
+func (n *nearSweeps) swept(s nearSweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if s.width == 0 {
@@ -137,7 +157,6 @@ func (n *nearSweeps) swept(s nearSweep, took time.Duration, seen transactions, n
 	for i := range n.windows[:s.window+1] {
 		w := &n.windows[i]
 		w.cost = min(w.cost, cost)
-		w.since = seen.oldest
 		w.next = now.Add(max(w.cost*time.Duration(w.part*n.sharing-1), w.every))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -26,7 +27,7 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 		t.Fatalf("due at first = %v", got)
 	}
 	swept := func(window int, cost time.Duration) {
-		n.swept(nearSweep{window: window, width: n.windows[window].width}, cost, transactions{}, noon)
+		n.swept(nearSweep{window: window, width: n.windows[window].width}, cost, noon)
 	}
 	expect := func(when string, wanted map[time.Duration]string) {
 		t.Helper()
@@ -77,19 +78,27 @@ func TestNearSweepsAreShared(t *testing.T) {
 func TestANearSweepLooksNoFurtherThanItMust(t *testing.T) {
 	t.Parallel()
 	ago := func(d time.Duration) time.Time { return noon.Add(-d) }
+	lane := laneKey{"q", 5}
 	for name, c := range map[string]struct {
-		sweep       nearSweep
+		width       time.Duration
+		claim       time.Time // whose id is lower than the oldest in progress when the lane was last looked into
 		floor, want floor
 	}{
-		"none":                              {nearSweep{}, floor{noon, "x"}, floor{noon, "x"}},
-		"its width":                         {nearSweep{width: time.Minute}, floor{noon, "x"}, floor{at: ago(time.Minute)}},
-		"no further than what can be there": {nearSweep{width: time.Minute, from: ago(time.Second)}, floor{noon, "x"}, floor{at: ago(time.Second)}},
-		"wider than its width":              {nearSweep{width: time.Minute, from: ago(time.Hour)}, floor{noon, "x"}, floor{at: ago(time.Minute)}},
-		"all that can be there is in front": {nearSweep{width: time.Minute, from: noon}, floor{ago(time.Hour), "x"}, floor{ago(time.Hour), "x"}},
-		"the moment of the floor itself":    {nearSweep{width: time.Minute, from: noon}, floor{noon, "x"}, floor{at: noon}},
-		"no floor":                          {nearSweep{width: time.Minute, from: noon}, floor{}, floor{}},
+		"none":                              {0, noon, floor{noon, "x"}, floor{noon, "x"}},
+		"nothing is known":                  {time.Minute, time.Time{}, floor{noon, "x"}, floor{at: ago(time.Minute)}},
+		"no further than what can be there": {time.Minute, noon, floor{noon, "x"}, floor{at: ago(writing)}},
+		"no further than its width":         {time.Minute, ago(time.Hour), floor{noon, "x"}, floor{at: ago(time.Minute)}},
+		"all that can be there is in front": {time.Minute, noon, floor{ago(time.Hour), "x"}, floor{ago(time.Hour), "x"}},
+		"the moment of the floor itself":    {time.Minute, noon.Add(writing), floor{noon, "x"}, floor{at: noon}},
+		"no floor":                          {time.Minute, noon, floor{}, floor{}},
 	} {
-		if got := c.sweep.lower(c.floor); got != c.want {
+		n := newNearSweeps()
+		sweep := nearSweep{window: 2, width: c.width}
+		if !c.claim.IsZero() {
+			n.saw(transactions{at: c.claim, own: 100})
+			n.read(nearSweep{window: 2, width: time.Minute}, lane, transactions{oldest: 101})
+		}
+		if got := n.lower(sweep, lane, c.floor); got != c.want {
 			t.Errorf("%s: looks from %v, want %v", name, got, c.want)
 		}
 	}
@@ -99,13 +108,13 @@ func TestANearSweepLooksNoFurtherThanItMust(t *testing.T) {
 func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 	t.Parallel()
 	at := func(s float64) time.Time { return noon.Add(time.Duration(s * float64(time.Second))) }
-	n := newNearSweeps()
-	n.windows[3].next = at(1e6)
+	n, lane := newNearSweeps(), laneKey{"q", 5}
+	sweep, floor, all := nearSweep{window: 2, width: time.Hour}, floor{at: at(10)}, at(10-3600)
 	from := func(oldest uint64) time.Time {
-		n.swept(nearSweep{window: 2, width: 20 * time.Second}, 0, transactions{oldest: oldest}, noon)
-		return n.due(at(10)).from
+		n.read(sweep, lane, transactions{oldest: oldest})
+		return n.lower(sweep, lane, floor).at
 	}
-	if got := from(100); !got.IsZero() {
+	if got := from(100); !got.Equal(all) {
 		t.Errorf("nothing known: from %v", got)
 	}
 	for i := range 40 { // ten transactions every 50 ms
@@ -115,15 +124,17 @@ func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 		t.Errorf("%d moments of 2 s", len(n.past))
 	}
 	for oldest, want := range map[uint64]time.Time{
-		100: {}, 101: at(0).Add(-writing), 120: at(0).Add(-writing), 121: at(0.1).Add(-writing), 1000: at(1.9).Add(-writing),
+		100: all, 101: at(0).Add(-writing), 120: at(0).Add(-writing), 121: at(0.1).Add(-writing), 1000: at(1.9).Add(-writing),
 	} {
 		if got := from(oldest); !got.Equal(want) {
 			t.Errorf("%d is in progress: from %v, want %v", oldest, got, want)
 		}
 	}
-	n.windows[3].next = time.Time{}
-	if s := n.due(at(10)); !s.from.IsZero() || s.width != 20*time.Second {
-		t.Errorf("a whole sweep is %+v", s)
+	if got := n.lower(sweep, laneKey{"q", 6}, floor).at; !got.Equal(all) {
+		t.Errorf("a lane that no sweep has looked into: from %v", got)
+	}
+	if got := n.lower(nearSweep{window: 3, width: time.Hour}, lane, floor).at; !got.Equal(all) {
+		t.Errorf("a whole sweep looks from %v", got)
 	}
 	for i := range 2 * pastMost {
 		n.saw(transactions{at: at(10 + float64(i)), own: uint64(1000 + i)})
@@ -184,7 +195,7 @@ func nearSweepsModel(r *rand.Rand) error {
 			}
 		}
 		sweep := n.due(now)
-		from, version := sweep.lower(f.get(lane)), f.now()
+		from, version := n.lower(sweep, lane, f.get(lane)), f.now()
 		now = now.Add(time.Duration(r.IntN(20)) * time.Millisecond) // and then it claims
 		var last floor
 		for _, j := range jobs {
@@ -200,10 +211,76 @@ func nearSweepsModel(r *rand.Rand) error {
 			}
 		}
 		n.saw(seen)
-		n.swept(sweep, time.Millisecond, seen, now)
+		n.swept(sweep, time.Millisecond, now)
+		n.read(sweep, lane, seen)
 		f.advance(lane, last, true, now, version)
 	}
 	return nil
+}
+
+// Each near sweep finds what commits as late as it is wide, in a lane that it could not look into for a while too, and no
+// sweep that looks at all there is helps it.
+func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
+	t.Parallel()
+	for window, open := range []time.Duration{100 * time.Millisecond, 1200 * time.Millisecond, 3 * time.Second} {
+		for _, full := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, full %t", open, full), func(t *testing.T) {
+				t.Parallel()
+				db := newQuietDB(t)
+				s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}, {Name: "other"}}})
+				never := s.now().Add(time.Hour)
+				claim := func(sweep bool) []string {
+					t.Helper()
+					s.claimer.near.mu.Lock()
+					for i := range s.claimer.near.windows {
+						s.claimer.near.windows[i].next = never
+					}
+					if sweep {
+						s.claimer.near.windows[window].next = time.Time{}
+					}
+					s.claimer.near.mu.Unlock()
+					return ids(s.claim(t))
+				}
+				claim(true)
+				tx, err := db.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer tx.Rollback(context.Background())
+				late, err := db.client.EnqueueTx(t.Context(), tx, job{}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(open / 2)
+				db.enqueueJobs(t, 2, nil) // floors move past what follows
+				if got := claim(true); len(got) != 2 {
+					t.Fatalf("claimed %q", got)
+				}
+				time.Sleep(open / 2)
+				if full {
+					claim(true) // the other queue alone
+				}
+				if err := tx.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if full {
+					claim(true)
+				}
+				var done []*outcome
+				for _, r := range s.settler.book.all() {
+					r.finish()
+					done = append(done, r.decide(nil))
+				}
+				s.settle(t, done...)
+				if got := claim(false); len(got) > 0 {
+					t.Fatalf("claimed without a sweep: %q", got)
+				}
+				if got := claim(true); !slices.Equal(got, []string{late.ID}) {
+					t.Errorf("a sweep of %v claimed %q, want %s", s.claimer.near.windows[window].width, got, late.ID)
+				}
+			})
+		}
+	}
 }
 
 // A transaction that was in progress when others looked is what a sweep has to look back for; one that only reads is not.

@@ -211,12 +211,6 @@ func notApplied(err error) bool {
 	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
-// tookTooLong reports that a statement was ended for its time, by us or by the session's own bound.
-func tookTooLong(err error) bool {
-	var pg *pgconn.PgError
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && pg.Code == "57014"
-}
-
 const schemaVersion = 8
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.

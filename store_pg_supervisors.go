@@ -227,23 +227,24 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 const sqlRaiseEpoch = `
 update supervisors set epoch = epoch + 1, silent_at_beat = null where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
-const sqlEpoch = `select epoch, lost_at is not null, statement_timestamp() from supervisors where id = $1`
+const sqlEpoch = `select epoch, lost_at is not null from supervisors where id = $1`
 
-// raiseEpoch returns the new epoch and the server's time, or ErrLeaseLost.
-func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (now int, at time.Time, err error) {
+// raiseEpoch returns the new epoch, or ErrLeaseLost.
+func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (int, error) {
 	var p pipeline
+	var now int
 	lost := true
 	p.begin()
 	p.exec(nil, sqlRaiseEpoch, id, epoch)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost, &at) }, sqlEpoch, id)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
 	p.commit()
 	if err := p.send(ctx, conn); err != nil {
-		return 0, at, err
+		return 0, err
 	}
 	if lost || now <= epoch {
-		return 0, at, ErrLeaseLost
+		return 0, ErrLeaseLost
 	}
-	return now, at, nil
+	return now, nil
 }
 
 // sqlNoteSilence tells those that come after us how long a supervisor has been silent, if it still is.

@@ -89,8 +89,8 @@ comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strateg
 -- claims, and half a vacuum's work saved. Set 45 where completed jobs are deleted at once:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
-	scheduled_at  timestamptz not null default statement_timestamp(),
-	created_at    timestamptz not null default statement_timestamp(),
+	scheduled_at  timestamptz not null default greatest(now(), statement_timestamp()),
+	created_at    timestamptz not null default greatest(now(), statement_timestamp()),
 	finalized_at  timestamptz,
 	attempted_at  timestamptz,
 	attempt       int         not null default 0,
@@ -352,7 +352,7 @@ begin
 		raise exception 'drover: delay contradicts scheduled_at' using errcode = '22023';
 	end if;
 	-- A time in the past is now: behind the supervisors' floors the job would wait for a sweep.
-	return greatest(coalesce(scheduled_at, statement_timestamp() + delay), statement_timestamp());
+	return greatest(coalesce(scheduled_at, greatest(now(), statement_timestamp()) + delay), now(), statement_timestamp());
 end
 $$;
 -- +goose StatementEnd
@@ -374,7 +374,7 @@ begin
 	job_id := coalesce(id, drover_ulid());
 	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
 	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
-		case when due > statement_timestamp() then 'scheduled' else 'available' end, max_attempts, retry,
+		case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
 		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
 		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
 	on conflict do nothing;
@@ -407,7 +407,7 @@ begin
 			metadata jsonb)) with ordinality as g
 	), fresh as (
 		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
-		select id, kind, args, queue, priority, due, case when due > statement_timestamp() then 'scheduled' else 'available' end,
+		select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
 			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
 		from given order by id, n
 		on conflict do nothing

@@ -201,12 +201,12 @@ create function drover_enqueue(
 #variable_conflict use_variable
 declare
 	-- Calling a function that pins its search_path costs as much as reading a table.
-	due timestamptz := case when scheduled_at is null and delay is null then statement_timestamp() else drover_due(scheduled_at, delay) end;
+	due timestamptz := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
 begin
 	job_id := coalesce(id, drover_ulid());
 	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
-		case when due > statement_timestamp() then 'scheduled' else 'available' end, max_attempts, retry,
+		case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
 		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
 		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata, concurrency_key)
 	on conflict do nothing;
@@ -256,7 +256,7 @@ begin
 			metadata jsonb, concurrency_key text)) with ordinality as g
 	), fresh as (
 		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
-		select id, kind, args, queue, priority, due, case when due > statement_timestamp() then 'scheduled' else 'available' end,
+		select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
 			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key
 		from given order by id, n
 		on conflict do nothing
@@ -317,7 +317,7 @@ begin
 	job_id := coalesce(id, drover_ulid());
 	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
 	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
-		case when due > statement_timestamp() then 'scheduled' else 'available' end, max_attempts, retry,
+		case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
 		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
 		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
 	on conflict do nothing;
@@ -366,7 +366,7 @@ begin
 			metadata jsonb)) with ordinality as g
 	), fresh as (
 		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
-		select id, kind, args, queue, priority, due, case when due > statement_timestamp() then 'scheduled' else 'available' end,
+		select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
 			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
 		from given order by id, n
 		on conflict do nothing
