@@ -251,12 +251,12 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(open / 2)
+				db.exec(t, `select pg_sleep($1)`, (open / 2).Seconds())
 				db.enqueueJobs(t, 2, nil) // floors move past what follows
 				if got := claim(true); len(got) != 2 {
 					t.Fatalf("claimed %q", got)
 				}
-				time.Sleep(open / 2)
+				db.exec(t, `select pg_sleep($1)`, (open / 2).Seconds())
 				if full {
 					claim(true) // the other queue alone
 				}
