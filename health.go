@@ -47,6 +47,7 @@ type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
 	PID          int        `json:"pid"`           // of the session, or of the slot's or standby's sender; 0 for none
 	Name         string     `json:"name"`          // of the prepared transaction or the slot
+	Database     string     `json:"database"`      // where that is another one: only those that have written
 	Application  string     `json:"application"`   // application_name of the session, or of the standby
 	User         string     `json:"user"`          //
 	State        string     `json:"state"`         // such as "idle in transaction"
@@ -209,6 +210,9 @@ func (o *Holder) String() string {
 	}
 	if o.User != "" {
 		about = append(about, "user "+o.User)
+	}
+	if o.Database != "" {
+		about = append(about, "in database "+o.Database)
 	}
 	name := map[string]string{
 		"session": fmt.Sprintf("session %d", o.PID), "prepared": "prepared transaction " + o.Name, "slot": "replication slot " + o.Name, "standby": "standby " + o.Application,
@@ -403,7 +407,7 @@ func (h *Health) judgeClaim() (found []Finding) {
 		}
 	}
 	if h.saw("claim_index") {
-		what := fmt.Sprintf("jobs_claim_idx has %d MiB for %d unfinished jobs, which need about %d", c.IndexBytes>>20, c.Unfinished, (c.neededBytes()+1<<20-1)>>20)
+		what := fmt.Sprintf("jobs_claim_idx has %d MiB for %d unfinished jobs, which need about %d MiB", c.IndexBytes>>20, c.Unfinished, (c.neededBytes()+1<<20-1)>>20)
 		if c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*c.neededBytes() {
 			f := Finding{
 				levelWarning, "index_bloat", what, "an estimate; its pages are used again, and an index that has become too big stays so", "reindex index concurrently " + h.relation("jobs_claim_idx") + ";",

@@ -377,6 +377,25 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	if h := db.health(t); len(h.Holders) > 0 {
+		t.Errorf("a snapshot of another database: %+v", h.Holders)
+	}
+	// What it writes does: while it is in progress, snapshots of this one reach back to it.
+	if _, err := elsewhere.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	end := []func(){db.hold(t, `select pg_current_xact_id()`), db.hold(t, snapshot)}
+	if h := db.health(t); len(h.Holders) != 3 || h.Holders[0].Database != "template1" || !strings.Contains(h.Holders[0].String(), "in database template1") || h.Holders[1].Database != "" {
+		t.Errorf("who wrote in another database, and two that began after it: %+v", h.Holders)
+	}
+	if _, err := elsewhere.Exec(t.Context(), `rollback`); err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range end {
+		end()
+	}
+	eventually(t, func() bool { return len(db.health(t).Holders) == 0 })
+
 	gid := `it's "mine" \ 1`
 	db.exec(t, `begin; insert into queues (name) values ('q'); prepare transaction 'it''s "mine" \ 1'`, pgx.QueryExecModeSimpleProtocol)
 	named(gid, Holder{Kind: "prepared", Name: gid, State: "prepared", Do: `rollback prepared E'it''s "mine" \\ 1';`})

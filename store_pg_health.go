@@ -21,39 +21,42 @@ select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 // sqlHealthHolders lists what the removal of dead rows in this database waits for, the oldest first: what a transaction
-// could still see is what its xid and its snapshot say. Not among it: sessions of other databases, for their snapshots
-// do not count here, vacuums, which wait for each other in nothing, claims that wait for their turn, which is normal and
+// could still see is what its xid and its snapshot say. In other databases a snapshot does not count, but an xid does: every
+// snapshot taken here while it is in progress reaches back to it. Of those that hold back equally the one whose xid it is comes first. Not among it: vacuums, which wait for each other in nothing, claims that wait for their turn, which is normal and
 // has an end, and slots that the server has given up. A parallel worker holds what its leader does. Of a session whose
 // state the role may not see nobody knows whether it runs a query to cancel: it is terminated. A standby holds by its slot, if it has one, else by its sender.
 // Only the catalogs wait for a catalog_xmin.
 const sqlHealthHolders = `
-with holders(kind, pid, name, application, username, state, transactions, since, catalogs_only, query, stop) as (
-	select 'session', pid, '', application_name, usename::text, coalesce(state, backend_type), greatest(age(backend_xid), age(backend_xmin)), xact_start, false, query,
+with holders(kind, pid, name, database, application, username, state, transactions, own, since, catalogs_only, query, stop) as (
+	select 'session', pid, '', nullif(datname, current_database()), application_name, usename::text, coalesce(state, backend_type),
+		case when datname = current_database() then greatest(age(backend_xid), age(backend_xmin)) else age(backend_xid) end,
+		coalesce(age(backend_xid) >= age(backend_xmin), backend_xid is not null), xact_start, false, query,
 		format(case when state is null or state like 'idle%' then 'select pg_terminate_backend(%s);' else 'select pg_cancel_backend(%s);' end, pid)
 	from pg_stat_activity a
-	where datname = current_database() and pid <> pg_backend_pid() and leader_pid is null and num_nonnulls(backend_xid, backend_xmin) > 0
+	where (datname = current_database() and num_nonnulls(backend_xid, backend_xmin) > 0 or backend_xid is not null) and pid <> pg_backend_pid() and leader_pid is null
 		and (backend_type is distinct from 'walsender' or xact_start is not null)
 		and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
 		and (wait_event_type = 'Lock' and wait_event = 'advisory' and query like 'select drover_take_turn(%') is not true
 	union all
-	select 'prepared', null, gid, '', owner::text, 'prepared', age(transaction), prepared, false, '', format('rollback prepared %L;', gid)
-	from pg_prepared_xacts where database = current_database()
+	select 'prepared', null, gid, nullif(database, current_database()), '', owner::text, 'prepared', age(transaction), true, prepared, false, '',
+		format('rollback prepared %L;', gid) || case when database = current_database() then '' else format(' -- in database %I', database) end
+	from pg_prepared_xacts
 	union all
-	select 'slot', s.active_pid, s.slot_name::text, r.application_name, r.usename::text, case when s.active then 'active' else 'inactive' end,
-		age(coalesce(s.xmin, s.catalog_xmin)), null, s.xmin is null, '',
+	select 'slot', s.active_pid, s.slot_name::text, null, r.application_name, r.usename::text, case when s.active then 'active' else 'inactive' end,
+		age(coalesce(s.xmin, s.catalog_xmin)), false, null, s.xmin is null, '',
 		case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) when s.slot_type = 'logical' then format('select pg_terminate_backend(%s);', s.active_pid)
 			else 'alter system set hot_standby_feedback = off; -- on the standby, then reload it' end
 	from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid
 	where num_nonnulls(s.xmin, s.catalog_xmin) > 0 and s.wal_status is distinct from 'lost'
 	union all
-	select 'standby', r.pid, '', r.application_name, r.usename::text, r.state, age(r.backend_xmin), null, false, '',
+	select 'standby', r.pid, '', null, r.application_name, r.usename::text, r.state, age(r.backend_xmin), false, null, false, '',
 		'alter system set hot_standby_feedback = off; -- on the standby, then reload it'
 	from pg_stat_replication r join pg_stat_activity a on a.pid = r.pid
 	where r.backend_xmin is not null and a.datname is null
 )
-select kind, coalesce(pid, 0), name, coalesce(application, ''), coalesce(username, ''), coalesce(state, ''), transactions::bigint, since, catalogs_only,
+select kind, coalesce(pid, 0), name, coalesce(database, ''), coalesce(application, ''), coalesce(username, ''), coalesce(state, ''), transactions::bigint, since, catalogs_only,
 	left(regexp_replace(coalesce(query, ''), '\s+', ' ', 'g'), 200), stop
-from holders order by catalogs_only, transactions desc, since, kind, pid limit 20`
+from holders order by catalogs_only, transactions desc, own desc, since, kind, pid limit 20`
 
 // sqlHealthBlockers finds who holds up the ten sessions that have waited longest for a lock on the tables $2 of schema $1,
 // or on a row of them: who waits for another's transaction has locked the row's place first. It follows whom they wait for
@@ -233,7 +236,7 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 
 func (h *Health) readHolder(rows pgx.Rows) error {
 	var o Holder
-	err := rows.Scan(&o.Kind, &o.PID, &o.Name, &o.Application, &o.User, &o.State, &o.Transactions, &o.Since, &o.CatalogsOnly, &o.Query, &o.Do)
+	err := rows.Scan(&o.Kind, &o.PID, &o.Name, &o.Database, &o.Application, &o.User, &o.State, &o.Transactions, &o.Since, &o.CatalogsOnly, &o.Query, &o.Do)
 	h.Holders = append(h.Holders, o)
 	return err
 }
