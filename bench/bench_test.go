@@ -142,7 +142,7 @@ func everyScenario(t *testing.T, server *server) {
 	want := map[string][]string{
 		"burn":      {figureBurn},
 		"held":      {figureBurn, figureRows, figureHeld, figureHeldShare, figureRowsShare},
-		"late":      {figureUp, figureP50, figureP99, lateCommits + figureP50, lateCommits + figureMax}, // of 250 and of 50
+		"late":      {figureUp, allJobs + figureP50, allJobs + figureP99, lateCommits + figureP50, lateCommits + figureMax}, // of 250 and of 50
 		"fail":      {figureBurn, figureFailing, figureFailingShare},
 		"latency":   {figureP50, figureMax, sameClient + figureP50, sameClient + figureMax},
 		"lateness":  {figureP50, figureMax},
