@@ -14,8 +14,8 @@ import (
 // before the oldest of those, it was not written before that claim. Rows that are pinned by an old snapshot and lie
 // further back are not stepped over for nothing.
 //
-// What bears another time, by hand, or was locked while others looked, has a fourth sweep, all of the 20 s, for less of
-// the time.
+// What bears an older time than that, moved by hand or by a statement that first does something else for long, and what was
+// locked while others looked has a fourth sweep, all of the 20 s, for less of the time.
 type nearSweeps struct {
 	mu      sync.Mutex
 	windows [4]window
@@ -45,7 +45,7 @@ type transactions struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // moments
-	writing  = 200 * time.Millisecond // between a statement's time and its transaction's id, at most: its planning, on a busy server
+	writing  = 200 * time.Millisecond // between a statement's time and its transaction's id: its planning, on a busy server
 )
 
 func newNearSweeps() *nearSweeps {
@@ -96,11 +96,9 @@ func (n *nearSweeps) due(now time.Time) nearSweep {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i := len(n.windows) - 1; i >= 0; i-- {
-		w := &n.windows[i]
-		if now.Before(w.next) {
-			continue
+		if w := &n.windows[i]; !now.Before(w.next) {
+			return nearSweep{window: i, width: w.width}
 		}
-		return nearSweep{window: i, width: w.width}
 	}
 	return nearSweep{}
 }
@@ -142,9 +140,9 @@ func (n *nearSweeps) read(s nearSweep, key laneKey, seen transactions) {
 	}
 }
 
-// swept notes what a claim took, with a sweep or without. Narrower sweeps are done with it, and cost no more. Each comes again when its own cost is its part of the time, together with those of the
-// supervisors that share them. A wide sweep over many dead rows must not hold up the narrow ones, which find most of what
-// commits late.
+// swept notes what a claim took, with a sweep or without. Narrower sweeps are done with it, and cost no more. Each comes
+// again when its own cost is its part of the time, together with those of the supervisors that share them. A wide sweep
+// over many dead rows must not hold up the narrow ones, which find most of what commits late.
 func (n *nearSweeps) swept(s nearSweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
