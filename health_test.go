@@ -686,12 +686,12 @@ func TestHealthFindings(t *testing.T) {
 		}},
 		{"a cheap claim", Health{Claim: ClaimHealth{FloorBuffers: 20_000, FullBuffers: 20_100}}, nil},
 		{"an index of dead pages", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
-			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10", "", "reindex index concurrently public.jobs_claim_idx;"},
+			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10 MiB", "", "reindex index concurrently public.jobs_claim_idx;"},
 		}},
 		{"an index of held pages", Health{Holders: []Holder{session(ago(time.Minute), 1)}, Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
 			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
 			{
-				"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10",
+				"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10 MiB",
 				"an estimate; its pages are used again, and an index that has become too big stays so; a new one takes over what is held, and waits for transactions" +
 					": session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it\nreindex index concurrently public.jobs_claim_idx;",
 			},

@@ -422,11 +422,26 @@ func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
 	}
 }
 
+// What is cancelled before LISTEN is told to nobody: the first heartbeat has to come behind it, and finds it.
+func TestFirstHeartbeatListens(t *testing.T) {
+	t.Parallel()
+	seen := newStatements()
+	db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+	db.launch(t, SupervisorConfig{})
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors where beat > 0`)
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	if len(seen.conns) != 1 || seen.deaf > 0 {
+		t.Errorf("%d connections listen, %d heartbeats went before LISTEN", len(seen.conns), seen.deaf)
+	}
+}
+
 // statements counts those that a supervisor sends, but for what only frames transactions.
 type statements struct {
 	mu    sync.Mutex
 	calls map[string]int
 	conns map[*pgx.Conn]bool // that have sent LISTEN
+	deaf  int                // heartbeats on others
 }
 
 func newStatements() *statements {
@@ -438,6 +453,9 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	defer s.mu.Unlock()
 	if strings.HasPrefix(sql, "listen ") {
 		s.conns[conn] = true
+	}
+	if sql == sqlBeat && !s.conns[conn] {
+		s.deaf++
 	}
 	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlClaimPlan, sqlSettlePlan, sqlBoundPlan}, sql) {
 		s.calls[sql]++
