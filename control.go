@@ -119,7 +119,7 @@ func (c *control) run(ctx context.Context) {
 	defer c.link.close(ctx)
 	period := c.sup.cfg.Lease / 6
 	next := c.sup.now() // the first tells how the others look
-	c.listens()         // before that: it finds what is cancelled until then
+	c.listens()         //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
 	for ctx.Err() == nil {
 		c.wait(ctx, c.sooner(next))
 		c.expire(ctx)
