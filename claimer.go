@@ -450,8 +450,7 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
 	err = p.send(ctx, conn)
-	took := c.sup.now().Sub(started)
-	c.afterClaim(base, claim, err, took-min(max(claim.reply.waited, 0), took)) // whatever the server's clock did meanwhile
+	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
 	if err != nil {
 		c.failed(base, err)
 		return

@@ -740,6 +740,19 @@ func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
 	}
 }
 
+// The wait is measured by the server's clock, which may step meanwhile: a near sweep must not be said to have taken hours, or
+// to have taken less than nothing.
+func TestClockStepsInTheWaitForATurn(t *testing.T) {
+	t.Parallel()
+	for waited, want := range map[time.Duration]time.Duration{
+		0: time.Second, 600 * time.Millisecond: 400 * time.Millisecond, time.Hour: 0, -time.Hour: time.Second,
+	} {
+		if got := (&claimReply{waited: waited}).cost(time.Second); got != want {
+			t.Errorf("of a second, %v of it in the queue: %v, want %v", waited, got, want)
+		}
+	}
+}
+
 // A queue without a backlog waits for no other one's turn.
 func TestTurnBesideAnIdleQueue(t *testing.T) {
 	t.Parallel()
@@ -863,7 +876,6 @@ func TestSweepIsBounded(t *testing.T) {
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
 			s.beat(t)
-			s.sweep(t) // its statement is prepared, which no transaction bounds
 			conn := s.control.link.conn
 			db.hold(t, `lock table jobs`)
 			l := s.lease.Load()

@@ -1311,3 +1311,40 @@ func TestStandby(t *testing.T) {
 		t.Errorf("Run = %v", err)
 	}
 }
+
+// A job has the time of the statement that stores it: what its transaction did before is no lateness of the job's. In a
+// procedure that commits, whose statement is its call, it has the time of its transaction.
+func TestTimeOfAJob(t *testing.T) {
+	t.Parallel()
+	for name, store := range map[string]string{
+		"statements of a transaction": `begin; select pg_sleep(0.3)|insert into jobs (kind) values ('plain')|select drover_enqueue('function')|select drover_enqueue('job', delay => '1 h')|commit`,
+		"a procedure that commits": `do $$ begin
+			perform pg_sleep(0.3);
+			commit;
+			insert into jobs (kind) values ('plain');
+			perform drover_enqueue('function');
+			perform drover_enqueue('job', delay => '1 h');
+		end $$`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newTestDB(t)
+			conn, err := db.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			began := value[time.Time](t, db, `select clock_timestamp()`)
+			for message := range strings.SplitSeq(store, "|") {
+				if _, err := conn.Exec(t.Context(), message, pgx.QueryExecModeSimpleProtocol); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := value[int](t, db, `select count(*) from jobs where created_at >= $1::timestamptz + interval '0.3 s' and created_at <= now()
+				and scheduled_at = created_at + case kind when 'job' then interval '1 h' else interval '0' end
+				and state = case kind when 'job' then 'scheduled' else 'available' end`, began); n != 3 {
+				t.Errorf("%d of 3 jobs are as old as their statement: %s", n, value[string](t, db, `select json_agg(j)::text from (select kind, created_at, scheduled_at, state from jobs) j`))
+			}
+		})
+	}
+}

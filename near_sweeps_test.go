@@ -162,10 +162,10 @@ func TestNearSweepsFindAllThatWasInProgress(t *testing.T) {
 
 func nearSweepsModel(r *rand.Rand) error {
 	type job struct {
-		key           floor
-		xid           uint64
-		begins, ends  time.Time // of the transaction's having an id
-		found, missed bool
+		key          floor
+		xid          uint64
+		begins, ends time.Time // of the transaction's having an id
+		found        bool
 	}
 	f, n, lane := newFloors(), newNearSweeps(), laneKey{"q", 5}
 	now, next := noon, uint64(100)

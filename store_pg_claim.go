@@ -152,10 +152,15 @@ type claimReply struct {
 	fenced    bool // the epoch is over: nothing was claimed, nothing can be
 	outOfTurn bool // it waited for its turn in vain, and was made without
 	seen      transactions
-	waited    time.Duration // for its turn: no cost of a sweep's
+	waited    time.Duration // for its turn, by the server's clock
 	at        time.Time
 	nextDue   time.Duration // 0: none known
 	jobs      []claimedJob
+}
+
+// cost is what a claim took, less its wait for its turn, whatever the server's clock did meanwhile.
+func (r *claimReply) cost(took time.Duration) time.Duration {
+	return took - min(max(r.waited, 0), took)
 }
 
 func (p *pipeline) claim(req *claimRequest, reply *claimReply) {

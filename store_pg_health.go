@@ -22,8 +22,9 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'job
 
 // sqlHealthHolders lists what the removal of dead rows in this database waits for, the oldest first: what a transaction
 // could still see is what its xid and its snapshot say. In other databases a snapshot does not count, but an xid does: every
-// snapshot taken here while it is in progress reaches back to it. Of those that hold back equally the one whose xid it is comes first. Not among it: vacuums, which wait for each other in nothing, claims that wait for their turn, which is normal and
-// has an end, and slots that the server has given up. A parallel worker holds what its leader does. Of a session whose
+// snapshot taken here while it is in progress reaches back to it. Of those that hold back equally the one whose xid it is
+// comes first. Not among it: vacuums, which wait for each other in nothing, claims that wait for their turn, which is normal
+// and has an end, and slots that the server has given up. A parallel worker holds what its leader does. Of a session whose
 // state the role may not see nobody knows whether it runs a query to cancel: it is terminated. A standby holds by its slot, if it has one, else by its sender.
 // Only the catalogs wait for a catalog_xmin.
 const sqlHealthHolders = `

@@ -121,7 +121,7 @@ const (
 
 // What stands before the name of a percentile.
 const (
-	everyJob    = ""
+	everyJob    = "" // where there are no others to tell them from
 	allJobs     = "all, "
 	lateCommits = "late commits, "
 	sameClient  = "same client, "
