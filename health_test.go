@@ -277,7 +277,8 @@ func standby(t testing.TB, db *testDB, name, slot string) *pgconn.PgConn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := "START_REPLICATION PHYSICAL " + value[string](t, db, `select pg_current_wal_lsn()::text`)
+	// From where all is flushed: further on, the server breaks off after it has said that it streams.
+	start := "START_REPLICATION PHYSICAL " + value[string](t, db, `select pg_current_wal_flush_lsn()::text`)
 	if slot != "" {
 		start = strings.Replace(start, "PHYSICAL", "SLOT "+slot+" PHYSICAL", 1)
 	}
