@@ -89,8 +89,8 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 
 // EnqueueTx stores one job in the caller's transaction: it exists if and when that commits. A pgx.Tx is a Tx,
 // SQLTx adapts a *sql.Tx. It wakes a supervisor with the commit if all sleep when it is called; one that falls asleep
-// before the commit finds the job with its next poll. Errors as Enqueue; after any but an *InvalidError the transaction can
-// only be rolled back.
+// in between finds the job by a poll, a tenth of its sleep after the commit or a second, at most PollInterval. Errors as
+// Enqueue; after any but an *InvalidError the transaction can only be rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	job, err := c.encode(args, opts)
 	if err != nil {

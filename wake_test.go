@@ -256,6 +256,39 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 	}
 }
 
+// While a transaction is in progress that found a supervisor awake, that polls so often that it finds the job a tenth of its
+// sleep after the commit, not at its next interval.
+func TestEnqueueTxThatOutlastsFallingAsleep(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	d := db.dozing(t, "q")
+	d.doze(t, sleepAfter)
+	var asleep time.Time
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		if _, err := db.client.EnqueueTx(t.Context(), tx, job{}, &EnqueueOpts{Queue: "q"}); err != nil {
+			return err
+		}
+		for asleep = d.clock; d.clock.Sub(asleep) < 10*time.Second; {
+			d.poll(t)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !d.claimer.asleep || d.ears.heard(t) > 0 {
+		t.Fatal("it notified, or nobody was asleep")
+	}
+	committed := d.clock
+	for !d.poll(t) {
+		if t.Failed() {
+			return
+		}
+	}
+	if age, waited := committed.Sub(asleep), d.clock.Sub(committed); waited > age/10 {
+		t.Errorf("found %v after its commit, asleep for %v", waited, age)
+	}
+}
+
 // A supervisor that sleeps hears of jobs, whoever enqueues them and however: the polls alone would take a minute.
 func TestSleepingSupervisorIsWoken(t *testing.T) {
 	t.Parallel()
