@@ -104,6 +104,7 @@ type ClaimHealth struct {
 	FullMS       float64       `json:"full_ms"`
 	IndexBytes   int64         `json:"index_bytes"` // of jobs_claim_idx
 	Unfinished   int64         `json:"unfinished"`  // its live rows; an estimate beyond 100,000
+	unseen       int64         // that may be more, since the last ANALYZE
 }
 
 // level is how bad it is what a look from the beginning steps over.
@@ -111,8 +112,16 @@ func (c *ClaimHealth) level() string {
 	return grade(c.FullBuffers-c.FloorBuffers, stepsWarning, stepsCritical)
 }
 
-// neededBytes estimates jobs_claim_idx for its live rows alone, by 100 bytes a row.
-func (c *ClaimHealth) neededBytes() int64 { return c.Unfinished*100 + 16<<10 }
+// indexRowBytes is what a row has in jobs_claim_idx, at most.
+const indexRowBytes = 100
+
+// neededBytes estimates jobs_claim_idx for its live rows alone.
+func (c *ClaimHealth) neededBytes() int64 { return c.Unfinished*indexRowBytes + 16<<10 }
+
+// bloated reports whether the index is much bigger than what it may need.
+func (c *ClaimHealth) bloated() bool {
+	return c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*(c.neededBytes()+c.unseen*indexRowBytes)
+}
 
 // QueueHealth is what is due in one queue.
 type QueueHealth struct {
@@ -408,7 +417,7 @@ func (h *Health) judgeClaim() (found []Finding) {
 	}
 	if h.saw("claim_index") {
 		what := fmt.Sprintf("jobs_claim_idx has %d MiB for %d unfinished jobs, which need about %d MiB", c.IndexBytes>>20, c.Unfinished, (c.neededBytes()+1<<20-1)>>20)
-		if c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*c.neededBytes() {
+		if c.bloated() {
 			f := Finding{
 				levelWarning, "index_bloat", what, "an estimate; its pages are used again, and an index that has become too big stays so", "reindex index concurrently " + h.relation("jobs_claim_idx") + ";",
 			}

@@ -234,6 +234,23 @@ func TestHealthNamesWhoBlocks(t *testing.T) {
 	}
 }
 
+// A backlog that came since the last ANALYZE is not counted to its end, and is not what its index is too big for.
+func TestHealthOfABacklogOfLate(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`) // and nobody analyzes it
+	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, $1::int)`, healthLiveCount+10_000)
+	eventually(t, func() bool { return db.health(t).Claim.unseen == healthLiveCount+10_000 }) // statistics lag behind
+	if c := db.health(t).Claim; c.Unfinished != healthLiveCount {
+		t.Errorf("%d unfinished jobs, %d more at most", c.Unfinished, c.unseen)
+	}
+	db.exec(t, `analyze jobs`)
+	eventually(t, func() bool { return db.health(t).Claim.unseen == 0 })
+	if c := db.health(t).Claim; c.Unfinished != healthLiveCount+10_000 {
+		t.Errorf("%d unfinished jobs once they are analyzed", c.Unfinished)
+	}
+}
+
 // What a cancelled reindex leaves is named.
 func TestHealthNamesInvalidIndexes(t *testing.T) {
 	t.Parallel()
@@ -705,6 +722,7 @@ func TestHealthFindings(t *testing.T) {
 			{"critical", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 1m0s", "", "stop it"},
 		}},
 		{"a full index", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 200_000}}, nil},
+		{"an index filled since the last ANALYZE", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000, unseen: 600_000}}, nil},
 		{"late", Health{Supervisors: SupervisorsHealth{Alive: 1}, Claim: ClaimHealth{Queues: []QueueHealth{{"q", 1, ago(15 * time.Minute), 1}, {"r", 1, ago(time.Minute), 0}, {"s", 0, nil, 0}}}}, []Finding{
 			{"warning", "claim_lag", "a due job of queue q has waited 15m0s", "its supervisors have no free slot, do not know its kind, or do not get on", "drover stats"},
 		}},

@@ -170,9 +170,11 @@ cross join lateral (
 ) due
 group by q.name order by 3 nulls last, 1`
 
-// sqlHealthIndex measures jobs_claim_idx. It counts its live rows up to $1, and beyond goes by the statistics.
+// sqlHealthIndex measures jobs_claim_idx. It counts its live rows up to $1, and beyond goes by the statistics, to which at
+// most what has changed since may have been added.
 const sqlHealthIndex = `
-select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(live.n, c.reltuples::bigint) end
+select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(live.n, c.reltuples::bigint) end,
+	case when live.n < $1 then 0 else pg_stat_get_mod_since_analyze('jobs'::regclass) end
 from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
 where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
 
@@ -228,7 +230,7 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 	look("claim_floor", readProbe(&c.FloorBuffers, nil), sqlHealthProbe, settleTime.Seconds())
 	look("claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlHealthProbe, nil)
 	look("queues", h.readQueue, sqlHealthQueues, healthLaneCount)
-	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished) }, sqlHealthIndex, healthLiveCount)
+	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlHealthIndex, healthLiveCount)
 	if failed != nil {
 		return nil, failed
 	}

@@ -91,7 +91,11 @@ func (a *app) printHealth(s *session, h *drover.Health) error {
 		if q.OldestDue != nil {
 			oldest = span(max(0, h.At.Sub(*q.OldestDue)))
 		}
-		queues = append(queues, []string{q.Queue, fmt.Sprint(q.Due), oldest, fmt.Sprint(q.Supervisors)})
+		due := fmt.Sprint(q.Due)
+		if q.Due >= 1000 { // of a lane more are not counted
+			due += "+"
+		}
+		queues = append(queues, []string{q.Queue, due, oldest, fmt.Sprint(q.Supervisors)})
 	}
 	for _, section := range [][][]string{holders, tables, queues} {
 		if len(section) == 1 {

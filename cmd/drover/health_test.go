@@ -66,6 +66,11 @@ func TestHealth(t *testing.T) {
 		}
 	}
 
+	if _, err := sh.pool.Exec(t.Context(), `insert into jobs (kind, queue) select 'charge', 'many' from generate_series(1, 1001)`); err != nil {
+		t.Fatal(err)
+	}
+	sh.run(t, "health").ok(t).says(t, "1000+")
+
 	(&shell{flags: []string{"--url", "postgres://drover@127.0.0.1:1/app"}}).run(t, "health").ends(t, 1, "cannot be reached")
 	newShell(t).run(t, "health").ends(t, 1, "not migrated")
 	sh.run(t, "health", "now").ends(t, 2, "now")
