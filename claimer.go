@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -496,6 +497,9 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		c.advance(p)
 	}
 	c.dispatch(ctx, p, now)
+	if len(reply.jobs) <= trickleBurst {
+		runtime.Gosched() // they start before the next look is sent
+	}
 	c.setPace(p, now)
 }
 
