@@ -48,8 +48,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	quick := flags.Bool("quick", false, "small sizes: done in three minutes")
-	jobs := flags.Int("jobs", 0, "jobs of a burn-down (200,000; quick 40,000)")
+	quick := flags.Bool("quick", false, "small sizes: done in under three minutes")
+	jobs := flags.Int("jobs", 0, "jobs of a burn-down (200,000; quick 25,000)")
 	rounds := flags.Int("rounds", 0, "rounds (5; quick 2); all of them in burn, half in most scenarios")
 	flags.StringVar(&o.out, "out", "", "write the figures to this file, as JSON")
 	flags.StringVar(&o.plots, "plots", "", "draw plots into this directory, as SVG")

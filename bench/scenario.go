@@ -52,7 +52,7 @@ func fullSizes() sizes {
 
 func quickSizes() sizes {
 	return sizes{
-		Jobs: 40_000, Dead: 100_000, Samples: 30, Enqueue: time.Second,
+		Jobs: 25_000, Dead: 50_000, Samples: 20, Enqueue: time.Second,
 		Future: 200_000, Finished: 100_000, Processes: []int{1, 16}, Rounds: 2,
 	}
 }
