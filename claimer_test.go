@@ -237,6 +237,19 @@ func TestSweepDuringAClaimIsNotUndone(t *testing.T) {
 	}
 }
 
+// A supervisor that starts beside its first full sweep would look twice from the beginning, over all that has died: what a
+// sweep holds moves no floor.
+func TestTheFirstClaimMovesTheFloors(t *testing.T) {
+	t.Parallel()
+	s := newQuietDB(t).stopped(t, SupervisorConfig{})
+	first := s.claimer.request(s.now())
+	s.beat(t)
+	s.claimer.trip(t.Context(), first)
+	if f := s.claimer.floors.get(laneKey{"default", 5}); f.at.IsZero() {
+		t.Error("no floor")
+	}
+}
+
 // S-5: the server's clock goes back by an hour; what is due then lies behind the floors.
 func TestFloorInTheFutureIsDropped(t *testing.T) {
 	t.Parallel()
@@ -875,7 +888,7 @@ func TestSweepIsBounded(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
-			s.beat(t)
+			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
 			conn := s.control.link.conn
 			db.hold(t, `lock table jobs`)
 			l := s.lease.Load()

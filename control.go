@@ -106,6 +106,9 @@ func (c *control) register(ctx context.Context) error {
 	c.sup.knowBudgets(reg.scopes)
 	c.beaten = sent
 	c.turns = turns{}
+	if first := sent.Add(c.sup.cfg.Lease / 6); c.sweepAt.Before(first) {
+		c.sweepAt = first // or it would keep the first claim, a dear one, from setting floors: see hold
+	}
 	c.sup.solo.Store(nil)
 	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.floors.reset()
