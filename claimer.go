@@ -54,8 +54,7 @@ type claimer struct {
 	asleep  bool          // sleepers says so
 	until   time.Time     // and until when; zero: for good
 	full    []string      // and in which queues there is no room
-	sleptAt time.Time     // when it last said so
-	awakeTo uint64        // transactions with a lower id may have read sleepers before that; 0: not known yet
+	hearing hearing
 	trickle trickle
 
 	outOfTurn time.Time // wait for no turn before
@@ -497,8 +496,8 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		c.advance(p)
 	}
 	c.dispatch(ctx, p, now)
-	if len(reply.jobs) <= trickleBurst {
-		runtime.Gosched() // they start before the next look is sent
+	if n := len(reply.jobs); n > 0 && n <= trickleBurst {
+		runtime.Gosched() // so that they start before the next look is sent
 	}
 	c.setPace(p, now)
 }
@@ -614,7 +613,7 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		longest = c.sup.restInterval
 	}
 	if c.asleep {
-		longest = min(longest, c.deafStep(p.reply.seen, now))
+		longest = min(longest, c.hearing.step(p.reply.seen, now, longest))
 	}
 	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
@@ -626,20 +625,6 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		due = now.Add(minDueGap)
 	}
 	c.noteDue(due)
-}
-
-// deafStep bounds the polls of a sleeper while a transaction is in progress that may have found it awake: it will notify
-// nobody, and is found a tenth of the sleep after its commit. The id of a claim parts those from younger ones a moment after
-// sleepers was written, as who reads it gets an id only when he writes.
-func (c *claimer) deafStep(seen transactions, now time.Time) time.Duration {
-	slept := now.Sub(c.sleptAt)
-	if c.awakeTo == 0 && slept >= writing {
-		c.awakeTo = seen.own
-	}
-	if seen.oldest >= c.awakeTo {
-		return c.sup.cfg.PollInterval
-	}
-	return max(awakePoll, slept/10)
 }
 
 // noteDue remembers that a job of ours will be due then.
@@ -700,7 +685,10 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 		p.exec(nil, sqlWakeUp, id)
 	}
 	p.commit()
-	p.call(func() { c.asleep, c.until, c.full, c.sleptAt, c.awakeTo = asleep, until, full, now, 0 })
+	p.call(func() {
+		c.asleep, c.until, c.full = asleep, until, full
+		c.hearing.asleep(now)
+	})
 }
 
 // findOut ends the doubt about a claim whose reply was lost.

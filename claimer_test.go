@@ -214,7 +214,7 @@ func (s *still) sweep(t testing.TB) {
 		t.Fatal(err)
 	}
 	l := s.lease.Load()
-	s.control.sweepAt = time.Time{}
+	s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
 	reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
 	if err := s.control.sweep(t.Context(), conn, l, reply); err != nil {
 		t.Fatal(err)
@@ -892,7 +892,7 @@ func TestSweepIsBounded(t *testing.T) {
 			conn := s.control.link.conn
 			db.hold(t, `lock table jobs`)
 			l := s.lease.Load()
-			s.control.sweepAt = time.Time{}
+			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
 			reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
 			began := s.now()
 			if err := s.control.sweep(t.Context(), conn, l, reply); err == nil {

@@ -71,6 +71,7 @@ type control struct {
 	orphans   *hunt            // for jobs whose owner no row speaks for
 	sweeps    int64            // the last turn looked at
 	sweepAt   time.Time        // not before
+	floorsBy  time.Time        // nor before this as long as there are no floors
 	was       string           // our last id, if others took its lease: what they made of it is to be taken back
 	turns     turns
 
@@ -106,9 +107,7 @@ func (c *control) register(ctx context.Context) error {
 	c.sup.knowBudgets(reg.scopes)
 	c.beaten = sent
 	c.turns = turns{}
-	if first := sent.Add(c.sup.cfg.Lease / 6); c.sweepAt.Before(first) {
-		c.sweepAt = first // or it would keep the first claim, a dear one, from setting floors: see hold
-	}
+	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
 	c.sup.solo.Store(nil)
 	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.floors.reset()
@@ -681,7 +680,9 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		mine = mine || alive[t%n] == l.id
 	}
 	started := c.sup.now()
-	if !mine || started.Before(c.sweepAt) {
+	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
+	first := started.Before(c.floorsBy) && c.sup.claimer.floors.none()
+	if !mine || first || started.Before(c.sweepAt) {
 		if !mine {
 			c.sweeps = turn
 		}

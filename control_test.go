@@ -486,7 +486,7 @@ func TestSweepsTakeTurns(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.control.sweepAt = time.Time{}
+			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
 			for range 2 { // the second beat in the same turn does nothing
 				if err := s.control.sweep(t.Context(), conn, s.lease.Load(), reply); err != nil {
 					t.Fatal(err)
@@ -1130,7 +1130,7 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 		}
 		swept := 0
 		for beat := range int64(6) { // every second turn
-			s.control.sweepAt = time.Time{}
+			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
 			clock := float64((1000 + int64(i) + 2*beat) * sweepEvery)
 			if err := s.control.sweep(t.Context(), conn, s.lease.Load(), beatReply{alive: true, clock: clock, peers: peers}); err != nil {
 				t.Fatal(err)

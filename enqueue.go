@@ -88,9 +88,10 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 }
 
 // EnqueueTx stores one job in the caller's transaction: it exists if and when that commits. A pgx.Tx is a Tx,
-// SQLTx adapts a *sql.Tx. It wakes a supervisor with the commit if all sleep when it is called; one that falls asleep
-// in between finds the job by a poll, a tenth of its sleep after the commit or a second, at most PollInterval. Errors as
-// Enqueue; after any but an *InvalidError the transaction can only be rolled back.
+// SQLTx adapts a *sql.Tx. It wakes a supervisor with the commit if all sleep when it is called, or when a transaction began
+// that is not read committed. One that falls asleep in between looks for the job about every tenth of its sleep, at least
+// every PollInterval; what commits more than 20 s after the call may wait for a full sweep, 15 s for each supervisor.
+// Errors as Enqueue; after any but an *InvalidError the transaction can only be rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	job, err := c.encode(args, opts)
 	if err != nil {

@@ -66,6 +66,13 @@ func (f *floors) now() int {
 	return f.version
 }
 
+// none reports that no claim has moved a floor yet.
+func (f *floors) none() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.lanes) == 0
+}
+
 // get is the lane's floor.
 func (f *floors) get(key laneKey) floor {
 	f.mu.Lock()

@@ -112,7 +112,7 @@ func (c *ClaimHealth) level() string {
 	return grade(c.FullBuffers-c.FloorBuffers, stepsWarning, stepsCritical)
 }
 
-// indexRowBytes is what a row has in jobs_claim_idx, at most.
+// indexRowBytes is about what a row has in jobs_claim_idx.
 const indexRowBytes = 100
 
 // neededBytes estimates jobs_claim_idx for its live rows alone.

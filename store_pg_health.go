@@ -170,11 +170,12 @@ cross join lateral (
 ) due
 group by q.name order by 3 nulls last, 1`
 
-// sqlHealthIndex measures jobs_claim_idx. It counts its live rows up to $1, and beyond goes by the statistics, to which at
-// most what has changed since may have been added.
+// sqlHealthIndex measures jobs_claim_idx. It counts its live rows up to $1, and beyond goes by the last ANALYZE, to which
+// may come what the table has grown by since.
 const sqlHealthIndex = `
 select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(live.n, c.reltuples::bigint) end,
-	case when live.n < $1 then 0 else pg_stat_get_mod_since_analyze('jobs'::regclass) end
+	case when live.n < $1 then 0 else greatest(0, pg_stat_get_live_tuples('jobs'::regclass) -
+		(select greatest(reltuples, 0)::bigint from pg_class where oid = 'jobs'::regclass)) end
 from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
 where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
 
