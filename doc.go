@@ -59,6 +59,7 @@
 //	claimer.go               takes due jobs, and decides when to look for them
 //	floors.go                where a claim begins to look, so that dead rows cost nothing
 //	near_sweeps.go           claims that look behind it, for what committed late
+//	hearing.go               how often a sleeper looks, where an enqueue may have taken it for awake
 //	run.go                   one claimed job, from its start to its outcome
 //	outcome.go               what a handler returned, and what that makes of the job
 //	tx.go                    CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql

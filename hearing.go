@@ -26,7 +26,7 @@ func (h *hearing) step(seen transactions, now time.Time, poll time.Duration) tim
 	slept := now.Sub(h.since)
 	if h.awakeTo == 0 {
 		if slept < writing {
-			return max(awakePoll, writing-slept)
+			return min(poll, max(awakePoll, writing-slept))
 		}
 		h.awakeTo = seen.own
 	}
@@ -39,5 +39,5 @@ func (h *hearing) step(seen transactions, now time.Time, poll time.Duration) tim
 	if !h.deaf && !now.Before(h.deafTo) {
 		return poll
 	}
-	return max(awakePoll, slept/10)
+	return min(poll, max(awakePoll, slept/10))
 }
