@@ -85,6 +85,7 @@
 //	telemetry.go             Hooks and log attributes
 //	failpoint.go             where the fault suite may end a process: here nothing happens
 //	failpoint_on.go          what happens where it is built with droverfail
+//	isolate.go               finds the row for which the database refuses a batch
 //	store_pg.go              SQL: connections, pipelines, errors
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_claim.go        SQL: claim

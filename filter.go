@@ -15,7 +15,7 @@ type Filter struct {
 	Kind        string
 	State       State
 	Reason      string // ReasonAttemptsExhausted, ...
-	Class       string // of the last failed run: error, throttled, panic, timeout, decode, crash
+	Class       string // of the last failed run: error, throttled, panic, timeout, decode, crash, refused
 	Fingerprint string // of the last failed run
 	Redrive     string // id of the redrive that took the job up last
 	Error       string // part of the last failed run's text, case ignored
@@ -57,12 +57,12 @@ func (f Filter) checkWords(bad *problems) {
 	}
 	switch f.Reason {
 	case "", ReasonAttemptsExhausted, ReasonUnrecoverable, ReasonPanic, ReasonCrashed, ReasonUndecodable, ReasonExpired,
-		ReasonTimeBudget, ReasonOperator, ReasonRetryBudget:
+		ReasonTimeBudget, ReasonOperator, ReasonRetryBudget, ReasonRefused:
 	default:
 		bad.add("Filter.Reason", "%q is no reason of a discard", f.Reason)
 	}
 	switch f.Class {
-	case "", classError, classThrottled, classPanic, classTimeout, classDecode, classCrash:
+	case "", classError, classThrottled, classPanic, classTimeout, classDecode, classCrash, classRefused:
 	default:
 		bad.add("Filter.Class", "%q is no class of a failure", f.Class)
 	}

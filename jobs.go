@@ -140,4 +140,5 @@ const (
 	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
 	ReasonOperator          = "operator"           // Client.Discard or DiscardMany said so, or the policy of a failure group
 	ReasonRetryBudget       = "retry_budget"       // its RetryBudget was spent, and says Discard
+	ReasonRefused           = "refused"            // the database refuses to read or to change its row; the last error says why
 )

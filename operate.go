@@ -14,7 +14,7 @@ type RunError struct {
 	Attempt     int       `json:"attempt"`
 	ClaimSeq    int       `json:"claim_seq"`
 	At          time.Time `json:"at"`
-	Class       string    `json:"class"`          // error, throttled, panic, timeout, decode, crash, operator
+	Class       string    `json:"class"`          // error, throttled, panic, timeout, decode, crash; refused by the database; operator
 	Case        string    `json:"case,omitempty"` // the ErrorCase that knew it
 	Error       string    `json:"error"`
 	Type        string    `json:"type,omitempty"` // Go type of the error

@@ -89,6 +89,7 @@ const (
 	classTimeout   = "timeout"
 	classDecode    = "decode"
 	classCrash     = "crash"
+	classRefused   = "refused" // by the database: not a run
 )
 
 // panicError is a handler's panic, or its runtime.Goexit.

@@ -17,7 +17,7 @@ begin
 	if current_schema() is null then
 		raise exception 'drover: search_path % names no schema that exists', current_setting('search_path');
 	end if;
-	foreach foreign_name in array array['jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'discarded_jobs', 'discarded_summary', 'job_counts'] loop
+	foreach foreign_name in array array['jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'set_aside', 'discarded_jobs', 'discarded_summary', 'job_counts'] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
 				using hint = 'Give drover a schema of its own: create schema drover, and add ?options=-csearch_path%3Ddrover to the database URL.';
@@ -125,7 +125,7 @@ create table jobs (
 	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
 	constraint jobs_final_is_finalized check ((state in ('completed', 'discarded', 'cancelled')) = (finalized_at is not null)),
 	constraint jobs_discard_has_reason check ((state = 'discarded') = (discard_reason is not null)),
-	constraint jobs_discard_reason check (discard_reason in ('attempts_exhausted', 'unrecoverable', 'panic', 'crashed', 'undecodable', 'expired', 'time_budget', 'retry_budget', 'operator')),
+	constraint jobs_discard_reason check (discard_reason in ('attempts_exhausted', 'unrecoverable', 'panic', 'crashed', 'undecodable', 'expired', 'time_budget', 'retry_budget', 'refused', 'operator')),
 	constraint jobs_scheduled_at check (scheduled_at > '-infinity'),
 	constraint jobs_parked_waits check (state <> 'parked' or scheduled_at = 'infinity'),
 	constraint jobs_priority check (priority between 1 and 9),
@@ -174,7 +174,7 @@ comment on column jobs.attempted_at is 'When it was last claimed. Part of the fe
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
 comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object per failed run, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
+comment on column jobs.errors is 'One object per failed run, and what operators did, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
 comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
 comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
 comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
@@ -242,6 +242,130 @@ create table sleepers (
 	primary key (queue, supervisor)
 ) with (fillfactor = 30);
 comment on table sleepers is 'Who serves a queue, and until when it sleeps (null: awake, -infinity: has no room). An enqueue notifies only if somebody sleeps and nobody awake serves the queue.';
+
+create table set_aside (
+	path     text             not null check (path <> ''),
+	job      text collate "C" not null,
+	error    text             not null,
+	code     text             not null,
+	tries    int              not null default 1,
+	first_at timestamptz      not null default clock_timestamp(),
+	last_at  timestamptz      not null default clock_timestamp(),
+	retry_at timestamptz      not null,
+	primary key (path, job)
+) with (fillfactor = 50);
+comment on table set_aside is 'Jobs that the database refuses to read or to change, where not even the refusal can be written into their rows. Every process leaves them alone until retry_at. Delete a row here to have it tried at once.';
+comment on column set_aside.path is 'What was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
+comment on column set_aside.code is 'The SQLSTATE; empty: it was not the server that failed.';
+comment on column set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
+
+-- +goose StatementBegin
+create function drover_rows_fault(code text) returns boolean language sql immutable as $$
+	-- A batch fails for one of its rows, or for all of them: then the connection, the server, the role or the schema is at
+	-- fault, or another transaction was in the way. 53200 is a row too large for the memory, 57014 a time-out. The library
+	-- has the same list (isolate.go).
+	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
+$$;
+-- +goose StatementEnd
+comment on function drover_rows_fault(text) is 'Whether an error of this SQLSTATE may be the fault of a single row.';
+
+-- +goose StatementBegin
+create function drover_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
+declare
+	n     constant int := coalesce(cardinality(ids), 0);
+	most  constant int := 100; -- refused in a row, and none passed: the fault is not theirs
+	at    int := 1;
+	step  int := n;
+	took  bigint;
+	began boolean := false;
+	code  text;
+	why   text;
+begin
+	done := 0;
+	refused := '[]';
+	while at <= n loop
+		begin
+			execute statement into took using ids[at:at + step - 1], doc;
+			done := done + coalesce(took, 0);
+			began := true;
+			at := at + step;
+			step := least(2 * step, n);
+		exception when others then -- not of a time-out of the whole statement, which nothing here can outlast
+			get stacked diagnostics code = returned_sqlstate, why = message_text;
+			if not drover_rows_fault(code) or not began and jsonb_array_length(refused) >= most then
+				raise;
+			end if;
+			if step = 1 or at = n then
+				refused := refused || jsonb_build_object('id', ids[at], 'error', left(why, 1000), 'code', code);
+				at := at + 1;
+				step := 1;
+			else
+				step := (least(step, n - at + 1) + 1) / 2;
+			end if;
+		end;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_walk(text[], text, jsonb) is
+	'Executes a statement over many jobs: $1 is their ids, $2 doc, and it returns how many it changed. What the database refuses is tried in halves, down to the one job that is at fault, and the others go through. refused: an array of {id, error, code}.';
+
+-- +goose StatementBegin
+create function drover_set_aside(path text, refused jsonb) returns void language sql as $$
+	insert into set_aside as s (path, job, error, code, retry_at)
+	select drover_set_aside.path, r->>'id', left(r->>'error', 1000), coalesce(r->>'code', ''), clock_timestamp() + interval '15 seconds'
+	from jsonb_array_elements(refused) as r order by 2
+	on conflict on constraint set_aside_pkey do update set error = excluded.error, code = excluded.code, last_at = clock_timestamp(),
+		tries = least(s.tries, 2147483646) + 1,
+		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
+$$;
+-- +goose StatementEnd
+comment on function drover_set_aside(text, jsonb) is 'Notes refused jobs, as drover_walk returns them, to be left alone on a path for a pause that doubles.';
+
+-- +goose StatementBegin
+create function drover_refuse(path text, job_id text, seq int, why text, code text, later boolean default false, out became text) language plpgsql as $$
+#variable_conflict use_variable
+declare
+	j     record;
+	entry jsonb;
+	times int;
+	kept  constant int := 12; -- refusals before it is discarded after all: some five hours
+begin
+	select state, claim_seq, attempt into j from jobs where id = job_id and finalized_at is null for update skip locked;
+	if not found or j.claim_seq <> seq then
+		return; -- somebody else had more luck with it
+	end if;
+	entry := jsonb_build_object('at', clock_timestamp(), 'class', 'refused', 'attempt', j.attempt, 'claim_seq', seq,
+		'error', left(format('%s refused by the database: %s', path, why), 1000));
+	begin
+		times := (select count(*) from jobs, jsonb_array_elements(errors) as e where id = job_id and e->>'class' = 'refused');
+		later := later and times < kept;
+		update jobs set class = 'refused', claimed_by = null, errors = drover_append_error(errors, entry),
+			state = case when not later then 'discarded' when errors_total > 0 then 'retryable' else 'scheduled' end,
+			scheduled_at = case when later then clock_timestamp() + least(interval '15 seconds' * 2 ^ times, interval '1 hour') else scheduled_at end,
+			finalized_at = case when not later then clock_timestamp() end,
+			discard_reason = case when not later then 'refused' end
+		where id = job_id returning state into became;
+		return;
+	exception when others then
+		null; -- its errors cannot be read or written, or a trigger of the application's refuses this as well
+	end;
+	begin
+		if not later then
+			update jobs set class = 'refused', claimed_by = null, state = 'discarded', finalized_at = clock_timestamp(), discard_reason = 'refused'
+			where id = job_id returning state into became;
+			return;
+		end if;
+	exception when others then
+		null;
+	end;
+	perform drover_set_aside(path, jsonb_build_array(jsonb_build_object('id', job_id, 'error', why, 'code', code)));
+	became := 'set aside';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_refuse(text, text, int, text, text, boolean) is
+	'Takes an unfinished job that the database refuses to hand out or to settle out of the others'' way: puts it off (later), a dozen times, or discards it, reason refused; with the error in its errors. Where it refuses that as well the job is set aside. Tells its new state, "set aside", or null where it is not as it was.';
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$ select ('drover_' || current_schema())::name::text $$;
@@ -588,6 +712,7 @@ $$;
 drop view job_counts;
 drop view discarded_summary;
 drop view discarded_jobs;
+drop table set_aside;
 drop table sleepers;
 drop table supervisors;
 drop table kinds;

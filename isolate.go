@@ -1,0 +1,92 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A statement over many rows fails as a whole when the database refuses one of them. isolate finds that row, so that
+// the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
+
+// maxRefused rows in a row, and none that passed: the fault is not theirs.
+const maxRefused = 100
+
+// isolate tries all items together. What fails for the fault of a row is tried in halves, down to the one item, which
+// goes to refused. The parts grow again behind it. An error that is no row's fault ends the walk, and isolate returns
+// it: what was not tried is left as it is.
+func isolate[T any](items []T, try func([]T) error, refused func(T, error) error) error {
+	passed, bad := false, 0
+	for step := len(items); len(items) > 0; {
+		part := items[:min(step, len(items))]
+		err := try(part)
+		switch {
+		case err == nil:
+			passed = true
+			items, step = items[len(part):], 2*step
+		case !rowsFault(err) || !passed && bad == maxRefused:
+			return err
+		case len(part) == 1:
+			bad++
+			if err := refused(part[0], err); err != nil {
+				return err
+			}
+			items, step = items[1:], 1
+		default:
+			step = (len(part) + 1) / 2
+		}
+	}
+	return nil
+}
+
+// rowsFault reports an error that a single row may have caused: what it holds, a constraint or a trigger of the
+// application's, a lock, a time-out, or damage. All others are the fault of the connection, the server, the role or the
+// schema, or of a transaction that was in the way. drover_rows_fault has the same list.
+func rowsFault(err error) bool {
+	var pg *pgconn.PgError
+	var bad *rowError
+	switch {
+	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
+		return true
+	case !errors.As(err, &pg) || len(pg.Code) != 5 || strings.HasPrefix(pg.Severity, "F"):
+		return false
+	case pg.Code == "53200" || pg.Code == "57014":
+		return true
+	}
+	switch pg.Code[:2] {
+	case "08", "25", "26", "28", "3D", "3F", "40", "53", "57":
+		return false
+	}
+	return true
+}
+
+// lasting reports an error that the same row will bring again, whatever the application does: its own data, their
+// size, or damage. What a function raises, such as a trigger's, may pass.
+func lasting(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 || strings.Contains(pg.Where, "PL/") {
+		return false
+	}
+	switch pg.Code[:2] {
+	case "22", "54", "XX":
+		return true
+	}
+	return pg.Code == "53200"
+}
+
+// rowError says that a row came and cannot be read.
+type rowError struct{ err error }
+
+func (e *rowError) Error() string { return "row cannot be read: " + e.err.Error() }
+func (e *rowError) Unwrap() error { return e.err }
+
+// sqlState is an error's SQLSTATE, empty where the server did not raise it.
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
