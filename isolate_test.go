@@ -54,7 +54,7 @@ func TestIsolate(t *testing.T) {
 		if !slices.Equal(all, items) {
 			t.Fatalf("%d items, %d of them passed once or were refused", n, len(all))
 		}
-		if most := 1 + 30*len(bad); tries > most {
+		if most := 1 + 36*len(bad); tries > most {
 			t.Fatalf("%d tries for %d bad of %d, more than %d", tries, len(bad), n, most)
 		}
 	})
