@@ -56,6 +56,7 @@ type claimer struct {
 	full    []string      // and in which queues there is no room
 	hearing hearing
 	trickle trickle
+	refused refusedClaims
 
 	outOfTurn time.Time // wait for no turn before
 
@@ -66,6 +67,7 @@ type claimer struct {
 func newClaimer(s *Supervisor) *claimer {
 	return &claimer{
 		sup: s, floors: newFloors(), near: newNearSweeps(), signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
+		refused: refusedClaims{most: maxClaim},
 	}
 }
 
@@ -98,6 +100,7 @@ func (c *claimer) run(ctx, base context.Context) {
 	defer close(c.ended)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	c.refused.readAt = c.sup.now()
 	for ctx.Err() == nil {
 		now := c.sup.now()
 		c.handBackStale(now)
@@ -106,6 +109,13 @@ func (c *claimer) run(ctx, base context.Context) {
 			if c.doubt != nil {
 				c.findOut(base)
 				continue
+			}
+			if c.refused.failed != nil {
+				c.pickApart(base)
+				continue
+			}
+			if at := c.refused.readAt; !at.IsZero() && !now.Before(at) {
+				c.tendAside(base)
 			}
 			if plan := c.request(now); plan != nil {
 				c.trip(base, plan)
@@ -167,6 +177,9 @@ func (c *claimer) rest(now time.Time) time.Duration {
 		if q.buffer.len() > 0 {
 			rest = min(rest, bufferPatience/4)
 		}
+	}
+	if at := c.refused.readAt; !at.IsZero() {
+		rest = min(rest, at.Sub(now))
 	}
 	return max(rest, 0)
 }
@@ -253,6 +266,7 @@ type plan struct {
 	order  *soloOrder // that it carries out; nil: none
 	sweep  nearSweep
 	reply  claimReply
+	unread map[laneKey]bool // lanes that it leaves out; nil: none
 }
 
 // request asks for jobs if it is time and there is room.
@@ -286,12 +300,13 @@ func (c *claimer) request(now time.Time) *plan {
 	p.due, c.due = c.due, time.Time{}
 	c.mu.Unlock()
 	var rooms []int32
-	for i, room := range shareOut(maxClaim, queues) {
+	for i, room := range shareOut(c.refused.most, queues) {
 		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
 		p.groups = append(p.groups, queues[i].groups(room)...)
 	}
 	p.req = c.lanes(l, p.groups, p.sweep)
 	p.req.rooms = rooms
+	c.leaveOut(p, now)
 	p.req.turns, p.req.patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
 	return p
 }
@@ -356,6 +371,7 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], tierStrong, 1}}}
 	p.req = c.lanes(l, p.groups, nearSweep{})
 	p.req.rooms = []int32{1}
+	c.leaveOut(p, now)
 	clear(p.req.floorAt) // so few look there that floors are not worth keeping
 	clear(p.req.floorID)
 	return p
@@ -444,7 +460,7 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
-		c.failed(base, err)
+		c.failed(base, nil, err)
 		return
 	}
 	var p pipeline
@@ -452,19 +468,33 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
 	err = p.send(ctx, conn)
+	c.refused.asked(claim.rooms(), &claim.reply, err)
 	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
 	if err != nil {
-		c.failed(base, err)
+		c.failed(base, claim, err)
 		return
 	}
-	c.trouble.failures = 0
+	c.trouble.over(base, c.sup)
 }
 
-// failed makes the claim be made again, as soon as the trouble allows.
-func (c *claimer) failed(ctx context.Context, err error) {
+// failed makes the claim be made again: in parts where a row may be at fault, else as soon as the trouble allows. p is
+// nil where parts would not help.
+func (c *claimer) failed(ctx context.Context, p *plan, err error) {
 	c.sayAnew()
 	c.next = c.sup.now()
+	if p != nil && rowsFault(err) {
+		c.refused.failed = p
+		return
+	}
 	c.trouble.failed(ctx, c.sup, "claiming", err)
+}
+
+// rooms is how many jobs the claim asks for.
+func (p *plan) rooms() (n int) {
+	for _, room := range p.req.rooms {
+		n += int(room)
+	}
+	return n
 }
 
 // afterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
@@ -550,6 +580,9 @@ func (c *claimer) advance(p *plan) {
 		}
 		for priority := int16(1); priority <= min(final, 9); priority++ {
 			key := laneKey{g.queue.Name, g.tier + priority}
+			if p.unread[key] {
+				continue
+			}
 			c.floors.advance(key, last[key], priority < final, p.reply.at, p.floors)
 			c.near.read(p.sweep, key, p.reply.seen)
 		}
@@ -574,7 +607,14 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	for i := range p.reply.jobs {
 		j := &p.reply.jobs[i]
 		q := byName[j.queue]
-		runs[q] = append(runs[q], c.sup.newRun(j, q, p.lease, p.reply.at, now))
+		r := c.sup.newRun(j, q, p.lease, p.reply.at, now)
+		if j.left {
+			c.sup.settler.book.add(r)
+			q.enter([]*run{r})
+			c.sup.giveUp([]*run{r})
+			continue
+		}
+		runs[q] = append(runs[q], r)
 	}
 	for q, runs := range runs {
 		if len(runs) == 0 {
@@ -583,10 +623,7 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 		c.sup.settler.book.add(runs...)
 		q.enter(runs)
 		if !q.buffer.put(runs) { // the queue was removed meanwhile
-			for _, r := range runs {
-				r.finish()
-			}
-			c.sup.handBack(runs)
+			c.sup.giveUp(runs)
 		}
 		if c.sup.client.listens(ctx, eventClaimed) {
 			c.sup.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
@@ -703,7 +740,7 @@ func (c *claimer) findOut(base context.Context) {
 		c.trouble.failed(base, c.sup, "finding out about a lost claim", err)
 		return
 	}
-	c.trouble.failures = 0
+	c.trouble.over(base, c.sup)
 }
 
 // recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look

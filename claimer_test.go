@@ -290,14 +290,14 @@ func TestNoJobStartsBeforeItsClaimHasCommitted(t *testing.T) {
 	db.exec(t, `create constraint trigger refuse after update on jobs deferrable initially deferred for each row execute function refuse()`)
 	s.claimer.wake()
 	s.claimer.trip(t.Context(), s.claimer.request(s.now()))
-	if n := s.queueStates()[0].buffer.len(); n > 0 || s.claimer.trouble.failures != 1 {
-		t.Errorf("%d jobs are ready to start after a claim that failed (%d)", n, s.claimer.trouble.failures)
+	if n := s.queueStates()[0].buffer.len(); n > 0 || s.claimer.refused.failed == nil {
+		t.Errorf("%d jobs are ready to start after a claim that failed (%v)", n, s.claimer.refused.failed)
 	}
 	if s.claimer.doubt != nil {
 		t.Error("in doubt, though the server has said that nothing was done")
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
-	s.claimer.trouble = trouble{}
+	s.claimer.refused.failed = nil
 	if runs := s.claim(t); len(runs) != 1 || runs[0].claimSeq != 1 {
 		t.Errorf("%d runs", len(runs))
 	}

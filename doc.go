@@ -57,6 +57,7 @@
 //	supervisor.go            SupervisorConfig, Run, drain; every go statement
 //	queue.go                 a queue inside a supervisor: its slots, its buffer, how much to claim ahead
 //	claimer.go               takes due jobs, and decides when to look for them
+//	refused_claims.go        finds the job for which the database refuses a claim, and takes it out of the way
 //	floors.go                where a claim begins to look, so that dead rows cost nothing
 //	near_sweeps.go           claims that look behind it, for what committed late
 //	hearing.go               how often a sleeper looks, where an enqueue may have taken it for awake
@@ -90,6 +91,7 @@
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_claim.go        SQL: claim
 //	store_pg_settle.go       SQL: settle
+//	store_pg_refused.go      SQL: jobs that the database refuses to hand out or to settle
 //	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
 //	store_pg_failures.go     SQL: failure groups
 //	store_pg_budgets.go      SQL: retry budgets

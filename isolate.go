@@ -18,8 +18,19 @@ const maxRefused = 100
 // goes to refused. The parts grow again behind it. An error that is no row's fault ends the walk, and isolate returns
 // it: what was not tried is left as it is.
 func isolate[T any](items []T, try func([]T) error, refused func(T, error) error) error {
+	return walk(items, len(items), try, refused)
+}
+
+// isolateFailed is isolate for items that have failed together. It begins with one, for the row that has been in the way
+// for longest is often the first, and a part that fails may take until its time-out.
+func isolateFailed[T any](items []T, try func([]T) error, refused func(T, error) error) error {
+	return walk(items, 1, try, refused)
+}
+
+// walk begins with parts of so many items.
+func walk[T any](items []T, step int, try func([]T) error, refused func(T, error) error) error {
 	passed, bad := false, 0
-	for step := len(items); len(items) > 0; {
+	for len(items) > 0 {
 		part := items[:min(step, len(items))]
 		err := try(part)
 		switch {
@@ -50,7 +61,7 @@ func rowsFault(err error) bool {
 	switch {
 	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
 		return true
-	case !errors.As(err, &pg) || len(pg.Code) != 5 || strings.HasPrefix(pg.Severity, "F"):
+	case !errors.As(err, &pg) || len(pg.Code) != 5, pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC":
 		return false
 	case pg.Code == "53200" || pg.Code == "57014":
 		return true
@@ -66,14 +77,16 @@ func rowsFault(err error) bool {
 // size, or damage. What a function raises, such as a trigger's, may pass.
 func lasting(err error) bool {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 || strings.Contains(pg.Where, "PL/") {
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
 		return false
 	}
 	switch pg.Code[:2] {
-	case "22", "54", "XX":
+	case "XX":
 		return true
+	case "22", "53", "54":
+		return !strings.Contains(pg.Where, "PL/")
 	}
-	return pg.Code == "53200"
+	return false
 }
 
 // rowError says that a row came and cannot be read.

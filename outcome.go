@@ -111,10 +111,13 @@ func (p *panicError) Unwrap() error {
 	return err
 }
 
-// decodeError says that a job's args do not fit its worker's type.
-type decodeError struct{ err error }
+// decodeError says that a job's args do not fit its worker's type, or that its row cannot be read.
+type decodeError struct {
+	what string
+	err  error
+}
 
-func (d *decodeError) Error() string { return "args do not decode: " + d.err.Error() }
+func (d *decodeError) Error() string { return d.what + ": " + d.err.Error() }
 func (d *decodeError) Unwrap() error { return d.err }
 
 // outcome is how one run ended and what its row becomes.
@@ -137,7 +140,8 @@ type outcome struct {
 	death       *death          // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
 	fingerprint string          // as in entry
-	replaced    bool            // entry was replaced, for the database refused it
+	replaced    bool            // it was made simpler, for the database refused it
+	refusals    int             // by the database, since then
 	event       eventKind
 	notBefore   time.Time // the settler's: its row was held, or refused it
 	duration    time.Duration
@@ -500,9 +504,13 @@ func (o *outcome) ended(row seenJob) *outcome {
 	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}
 }
 
-// replaceEntry replaces what the database refused.
-func (o *outcome) replaceEntry() {
+// simplify leaves out what the database may have refused: the errors entry, or of a job that is not kept its deletion.
+func (o *outcome) simplify() {
 	o.replaced = true
+	if o.completes() {
+		o.run.deleteCompleted = false
+		return
+	}
 	o.text, o.fingerprint = "outcome could not be encoded", ""
 	raw, err := json.Marshal(entry{
 		Attempt: o.run.job.Attempt, ClaimSeq: o.run.claimSeq, Class: o.class, Error: o.text,

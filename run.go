@@ -32,6 +32,8 @@ type run struct {
 	timeout         time.Duration
 	uncounted       int
 	expired         bool
+	unreadable      error         // why its row is not known in full; nil: it is
+	putOff          bool          // its start was refused, and its row says so
 	timeBound       bool          // RetryUntil is set
 	timeLeft        time.Duration // until then, at the claim
 	deleteCompleted bool
@@ -65,6 +67,11 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		s.settler.settle(r.expiredOutcome())
 		return true
 	}
+	if r.unreadable != nil {
+		r.finish()
+		s.settler.settle(r.unreadableOutcome())
+		return true
+	}
 	if r.unwanted.Load() { // its row says so, and refuses this
 		r.finish()
 		s.settler.settle(r.handedBack())
@@ -72,7 +79,9 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	}
 	if r.job.MaxAttempts == 1 && !s.settler.noteStart(r) {
 		r.finish()
-		s.settler.settle(r.handedBack())
+		if !r.putOff {
+			s.settler.settle(r.handedBack())
+		}
 		return true
 	}
 	r.startedAt = s.now()
@@ -286,6 +295,14 @@ func (r *run) expiredOutcome() *outcome {
 	return o
 }
 
+// unreadableOutcome ends a job whose metadata, tags or numbers cannot be read.
+func (r *run) unreadableOutcome() *outcome {
+	o := &outcome{run: r}
+	o.fail(&decodeError{"row cannot be read", r.unreadable}, nil)
+	o.entry = r.errorEntry(o)
+	return o
+}
+
 // handedBack is the outcome of a run that did not take place, or was given up by a stop.
 func (r *run) handedBack() *outcome {
 	return &outcome{run: r, state: Available, now: true, giveBack: true, event: eventReleased, duration: r.ran()}
@@ -409,7 +426,7 @@ func (r *run) override(more *moreOfJob) {
 	job.LastError, job.LastDelay = more.LastError, time.Duration(more.LastDelayMS)*time.Millisecond
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
-	r.uncounted, r.expired = more.Uncounted, more.Expired
+	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.unreadable
 	if more.TimeoutMS > 0 {
 		r.timeout = time.Duration(min(more.TimeoutMS, int64(maxTimeout/time.Millisecond))) * time.Millisecond
 	}

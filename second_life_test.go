@@ -251,7 +251,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 					t.Fatal(err)
 				}
 				var p pipeline
-				s.settler.settleAll(&p, out)
+				s.settler.settleAll(&p, out, 0)
 				if err := p.send(t.Context(), conn); err != nil {
 					t.Fatal(err)
 				}

@@ -18,10 +18,11 @@ const (
 	maxWaiting  = maxComplete      // outcomes that wait while claims go on
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
-	lockedPause   = 100 * time.Millisecond // before a row that someone holds is tried again
-	refusedPause  = 5 * time.Second        // and one whose outcome the database refuses
-	retryPause    = 50 * time.Millisecond  // after a failed round trip, doubled
-	maxRetryPause = 2 * time.Second        // how long a server may be back before it is noticed
+	lockedPause      = 100 * time.Millisecond // before a row that someone holds is tried again
+	refusedPause     = 5 * time.Second        // and one whose outcome the database refuses, doubled
+	mostRefusedPause = 10 * time.Minute
+	retryPause       = 50 * time.Millisecond // after a failed round trip, doubled
+	maxRetryPause    = 2 * time.Second       // how long a server may be back before it is noticed
 )
 
 // settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
@@ -31,6 +32,7 @@ type settler struct {
 	signal chan struct{} // something to do
 	idle   chan struct{} // closed once claiming has ended and all is settled
 	book   runSet        // claimed and not yet settled
+	apart  runSet        // not in the book: the database refuses how they ended
 
 	mu       sync.Mutex
 	outcomes []*outcome
@@ -40,24 +42,43 @@ type settler struct {
 	// The rest is the settler goroutine's own.
 	link    link
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
+	passed  []string   // jobs whose outcomes were refused for a while
 	trouble trouble
 	noting  trouble // of starts: it must not hold up the settles
 }
 
-// trouble spaces round trips after failed ones.
+// trouble spaces round trips after failed ones, and tells of them: when they begin, once a minute, and when they are over.
 type trouble struct {
 	failures int
 	until    time.Time // no round trip before
+	since    time.Time // the first failure
+	told     time.Time // zero: not yet
 }
 
 // failed waits before the next round trip, longer each time, and not as long as others do: a server that comes back is not
 // met by all processes at once.
 func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
+	now := s.now()
+	if t.failures == 0 {
+		t.since = now
+	}
 	pause := min(retryPause<<min(t.failures, 10), maxRetryPause)
 	pause -= rand.N(pause / 2) //nolint:gosec // to spread them
 	t.failures++
-	t.until = s.now().Add(pause)
-	s.log.WarnContext(ctx, what+" failed, will be tried again", slog.String("error", err.Error()), slog.Duration("in", pause))
+	t.until = now.Add(pause)
+	if t.told.IsZero() || now.Sub(t.told) >= time.Minute {
+		t.told = now
+		s.log.WarnContext(ctx, what+" failed, will be tried again", slog.String("error", err.Error()), slog.Int("failures", t.failures))
+	}
+}
+
+// over notes that a round trip went through.
+func (t *trouble) over(ctx context.Context, s *Supervisor) {
+	if t.failures == 0 {
+		return
+	}
+	s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", t.failures), slog.Duration("after", s.now().Sub(t.since)))
+	*t = trouble{}
 }
 
 func newSettler(s *Supervisor) *settler {
@@ -81,7 +102,7 @@ type start struct {
 }
 
 // noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
-// before it the job has certainly not run. It returns false where the claim is over, or its row is held.
+// before it the job has certainly not run. It returns false where the claim is over, or its row is held or refuses it.
 func (e *settler) noteStart(r *run) bool {
 	s := &start{r, make(chan bool, 1)}
 	e.mu.Lock()
@@ -108,24 +129,10 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	if len(starts) == 0 {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
-	defer cancel()
 	noted := map[string]time.Time{}
-	byOwner := map[string][]*run{}
-	for _, s := range starts {
-		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
-	}
-	conn, err := e.link.get(ctx)
-	if err == nil {
-		var p pipeline
-		p.begin()
-		p.exec(nil, sqlOnePlan)
-		for owner, runs := range byOwner {
-			p.start(noted, owner, runs)
-		}
-		p.commit()
-		err = p.send(ctx, conn)
-	}
+	err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {
+		return e.startRefused(base, s.run, err)
+	})
 	if err != nil {
 		starts = slices.DeleteFunc(starts, func(s *start) bool { return s.run.lease.ctx.Err() != nil }) // nobody waits any more
 		e.mu.Lock()
@@ -134,12 +141,54 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 		e.noting.failed(base, e.sup, "noting starts", err)
 		return true
 	}
-	e.noting.failures = 0
+	e.noting.over(base, e.sup)
 	for _, s := range starts {
 		at, found := noted[s.run.job.ID]
 		s.noted <- found && at.Equal(s.run.attemptedAt)
 	}
 	return true
+}
+
+// notePart is a round trip for some starts.
+func (e *settler) notePart(base context.Context, part []*start, noted map[string]time.Time) error {
+	ctx, cancel := e.sup.tripContext(base)
+	defer cancel()
+	conn, err := e.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	byOwner := map[string][]*run{}
+	for _, s := range part {
+		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
+	}
+	var p pipeline
+	p.begin()
+	p.bound(e.sup.cfg.Lease / 12)
+	for owner, runs := range byOwner {
+		p.start(noted, owner, runs)
+	}
+	p.commit()
+	return p.send(ctx, conn)
+}
+
+// startRefused takes a job out of the others' way whose start cannot be written down. It is not started.
+func (e *settler) startRefused(base context.Context, r *run, why error) error {
+	ctx, cancel := e.sup.tripContext(base)
+	defer cancel()
+	conn, err := e.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	became, err := e.sup.client.store.refuse(ctx, conn, pathStart, r.job.ID, r.claimSeq, why, !lasting(why), e.sup.walkBound())
+	if err != nil || became == "" {
+		return err
+	}
+	if became != setAside {
+		r.putOff = true
+		e.book.remove(r)
+	}
+	e.sup.tellRefused(base, pathStart, r.job, became, why)
+	return nil
 }
 
 func (e *settler) poke() {
@@ -253,18 +302,35 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	}
 	out = e.oncePerJob(out)
 	var p pipeline
-	s := e.settleAll(&p, out)
+	s := e.settleAll(&p, out, 0)
 	if len(p.reads) > 0 {
 		if err = p.send(ctx, conn); err == nil {
 			failpoint("settled")
 		}
 	}
-	e.afterSettle(ctx, conn, out, s, err)
-	if err != nil && !badData(err) {
+	if err != nil && !s.committed && rowsFault(err) {
+		if notApplied(err) {
+			unsent(out...)
+		}
+		err = e.pickApart(base, out)
+	} else {
+		e.afterSettle(ctx, conn, out, s, err)
+	}
+	if err != nil {
 		e.trouble.failed(base, e.sup, "settling", err)
 		return
 	}
-	e.trouble.failures = 0
+	e.trouble.over(base, e.sup)
+	if len(e.passed) > 0 {
+		ids := e.passed
+		e.passed = nil
+		if conn, err = e.link.get(ctx); err == nil {
+			err = e.sup.client.store.passed(ctx, conn, pathSettle, ids)
+		}
+		if err != nil {
+			e.passed = ids // with the next
+		}
+	}
 }
 
 // oncePerJob keeps one of the outcomes that sqlSettle knows by their jobs' ids; a second one, of another claim, goes with
@@ -374,7 +440,7 @@ type fenceGroup struct {
 
 // settleAll queues the settles in one transaction: a statement for each fence among the completed runs (nearly
 // always one), and one for each owner among the others.
-func (e *settler) settleAll(p *pipeline, out []*outcome) *settling {
+func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *settling {
 	s := &settling{others: map[string]State{}}
 	complete := map[fenceGroup][]*outcome{}
 	others := map[string][]*outcome{}
@@ -400,6 +466,9 @@ func (e *settler) settleAll(p *pipeline, out []*outcome) *settling {
 	} else {
 		p.exec(nil, sqlSettlePlan)
 	}
+	if bound > 0 {
+		p.bound(bound)
+	}
 	s.counts = make([]completion, 0, len(complete))
 	for key, group := range complete {
 		runs := make([]*run, len(group))
@@ -422,10 +491,6 @@ func (e *settler) settleAll(p *pipeline, out []*outcome) *settling {
 func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcome, s *settling, err error) {
 	switch {
 	case len(out) == 0:
-		return
-	case !s.committed && badData(err):
-		unsent(out...)
-		e.bisect(ctx, conn, out)
 		return
 	case !s.committed:
 		if notApplied(err) {
@@ -466,27 +531,98 @@ func unsent(out ...*outcome) {
 	}
 }
 
-// bisect settles the halves of a batch that the database refused for its data, down to the one that is to blame;
-// that one is settled with a note in the place of its error entry.
-func (e *settler) bisect(ctx context.Context, conn *pgx.Conn, out []*outcome) {
-	parts := [][]*outcome{out[:len(out)/2], out[len(out)/2:]}
-	if len(out) == 1 {
-		if out[0].replaced {
-			e.sup.log.ErrorContext(ctx, "outcome refused by the database, will be tried again", slog.Any("job", out[0].run.job))
-			e.later(out[0], refusedPause)
-			return
-		}
-		out[0].replaceEntry()
-		parts = [][]*outcome{out}
+// pickApart settles in parts what the database refused together. What it refuses by itself is settled again in simpler
+// words; if it refuses those as well, the outcome waits by itself, and nothing waits for it.
+func (e *settler) pickApart(base context.Context, out []*outcome) error {
+	open := map[*outcome]bool{}
+	for _, o := range out {
+		open[o] = true
 	}
-	for _, part := range parts {
-		if len(part) == 0 {
-			continue
+	settle := func(part []*outcome) error {
+		err := e.settlePart(base, part)
+		if err == nil {
+			for _, o := range part {
+				delete(open, o)
+			}
 		}
-		var p pipeline
-		s := e.settleAll(&p, part)
-		e.afterSettle(ctx, conn, part, s, p.send(ctx, conn))
+		return err
 	}
+	err := isolateFailed(out, settle, func(o *outcome, err error) error {
+		if !o.replaced {
+			o.simplify()
+			if err = settle([]*outcome{o}); err == nil || !rowsFault(err) {
+				return err
+			}
+		}
+		delete(open, o)
+		return e.refused(base, o, err)
+	})
+	for _, o := range out {
+		if open[o] {
+			e.putBack([]*outcome{o})
+		}
+	}
+	return err
+}
+
+// settlePart is a round trip of a walk: the server ends its statements early, so that one row costs little.
+func (e *settler) settlePart(base context.Context, part []*outcome) error {
+	ctx, cancel := e.sup.tripContext(base)
+	defer cancel()
+	conn, err := e.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	var p pipeline
+	s := e.settleAll(&p, part, e.sup.walkBound())
+	if len(p.reads) > 0 {
+		err = p.send(ctx, conn)
+	}
+	if err != nil && !s.committed {
+		if notApplied(err) {
+			unsent(part...)
+		}
+		return err
+	}
+	e.afterSettle(ctx, conn, part, s, err)
+	return nil
+}
+
+// settleTries is how often a simpler outcome is refused before the job is taken out of the way, whatever its handler said.
+const settleTries = 5
+
+// refused puts an outcome by that the database refuses. A stop does not wait for it: its job is rescued then. After some
+// tries drover_refuse discards the job, unless it may have been a time-out each time.
+func (e *settler) refused(base context.Context, o *outcome, why error) error {
+	r := o.run
+	e.book.remove(r)
+	e.apart.add(r)
+	o.refusals++
+	became := ""
+	if o.refusals >= settleTries && !timedOut(why) || o.refusals == 1 {
+		ctx, cancel := e.sup.tripContext(base)
+		defer cancel()
+		conn, err := e.link.get(ctx)
+		if err != nil {
+			return err
+		}
+		store := e.sup.client.store
+		if o.refusals == 1 {
+			became, err = setAside, store.setAside(ctx, conn, pathSettle, r.job.ID, why) // for people to see
+		} else {
+			became, err = store.refuse(ctx, conn, pathSettle, r.job.ID, r.claimSeq, why, false, e.sup.walkBound())
+		}
+		if err != nil {
+			return err
+		}
+		e.sup.tellRefused(base, pathSettle, r.job, became, why)
+		if became != setAside {
+			e.apart.remove(r)
+			return nil // its row has ended, or is not ours
+		}
+	}
+	e.later(o, min(refusedPause<<min(o.refusals-1, 10), mostRefusedPause))
+	return nil
 }
 
 // look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
@@ -535,7 +671,7 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		case foundEnded:
 			e.done(o.ended(row))
 		case foundStale:
-			e.book.remove(o.run)
+			e.gone(o)
 			e.sup.reporter.tell(o.tell(eventStaleSettle))
 		}
 	}
@@ -547,10 +683,19 @@ func (e *settler) later(o *outcome, pause time.Duration) {
 	e.locked = append(e.locked, o)
 }
 
+// gone forgets a run whose end is recorded, or is not ours to record.
+func (e *settler) gone(o *outcome) {
+	e.book.remove(o.run)
+	if o.refusals > 0 {
+		e.apart.remove(o.run)
+		e.passed = append(e.passed, o.run.job.ID)
+	}
+}
+
 // done tells of settled runs.
 func (e *settler) done(outcomes ...*outcome) {
 	for _, o := range outcomes {
-		e.book.remove(o.run)
+		e.gone(o)
 		e.sup.redriver.ended(o.run.job)
 		if o.state == Retryable || o.state == Scheduled {
 			e.sup.claimer.noteDue(o.due(e.sup.now()))

@@ -208,7 +208,7 @@ func notApplied(err error) bool {
 	if !errors.As(err, &pg) {
 		return pgconn.SafeToRetry(err)
 	}
-	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
+	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57P") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
 const schemaVersion = 8

@@ -26,11 +26,20 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.
 // The time is the statement's, not the transaction's: the claim may have waited for its turn.
 // When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
-const sqlClaim = `
+const sqlClaim = claimMe + claimDue + claimTake + claimNextDue
+
+// sqlClaimBut is sqlClaim without the jobs $12: those that are set aside.
+const sqlClaimBut = claimMe + claimDueBut + claimTake + claimNextDue
+
+const (
+	claimMe = `
 with me as materialized (
 	select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share
 ), due as materialized (
-	select j.id from me, unnest($4::text[], $5::int[]) with ordinality as q(name, room, n)
+	select j.id from me, `
+	claimDue    = claimQueues + claimLanes
+	claimDueBut = claimQueues + ` and id <> all($12::text[])` + claimLanes
+	claimQueues = `unnest($4::text[], $5::int[]) with ordinality as q(name, room, n)
 	cross join lateral (
 		select j.id from unnest($6::int[], $7::int[]) with ordinality as g(q, room, n)
 		cross join lateral (
@@ -38,14 +47,16 @@ with me as materialized (
 			cross join lateral (
 				select id from jobs
 				where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane
-					and scheduled_at <= statement_timestamp() and (scheduled_at, id) > (l.floor_at, l.floor_id) and kind = any($3)
+					and scheduled_at <= statement_timestamp() and (scheduled_at, id) > (l.floor_at, l.floor_id) and kind = any($3)`
+	claimLanes = `
 				order by scheduled_at, id limit g.room for update skip locked
 			) j
 			where l.g = g.n limit g.room
 		) j
 		where g.q = q.n limit q.room
 	) j
-), claimed as (
+)`
+	claimTake = `, claimed as (
 	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp()
 	where id = any(array(select id from due))
 	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
@@ -60,7 +71,8 @@ with me as materialized (
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || coalesce(` + lastError + `, '')
 		end as more
 )
-select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more,
+select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more`
+	claimNextDue = `,
 	case when c.id is null then (
 		select extract(epoch from min(j.scheduled_at) - statement_timestamp())::float8
 		from unnest($8::int[], $9::smallint[]) as l(g, lane)
@@ -72,6 +84,7 @@ select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.s
 		) j
 	) end
 from me left join claimed c on true`
+)
 
 // claimedJob is one row of a claim.
 type claimedJob struct {
@@ -82,6 +95,7 @@ type claimedJob struct {
 	claimSeq        int
 	scheduledAt     time.Time
 	more            *moreOfJob
+	left            bool // its args were not kept: the reply was too large
 }
 
 // moreOfJob is what few jobs have.
@@ -101,6 +115,8 @@ type moreOfJob struct {
 	Redrives    int             `json:"redrives"`
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
+
+	unreadable error // why the rest is not known; nil: it is
 }
 
 // read takes a JSON object, or of a job that has merely failed: how often, its last delay, its last error.
@@ -144,6 +160,7 @@ type claimRequest struct {
 	floorID    []string
 	turns      []string // queues in which it waits for its turn
 	patience   time.Duration
+	but        []string // jobs that are set aside
 }
 
 // claimReply is what came back; committed once the pipeline has read the commit.
@@ -156,7 +173,16 @@ type claimReply struct {
 	at        time.Time
 	nextDue   time.Duration // 0: none known
 	jobs      []claimedJob
+	bytes     int // of args, and of what few jobs have
 }
+
+const (
+	// largeReply is as much as a claim should bring; after a larger one the next asks for fewer jobs.
+	largeReply = 64 << 20
+
+	// mostReply is as much as is kept of a claim; jobs beyond it go back.
+	mostReply = 256 << 20
+)
 
 // cost is what a claim took, less its wait for its turn, whatever the server's clock did meanwhile.
 func (r *claimReply) cost(took time.Duration) time.Duration {
@@ -179,6 +205,23 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 		reply.waited = time.Duration(waited * float64(time.Second))
 		return err
 	}, sqlClaimPlan)
+	sql, args := sqlClaim, req.args()
+	if len(req.but) > 0 {
+		sql, args = sqlClaimBut, append(args, req.but)
+	}
+	p.claimed(reply, sql, args...)
+	p.commit()
+	p.call(func() { reply.committed = true })
+}
+
+func (req *claimRequest) args() []any {
+	return []any{
+		req.supervisor, req.epoch, req.kinds, req.queues, req.rooms, req.groupQueue, req.groupRoom, req.laneGroup, req.lanes, req.floorAt, req.floorID,
+	}
+}
+
+// claimed queues a statement that claims, and reads its rows.
+func (p *pipeline) claimed(reply *claimReply, sql string, args ...any) {
 	reply.fenced = true
 	row := claimRow{reply: reply}
 	columns := row.columns() // once: a row costs the strings that it brings, and its run
@@ -187,11 +230,9 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 		if err := rows.Scan(columns...); err != nil {
 			return err
 		}
-		return row.add()
-	}, sqlClaim, req.supervisor, req.epoch, req.kinds, req.queues, req.rooms, req.groupQueue, req.groupRoom,
-		req.laneGroup, req.lanes, req.floorAt, req.floorID)
-	p.commit()
-	p.call(func() { reply.committed = true })
+		row.add()
+		return nil
+	}, sql, args...)
 }
 
 // claimRow reads the rows of sqlClaim, one after the other.
@@ -212,13 +253,13 @@ func (r *claimRow) columns() []any {
 	}
 }
 
-// add notes what the row says.
-func (r *claimRow) add() error {
+// add notes what the row says. One that cannot be read is claimed all the same, and says so.
+func (r *claimRow) add() {
 	if !r.id.Valid {
 		if r.secondsToNext.Valid {
 			r.reply.nextDue = max(time.Duration(r.secondsToNext.Float64*float64(time.Second)), time.Microsecond)
 		}
-		return nil
+		return
 	}
 	j := claimedJob{
 		id: r.id.String, kind: string(r.kind), queue: string(r.queue), lane: r.lane.Int16, args: r.args,
@@ -227,11 +268,13 @@ func (r *claimRow) add() error {
 	if r.more != nil {
 		j.more = &moreOfJob{}
 		if err := j.more.read(r.more); err != nil {
-			return err
+			j.more = &moreOfJob{unreadable: err}
 		}
 	}
+	if r.reply.bytes += len(r.args) + len(r.more); r.reply.bytes > mostReply {
+		j.args, j.more, j.left = nil, nil, true
+	}
 	r.reply.jobs = append(r.reply.jobs, j)
-	return nil
 }
 
 // sameText is a column that says the same in most rows: it allocates where it changes.

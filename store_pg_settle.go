@@ -102,7 +102,7 @@ const settleHeld = `
 // that is nearly always empty. And how a new errors entry begins.
 // tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
 // failure wait for every other, and for each handler that has settled one in a transaction still open. Its entry is the
-// last job's: ids have 26 bytes.
+// last job's.
 const settleRules = `
 	) j
 ), ruled as materialized (
@@ -117,7 +117,7 @@ const settleRules = `
 		case when not exists (select from failure_groups g where g.fingerprint = failure) then entry->>'error' end
 	from (
 		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job,
-			substr(max((id || entry) collate "C"), 27)::jsonb as entry
+			substr(max((id || entry) collate "C"), length(max(id)) + 1)::jsonb as entry
 		from held where failure is not null group by failure offset 0
 	) t
 )`
@@ -146,11 +146,11 @@ update jobs j set
 	scheduled_at = case when h.waits or h.became = 'parked' then 'infinity' when h.at_once then clock_timestamp() else coalesce(h.due, j.scheduled_at) end,
 	last_delay_ms = coalesce(h.delay_ms, j.last_delay_ms),
 	attempt = j.attempt - case when h.give_back then 1 else 0 end,
-	snoozes = case when h.snoozed then coalesce(j.snoozes, 0) + 1 else j.snoozes end,
-	uncounted = case when h.uncounted then coalesce(j.uncounted, 0) + 1 else j.uncounted end,
-	crashes = greatest(j.crashes + case when h.crashed then 1 when h.survived then -1 else 0 end, 0),
-	deaths = case when h.crashed then coalesce(j.deaths, 0) + 1 else j.deaths end,
-	errors_total = j.errors_total + case when h.failed then 1 else 0 end,
+	snoozes = case when h.snoozed then least(coalesce(j.snoozes, 0), 2147483646) + 1 else j.snoozes end,
+	uncounted = case when h.uncounted then least(coalesce(j.uncounted, 0), 2147483646) + 1 else j.uncounted end,
+	crashes = least(greatest(j.crashes + case when h.crashed then 1 when h.survived then -1 else 0 end, 0), 32767),
+	deaths = case when h.crashed then least(coalesce(j.deaths, 0), 32766) + 1 else j.deaths end,
+	errors_total = case when h.failed then least(j.errors_total, 2147483646) + 1 else j.errors_total end,
 	class = coalesce(h.class, j.class),
 	fingerprint = coalesce(h.fingerprint, j.fingerprint),
 	errors = case when h.added is null then j.errors

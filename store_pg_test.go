@@ -120,8 +120,8 @@ func TestWALOfAJob(t *testing.T) {
 func TestErrorsOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		err                 error
-		notApplied, badData bool
+		err                   error
+		notApplied, rowsFault bool
 	}{
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}, true, false},
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "53100"}, true, false},
@@ -130,19 +130,19 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "54000"}, true, true},
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "P0001"}, true, true},
 		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, false, false}, // terminated, perhaps after the commit
-		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014"}, false, false},
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014"}, true, true},   // cancelled: never in the middle of a commit
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40003"}, false, false}, // says so itself
 		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "08P01"}, false, false}, // a pooler whose server went away
 		{&pgconn.PgError{}, false, false},
-		{context.DeadlineExceeded, false, false},
+		{context.DeadlineExceeded, false, true},
 		{errors.New("connection reset"), false, false},
 	} {
 		for _, err := range []error{c.err, fmt.Errorf("wrapped: %w", c.err), errors.Join(errors.New("first"), c.err)} {
 			if got := notApplied(err); got != c.notApplied {
 				t.Errorf("notApplied(%v) = %v", err, got)
 			}
-			if got := badData(err); got != c.badData {
-				t.Errorf("badData(%v) = %v", err, got)
+			if got := rowsFault(err); got != c.rowsFault {
+				t.Errorf("rowsFault(%v) = %v", err, got)
 			}
 		}
 	}

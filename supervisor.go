@@ -124,6 +124,7 @@ type Supervisor struct {
 	now        func() time.Time // the process' clock: local waits only
 
 	restInterval time.Duration // the poll interval after restAfter
+	sparing      sparing       // for what would be logged again and again
 
 	changing sync.Mutex    // held while a queue is added or removed, round trip included
 	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
@@ -585,6 +586,14 @@ func (s *Supervisor) queueNames() (names []string) {
 		names = append(names, q.Name)
 	}
 	return names
+}
+
+// giveUp makes room again for jobs that were claimed and cannot be taken, and hands them back.
+func (s *Supervisor) giveUp(runs []*run) {
+	for _, r := range runs {
+		r.finish()
+	}
+	s.handBack(runs)
 }
 
 // handBack returns jobs that have not started.

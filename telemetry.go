@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -218,4 +219,35 @@ func (o *outcome) tell(kind eventKind) told {
 		e.Backoff, e.Next = o.delay, o.due(r.sup.now())
 	}
 	return told{kind, e}
+}
+
+// sparing logs what would come again and again: each key once, and then at most once a minute. The zero value is ready.
+type sparing struct {
+	mu   sync.Mutex
+	told map[string]time.Time
+}
+
+const (
+	sparingEvery = time.Minute
+	sparingKeys  = 10_000
+)
+
+// may reports whether it is time to tell of key.
+func (s *sparing) may(key string, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at, known := s.told[key]; known && now.Sub(at) < sparingEvery {
+		return false
+	}
+	if s.told == nil || len(s.told) >= sparingKeys {
+		s.told = map[string]time.Time{}
+	}
+	s.told[key] = now
+	return true
+}
+
+func (s *sparing) log(ctx context.Context, log *slog.Logger, level slog.Level, key, message string, attrs ...slog.Attr) {
+	if s.may(key, time.Now()) {
+		log.LogAttrs(ctx, level, message, attrs...)
+	}
 }

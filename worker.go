@@ -119,7 +119,7 @@ func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, o
 	w.handle = func(ctx context.Context, job *Job) error {
 		var args A
 		if err := json.Unmarshal(job.Args, &args); err != nil {
-			return &decodeError{err}
+			return &decodeError{"args do not decode", err}
 		}
 		return handler(ctx, job, args)
 	}

@@ -341,6 +341,7 @@ begin
 		times := (select count(*) from jobs, jsonb_array_elements(errors) as e where id = job_id and e->>'class' = 'refused');
 		later := later and times < kept;
 		update jobs set class = 'refused', claimed_by = null, errors = drover_append_error(errors, entry),
+			attempt = attempt - case when later and state = 'running' then least(attempt, 1) else 0 end,
 			state = case when not later then 'discarded' when errors_total > 0 then 'retryable' else 'scheduled' end,
 			scheduled_at = case when later then clock_timestamp() + least(interval '15 seconds' * 2 ^ times, interval '1 hour') else scheduled_at end,
 			finalized_at = case when not later then clock_timestamp() end,

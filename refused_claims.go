@@ -1,0 +1,351 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// One due job that the database refuses to hand out fails the claim that it is in, and would fail each that follows. So
+// after such a failure the claimer lists the jobs that it would have taken, claims them in parts, and takes the job that
+// is at fault out of the others' way: drover_refuse puts it off, or discards it. Where the database refuses that as well
+// the job is set aside, and claims leave it out.
+
+// asideEvery is how often the list of set-aside jobs is read while there are any.
+const asideEvery = 5 * time.Second
+
+// asideTries is how many of them are tried again at a time.
+const asideTries = 10
+
+// skipLane is how long a lane is left out that cannot be read at all.
+const skipLane = time.Minute
+
+// refusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
+type refusedClaims struct {
+	failed  *plan                 // the last claim, if it failed for the fault of a row
+	aside   []string              // jobs that no claim asks for
+	due     []string              // those of them that are to be tried again
+	readAt  time.Time             // when the list is read next; zero: it is empty
+	skipped map[laneKey]time.Time // lanes that cannot be read, and until when they are left out
+	most    int                   // jobs that a claim asks for
+}
+
+// errClaimInDoubt ends a walk: the reply to one of its claims was lost.
+var errClaimInDoubt = errors.New("drover: claim in doubt")
+
+// asked notes how a claim went for which up to n jobs were asked. One whose reply was large or came too late asks for
+// fewer the next time; one that was filled and small doubles that again.
+func (r *refusedClaims) asked(n int, reply *claimReply, err error) {
+	got := len(reply.jobs)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		r.most = max(1, n/2)
+	case !reply.committed:
+	case reply.bytes > largeReply:
+		r.most = max(1, int(int64(got)*largeReply/int64(reply.bytes)))
+	case got >= r.most && reply.bytes <= largeReply/2:
+		r.most = min(maxClaim, 2*r.most)
+	}
+}
+
+// readAside reads which jobs are set aside, and forgets lanes that were left out long enough.
+func (c *claimer) readAside(base context.Context) {
+	ctx, cancel := c.sup.tripContext(base)
+	defer cancel()
+	now := c.sup.now()
+	conn, err := c.link.get(ctx)
+	var jobs []asideJob
+	if err == nil {
+		jobs, err = c.sup.client.store.aside(ctx, conn, pathClaim)
+	}
+	if err != nil {
+		c.refused.readAt = now.Add(asideEvery)
+		c.sup.sparing.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		return
+	}
+	c.refused.aside, c.refused.due, c.refused.readAt = nil, nil, time.Time{}
+	for _, j := range jobs {
+		c.refused.aside = append(c.refused.aside, j.id)
+		if j.due && len(c.refused.due) < asideTries {
+			c.refused.due = append(c.refused.due, j.id)
+		}
+	}
+	if len(jobs) > 0 {
+		c.refused.readAt = now.Add(asideEvery)
+	}
+}
+
+// tendAside reads the list when it is time, and tries those again whose pause is over, each by itself.
+func (c *claimer) tendAside(base context.Context) {
+	c.readAside(base)
+	l, queues := c.sup.lease.Load(), c.sup.queueStates()
+	if l.ended.Load() || c.sup.solo.Load() != nil || !c.hasRoom(queues) {
+		return
+	}
+	p := c.planOf(l, queues)
+	for _, id := range c.refused.due {
+		ctx, cancel := c.sup.tripContext(base)
+		conn, err := c.link.get(ctx)
+		mine := false
+		if err == nil {
+			mine, err = c.sup.client.store.tryAside(ctx, conn, pathClaim, id)
+		}
+		cancel()
+		if err == nil && mine {
+			err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}})
+		}
+		if err != nil {
+			c.failed(base, nil, err)
+			return
+		}
+	}
+}
+
+// leaveOut takes out of a claim what is set aside, and the lanes that cannot be read.
+func (c *claimer) leaveOut(p *plan, now time.Time) {
+	p.req.but = c.refused.aside
+	if len(c.refused.skipped) == 0 {
+		return
+	}
+	p.unread = map[laneKey]bool{}
+	var rest []int
+	for i := range p.req.lanes {
+		switch until, skip := c.refused.skipped[p.req.lane(i)]; {
+		case skip && now.Before(until):
+			p.unread[p.req.lane(i)] = true
+		default:
+			delete(c.refused.skipped, p.req.lane(i))
+			rest = append(rest, i)
+		}
+	}
+	p.req = p.req.only(rest)
+}
+
+// planOf is a claim of certain jobs.
+func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
+	p := &plan{lease: l}
+	for _, q := range queues {
+		p.groups = append(p.groups, claimGroup{queue: q})
+	}
+	p.req = &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds, queues: c.sup.queueNames()}
+	return p
+}
+
+// pickApart claims the jobs of a claim that failed in parts, and takes those out of the way that are at fault.
+func (c *claimer) pickApart(base context.Context) {
+	p := c.refused.failed
+	c.refused.failed = nil
+	if l := c.sup.lease.Load(); l.id != p.lease.id || l.ended.Load() {
+		return
+	}
+	p.lease = c.sup.lease.Load()
+	p.req.epoch = int(p.lease.epoch.Load())
+	c.readAside(base)
+	p.req.but = c.refused.aside
+	if order := p.order; order != nil {
+		order.idle.Store(true)
+	}
+	heads, err := c.heads(base, p)
+	if err == nil {
+		err = c.claimParts(base, p, heads)
+	}
+	if err != nil {
+		c.failed(base, nil, err)
+		return
+	}
+	c.trouble.over(base, c.sup)
+	c.wake()
+}
+
+// heads lists what a claim would take. A lane that cannot be read is left out for a while.
+func (c *claimer) heads(base context.Context, p *plan) (all []head, err error) {
+	list := func(lanes []int) error {
+		ctx, cancel := c.sup.tripContext(base)
+		defer cancel()
+		conn, err := c.link.get(ctx)
+		if err != nil {
+			return err
+		}
+		heads, err := c.sup.client.store.heads(ctx, conn, p.req.only(lanes), c.sup.walkBound())
+		if err == nil {
+			all = append(all, heads...)
+		}
+		return err
+	}
+	lanes := make([]int, len(p.req.lanes))
+	for i := range lanes {
+		lanes[i] = i
+	}
+	err = list(lanes)
+	if err == nil || !lasting(err) && !timedOut(err) {
+		return all, err
+	}
+	err = isolateFailed(lanes, list, func(i int, err error) error {
+		key := p.req.lane(i)
+		if c.refused.skipped == nil {
+			c.refused.skipped = map[laneKey]time.Time{}
+		}
+		c.refused.skipped[key] = c.sup.now().Add(skipLane)
+		c.sup.sparing.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
+			slog.String("queue", key.queue), slog.Int("lane", int(key.lane)), slog.String("error", err.Error()))
+		return nil
+	})
+	return all, err
+}
+
+// timedOut reports an error that a time-out caused, the server's or ours.
+func timedOut(err error) bool {
+	var pg *pgconn.PgError
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && (pg.Code == "57014" || pg.Code == "55P03")
+}
+
+// only is the request for some of its lanes.
+func (req *claimRequest) only(lanes []int) *claimRequest {
+	part := *req
+	part.laneGroup, part.lanes, part.floorAt, part.floorID = nil, nil, nil, nil
+	for _, i := range lanes {
+		part.laneGroup, part.lanes = append(part.laneGroup, req.laneGroup[i]), append(part.lanes, req.lanes[i])
+		part.floorAt, part.floorID = append(part.floorAt, req.floorAt[i]), append(part.floorID, req.floorID[i])
+	}
+	return &part
+}
+
+// lane is the i-th lane of the request.
+func (req *claimRequest) lane(i int) laneKey {
+	return laneKey{req.queues[req.groupQueue[req.laneGroup[i]-1]-1], req.lanes[i]}
+}
+
+// claimParts claims the jobs together, or in parts where the database refuses that, and starts them. What it refuses by
+// itself is taken out of the way; unless nothing else passed and the same might pass later: then the fault may be
+// everybody's, and all is tried again.
+func (c *claimer) claimParts(base context.Context, p *plan, heads []head) error {
+	passed, end := 0, c.sup.now().Add(c.sup.cfg.Lease/4)
+	type bad struct {
+		head
+		err error
+	}
+	var refused []bad
+	err := isolateFailed(heads, func(part []head) error {
+		n, err := c.claimPart(base, p, part)
+		passed += n
+		if err == nil && c.sup.now().After(end) {
+			return errWalkTooLong
+		}
+		return err
+	}, func(h head, err error) error {
+		refused = append(refused, bad{h, err})
+		return nil
+	})
+	if errors.Is(err, errWalkTooLong) {
+		err = nil // the next claim goes on
+	}
+	for _, b := range refused {
+		if passed == 0 && !lasting(b.err) && b.claimSeq >= 0 {
+			err = errors.Join(err, b.err)
+			break
+		}
+		if fault := c.refuse(base, b.head, b.err); fault != nil {
+			err = errors.Join(err, fault)
+			break
+		}
+	}
+	return err
+}
+
+// errWalkTooLong ends a walk that has taken a quarter of a lease: other jobs wait.
+var errWalkTooLong = errors.New("drover: walk took too long")
+
+// claimPart claims some jobs, and starts what it got.
+func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, err error) {
+	ctx, cancel := c.sup.tripContext(base)
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		return 0, err
+	}
+	ids := make([]string, len(part))
+	for i, h := range part {
+		ids[i] = h.id
+	}
+	claim := &plan{lease: p.lease, groups: p.groups, req: p.req}
+	var batch pipeline
+	batch.claimThese(p.req, ids, c.sup.walkBound(), &claim.reply)
+	err = batch.send(ctx, conn)
+	switch reply := &claim.reply; {
+	case !reply.committed && !notApplied(err):
+		c.doubt = p.req.queues
+		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // isolate must not take it for a row's
+	case !reply.committed:
+		return 0, err
+	case reply.fenced:
+		p.lease.lose()
+		c.sup.control.interrupt()
+		return 0, ErrLeaseLost
+	}
+	if p.order != nil && len(claim.reply.jobs) > 0 {
+		p.order.ran.Store(true)
+	}
+	c.dispatch(ctx, claim, c.sup.now())
+	if len(c.refused.aside) > 0 {
+		if err := c.sup.client.store.passed(ctx, conn, pathClaim, ids); err != nil {
+			return len(part), err
+		}
+	}
+	return len(part), nil
+}
+
+// refuse takes a job out of the others' way.
+func (c *claimer) refuse(base context.Context, h head, why error) error {
+	ctx, cancel := c.sup.tripContext(base)
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	became, err := "", error(nil)
+	if h.claimSeq < 0 { // it is set aside already
+		became, err = setAside, c.sup.client.store.setAside(ctx, conn, pathClaim, h.id, why)
+	} else {
+		became, err = c.sup.client.store.refuse(ctx, conn, pathClaim, h.id, h.claimSeq, why, !lasting(why), c.sup.walkBound())
+	}
+	if err != nil || became == "" {
+		return err
+	}
+	if became == setAside {
+		c.refused.aside = append(c.refused.aside, h.id)
+		c.refused.readAt = c.sup.now().Add(asideEvery)
+	}
+	c.sup.tellRefused(ctx, pathClaim, &Job{ID: h.id, Queue: h.queue, Kind: h.kind}, became, why)
+	return nil
+}
+
+// The paths in set_aside that belong to single jobs of a supervisor.
+const (
+	pathClaim  = "claim"
+	pathStart  = "start"
+	pathSettle = "settle"
+)
+
+// tellRefused logs what became of a job that the database refuses, and tells the hooks if it was discarded.
+func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
+	text := s.client.clean(refusal(why), maxErrorText)
+	s.sparing.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
+		slog.String("id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind), slog.String("became", became), slog.String("error", text))
+	if became == string(Discarded) {
+		s.reporter.tell(told{eventDiscarded, Event{
+			JobID: j.ID, Queue: j.Queue, Kind: j.Kind, Supervisor: s.lease.Load().id, Class: classRefused, Error: text, Reason: ReasonRefused,
+		}})
+	}
+}
+
+// walkBound is how long a single statement of a walk may take: others wait.
+func (s *Supervisor) walkBound() time.Duration { return min(s.cfg.Lease/12, time.Second) }
+
+// tripContext bounds one round trip.
+func (s *Supervisor) tripContext(base context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(base, min(tripTimeout, s.cfg.Lease/2))
+}

@@ -1,0 +1,148 @@
+package drover
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Jobs that the database refuses to hand out or to settle: migrations/00001_core.sql has the table set_aside and the
+// function that writes to it.
+
+const (
+	// sqlClaimHeads lists the jobs that sqlClaim would take, without reading more of them than their index and their
+	// scalars. Their locks end with its transaction.
+	sqlClaimHeads    = claimMe + claimDue + sqlHeadColumns
+	sqlClaimHeadsBut = claimMe + claimDueBut + sqlHeadColumns
+	sqlHeadColumns   = `
+select id, claim_seq, queue, kind from jobs where id = any(array(select id from due)) order by id`
+
+	// sqlClaimThese claims the jobs $4, if they are still due, from the queues $5.
+	sqlClaimThese = claimMe + `lateral (
+		select id from jobs
+		where id = any($4::text[]) and finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5)
+		order by id for update skip locked
+	) j
+)` + claimTake + `, null::float8
+from me left join claimed c on true`
+
+	sqlRefuse   = `select coalesce(drover_refuse($1, $2, $3, $4, $5, $6), '')`
+	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
+
+	// sqlAside lists what is set aside on a path, and whether it is to be tried again. Those that have ended meanwhile
+	// are forgotten.
+	sqlForgetAside = `
+delete from set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
+	sqlAside = `select job, retry_at <= clock_timestamp() from set_aside where path = $1 order by retry_at, job limit $2`
+
+	// sqlTryAside gives one process the next try.
+	sqlTryAside = `
+update set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
+	sqlPassed = `delete from set_aside where path = $1 and job = any($2)`
+)
+
+// head is a job that a claim would take.
+type head struct {
+	id, queue, kind string
+	claimSeq        int
+}
+
+// bound queues a time-out for the statements behind it that is stricter than the context's: the server ends them, and the
+// connection stays.
+func (p *pipeline) bound(d time.Duration) { p.exec(nil, sqlBoundPlan, d.Milliseconds()) }
+
+func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, bound time.Duration) (heads []head, err error) {
+	var p pipeline
+	sql, args := sqlClaimHeads, req.args()
+	if len(req.but) > 0 {
+		sql, args = sqlClaimHeadsBut, append(args, req.but)
+	}
+	p.begin()
+	p.bound(bound)
+	p.query(func(rows pgx.Rows) error {
+		var h head
+		err := rows.Scan(&h.id, &h.claimSeq, &h.queue, &h.kind)
+		heads = append(heads, h)
+		return err
+	}, sql, args...)
+	p.commit()
+	return heads, p.send(ctx, conn)
+}
+
+// claimThese queues a claim of certain jobs in a transaction of its own.
+func (p *pipeline) claimThese(req *claimRequest, ids []string, bound time.Duration, reply *claimReply) {
+	p.begin()
+	p.bound(bound)
+	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues)
+	p.commit()
+	p.call(func() { reply.committed = true })
+}
+
+// refused is what became of a job that the database refuses: the state of its row, or "set aside", or "" where it is not
+// as it was.
+const setAside = "set aside"
+
+// refuse takes a job out of the others' way, by its row or else by set_aside.
+func (s *store) refuse(ctx context.Context, conn *pgx.Conn, path, id string, claimSeq int, why error, later bool, bound time.Duration) (became string, err error) {
+	var p pipeline
+	text := refusal(why)
+	p.begin()
+	p.bound(bound)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlRefuse, path, id, claimSeq, text, sqlState(why), later)
+	p.commit()
+	if err = p.send(ctx, conn); err == nil || !rowsFault(err) || conn.IsClosed() {
+		return became, err
+	}
+	return setAside, s.setAside(ctx, conn, path, id, why) // not even a look at it ends
+}
+
+func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, why error) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlSetAside, path, id, refusal(why), sqlState(why))
+	p.commit()
+	return p.send(ctx, conn)
+}
+
+// asideMost is how many are read of a path.
+const asideMost = 1000
+
+// asideJob is a job that is set aside.
+type asideJob struct {
+	id  string
+	due bool // to be tried again
+}
+
+func (s *store) aside(ctx context.Context, conn *pgx.Conn, path string) (jobs []asideJob, err error) {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlForgetAside, path)
+	p.query(func(rows pgx.Rows) error {
+		var j asideJob
+		err := rows.Scan(&j.id, &j.due)
+		jobs = append(jobs, j)
+		return err
+	}, sqlAside, path, asideMost)
+	p.commit()
+	return jobs, p.send(ctx, conn)
+}
+
+// tryAside reports whether this process may try the job again.
+func (s *store) tryAside(ctx context.Context, conn *pgx.Conn, path, id string) (bool, error) {
+	var p pipeline
+	var n int64
+	p.begin()
+	p.exec(&n, sqlTryAside, path, id)
+	p.commit()
+	return n == 1, p.send(ctx, conn)
+}
+
+// passed takes jobs off the list that went through.
+func (s *store) passed(ctx context.Context, conn *pgx.Conn, path string, ids []string) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlPassed, path, ids)
+	p.commit()
+	return p.send(ctx, conn)
+}
