@@ -14,6 +14,12 @@ import (
 // maxRefused rows in a row, and none that passed: the fault is not theirs.
 const maxRefused = 100
 
+// Refusal is a job that the database refuses to change, or cannot read, while the others went through.
+type Refusal struct {
+	ID    string `json:"id"`
+	Error string `json:"error"`
+}
+
 // isolate tries all items together. What fails for the fault of a row is tried in halves, down to the one item, which
 // goes to refused. The parts grow again behind it. An error that is no row's fault ends the walk, and isolate returns
 // it: what was not tried is left as it is.

@@ -37,7 +37,7 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 				ids[state+" "+name] = db.finished(t, state, ago)
 			}
 		}
-		if _, err := db.client.pruneWalk(t.Context(), "", keepFor(c.completed), keepFor(c.cancelled)); err != nil {
+		if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(c.completed), keepFor(c.cancelled)}); err != nil {
 			t.Fatal(err)
 		}
 		gone := map[string]bool{}
@@ -63,8 +63,8 @@ func TestPruneWalksInBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	day := keepFor(24 * time.Hour)
-	step, err := db.client.store.retain(t.Context(), conn.Conn(), "", day, day, pruneBatch)
+	keep := keeping{keepFor(24 * time.Hour), keepFor(24 * time.Hour)}
+	step, err := db.client.store.retain(t.Context(), conn.Conn(), "", keep, false, pruneBatch)
 	if err != nil || step.deleted != 900 || step.last == "" {
 		t.Fatalf("the first batch: %+v, %v", step, err)
 	}
@@ -76,7 +76,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.last); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.pruneWalk(t.Context(), step.last, day, day); err != nil {
+	if _, err := db.client.prune(t.Context(), pruneWalk{after: step.last}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 7 {
