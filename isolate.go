@@ -68,6 +68,13 @@ func rowsFault(err error) bool {
 	return true
 }
 
+// stepFault reports an error of a statement over many jobs that one of them may have caused, although the statement finds
+// refused rows by itself: a time-out, or damage. Missing rights and columns it would have blamed on rows, so where these
+// fail all of it the role or the schema is at fault.
+func stepFault(err error) bool {
+	return rowsFault(err) && !strings.HasPrefix(sqlState(err), "42")
+}
+
 // lasting reports an error that the same row will bring again, whatever the application does: its own data, their
 // size, or damage. What a function raises, such as a trigger's, may pass.
 func lasting(err error) bool {

@@ -63,7 +63,7 @@ func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (prune
 	defer conn.Release()
 	for after := walk.after; ; {
 		step, err := c.store.retain(ctx, conn.Conn(), after, keep, walk.whole, pruneBatch)
-		if rowsFault(err) {
+		if stepFault(err) {
 			step, err = c.pruneApart(ctx, conn.Conn(), after, keep, walk.whole)
 		}
 		if step.deleted+step.archived > 0 {

@@ -69,7 +69,7 @@ func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Mov
 	defer conn.Release()
 	for after := ""; ; {
 		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after)
-		if rowsFault(err) && ctx.Err() == nil {
+		if stepFault(err) && ctx.Err() == nil {
 			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after)
 		}
 		if err != nil && ctx.Err() != nil {
