@@ -428,3 +428,16 @@ func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
 		t.Errorf("jobs: %s", got)
 	}
 }
+
+// A trigger of the application's that removes dead jobs at once does not take their follow-ups away.
+func TestFollowUpOfAJobThatIsGoneAtOnce(t *testing.T) {
+	t.Parallel()
+	db := following(t, Config{Logger: quiet()})
+	db.exec(t, `create function away() returns trigger language plpgsql as $$ begin delete from jobs where id = new.id; return null; end $$`)
+	db.exec(t, `create trigger away after update on jobs for each row when (new.state = 'discarded') execute function away()`)
+	id := value[string](t, db, `insert into jobs (kind, args) values ('a', '{"n": 1}') returning id`)
+	db.exec(t, discardAll)
+	if got := db.followUps(t)[id]; len(got) != 1 || string(got[0].Args) != `{"n": 1}` {
+		t.Errorf("follow-ups: %+v", got)
+	}
+}

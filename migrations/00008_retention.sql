@@ -25,27 +25,26 @@ $$;
 comment on function drover_written(bigint, bigint) is 'Raises DR003 if a statement wrote fewer rows than expected, as with a trigger that returns null.';
 
 -- +goose StatementBegin
-create function drover_make_follow_up(job_id text, out made boolean, out refused jsonb) language plpgsql as $$
+create function drover_make_follow_up(job_id text, job_queue text, job_kind text, reason text, class text, fingerprint text, attempts int, ended timestamptz,
+	metadata jsonb, args jsonb, errors jsonb, out made boolean, out refused jsonb) language plpgsql as $$
 declare
-	j     record;
-	depth int;
-	args  jsonb;
-	error text;
-	code  text;
-	why   text;
-	n     int;
+	policy record;
+	depth  int;
+	given  jsonb;
+	error  text;
+	code   text;
+	why    text;
+	n      int;
 begin
 	made := false;
-	select d.id, d.queue, d.kind, d.discard_reason, d.class, d.fingerprint, d.attempt, d.finalized_at, k.follow_up_kind, k.follow_up_queue into j
-	from jobs d join kinds k on k.kind = d.kind
-	where d.id = job_id and d.discard_reason is not null and k.follow_up_kind is not null;
+	select follow_up_kind, follow_up_queue into policy from kinds where kind = job_kind and follow_up_kind is not null;
 	if not found then
 		return;
 	end if;
-	-- What cannot be read of the dead job (damage, or JSON too large to print) is left out: each value by itself, so the
-	-- row is never read as a whole.
+	-- What cannot be read of the dead job, because of damage or because it is too large as text, is left out. Each value is
+	-- an argument of its own: a whole row would be read before this function could catch the error.
 	begin
-		select drover_follow_up_depth(d.metadata) into depth from jobs d where d.id = job_id;
+		depth := drover_follow_up_depth(metadata);
 	exception when others then
 		depth := 0;
 	end;
@@ -54,24 +53,24 @@ begin
 	end if;
 	begin
 		-- Args that could burst those of the new job are left out.
-		select case when octet_length(d.args::text) <= 3145728 then d.args end into args from jobs d where d.id = job_id;
+		given := case when octet_length(args::text) <= 3145728 then args end;
 	exception when others then
-		args := null;
+		given := null;
 	end;
 	begin
-		select drover_last_error(d.errors)->>'error' into error from jobs d where d.id = job_id;
+		error := drover_last_error(errors)->>'error';
 	exception when others then
 		error := null;
 	end;
 	begin
 		-- Due at the time of this statement, not of the transaction's start: in front of the supervisors' floors.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
-		values (j.follow_up_kind, j.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
-			'job_id', j.id, 'queue', j.queue, 'kind', j.kind, 'args', args, 'reason', j.discard_reason, 'error', coalesce(error, ''),
-			'class', coalesce(j.class, ''), 'fingerprint', coalesce(j.fingerprint, ''), 'attempts', j.attempt, 'discarded_at', j.finalized_at));
+		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
+			'job_id', job_id, 'queue', job_queue, 'kind', job_kind, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
+			'class', coalesce(class, ''), 'fingerprint', coalesce(fingerprint, ''), 'attempts', attempts, 'discarded_at', ended));
 		get diagnostics n = row_count;
 		perform drover_written(n, 1);
-		perform drover_wake(j.follow_up_queue);
+		perform drover_wake(policy.follow_up_queue);
 		made := true;
 	exception when others then
 		get stacked diagnostics code = returned_sqlstate, why = message_text;
@@ -83,7 +82,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_make_follow_up(text) is
+comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
 	'Enqueues what the kind of a discarded job asks for, once for each call. What cannot be read of the job is left out. refused: the database did not take the new job; an array as drover_set_aside takes it.';
 
 -- +goose StatementBegin
@@ -100,10 +99,8 @@ create function drover_follow_up() returns trigger language plpgsql as $$
 declare
 	rejected jsonb;
 begin
-	if not exists (select from kinds where kind = new.kind and follow_up_kind is not null) then
-		return null;
-	end if;
-	select f.refused into rejected from drover_make_follow_up(new.id) f;
+	rejected := (drover_make_follow_up(new.id, new.queue, new.kind, new.discard_reason, new.class, new.fingerprint, new.attempt, new.finalized_at,
+		new.metadata, new.args, new.errors)).refused;
 	if rejected is not null then
 		begin
 			perform drover_set_aside('follow-up', rejected);
@@ -121,7 +118,7 @@ $$;
 comment on function drover_follow_up() is 'Enqueues what the kind of a job that is being discarded asks for, in the same transaction. A follow-up''s own follow-up ends after three. If the database refuses the follow-up, the discard goes through and the follow-up is set aside.';
 
 -- +goose StatementBegin
-create function drover_follow_up_again(ids text[], out made bigint, out refused jsonb) language plpgsql as $$
+create function drover_follow_up_again(ids text[], out made bigint, out refused jsonb) language plpgsql set enable_seqscan = off as $$
 declare
 	note text;
 	f    record;
@@ -129,13 +126,15 @@ begin
 	made := 0;
 	refused := '[]';
 	for note in select job from set_aside where path = 'follow-up' and job = any(ids) and retry_at <= clock_timestamp() order by job for update skip locked loop
-		select * into f from drover_make_follow_up(note);
+		select x.made, x.refused into f from jobs d
+		cross join lateral drover_make_follow_up(d.id, d.queue, d.kind, d.discard_reason, d.class, d.fingerprint, d.attempt, d.finalized_at, d.metadata, d.args, d.errors) x
+		where d.id = note and d.discard_reason is not null;
 		if f.refused is not null then
 			perform drover_set_aside('follow-up', f.refused);
 			refused := refused || f.refused;
 		else -- enqueued, or its job is no longer discarded
 			delete from set_aside where path = 'follow-up' and job = note;
-			made := made + f.made::int;
+			made := made + coalesce(f.made, false)::int;
 		end if;
 	end loop;
 end
@@ -619,7 +618,7 @@ select drover_lock_tables('{kinds,jobs,queues,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
 drop function drover_follow_up();
 drop function drover_follow_up_again(text[]);
-drop function drover_make_follow_up(text);
+drop function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb);
 drop function drover_follow_up_depth(jsonb);
 drop function drover_alerts(bigint, bigint, interval, bigint, interval, text);
 drop function drover_retain(text, interval, interval, int, boolean);
