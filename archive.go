@@ -4,12 +4,39 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 )
 
 // Moved is what went from one table to the other.
 type Moved struct {
 	Jobs      int64    `json:"jobs"`
 	Conflicts []string `json:"conflicts,omitempty"` // ids that are there already, of another life of that id: they stay where they were
+
+	// Refused are jobs that stay where they were because the database refuses to move them, for a foreign key or a trigger
+	// of yours, say. At most the first 1,000.
+	Refused []Refusal `json:"refused,omitempty"`
+}
+
+const maxRefusals = 1000 // of one call
+
+func (m *Moved) refuse(refused ...Refusal) {
+	m.Refused = append(m.Refused, refused[:min(len(refused), maxRefusals-len(m.Refused))]...)
+}
+
+// refusedError names jobs that were left out.
+func refusedError(refused []Refusal, what string) error {
+	if len(refused) == 0 {
+		return nil
+	}
+	const named = 20
+	var text strings.Builder
+	for _, r := range refused[:min(len(refused), named)] {
+		fmt.Fprintf(&text, "; job %s: %s", r.ID, r.Error)
+	}
+	if more := len(refused) - named; more > 0 {
+		fmt.Fprintf(&text, "; and %d more", more)
+	}
+	return fmt.Errorf("%d %s%s", len(refused), what, text.String())
 }
 
 // ArchiveOpts say more about what to archive. Nil archives all that fit.
@@ -20,7 +47,8 @@ type ArchiveOpts struct {
 
 // Archive moves jobs that have ended and fit the filter to the table jobs_archive, where they cost the queue nothing. It
 // goes in batches, each one statement: a job is in one table or the other, and what was moved before an error stays
-// moved. An id in the archive is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
+// moved. Jobs that the database refuses to move stay, are in Moved.Refused, and hold up no others. An id in the archive
+// is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
 func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) (Moved, error) {
 	var bad problems
 	if opts == nil {
@@ -36,7 +64,7 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 	if err := bad.err(); err != nil {
 		return Moved{}, err
 	}
-	moved, err := c.store.archive(ctx, doc, opts.KeepNewest)
+	moved, err := c.store.move(ctx, doc, archiveStep(opts.KeepNewest))
 	if err != nil {
 		return moved, fmt.Errorf("archive jobs: %w", err)
 	}
@@ -45,14 +73,15 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 
 // Restore moves jobs that fit the filter back from the archive, as they were: discarded ones can be redriven then. Where
 // their queue has ArchiveDiscardedAfter the pruner archives them again within a minute or so, unless they are redriven.
-// An empty filter is an *InvalidError.
+// Jobs that the database refuses to move stay in the archive and are in Moved.Refused. An empty filter is an
+// *InvalidError.
 func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
 	var bad problems
 	doc := filterFor(&bad, filter)
 	if err := bad.err(); err != nil {
 		return Moved{}, err
 	}
-	moved, err := c.store.restore(ctx, doc)
+	moved, err := c.store.move(ctx, doc, restoreStep())
 	if err != nil {
 		return moved, fmt.Errorf("restore jobs: %w", err)
 	}
@@ -62,8 +91,9 @@ func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
 // DeleteForEver confirms a purge.
 const DeleteForEver = "delete for ever"
 
-// PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. Confirm must
-// be DeleteForEver; that it is not, and an empty filter, are an *InvalidError.
+// PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. If the
+// database refuses to delete some, it deletes all others and returns an error that names these. Confirm must be
+// DeleteForEver; otherwise, and for an empty filter, the error is an *InvalidError.
 func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string) (int64, error) {
 	var bad problems
 	doc := filterFor(&bad, filter)
@@ -73,28 +103,35 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	deleted, err := c.store.purge(ctx, doc, confirm)
-	if err != nil {
-		return deleted, fmt.Errorf("purge the archive: %w", err)
+	gone, err := c.store.move(ctx, doc, purgeStep())
+	if err == nil {
+		err = refusedError(gone.Refused, "refused by the database")
 	}
-	return deleted, nil
+	if err != nil {
+		return gone.Jobs, fmt.Errorf("purge the archive: %w", err)
+	}
+	return gone.Jobs, nil
 }
 
 // ExportArchive writes the archive's jobs that fit the filter to w, one JSON object a line with the columns of
-// jobs_archive, by id. It returns how many. It reads page by page and holds one job in memory at a time.
+// jobs_archive, by id. It returns how many. It reads page by page and holds one job in memory at a time. A job that
+// cannot be read is left out: after all others are written, ExportArchive returns an error that names it.
 func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) (n int64, err error) {
 	var bad problems
 	doc := filter.encode(&bad)
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	err = c.store.export(ctx, doc, func(line []byte) error {
+	unread, err := c.store.export(ctx, doc, func(line []byte) error {
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}
 		n++
 		return nil
 	})
+	if err == nil {
+		err = refusedError(unread, "not readable")
+	}
 	if err != nil {
 		return n, fmt.Errorf("export the archive: %w", err)
 	}

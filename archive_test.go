@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // jobRows are all jobs of a table, by id, as JSON.
@@ -300,5 +302,261 @@ func TestArchiveFiltersAreSafe(t *testing.T) {
 	}
 	if got := value[string](t, db, `select id from jobs where kind = $1`, evil); got != id {
 		t.Errorf("%s came back, want %s", got, id)
+	}
+}
+
+// fullArchive is a schema with so many jobs in the archive, whose ids it returns.
+func fullArchive(t testing.TB, n int) (db *testDB, ids []string) {
+	t.Helper()
+	db = newQuietDB(t)
+	ids = db.aged(t, n)
+	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != int64(n) {
+		t.Fatalf("Archive = %+v, %v", moved, err)
+	}
+	return db, ids
+}
+
+// checkRefused sees whether just these jobs are said to be refused, each with an error.
+func checkRefused(t testing.TB, got []Refusal, want ...string) {
+	t.Helper()
+	var ids []string
+	for _, r := range got {
+		ids = append(ids, r.ID)
+		if r.Error == "" {
+			t.Errorf("%s is refused without an error", r.ID)
+		}
+	}
+	slices.Sort(ids)
+	if !slices.Equal(ids, want) {
+		t.Errorf("refused: %+v, want %q", got, want)
+	}
+}
+
+// F-15: archive, restore and purge go on around the jobs that the database refuses to move, and name them; a statement
+// time-out over one of them, which ends the whole step, is found as well.
+func TestMovingAroundRefusedJobs(t *testing.T) {
+	t.Parallel()
+	for name, does := range map[string]string{
+		"trigger": "raise 'no'", "trigger that returns null": "return null", "statement time-out": "perform pg_sleep(3600)",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := 1300
+			db, set := newQuietDB(t), func(*pgxpool.Config) {}
+			if name == "statement time-out" {
+				n, set = 30, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" }
+			}
+			db = db.via(t, Config{Logger: quiet()}, set)
+			ids := db.aged(t, n)
+			bad := []string{ids[0], ids[n-1]}
+			fits := func(row string) string { return fmt.Sprintf("%s.id in ('%s', '%s')", row, bad[0], bad[1]) }
+			rows := func(table string) int { return value[int](t, db, `select count(*) from `+table) }
+
+			db.refuses(t, "insert", "jobs_archive", fits("new"), does)
+			moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+			if err != nil || moved.Jobs != int64(n-2) || rows("jobs") != 2 || rows("jobs_archive") != n-2 {
+				t.Fatalf("Archive = %d, %v; %d are left", moved.Jobs, err, rows("jobs"))
+			}
+			checkRefused(t, moved.Refused, bad...)
+			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
+			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
+				t.Fatalf("Archive = %+v, %v", moved, err)
+			}
+
+			db.refuses(t, "insert", "jobs", fits("new"), does)
+			back, err := db.client.Restore(t.Context(), Filter{All: true})
+			if err != nil || back.Jobs != int64(n-2) || rows("jobs_archive") != 2 || rows("jobs") != n-2 {
+				t.Fatalf("Restore = %d, %v; %d are left", back.Jobs, err, rows("jobs_archive"))
+			}
+			checkRefused(t, back.Refused, bad...)
+			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != int64(n-2) {
+				t.Fatalf("Archive = %+v, %v", moved, err)
+			}
+
+			db.refuses(t, "delete", "jobs_archive", fits("old"), does)
+			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true}, DeleteForEver)
+			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
+				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
+			}
+			for _, id := range bad {
+				if !strings.Contains(err.Error(), id) {
+					t.Errorf("the error does not name %s: %v", id, err)
+				}
+			}
+		})
+	}
+}
+
+// F-15: jobs behind many that are refused are moved, and no more than a thousand are named.
+func TestMovingBehindManyThatAreRefused(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ids := db.aged(t, 1300)
+	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id < '%s'", ids[1250]), "raise 'no'")
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	if err != nil || moved.Jobs != 50 || len(moved.Refused) != 1000 {
+		t.Errorf("Archive = %d, %d refused, %v", moved.Jobs, len(moved.Refused), err)
+	}
+}
+
+// A caller's deadline is no job's fault.
+func TestMovingWithADeadline(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.aged(t, 3)
+	db.refuses(t, "insert", "jobs_archive", "true", "perform pg_sleep(3600)")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if moved, err := db.client.Archive(ctx, Filter{All: true}, nil); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
+		t.Errorf("Archive = %+v, %v", moved, err)
+	}
+}
+
+// F-15: columns of the application's own stop neither pruning nor archiving nor restoring. One that both tables have is
+// kept; one that must not be null holds up the jobs that have no value for it, and no others.
+func TestColumnsOfTheApplication(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
+	db.exec(t, `alter table jobs add column tenant text, add column region text, add column place int, add column seq bigint generated always as identity,
+		add column shouted text generated always as (upper(kind)) stored, add column archived_at timestamptz`)
+	db.exec(t, `alter table jobs_archive add column region text, add column place text, add column seq bigint, add column shouted text, add column note text`)
+	var ids []string
+	for n := range 3 {
+		id := db.ended(t, "stored", "discarded", 2*aDay)
+		db.exec(t, `update jobs set tenant = 't', region = $2, place = 7 where id = $1`, id, fmt.Sprint("r", n))
+		ids = append(ids, id)
+	}
+	db.finished(t, "completed", 2*aDay)
+	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
+	keep := keeping{keepFor(aDay), nil}
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(ids)
+	if got := value[[]string](t, db, `select array_agg(id order by id) from jobs_archive where archived_at is not null`); !slices.Equal(got, ids) {
+		t.Errorf("archived: %q, want %q", got, ids)
+	}
+	if moved, err := db.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
+		t.Errorf("Restore = %+v, %v", moved, err)
+	}
+	if got := value[string](t, db, `select string_agg(concat_ws('', region, tenant, place, shouted), ' ' order by region) from jobs`); got != "r0JOB r1JOB r2JOB" {
+		t.Errorf("restored: %s", got)
+	}
+	if got := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs`); got != seqs {
+		t.Errorf("identities %s became %s", seqs, got)
+	}
+
+	db.exec(t, `update jobs set region = null where id = $1`, ids[1])
+	db.exec(t, `alter table jobs_archive alter region set not null`)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	if err != nil || moved.Jobs != 2 {
+		t.Errorf("Archive = %+v, %v", moved, err)
+	}
+	checkRefused(t, moved.Refused, ids[1])
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+		t.Error(err)
+	}
+	if noted := db.noted(t, "archive"); !slices.Equal(noted, ids[1:2]) {
+		t.Errorf("set aside: %q", noted)
+	}
+	db.exec(t, `alter table jobs add column must int not null default 1`)
+	db.exec(t, `alter table jobs alter must drop default`)
+	if moved, err = db.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 0 {
+		t.Errorf("Restore = %+v, %v", moved, err)
+	}
+	checkRefused(t, moved.Refused, ids[0], ids[2])
+}
+
+// F-15: a row that a filter cannot read is left out and named; the others are picked.
+func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	db, ids := fullArchive(t, 700)
+	bad := ids[300]
+	db.exec(t, `update jobs_archive set errors = '[{"class": "error", "error": "needle"}]' where id = any($1)`, ids[250:600])
+	db.exec(t, `update jobs_archive set errors = '{}' where id = $1`, bad) // by hand: nothing reads an error out of that
+	var out bytes.Buffer
+	n, err := db.client.ExportArchive(t.Context(), &out, Filter{Error: "needle"})
+	if n != 349 || err == nil || !strings.Contains(err.Error(), bad) {
+		t.Errorf("ExportArchive = %d, %v", n, err)
+	}
+	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"})
+	if err != nil || moved.Jobs != 349 {
+		t.Errorf("Restore = %d, %v", moved.Jobs, err)
+	}
+	checkRefused(t, moved.Refused, bad)
+	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}, DeleteForEver); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
+		t.Errorf("PurgeArchive = %d, %v", gone, err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 351 {
+		t.Errorf("%d jobs are left, want 351", n)
+	}
+}
+
+// F-15: rows that cannot be made JSON of do not end an export, and the error at the end names them.
+func TestExportAroundARowThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	db, ids := fullArchive(t, exportPage+30)
+	db.damage(t, "jobs_archive", ids[7])
+	db.damage(t, "jobs_archive", ids[exportPage+29])
+	var out bytes.Buffer
+	n, err := db.client.ExportArchive(t.Context(), &out, Filter{})
+	if n != exportPage+28 || err == nil || !strings.Contains(err.Error(), ids[7]) || !strings.Contains(err.Error(), ids[exportPage+29]) {
+		t.Errorf("ExportArchive = %d, %v", n, err)
+	}
+	if lines := strings.Count(out.String(), "\n"); lines != exportPage+28 {
+		t.Errorf("%d lines", lines)
+	}
+	moved, err := db.client.Restore(t.Context(), Filter{All: true})
+	if err != nil || moved.Jobs != exportPage+28 {
+		t.Errorf("Restore = %d, %v", moved.Jobs, err)
+	}
+	checkRefused(t, moved.Refused, ids[7], ids[exportPage+29])
+}
+
+// damage makes the args of a job unreadable, as a broken disk does: "missing chunk number 0".
+func (db *testDB) damage(t testing.TB, table, id string) {
+	t.Helper()
+	db.exec(t, `update `+table+` set args = to_jsonb((select string_agg(md5(n::text), '') from generate_series(1, 1000) n)) where id = $1`, id)
+	toast := value[string](t, db, `select reltoastrelid::regclass::text from pg_class where oid = $1::text::regclass`, table)
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		for _, sql := range []string{
+			`set local allow_system_table_mods = on`, `update pg_class set relkind = 'r' where oid = '` + toast + `'::regclass`,
+			`truncate ` + toast, `update pg_class set relkind = 't' where oid = '` + toast + `'::regclass`,
+		} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				return fmt.Errorf("%s: %w", sql, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var pg *pgconn.PgError
+	if err := db.QueryRow(t.Context(), `select args::text from `+table+` where id = $1`, id).Scan(new(string)); !errors.As(err, &pg) || pg.Code != "XX001" {
+		t.Fatalf("the args of %s: %v", id, err)
+	}
+}
+
+// F-15: a job whose args are damaged is deleted; where it should be archived it is set aside.
+func TestPruningOfADamagedJob(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
+	var stored []string
+	for range 3 {
+		db.finished(t, "completed", 2*aDay)
+		stored = append(stored, db.ended(t, "stored", "discarded", 2*aDay))
+	}
+	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
+	db.damage(t, "jobs", stored[1])
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(aDay), nil}); err != nil {
+		t.Fatal(err)
+	}
+	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {
+		t.Errorf("left: %q, want %q", left, stored[1:2])
+	}
+	if noted := db.noted(t, "archive"); !slices.Equal(noted, stored[1:2]) {
+		t.Errorf("set aside: %q", noted)
 	}
 }

@@ -849,7 +849,7 @@ func TestProducerRole(t *testing.T) {
 		`select from discarded_jobs`, `select from discarded_summary`, `select from job_counts`, `select from queues`, `select from kinds`,
 		`select from supervisors`, `select from sleepers`, `delete from sleepers`, `drop table jobs`, `create table mine ()`,
 		`select drover_enqueue_many('[]')`, `select drover_wake('default')`, `select drover_cancel('` + strings.Repeat("0", 26) + `')`,
-		`select drover_redrive('` + strings.Repeat("0", 26) + `')`, `select drover_prune('', now(), now())`,
+		`select drover_redrive('` + strings.Repeat("0", 26) + `')`, `select drover_retain('', '1 day', '1 day')`,
 		`alter function ` + one + ` security invoker`, `create or replace function ` + schema + `.drover_ulid() returns text language sql as 'select 1'`,
 	} {
 		if _, err := pool.Exec(t.Context(), sql); !denied(err) {

@@ -6,12 +6,16 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // FollowUp is a job that is enqueued when another one is discarded: to refund, to tell a person, to open a ticket. It
 // is data, kept in the table kinds. The database itself enqueues it in the transaction that discards, whatever the
 // reason and whoever does it: a run's end, a rescue, an operator, psql. A job that is redriven and discarded again has
 // another one. Its args are a DiscardedJob. A follow-up's own follow-up is enqueued in the same way, three deep at most.
+// If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same: the
+// supervisor that prunes tries to enqueue it again until that succeeds, or the job is gone or no longer discarded.
 //
 // Some supervisor must have a worker of its kind and serve its queue, or it waits for ever. One that enqueues follow-ups
 // for others says so in its log when it starts.
@@ -32,13 +36,34 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	Queue       string          `json:"queue"`
 	JobKind     string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`   // null if they are longer than 3 MiB: Client.Get has them
+	Args        json.RawMessage `json:"args"`   // null if they are longer than 3 MiB (Client.Get has them), or cannot be read
 	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
 	Error       string          `json:"error"`  // of the last failed run, like Class and Fingerprint; "" if none failed
 	Class       string          `json:"class"`
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`
 	DiscardedAt time.Time       `json:"discarded_at"`
+}
+
+// followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
+func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string) error {
+	return isolate(ids, func(part []string) error {
+		made, refused, err := c.store.followUpsAgain(ctx, conn, part)
+		if err != nil {
+			return err
+		}
+		if made > 0 {
+			c.log.InfoContext(ctx, "follow-ups enqueued that the database had refused", slog.Int64("follow_ups", made))
+		}
+		for i := range refused {
+			refused[i].Path = pathFollowUp
+		}
+		c.tellRefused(ctx, refused)
+		return nil
+	}, func(id string, fault error) error {
+		c.tellRefused(ctx, []refusedRow{{Refusal{id, fault.Error()}, sqlState(fault), pathFollowUp}})
+		return c.store.setAside(ctx, conn, pathFollowUp, id, fault)
+	})
 }
 
 // tellUnservedFollowUps logs which follow-ups need another supervisor.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // followUps are the follow-ups that wait, by the job they are for.
@@ -265,5 +266,178 @@ func TestFollowUpIsValidated(t *testing.T) {
 		if (err != nil) != (c.field != "") || err != nil && (!errors.As(err, &invalid) || invalid.Field != "Workers[0].FollowUp."+c.field) {
 			t.Errorf("%+v: %v", c.follow, err)
 		}
+	}
+}
+
+const discardAll = `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where finalized_at is null and kind = 'a'`
+
+// following is a schema in which a job of kind a is followed by one of kind b.
+func following(t testing.TB, cfg Config) *testDB {
+	t.Helper()
+	db := newTestDBWith(t, cfg)
+	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
+	return db
+}
+
+// F-15: whatever stands under drover's own key, the job is discarded, and a chain of follow-ups ends.
+func TestFollowUpOfOddMetadata(t *testing.T) {
+	t.Parallel()
+	db := following(t, Config{Logger: quiet()})
+	for metadata, depth := range map[string]int{
+		`{"drover:follow_up": -1e300}`: 1, `{"drover:follow_up": "x"}`: 1, `{"drover:follow_up": 1e400}`: 0, `{"drover:follow_up": {"drover:follow_up": [1]}}`: 1,
+		`{"drover:follow_up": -5}`: 1, `{"drover:follow_up": 2147483648}`: 0, `{"drover:follow_up": 1e-16000}`: 1, `{"drover:follow_up": 3}`: 0, `{"drover:follow_up": 2}`: 3,
+		`{"drover:follow_up": true}`: 1, `{}`: 1,
+	} {
+		db.exec(t, `truncate jobs`)
+		db.exec(t, `insert into jobs (kind, metadata) select 'a', m::jsonb from (values ($1::text)) v(m)`, metadata)
+		db.exec(t, discardAll)
+		if got := value[int](t, db, `select coalesce((select (metadata->>'drover:follow_up')::int from jobs where kind = 'b'), 0)`); got != depth {
+			t.Errorf("%s: the follow-up has depth %d, want %d", metadata, got, depth)
+		}
+	}
+}
+
+// F-15: a discard never fails for its follow-up. The follow-up is set aside, logged, and enqueued once the database takes
+// it, by the supervisor that prunes.
+func TestARefusedFollowUp(t *testing.T) {
+	t.Parallel()
+	for name, does := range map[string]string{"trigger": "raise 'no'", "trigger that returns null": "return null"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var book logbook
+			db := following(t, Config{Logger: slog.New(&book)})
+			db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' @> '{\"bad\": true}'", does)
+			db.exec(t, `insert into jobs (kind, args) select 'a', jsonb_build_object('bad', n = 3) from generate_series(1, 5) n`)
+			bad := value[string](t, db, `select id from jobs where args @> '{"bad": true}'`)
+			db.exec(t, discardAll)
+			if n := len(db.followUps(t)); n != 4 {
+				t.Errorf("%d follow-ups, want 4", n)
+			}
+			if noted := db.noted(t, "follow-up"); !slices.Equal(noted, []string{bad}) {
+				t.Errorf("set aside: %q", noted)
+			}
+			db.exec(t, `update set_aside set retry_at = now()`)
+			db.launchPruning(t, SupervisorConfig{Queues: []Queue{{Name: "elsewhere"}}})
+			db.waitFor(t, 20*time.Second, `select tries = 2 from set_aside`)
+			eventually(t, func() bool { return len(book.from(slog.LevelWarn)) == 1 })
+			if line := book.from(slog.LevelWarn)[0]; !strings.Contains(line, bad) {
+				t.Errorf("logged: %s", line)
+			}
+			db.exec(t, `drop trigger app_insert_jobs on jobs`)
+			db.exec(t, `update set_aside set retry_at = now()`)
+			db.waitFor(t, 20*time.Second, `select not exists (select from set_aside)`)
+			if got := db.followUps(t)[bad]; len(got) != 1 || got[0].Reason != ReasonOperator || string(got[0].Args) != `{"bad": true}` {
+				t.Errorf("follow-ups: %+v", got)
+			}
+			if lines := book.from(slog.LevelWarn); len(lines) != 1 {
+				t.Errorf("logged %q", lines)
+			}
+		})
+	}
+}
+
+// F-15: a follow-up over which a trigger takes longer than a statement may is found among others.
+func TestARefusedFollowUpThatTimesOut(t *testing.T) {
+	t.Parallel()
+	db := following(t, Config{Logger: quiet()})
+	db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
+	db.exec(t, `insert into jobs (kind, args) select 'a', to_jsonb(n) from generate_series(1, 5) n`)
+	db.exec(t, discardAll)
+	db.exec(t, `drop trigger app_insert_jobs on jobs`)
+	db.exec(t, `drop function app_insert_jobs`)
+	db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' = '3'", "perform pg_sleep(3600)")
+	db.exec(t, `update set_aside set retry_at = now()`)
+	hasty := db.via(t, Config{Logger: quiet()}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
+	if _, err := hasty.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
+		t.Fatal(err)
+	}
+	if n, noted := len(db.followUps(t)), value[string](t, db, `select string_agg(concat_ws(' ', code, tries), ',') from set_aside`); n != 4 || noted != "57014 2" {
+		t.Errorf("%d follow-ups, set aside: %s", n, noted)
+	}
+}
+
+// A follow-up that was set aside is dropped once its job is gone, or redriven, or its kind asks for none.
+func TestFollowUpsNobodyNeeds(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"deleted": `delete from jobs`, "redriven": `select drover_redrive(id) from jobs`, "no follow-up": `update kinds set follow_up_kind = null, follow_up_queue = null`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := following(t, Config{Logger: quiet()})
+			db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
+			db.exec(t, `insert into jobs (kind) values ('a')`)
+			db.exec(t, discardAll)
+			db.exec(t, `update set_aside set retry_at = now()`)
+			db.exec(t, `drop trigger app_insert_jobs on jobs`)
+			db.exec(t, sql)
+			if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
+				t.Fatal(err)
+			}
+			if n, notes := len(db.followUps(t)), db.noted(t, "follow-up"); n != 0 || len(notes) != 0 {
+				t.Errorf("%d follow-ups, %q set aside", n, notes)
+			}
+		})
+	}
+}
+
+// F-15: what cannot be read of the dead job is left out of its follow-up.
+func TestFollowUpOfADamagedJob(t *testing.T) {
+	t.Parallel()
+	db := following(t, Config{Logger: quiet()})
+	args := value[string](t, db, `insert into jobs (kind) values ('a') returning id`)
+	db.damage(t, "jobs", args)
+	errs := value[string](t, db, `insert into jobs (kind, args) values ('a', '{"n": 1}') returning id`)
+	db.exec(t, `alter table jobs drop constraint jobs_errors`)
+	db.exec(t, `update jobs set errors = '{}' where id = $1`, errs)
+	db.exec(t, discardAll)
+	got := db.followUps(t)
+	if d := got[args]; len(d) != 1 || string(d[0].Args) != "null" || d[0].Reason != ReasonOperator {
+		t.Errorf("damaged args: %+v", d)
+	}
+	if d := got[errs]; len(d) != 1 || string(d[0].Args) != `{"n": 1}` || d[0].Error != "" {
+		t.Errorf("damaged errors: %+v", d)
+	}
+}
+
+// A role that may discard, and neither enqueue nor set aside, discards all the same, and is warned.
+func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
+	t.Parallel()
+	db := following(t, Config{Logger: quiet()})
+	id := value[string](t, db, `insert into jobs (kind) values ('a') returning id`)
+	role := "only_" + strings.ToLower(id)
+	db.exec(t, `create role `+role)
+	t.Cleanup(func() {
+		if _, err := db.Exec(context.Background(), `drop owned by `+role+`; drop role `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	db.exec(t, `grant usage on schema `+value[string](t, db, `select quote_ident(current_schema())`)+` to `+role)
+	db.exec(t, `grant select, update on jobs to `+role)
+	db.exec(t, `grant select on kinds to `+role)
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `set local role `+role); err != nil {
+			return err
+		}
+		_, err := tx.Exec(t.Context(), discardAll)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[string](t, db, `select string_agg(state, ' ') from jobs`); got != "discarded" {
+		t.Errorf("jobs: %s", got)
+	}
+}
+
+// A trigger of the application's that removes dead jobs at once does not take their follow-ups away.
+func TestFollowUpOfAJobThatIsGoneAtOnce(t *testing.T) {
+	t.Parallel()
+	db := following(t, Config{Logger: quiet()})
+	db.exec(t, `create function away() returns trigger language plpgsql as $$ begin delete from jobs where id = new.id; return null; end $$`)
+	db.exec(t, `create trigger away after update on jobs for each row when (new.state = 'discarded') execute function away()`)
+	id := value[string](t, db, `insert into jobs (kind, args) values ('a', '{"n": 1}') returning id`)
+	db.exec(t, discardAll)
+	if got := db.followUps(t)[id]; len(got) != 1 || string(got[0].Args) != `{"n": 1}` {
+		t.Errorf("follow-ups: %+v", got)
 	}
 }

@@ -14,6 +14,12 @@ import (
 // maxRefused rows in a row, and none that passed: the fault is not theirs.
 const maxRefused = 100
 
+// Refusal is a job that the database refuses to change, or cannot read, while the others went through.
+type Refusal struct {
+	ID    string `json:"id"`
+	Error string `json:"error"`
+}
+
 // isolate tries all items together. What fails for the fault of a row is tried in halves, down to the one item, which
 // goes to refused. The parts grow again behind it. An error that is no row's fault ends the walk, and isolate returns
 // it: what was not tried is left as it is.
@@ -71,6 +77,13 @@ func rowsFault(err error) bool {
 		return false
 	}
 	return true
+}
+
+// stepFault reports an error of a statement over many jobs that one of them may have caused, although the statement finds
+// refused rows by itself: a time-out, or damage. Missing rights and columns it would have blamed on rows, so where these
+// fail all of it the role or the schema is at fault.
+func stepFault(err error) bool {
+	return rowsFault(err) && !strings.HasPrefix(sqlState(err), "42")
 }
 
 // lasting reports an error that the same row will bring again, whatever the application does: its own data, their

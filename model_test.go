@@ -1114,7 +1114,7 @@ func (m *reference) prune(r *rapid.T) bool {
 	doomed := m.those(m.jobs, func(j *modelJob) bool {
 		return j.state == Completed || j.state == Cancelled && cancelled != nil && !m.keeps(j)
 	})
-	_, err := m.client.pruneWalk(r.Context(), "", &hence, cancelled)
+	_, err := m.client.prune(r.Context(), pruneWalk{whole: cancelled != nil}, keeping{&hence, cancelled})
 	m.deleted(r, int64(len(doomed)), err, doomed, m.jobs)
 	return true
 }

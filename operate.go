@@ -253,17 +253,20 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 // maxWhy bounds what an operator says of a verb, in bytes.
 const maxWhy = 256
 
-// DeleteCompleted deletes completed jobs that ended before the cutoff, in small transactions, and never any other.
-// It walks the whole primary key and returns how many.
+// DeleteCompleted deletes completed jobs that ended before the cutoff, and never any other, and returns how many: it is
+// DeleteMany with a State and FinalizedBefore.
 func (c *Client) DeleteCompleted(ctx context.Context, cutoff time.Time) (int64, error) {
 	var bad problems
 	cutoff = *instant(&bad, "cutoff", cutoff)
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	deleted, err := c.store.deleteCompleted(ctx, cutoff)
-	if err != nil {
-		return deleted, fmt.Errorf("delete completed jobs: %w", err)
+	if cutoff.IsZero() { // of a Filter that would be no bound
+		return 0, nil
 	}
-	return deleted, nil
+	done, err := c.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: cutoff})
+	if err != nil {
+		return done.Changed, fmt.Errorf("delete completed jobs: %w", err)
+	}
+	return done.Changed, nil
 }

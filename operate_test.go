@@ -506,6 +506,7 @@ func TestDeleteCompleted(t *testing.T) {
 	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select drover_ulid(), 'old', 'completed', `+old+` from generate_series(1, 2500)`)
 	db.put(t, "id, state, finalized_at", "'7ZZZZZZZZZZZZZZZZZZZZZZZZZ', 'completed', "+old) // a clock that is ahead, or an id that is no time
 	db.put(t, "id, state, finalized_at", "repeat('z', 26), 'completed', "+old)
+	db.put(t, "id, state, finalized_at", "repeat('~', 26), 'completed', "+old)
 	kept := []string{
 		db.put(t, "state, finalized_at", "'completed', now()"),
 		db.put(t, "state, finalized_at, discard_reason", "'discarded', "+old+", 'panic'"),
@@ -513,7 +514,7 @@ func TestDeleteCompleted(t *testing.T) {
 		db.put(t, "scheduled_at", old),
 		db.put(t, "state, claimed_by, scheduled_at", "'running', 's', "+old),
 	}
-	if n, err := db.client.DeleteCompleted(t.Context(), time.Now().Add(-24*time.Hour)); err != nil || n != 2502 {
+	if n, err := db.client.DeleteCompleted(t.Context(), time.Now().Add(-24*time.Hour)); err != nil || n != 2503 {
 		t.Errorf("DeleteCompleted = %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where id = any($1)`, kept); n != len(kept) {
@@ -525,6 +526,10 @@ func TestDeleteCompleted(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs`); n != 4 {
 		t.Errorf("%d jobs left", n)
 	}
+	db.put(t, "state, finalized_at", "'completed', now()")
+	if n, err := db.client.DeleteCompleted(t.Context(), time.Time{}); err != nil || n != 0 {
+		t.Errorf("DeleteCompleted before the year 1 = %d, %v", n, err)
+	}
 	for _, cutoff := range []time.Time{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(1<<55, 0)} {
 		if _, err := db.client.DeleteCompleted(t.Context(), cutoff); !errors.Is(err, ErrInvalid) {
 			t.Errorf("cutoff in %d: %v", cutoff.Year(), err)
@@ -532,8 +537,8 @@ func TestDeleteCompleted(t *testing.T) {
 	}
 }
 
-// drover_prune walks the ids in batches, up to those made after the times it is given, around rows that someone holds.
-func TestPruneWalk(t *testing.T) {
+// drover_delete_many walks the ids in batches, by their ends, around rows that someone holds.
+func TestDeleteManyWalk(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	put := func(state string, age, ended time.Duration) string {
@@ -548,18 +553,15 @@ insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_
 	}
 	type step struct {
 		last    *string
-		deleted int
+		changed int
 	}
-	prune := func(after, completed, cancelled string, batch int) (s step) {
-		err := db.QueryRow(t.Context(), `select last, deleted from drover_prune($1, now() - $2::interval, now() - $3::interval, $4)`,
-			after, orNull(completed), orNull(cancelled), batch).Scan(&s.last, &s.deleted)
+	remove := func(after, state string, batch int) (s step) {
+		err := db.QueryRow(t.Context(), `select last, changed from drover_delete_many(
+			jsonb_build_object('state', $2::text, 'finalized_before', now() - interval '2 days'), 'delete', $1, $3)`, after, state, batch).Scan(&s.last, &s.changed)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s
-	}
-	if s := prune("", "", "", 10); s.last != nil || s.deleted != 0 {
-		t.Errorf("without times: %+v", s)
 	}
 	tx, err := db.Begin(t.Context())
 	if err != nil {
@@ -570,9 +572,9 @@ insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_
 		t.Fatal(err)
 	}
 	after := ""
-	for i, want := range []step{{&ids[1], 1}, {&ids[3], 0}, {&ids[5], 0}, {nil, 1}} {
-		s := prune(after, "2 days", "", 2)
-		if s.deleted != want.deleted || (s.last == nil) != (want.last == nil) || s.last != nil && *s.last != *want.last {
+	for i, want := range []step{{&ids[4], 1}, {nil, 1}} {
+		s := remove(after, "completed", 2)
+		if s.changed != want.changed || (s.last == nil) != (want.last == nil) || s.last != nil && *s.last != *want.last {
 			t.Errorf("step %d: %+v, want %+v", i, s, want)
 		}
 		if s.last != nil {
@@ -582,7 +584,10 @@ insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if s := prune("", "2 days", "2 days", 1000); s.deleted != 2 { // the one that was held, and a cancelled one
+	if s := remove("", "completed", 1000); s.changed != 1 { // the one that was held
+		t.Errorf("%+v", s)
+	}
+	if s := remove("", "cancelled", 1000); s.changed != 1 {
 		t.Errorf("%+v", s)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where id = any($1)`, []string{ids[2], ids[3], ids[5], ids[7]}); n != 4 {
@@ -625,7 +630,7 @@ func TestTheFunctionsFromPSQL(t *testing.T) {
 	if got := text(`select args || to_jsonb(max_attempts) from jobs`); got != `[{"OrderID": 43}, 3]` {
 		t.Error(got)
 	}
-	if got := text(`select deleted from drover_prune(after => '', completed_before => null, cancelled_before => 'infinity', batch => 10)`); got != "1" {
+	if got := text(`select changed from drover_delete_many(filter => '{"state": "cancelled"}', confirm => 'delete', after => '', batch => 10)`); got != "1" {
 		t.Error(got)
 	}
 	if got := text(`select string_agg(x, ',') from drover_enqueue_many(batch => '[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k"},

@@ -182,8 +182,8 @@ func (db *testDB) checkPrune(t testing.TB, when string) {
 	t.Helper()
 	conn := db.planner(t)
 	for _, call := range slices.Repeat([]string{
-		`select last from drover_prune('', now() - interval '1 h', null, 1000)`,
 		`select last from drover_retain('', '1 h', '1 h', 1000)`,
+		`select last from drover_delete_many('{"state": "completed", "finalized_before": "2000-01-01"}', confirm => 'delete')`,
 		`select from drover_alerts(1, 1, '15 min', 1, '15 min')`,
 	}, 8) {
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {

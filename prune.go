@@ -4,17 +4,23 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 const pruneBatch = 1000
 
-// prune deletes or archives jobs that have ended and whose time is over. Of all supervisors the one that started first
-// has the turn, for the queues of all; two for a moment do no harm.
+// keeping is how long the supervisor that prunes keeps completed and cancelled jobs, as SQL wants it; nil is for ever.
+type keeping struct{ completed, cancelled *string }
+
+// prune deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
+// all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
 func (s *Supervisor) prune(ctx context.Context) {
-	completed, cancelled := keepFor(s.cfg.CompletedRetention), keepFor(s.cfg.CancelledRetention)
+	keep := keeping{keepFor(s.cfg.CompletedRetention), keepFor(s.cfg.CancelledRetention)}
 	ticker := time.NewTicker(s.pruneEvery)
 	defer ticker.Stop()
-	for after, rounds := "", 0; ; rounds++ {
+	var walk pruneWalk
+	for rounds := 0; ; rounds++ {
 		select {
 		case <-ctx.Done():
 			return
@@ -24,10 +30,10 @@ func (s *Supervisor) prune(ctx context.Context) {
 			continue
 		}
 		if rounds%60 == 0 {
-			after = "" // what was too young an hour ago
+			walk = pruneWalk{whole: true} // what was too young an hour ago
 		}
 		var err error
-		if after, err = s.client.pruneWalk(ctx, after, completed, cancelled); err != nil && ctx.Err() == nil {
+		if walk, err = s.client.prune(ctx, walk, keep); err != nil && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("error", err.Error()))
 		}
 	}
@@ -42,22 +48,89 @@ func keepFor(d time.Duration) *string {
 	return &text
 }
 
-// pruneWalk walks on from an id until nothing is left to walk, in small transactions, and returns the last id.
-func (c *Client) pruneWalk(ctx context.Context, after string, completed, cancelled *string) (string, error) {
+// pruneWalk is where the pruner stands.
+type pruneWalk struct {
+	after string // the last id that was walked
+	whole bool   // ids that are no ULIDs of today are walked as well
+}
+
+// prune walks on until nothing is left to walk, in small transactions, and returns where the next walk begins.
+func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (pruneWalk, error) {
 	conn, err := c.store.pool.Acquire(ctx)
 	if err != nil {
-		return after, err
+		return walk, err
 	}
 	defer conn.Release()
-	for {
-		step, err := c.store.retain(ctx, conn.Conn(), after, completed, cancelled, pruneBatch)
+	for after := walk.after; ; {
+		step, err := c.store.retain(ctx, conn.Conn(), after, keep, walk.whole, pruneBatch)
+		if stepFault(err) {
+			step, err = c.pruneApart(ctx, conn.Conn(), after, keep, walk.whole)
+		}
 		if step.deleted+step.archived > 0 {
 			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.deleted), slog.Int64("archived", step.archived))
 		}
-		if err != nil || step.last == "" {
-			return after, err
+		c.tellRefused(ctx, step.refused)
+		if err == nil && len(step.followUps) > 0 {
+			err = c.followUpsAgain(ctx, conn.Conn(), step.followUps)
 		}
-		after = step.last
+		switch {
+		case err != nil:
+			return walk, err
+		case step.last == "":
+			walk.whole = false
+			return walk, nil
+		}
+		if after = step.last; !step.odd { // behind the odd ids the young ones that grow old would not be met
+			walk.after = after
+		}
+	}
+}
+
+// pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
+// cannot be read: it tries the step's jobs in parts, and sets aside the one that is at fault.
+func (c *Client) pruneApart(ctx context.Context, conn *pgx.Conn, after string, keep keeping, whole bool) (all retained, err error) {
+	ids, odd, err := c.store.retainNext(ctx, conn, after, keep, whole, pruneBatch)
+	if err != nil {
+		return all, err
+	}
+	err = isolate(ids, func(part []string) error {
+		step, err := c.store.retainThese(ctx, conn, part, keep)
+		if err != nil {
+			return err
+		}
+		all.deleted += step.deleted
+		all.archived += step.archived
+		all.refused = append(all.refused, step.refused...)
+		return nil
+	}, func(id string, fault error) error {
+		if err := c.store.setAside(ctx, conn, pathPrune, id, fault); err != nil {
+			return err
+		}
+		all.refused = append(all.refused, refusedRow{Refusal{id, fault.Error()}, sqlState(fault), pathPrune})
+		return nil
+	})
+	if all.odd = odd; len(ids) == pruneBatch {
+		all.last = ids[pruneBatch-1]
+	}
+	return all, err
+}
+
+// Paths of the table set_aside.
+const (
+	pathPrune    = "prune"
+	pathFollowUp = "follow-up"
+)
+
+// tellRefused logs what was set aside. A job is tried again, and logged again, once its pause is over, which grows to a
+// day, and not before the pruner comes by: never twice within a minute.
+func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
+	for _, r := range refused {
+		if r.ID == "" {
+			c.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
+			continue
+		}
+		c.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job", r.ID),
+			slog.String("error", r.Error), slog.String("code", r.Code))
 	}
 }
 

@@ -2,9 +2,14 @@ package drover
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // finished stores a job that ended some time ago, with an id of its time.
@@ -37,7 +42,7 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 				ids[state+" "+name] = db.finished(t, state, ago)
 			}
 		}
-		if _, err := db.client.pruneWalk(t.Context(), "", keepFor(c.completed), keepFor(c.cancelled)); err != nil {
+		if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(c.completed), keepFor(c.cancelled)}); err != nil {
 			t.Fatal(err)
 		}
 		gone := map[string]bool{}
@@ -63,8 +68,8 @@ func TestPruneWalksInBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	day := keepFor(24 * time.Hour)
-	step, err := db.client.store.retain(t.Context(), conn.Conn(), "", day, day, pruneBatch)
+	keep := keeping{keepFor(24 * time.Hour), keepFor(24 * time.Hour)}
+	step, err := db.client.store.retain(t.Context(), conn.Conn(), "", keep, false, pruneBatch)
 	if err != nil || step.deleted != 900 || step.last == "" {
 		t.Fatalf("the first batch: %+v, %v", step, err)
 	}
@@ -76,7 +81,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.last); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.pruneWalk(t.Context(), step.last, day, day); err != nil {
+	if _, err := db.client.prune(t.Context(), pruneWalk{after: step.last}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 7 {
@@ -266,4 +271,297 @@ func TestDeleteOnCompletion(t *testing.T) {
 		receive(t, done)
 	}
 	db.waitFor(t, 10*time.Second, `select count(*) = 0 from jobs`)
+}
+
+// aged are ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
+func (db *testDB) aged(t testing.TB, n int) []string {
+	t.Helper()
+	return value[[]string](t, db, `with aged as (
+		insert into jobs (id, kind, state, created_at, finalized_at)
+		select left(drover_ulid_at(now() - interval '2 days'), 10) || lpad(n::text, 16, '0'), 'job', 'completed', now() - interval '2 days', now() - interval '2 days'
+		from generate_series(1, $1) n returning id) select array_agg(id order by id) from aged`, n)
+}
+
+// refuses makes a trigger of an application's on a table, which does what is said for the rows that fit.
+func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
+	t.Helper()
+	name := "app_" + strings.ToLower(strings.Fields(event)[0]) + "_" + table
+	result := "new"
+	if event == "delete" {
+		result = "old"
+	}
+	db.exec(t, fmt.Sprintf(`create function %s() returns trigger language plpgsql as $$ begin if %s then %s; end if; return %s; end $$`, name, fits, does, result))
+	db.exec(t, fmt.Sprintf(`create trigger %s before %s on %s for each row execute function %[1]s()`, name, event, table))
+}
+
+// noted are the jobs that are set aside on a path.
+func (db *testDB) noted(t testing.TB, path string) []string {
+	t.Helper()
+	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from set_aside where path = $1`, path)
+}
+
+const aDay = 24 * time.Hour
+
+// F-15: one job that cannot be deleted, whatever the reason, is set aside, and all others are pruned.
+func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
+	t.Parallel()
+	keep := keeping{keepFor(aDay), keepFor(aDay)}
+	for name, c := range map[string]struct {
+		hang func(t *testing.T, db *testDB, id string)
+		drop string
+		code string
+	}{
+		"foreign key": {func(t *testing.T, db *testDB, id string) {
+			t.Helper()
+			db.exec(t, `create table mine (job text references jobs(id))`)
+			db.exec(t, `insert into mine values ($1)`, id)
+		}, `drop table mine`, "23503"},
+		"deferred foreign key": {func(t *testing.T, db *testDB, id string) {
+			t.Helper()
+			db.exec(t, `create table mine (job text references jobs(id) deferrable initially deferred)`)
+			db.exec(t, `insert into mine values ($1)`, id)
+		}, `drop table mine`, "23503"},
+		"trigger": {func(t *testing.T, db *testDB, id string) {
+			t.Helper()
+			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'no'")
+		}, `drop trigger app_delete_jobs on jobs`, "P0001"},
+		"trigger that returns null": {func(t *testing.T, db *testDB, id string) {
+			t.Helper()
+			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "return null")
+		}, `drop trigger app_delete_jobs on jobs`, "DR003"},
+		"damage": {func(t *testing.T, db *testDB, id string) {
+			t.Helper()
+			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'missing chunk number 0' using errcode = 'XX001'")
+		}, `drop trigger app_delete_jobs on jobs`, "XX001"},
+		"statement time-out": {func(t *testing.T, db *testDB, id string) { // ends the whole step, which no function can catch
+			t.Helper()
+			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "perform pg_sleep(3600)")
+		}, `drop trigger app_delete_jobs on jobs`, "57014"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var book logbook
+			db := newTestDB(t).via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) {
+				if name == "statement time-out" {
+					c.ConnConfig.RuntimeParams["statement_timeout"] = "1s"
+				}
+			})
+			n := 1100
+			if name == "statement time-out" {
+				n = 40 // each half takes a second
+			}
+			ids := db.aged(t, n)
+			bad := ids[n/2]
+			c.hang(t, db, bad)
+			prune := func(want ...string) {
+				t.Helper()
+				if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+					t.Fatal(err)
+				}
+				if left := value[[]string](t, db, `select coalesce(array_agg(id), '{}') from jobs`); !slices.Equal(left, want) {
+					t.Fatalf("%d jobs are left, want %q", len(left), want)
+				}
+				if noted := db.noted(t, "prune"); !slices.Equal(noted, want) {
+					t.Fatalf("set aside: %q, want %q", noted, want)
+				}
+			}
+			prune(bad)
+			if code := value[string](t, db, `select code from set_aside`); code != c.code {
+				t.Errorf("set aside with %s, want %s", code, c.code)
+			}
+			prune(bad) // it is left alone
+			if tries := value[int](t, db, `select tries from set_aside`); tries != 1 {
+				t.Errorf("%d tries before the pause is over", tries)
+			}
+			if lines := book.from(slog.LevelWarn); len(lines) != 1 {
+				t.Errorf("logged %q, want it once", lines)
+			}
+			db.exec(t, `update set_aside set retry_at = now()`)
+			prune(bad)
+			if tries := value[int](t, db, `select tries from set_aside`); tries != 2 {
+				t.Errorf("%d tries after the pause", tries)
+			}
+			db.exec(t, c.drop)
+			db.exec(t, `update set_aside set retry_at = now()`)
+			prune()
+		})
+	}
+}
+
+// F-15: jobs behind a hundred and more that are refused one after another are pruned; where all are refused, one is
+// noted for all, and the table of what is set aside does not grow by each of them.
+func TestPruneBehindManyThatAreRefused(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ids := db.aged(t, 900)
+	db.exec(t, `create table mine (job text references jobs(id))`)
+	db.exec(t, `insert into mine select unnest($1::text[])`, ids[:250])
+	keep := keeping{keepFor(aDay), nil}
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+		t.Fatal(err)
+	}
+	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); !slices.Equal(left, ids[:250]) {
+		t.Errorf("%d jobs are left, want 250", len(left))
+	}
+	if noted := db.noted(t, "prune"); !slices.Equal(noted, ids[:250]) {
+		t.Errorf("%d are set aside, want 250", len(noted))
+	}
+	db.exec(t, `delete from set_aside`)
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[string](t, db, `select string_agg(error, ',') from set_aside`); !strings.Contains(got, "249 other jobs") {
+		t.Errorf("set aside: %s", got)
+	}
+}
+
+// F-15: a fault in archiving never keeps anything from being deleted, nor the other way round, be it one job's or the
+// whole's, such as a full disk.
+func TestArchivingAndDeletingFailApart(t *testing.T) {
+	t.Parallel()
+	for _, errcode := range []string{"23514", "53100"} {
+		t.Run(errcode, func(t *testing.T) {
+			t.Parallel()
+			var book logbook
+			db := newTestDB(t).via(t, Config{Logger: slog.New(&book)})
+			db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
+			db.refuses(t, "insert", "jobs_archive", "true", "raise 'no' using errcode = '"+errcode+"'")
+			put := func() {
+				t.Helper()
+				for range 3 {
+					db.finished(t, "completed", 2*aDay)
+					db.ended(t, "stored", "discarded", 2*aDay)
+				}
+			}
+			check := func(want string) {
+				t.Helper()
+				if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(aDay), nil}); err != nil {
+					t.Error(err)
+				}
+				if got := value[string](t, db, `select concat_ws(' ', count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
+					(select count(*) from jobs_archive)) from jobs`); got != want {
+					t.Errorf("completed, discarded and archived are %s, want %s", got, want)
+				}
+			}
+			put()
+			check("0 3 0")
+			if len(book.from(slog.LevelWarn)) == 0 {
+				t.Error("nothing is logged")
+			}
+			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
+			db.exec(t, `delete from set_aside`)
+			db.refuses(t, "delete", "jobs", "old.state = 'completed'", "raise 'no' using errcode = '"+errcode+"'")
+			put()
+			check("3 0 6")
+		})
+	}
+}
+
+// F-15: an application's trigger on the archive refuses one job; the pruner archives all others, and that one later.
+func TestArchivingAroundAJobThatIsRefused(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
+	var ids []string
+	for range 20 {
+		ids = append(ids, db.ended(t, "stored", "discarded", 2*aDay))
+	}
+	clash := ids[3]
+	db.exec(t, `insert into jobs_archive select (jsonb_populate_record(null::jobs_archive, to_jsonb(j) || '{"archived_at": "2020-01-01"}')).* from jobs j where id = $1`, clash)
+	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id = '%s'", ids[7]), "raise 'no'")
+	db.launchPruning(t, SupervisorConfig{Queues: []Queue{{}}})
+	want := []string{clash, ids[7]}
+	slices.Sort(want)
+	eventually(t, func() bool { return slices.Equal(db.noted(t, "archive"), want) })
+	if n := value[int](t, db, `select count(*) from jobs`); n != 2 {
+		t.Errorf("%d jobs are left, want 2", n)
+	}
+	db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
+	db.exec(t, `delete from jobs_archive where id = $1`, clash)
+	db.exec(t, `update set_aside set retry_at = now()`)
+	db.waitFor(t, 20*time.Second, `select not exists (select from jobs) and not exists (select from set_aside)`)
+}
+
+// What was set aside of a job that has gone by another way is forgotten.
+func TestNotesOfJobsThatAreGone(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := db.finished(t, "completed", time.Hour)
+	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) values
+		('prune', 'gone', '', '', 'infinity'), ('claim', 'gone', '', '', 'infinity'), ('archive', $1, '', '', now() - interval '3 days'),
+		('prune', $1, '', '', now() - interval '1 day'), ('claim', $1, '', '', now() - interval '3 days')`, id)
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[string](t, db, `select string_agg(path, ' ' order by path) from set_aside where job = $1`, id); got != "claim prune" {
+		t.Errorf("left: %s", got)
+	}
+	if n := value[int](t, db, `select count(*) from set_aside`); n != 2 {
+		t.Errorf("%d are set aside, want 2", n)
+	}
+}
+
+// F-15: ids that are no ULIDs, wherever they sort, are pruned by a running supervisor, which goes on to prune ULIDs.
+func TestPruneIDsThatAreNoULIDs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	put := func(id, state string, ago time.Duration) {
+		t.Helper()
+		db.exec(t, `insert into jobs (id, kind, state, finalized_at) values ($1, 'job', $2, case when $2 = 'completed' then now() - $3::interval end)`, id, state, interval(ago))
+	}
+	for _, id := range []string{"order-00000000000000000001", "~rder-00000000000000000001", "2024-06-01-000000000000001", "-rder-00000000000000000001", "ORDER-00000000000000000001"} {
+		put(id, "completed", 2*aDay)
+		put(id[:25]+"2", "completed", time.Hour)
+		put(id[:25]+"3", "available", 0)
+	}
+	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, pruneBatch) // the walk ends among them
+	db.launchPruning(t, SupervisorConfig{CompletedRetention: aDay, Queues: []Queue{{Name: "nothing is here"}}})
+	db.waitFor(t, 20*time.Second, `select count(*) = 10 from jobs where kind = 'job'`)
+	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and id like '%1'`); n != 0 {
+		t.Errorf("%d of 5 old jobs are left", n)
+	}
+	young := db.finished(t, "completed", 2*aDay)
+	db.waitFor(t, 20*time.Second, `select not exists (select from jobs where id = $1)`, young)
+}
+
+// X-3: the pruner reads neither the table nor the ids of jobs that are young.
+func TestPruningReadsNoYoungIDs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	db.exec(t, `insert into jobs (id, kind) select left(drover_ulid_at(now() - interval '1 hour'), 10) || lpad(n::text, 16, '0'), 'job' from generate_series(1, $1) n`, rowsForPlans())
+	db.finished(t, "completed", 2*aDay)
+	db.exec(t, `insert into jobs (id, kind) values ('order-00000000000000000001', 'job')`)
+	db.exec(t, `analyze jobs`)
+	buffers, scans := db.planner(t).buffersOf(t, `select * from drover_retain('', '1 day', '1 day')`)
+	if scans > 0 || buffers > 200 {
+		t.Errorf("%d buffers, %d scans of the table", buffers, scans)
+	}
+}
+
+// F-15: a retention that makes no sense, set by hand, deletes nothing of its queue, and the others are pruned.
+func TestARetentionThatMakesNoSense(t *testing.T) {
+	t.Parallel()
+	for _, garbage := range []string{
+		"-10000000 months 300000001 days", // compares as a day; overflows
+		"-2000 years 720001 days",         // compares as a day; lies in the future
+		"2000 years -719999 days",
+	} {
+		t.Run(garbage, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `insert into queues (name, completed_retention, cancelled_retention, archive_discarded_after) values ('odd', $1::text::interval, $1::text::interval, $1::text::interval)`, garbage)
+			db.exec(t, `insert into queues (name, completed_retention) values ('sane', '1 day')`)
+			want := []string{db.ended(t, "odd", "completed", time.Hour), db.ended(t, "odd", "discarded", time.Hour)}
+			db.ended(t, "sane", "completed", 2*aDay)
+			db.ended(t, "default", "completed", 2*aDay)
+			if _, err := db.client.prune(t.Context(), pruneWalk{whole: true}, keeping{keepFor(aDay), nil}); err != nil {
+				t.Fatal(err)
+			}
+			slices.Sort(want)
+			if got := value[[]string](t, db, `select array_agg(id order by id) from jobs`); !slices.Equal(got, want) {
+				t.Errorf("left: %q, want %q", got, want)
+			}
+		})
+	}
 }

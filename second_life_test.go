@@ -100,7 +100,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
 			hence := "-1 hour"
-			if _, err := db.client.pruneWalk(t.Context(), "", &hence, &hence); err != nil {
+			if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{&hence, &hence}); err != nil {
 				t.Fatal(err)
 			}
 			db.again(t, ids(runs)...)

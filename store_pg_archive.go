@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -10,88 +11,151 @@ import (
 // The archive, and what has reached a threshold. All of it goes from id to id in short transactions: a long one would
 // keep vacuum from the jobs that ended meanwhile.
 
-const (
-	sqlArchive = `select moved, conflicts, last from drover_archive($1::jsonb, $2, $3, $4)`
-	sqlRestore = `select moved, conflicts, last from drover_restore($1::jsonb, $2, $3)`
-	sqlPurge   = `select deleted, '{}'::text[], last from drover_purge($1::jsonb, $2, $3, $4)`
-)
+// archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The functions find refused rows by themselves;
+// next and these are for errors that no function can catch, such as a statement time-out.
+type archiveVerb struct {
+	batch int
+	step  string // takes up the next $2 jobs after id $3
+	next  string // their ids
+	these string // takes up the jobs $2 alone
+}
+
+func archiveStep(keep int) archiveVerb {
+	batch := archiveBatch
+	if keep > 0 {
+		batch = rankedBatch
+	}
+	return archiveVerb{
+		batch: batch,
+		step:  `select moved, conflicts, refused, last from drover_archive($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
+		next:  `select ids, refused, last from drover_archivable($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
+		these: `select moved, conflicts, refused, null from drover_archive($1::jsonb || jsonb_build_object('ids', $2::text[]), 0, cardinality($2::text[]))`,
+	}
+}
+
+func restoreStep() archiveVerb {
+	return archiveVerb{
+		batch: archiveBatch,
+		step:  `select moved, conflicts, refused, last from drover_restore($1::jsonb, $2, $3)`,
+		next:  `select ids, refused, last from drover_archived($1::jsonb, 'restore', $2, $3)`,
+		these: `select moved, conflicts, refused, null from drover_restore($1::jsonb || jsonb_build_object('ids', $2::text[]), cardinality($2::text[]))`,
+	}
+}
+
+func purgeStep() archiveVerb {
+	return archiveVerb{
+		batch: archiveBatch,
+		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, '` + DeleteForEver + `', $2, $3)`,
+		next:  `select ids, refused, last from drover_archived($1::jsonb, 'purge', $2, $3)`,
+		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), '` + DeleteForEver + `', cardinality($2::text[]))`,
+	}
+}
 
 const (
 	archiveBatch = 1000
 	rankedBatch  = 10_000 // every batch ranks all that fit
 )
 
-func (s *store) archive(ctx context.Context, filter string, keep int) (Moved, error) {
-	batch := archiveBatch
-	if keep > 0 {
-		batch = rankedBatch
-	}
-	return s.move(ctx, func(after string) (string, []any) { return sqlArchive, []any{filter, keep, batch, after} })
-}
-
-func (s *store) restore(ctx context.Context, filter string) (Moved, error) {
-	return s.move(ctx, func(after string) (string, []any) { return sqlRestore, []any{filter, archiveBatch, after} })
-}
-
-func (s *store) purge(ctx context.Context, filter, confirm string) (int64, error) {
-	gone, err := s.move(ctx, func(after string) (string, []any) { return sqlPurge, []any{filter, confirm, archiveBatch, after} })
-	return gone.Jobs, err
-}
+// sqlConstraintsNow has the application's deferred constraints checked by the statement that violates them: at the
+// commit, nobody could say which row it was.
+const sqlConstraintsNow = `set constraints all immediate`
 
 // move takes steps, each from where the one before got to, and adds up what they did.
-func (s *store) move(ctx context.Context, step func(after string) (sql string, args []any)) (all Moved, err error) {
+func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Moved, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return all, classify(err)
 	}
 	defer conn.Release()
 	for after := ""; ; {
-		var p pipeline
-		var moved int64
-		var conflicts []string
-		var last *string
-		sql, args := step(after)
-		p.begin()
-		p.exec(nil, sqlOnePlan)
-		p.query(func(rows pgx.Rows) error { return rows.Scan(&moved, &conflicts, &last) }, sql, args...)
-		p.commit()
-		if err := p.send(ctx, conn.Conn()); err != nil {
-			return all, err
+		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after)
+		if stepFault(err) && ctx.Err() == nil {
+			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after)
 		}
-		all.Jobs += moved
-		all.Conflicts = append(all.Conflicts, conflicts...)
-		if last == nil {
-			return all, nil
+		if err != nil && ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		if err != nil || last == nil {
+			return all, err
 		}
 		after = *last
 	}
 }
 
-const sqlExport = `select id, line from drover_export($1::jsonb, $2, $3)`
+// moveStep is one transaction of a verb.
+func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
+	var p pipeline
+	var step Moved
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.exec(nil, sqlConstraintsNow)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&step.Jobs, &step.Conflicts, &step.Refused, &last) }, sql, args...)
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		return nil, err
+	}
+	all.Jobs += step.Jobs
+	all.Conflicts = append(all.Conflicts, step.Conflicts...)
+	all.refuse(step.Refused...)
+	return last, nil
+}
+
+// moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
+func (s *store) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v archiveVerb, filter, after string) (last *string, err error) {
+	var p pipeline
+	var ids []string
+	var unread []Refusal
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&ids, &unread, &last) }, v.next, filter, v.batch, after)
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		return nil, err
+	}
+	all.refuse(unread...)
+	err = isolate(ids, func(part []string) error {
+		_, err := s.moveStep(ctx, conn, all, v.these, filter, part)
+		if ctx.Err() != nil {
+			return context.Canceled // the caller's deadline is no row's fault
+		}
+		return err
+	}, func(id string, err error) error {
+		all.refuse(Refusal{ID: id, Error: err.Error()})
+		return nil
+	})
+	return last, err
+}
+
+const sqlExport = `select id, line, error from drover_export($1::jsonb, $2, $3)`
 
 // exportPage bounds how long one snapshot is held while a slow writer takes its lines.
 const exportPage = 500
 
-// export hands the archive's jobs to write, one line each.
-func (s *store) export(ctx context.Context, filter string, write func(line []byte) error) error {
+// export hands the archive's jobs to write, one line each. It returns those that could not be read.
+func (s *store) export(ctx context.Context, filter string, write func(line []byte) error) (unread []Refusal, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return classify(err)
+		return nil, classify(err)
 	}
 	defer conn.Release()
 	for after := ""; ; {
 		rows, err := conn.Query(ctx, sqlExport, filter, exportPage, after)
 		if err != nil {
-			return classify(err)
+			return unread, classify(err)
 		}
 		n := 0
 		var line pgtype.DriverBytes
-		_, err = pgx.ForEachRow(rows, []any{&after, &line}, func() error {
+		var why *string
+		_, err = pgx.ForEachRow(rows, []any{&after, &line, &why}, func() error {
 			n++
+			if why != nil {
+				unread = append(unread, Refusal{ID: after, Error: *why})
+				return nil
+			}
 			return write(line)
 		})
-		if err != nil || n < exportPage {
-			return classify(err)
+		if err != nil || n == 0 {
+			return unread, classify(err)
 		}
 	}
 }

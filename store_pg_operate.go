@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -154,33 +153,6 @@ func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, f
 		return nil
 	})
 	return was, found, err
-}
-
-const sqlDeleteCompleted = `select last, deleted from drover_prune($1, $2, null, 1000, whole => true)`
-
-func (s *store) deleteCompleted(ctx context.Context, cutoff time.Time) (total int64, err error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return 0, classify(err)
-	}
-	defer conn.Release()
-	for after := ""; ; {
-		var p pipeline
-		var last *string
-		var deleted int64
-		p.begin()
-		p.exec(nil, sqlOnePlan)
-		p.query(func(rows pgx.Rows) error { return rows.Scan(&last, &deleted) }, sqlDeleteCompleted, after, cutoff)
-		p.commit()
-		if err := p.send(ctx, conn.Conn()); err != nil {
-			return total, err
-		}
-		total += deleted
-		if last == nil {
-			return total, nil
-		}
-		after = *last
-	}
 }
 
 // The verbs over many jobs, a batch at a time: $1 the filter, $2 why, $3 where to go on, $4 whether to wait for rows that

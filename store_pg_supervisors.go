@@ -656,25 +656,78 @@ update sleepers set sleeps_until = null where supervisor = $1 and sleeps_until i
 
 const sqlListen = `select drover_channel()`
 
-const sqlRetain = `select last, deleted, archived from drover_retain($1, $2::interval, $3::interval, $4)`
+const (
+	sqlRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
+	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`
+	sqlRetainThese = `select deleted, archived, refused from drover_retain_these($1, $2::interval, $3::interval)`
+	sqlSetAside    = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
+	sqlFollowUps   = `select made, refused from drover_follow_up_again($1)`
+)
+
+// retainTimeout bounds a step of the pruner. A row over which a trigger waits or loops is found by it.
+const retainTimeout = 30 * time.Second
 
 // retained is what one step of the pruner did; last is "" at the end of the walk.
 type retained struct {
 	last              string
+	odd               bool // it got to ids that no clock of today makes
 	deleted, archived int64
+	refused           []refusedRow
+	followUps         []string // jobs whose follow-up is to be tried again
+}
+
+// refusedRow is a row that SQL set aside. Without an id it is an error that is no row's fault.
+type refusedRow struct {
+	Refusal
+	Code string `json:"code"`
+	Path string `json:"path"`
 }
 
 // retain deletes or archives old final jobs among the next ids after the given one.
-func (s *store) retain(ctx context.Context, conn *pgx.Conn, after string, completed, cancelled *string, batch int) (step retained, err error) {
-	var p pipeline
+func (s *store) retain(ctx context.Context, conn *pgx.Conn, after string, keep keeping, whole bool, batch int) (step retained, err error) {
 	var last *string
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&last, &step.deleted, &step.archived) }, sqlRetain, after, completed, cancelled, batch)
-	p.commit()
-	err = p.send(ctx, conn)
+	err = s.pruning(ctx, conn, func(rows pgx.Rows) error {
+		return rows.Scan(&last, &step.deleted, &step.archived, &step.refused, &step.odd, &step.followUps)
+	}, sqlRetain, after, keep.completed, keep.cancelled, batch, whole)
 	if last != nil {
 		step.last = *last
 	}
 	return step, err
+}
+
+// retainNext lists the ids that retain takes up next.
+func (s *store) retainNext(ctx context.Context, conn *pgx.Conn, after string, keep keeping, whole bool, batch int) (ids []string, odd bool, err error) {
+	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&ids, &odd) },
+		sqlRetainNext, after, keep.completed, keep.cancelled, batch, whole)
+	return ids, odd, err
+}
+
+// retainThese is retain for these jobs alone.
+func (s *store) retainThese(ctx context.Context, conn *pgx.Conn, ids []string, keep keeping) (step retained, err error) {
+	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&step.deleted, &step.archived, &step.refused) },
+		sqlRetainThese, ids, keep.completed, keep.cancelled)
+	return step, err
+}
+
+// followUpsAgain enqueues follow-ups that were set aside.
+func (s *store) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string) (made int64, refused []refusedRow, err error) {
+	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
+	return made, refused, err
+}
+
+// setAside notes a job that failed a whole statement.
+func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, fault error) error {
+	why, _ := sanitizeText(fault.Error(), 1000)
+	return s.pruning(ctx, conn, func(pgx.Rows) error { return nil }, sqlSetAside, path, id, why, sqlState(fault))
+}
+
+// pruning is one transaction of the pruner.
+func (s *store) pruning(ctx context.Context, conn *pgx.Conn, read func(pgx.Rows) error, sql string, args ...any) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlBoundPlan, retainTimeout.Milliseconds())
+	p.exec(nil, sqlConstraintsNow)
+	p.query(read, sql, args...)
+	p.commit()
+	return p.send(ctx, conn)
 }

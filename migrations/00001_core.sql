@@ -622,32 +622,6 @@ $$;
 comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Tells the state it was in, null for no such job.';
 
 -- +goose StatementBegin
-create function drover_prune(after text, completed_before timestamptz, cancelled_before timestamptz, batch int default 1000, whole boolean default false,
-	out last text, out deleted bigint) language plpgsql as $$
-declare
-	walked text[];
-begin
-	-- Walks the primary key: an id is a ULID, so no row finalized before a time has an id made after it, and no
-	-- index on finalized_at has to be kept up by every completion. Ids from clocks that are ahead, or that callers made
-	-- of something else than the time, are met later, or with whole. last is null at the end of the walk.
-	select array_agg(w.id order by w.id) into walked from (
-		select id from jobs where id > after
-		and id < case when whole then '~' else drover_ulid_at(greatest(completed_before, cancelled_before)) end order by id limit batch) w;
-	with old as materialized (
-		select id from jobs
-		where id = any(walked)
-		and (state = 'completed' and finalized_at < completed_before or state = 'cancelled' and finalized_at < cancelled_before)
-		order by id for update skip locked
-	)
-	delete from jobs where id = any(array(select id from old));
-	get diagnostics deleted = row_count;
-	last := walked[batch];
-end
-$$;
--- +goose StatementEnd
-comment on function drover_prune(text, timestamptz, timestamptz, int, boolean) is 'Deletes old completed and cancelled jobs among the next ids after the given one; tells where it got to. Stops at ids made after these times, but with whole. Never touches discarded jobs.';
-
--- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
 	-- The smallest ULID of that instant: 48 bits of milliseconds in 10 digits, then zeros.
 	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',

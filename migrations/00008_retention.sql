@@ -13,30 +13,135 @@ comment on column kinds.follow_up_kind is 'The kind of the job that is enqueued 
 comment on column kinds.follow_up_queue is 'The queue of that job.';
 
 -- +goose StatementBegin
+create function drover_written(n bigint, expected bigint) returns bigint language plpgsql as $$
+begin
+	if n <> expected then
+		raise exception 'drover: only % of % rows were written, a trigger or a rule of the application''s held the others back', n, expected using errcode = 'DR003';
+	end if;
+	return n;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_written(bigint, bigint) is 'Raises DR003 if a statement wrote fewer rows than expected, as with a trigger that returns null.';
+
+-- +goose StatementBegin
+create function drover_make_follow_up(job_id text, job_queue text, job_kind text, reason text, class text, fingerprint text, attempts int, ended timestamptz,
+	metadata jsonb, args jsonb, errors jsonb, out made boolean, out refused jsonb) language plpgsql as $$
+declare
+	policy record;
+	depth  int;
+	given  jsonb;
+	error  text;
+	code   text;
+	why    text;
+	n      int;
+begin
+	made := false;
+	select follow_up_kind, follow_up_queue into policy from kinds where kind = job_kind and follow_up_kind is not null;
+	if not found then
+		return;
+	end if;
+	-- What cannot be read of the dead job, because of damage or because it is too large as text, is left out. Each value is
+	-- an argument of its own: a whole row would be read before this function could catch the error.
+	begin
+		depth := drover_follow_up_depth(metadata);
+	exception when others then
+		depth := 0;
+	end;
+	if depth >= 3 then
+		return;
+	end if;
+	begin
+		-- Args that could burst those of the new job are left out.
+		given := case when octet_length(args::text) <= 3145728 then args end;
+	exception when others then
+		given := null;
+	end;
+	begin
+		error := drover_last_error(errors)->>'error';
+	exception when others then
+		error := null;
+	end;
+	begin
+		-- Due at the time of this statement, not of the transaction's start: in front of the supervisors' floors.
+		insert into jobs (kind, queue, scheduled_at, metadata, args)
+		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
+			'job_id', job_id, 'queue', job_queue, 'kind', job_kind, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
+			'class', coalesce(class, ''), 'fingerprint', coalesce(fingerprint, ''), 'attempts', attempts, 'discarded_at', ended));
+		get diagnostics n = row_count;
+		perform drover_written(n, 1);
+		perform drover_wake(policy.follow_up_queue);
+		made := true;
+	exception when others then
+		get stacked diagnostics code = returned_sqlstate, why = message_text;
+		if not drover_rows_fault(code) then
+			raise;
+		end if;
+		refused := jsonb_build_array(jsonb_build_object('id', job_id, 'error', left(why, 1000), 'code', code));
+	end;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
+	'Enqueues what the kind of a discarded job asks for, once for each call. What cannot be read of the job is left out. refused: the database did not take the new job; an array as drover_set_aside takes it.';
+
+-- +goose StatementBegin
+create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
+	-- Clamped before it becomes an integer: by SQL anything can be stored under that key.
+	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
+		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
+$$;
+-- +goose StatementEnd
+comment on function drover_follow_up_depth(jsonb) is 'How many follow-ups led to a job: 0 to 3, whatever its metadata holds.';
+
+-- +goose StatementBegin
 create function drover_follow_up() returns trigger language plpgsql as $$
 declare
-	policy kinds;
-	depth int := case when jsonb_typeof(new.metadata->'drover:follow_up') = 'number' then least((new.metadata->>'drover:follow_up')::numeric, 3) else 0 end;
+	rejected jsonb;
 begin
-	select * into policy from kinds where kind = new.kind and follow_up_kind is not null;
-	if not found or depth >= 3 then
-		return null;
+	rejected := (drover_make_follow_up(new.id, new.queue, new.kind, new.discard_reason, new.class, new.fingerprint, new.attempt, new.finalized_at,
+		new.metadata, new.args, new.errors)).refused;
+	if rejected is not null then
+		begin
+			perform drover_set_aside('follow-up', rejected);
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+			raise warning 'drover: job % is discarded without its follow-up: %; and not noted: %', new.id, rejected->0->>'error', sqlerrm;
+		end;
 	end if;
-	-- Due at the time of this statement, not of the transaction's start: in front of the supervisors' floors. Args that
-	-- could burst those of the new job are left out, for a discard must never fail here.
-	insert into jobs (kind, queue, scheduled_at, metadata, args)
-	values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
-		'job_id', new.id, 'queue', new.queue, 'kind', new.kind,
-		'args', case when octet_length(new.args::text) <= 3145728 then new.args end,
-		'reason', new.discard_reason, 'error', coalesce(drover_last_error(new.errors)->>'error', ''),
-		'class', coalesce(new.class, ''), 'fingerprint', coalesce(new.fingerprint, ''),
-		'attempts', new.attempt, 'discarded_at', new.finalized_at));
-	perform drover_wake(policy.follow_up_queue);
 	return null;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_follow_up() is 'Enqueues what the kind of a job that is being discarded asks for, in the same transaction. A follow-up''s own follow-up ends after three.';
+comment on function drover_follow_up() is 'Enqueues what the kind of a job that is being discarded asks for, in the same transaction. A follow-up''s own follow-up ends after three. If the database refuses the follow-up, the discard goes through and the follow-up is set aside.';
+
+-- +goose StatementBegin
+create function drover_follow_up_again(ids text[], out made bigint, out refused jsonb) language plpgsql set enable_seqscan = off as $$
+declare
+	note text;
+	f    record;
+begin
+	made := 0;
+	refused := '[]';
+	for note in select job from set_aside where path = 'follow-up' and job = any(ids) and retry_at <= clock_timestamp() order by job for update skip locked loop
+		select x.made, x.refused into f from jobs d
+		cross join lateral drover_make_follow_up(d.id, d.queue, d.kind, d.discard_reason, d.class, d.fingerprint, d.attempt, d.finalized_at, d.metadata, d.args, d.errors) x
+		where d.id = note and d.discard_reason is not null;
+		if f.refused is not null then
+			perform drover_set_aside('follow-up', f.refused);
+			refused := refused || f.refused;
+		else -- enqueued, or its job is no longer discarded
+			delete from set_aside where path = 'follow-up' and job = note;
+			made := made + coalesce(f.made, false)::int;
+		end if;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_follow_up_again(text[]) is
+	'Tries again to enqueue the follow-ups of these jobs that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
 
 -- Every path into discarded changes discard_reason; claim and complete do not name it, so for them the trigger is
 -- never queued.
@@ -68,150 +173,372 @@ comment on column jobs_archive.archived_at is 'When it was moved here.';
 
 -- +goose StatementBegin
 create function drover_job_columns() returns text language sql stable as $$
-	select string_agg(quote_ident(attname), ', ' order by attnum) from pg_attribute
-	where attrelid = 'jobs'::regclass and attnum > 0 and not attisdropped and attgenerated = ''
+	select string_agg(quote_ident(j.attname), ', ' order by j.attnum)
+	from pg_attribute j
+	join pg_attribute a on a.attrelid = 'jobs_archive'::regclass and a.attname = j.attname and a.atttypid = j.atttypid
+	where j.attrelid = 'jobs'::regclass and j.attnum > 0 and a.attnum > 0 and not j.attisdropped and not a.attisdropped
+		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> 'archived_at'
 $$;
 -- +goose StatementEnd
-comment on function drover_job_columns() is 'What a job is made of, for moving it: the columns of jobs that are not generated.';
+comment on function drover_job_columns() is 'The columns that are kept when a job moves: those that both jobs and jobs_archive have, with one type, and that neither generates.';
+
+-- +goose StatementBegin
+create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
+declare
+	few constant int := 100; -- no more than drover_walk blames one after another
+	w   record;
+begin
+	begin
+		select * into w from drover_walk(ids, statement);
+		done := w.done;
+		refused := w.refused;
+		return;
+	exception when others then
+		if not drover_rows_fault(sqlstate) or coalesce(cardinality(ids), 0) <= few then
+			raise;
+		end if;
+	end;
+	-- The first hundred are all refused. Others may stand behind them.
+	done := 0;
+	refused := '[]';
+	for at in 1 .. cardinality(ids) by few loop
+		select * into w from drover_walk(ids[at:at + few - 1], statement);
+		done := done + w.done;
+		refused := refused || w.refused;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_walk_on(text[], text) is 'drover_walk that does not end at a hundred refused jobs in a row: every job is tried.';
+
+-- +goose StatementBegin
+create function drover_pick(source text, condition text, after text, batch int, out ids text[], out last text, out refused jsonb) language plpgsql as $$
+declare
+	walked text[];
+begin
+	refused := '[]';
+	begin
+		execute format('select array_agg(id order by id) from (select j.id from %I j where %s and j.id > $1 order by j.id limit $2) c', source, condition)
+			into ids using after, batch;
+		last := ids[batch];
+		return;
+	exception when others then
+		if not drover_rows_fault(sqlstate) then
+			raise;
+		end if;
+	end;
+	-- The condition reads a row that cannot be read. Find it among the next ids; the others are picked without it.
+	execute format('select array_agg(id order by id) from (select id from %I where id > $1 order by id limit $2) w', source) into walked using after, batch;
+	last := walked[batch];
+	select w.refused into refused from drover_walk_on(walked, format('select count(*) from %I j where j.id = any($1) and %s', source, condition)) w;
+	execute format('select array_agg(j.id order by j.id) from %I j where j.id = any($1) and %s', source, condition)
+		into ids using array(select w from unnest(walked) as w except select r->>'id' from jsonb_array_elements(refused) as r);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_pick(text, text, text, int) is
+	'The next ids of a table that fit a condition on j, after the given one. A row that the condition cannot read is among refused, with its error. last: where to go on, null at the end.';
+
+-- +goose StatementBegin
+create function drover_archivable(filter jsonb, keep int default 0, batch int default 1000, after text default '',
+	out ids text[], out last text, out refused jsonb) language plpgsql as $$
+begin
+	if keep > 0 then
+		-- A kind's newest are counted among those that fit.
+		execute format('select array_agg(id order by id) from (select id from
+			(select j.id, row_number() over (partition by j.kind order by j.finalized_at desc, j.id desc) as n from jobs j where j.finalized_at is not null and %s) j
+			where n > $3 and id > $1 order by id limit $2) c', drover_where(filter, 'archive')) into ids using after, batch, keep;
+		last := ids[batch];
+		refused := '[]';
+	else
+		select p.ids, p.last, p.refused into ids, last, refused
+		from drover_pick('jobs', 'j.finalized_at is not null and ' || drover_where(filter, 'archive'), after, batch) p;
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_archivable(jsonb, int, int, text) is 'The ids that drover_archive takes up next.';
 
 -- +goose StatementBegin
 create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '',
-	out moved bigint, out conflicts text[], out last text) language plpgsql as $$
+	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
 declare
-	candidates text;
-	picked text[];
+	picked record;
 begin
-	-- The next ids that fit, after the given one. A kind's newest are counted among those that fit.
-	candidates := format('select j.id from jobs j where j.finalized_at is not null and %s', drover_where(filter, 'archive'));
-	if keep > 0 then
-		candidates := format('select id from (select j.id, row_number() over (partition by j.kind order by j.finalized_at desc, j.id desc) as n
-			from jobs j where j.finalized_at is not null and %s) j where n > %s', drover_where(filter), keep);
-	end if;
-	execute format('select array_agg(id order by id) from (%s and id > $1 order by id limit $2) c', candidates) into picked using after, batch;
-	select m.moved, m.conflicts into moved, conflicts from drover_put_away(picked) m;
-	last := picked[batch];
+	select * into picked from drover_archivable(filter, keep, batch, after);
+	select m.moved, m.conflicts, picked.refused || m.refused into moved, conflicts, refused from drover_put_away(picked.ids) m;
+	last := picked.last;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_archive(jsonb, int, int, text) is
-	'Moves jobs that have ended from jobs to jobs_archive, all that fit but the newest keep of each kind, one batch by id after the given one; tells where it got to, null at the end. Conflicts are ids that the archive has already: they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+	'Moves jobs that have ended from jobs to jobs_archive, all that fit except the newest keep of each kind, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
-create function drover_put_away(ids text[], out moved bigint, out conflicts text[]) language plpgsql as $$
+create function drover_put_away(ids text[], out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
+declare
+	fit text[];
 begin
-	-- One statement: what is not in the archive in the end was never out of jobs.
-	execute format('
-		with held as materialized (
-			select id, exists (select from jobs_archive a where a.id = j.id) as there from jobs j
-			where id = any($1) and finalized_at is not null order by id for update skip locked
-		), gone as (
-			delete from jobs where id = any(array(select id from held where not there)) returning *
+	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there) into conflicts, fit
+	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there from jobs j
+		where j.id = any(ids) and j.finalized_at is not null order by j.id for update skip locked) h;
+	-- One statement, which fails if it stores fewer than it deletes: no job is ever in neither table.
+	select w.done, w.refused into moved, refused from drover_walk_on(fit, format('
+		with gone as (
+			delete from jobs where id = any($1) returning *
 		), kept as (
-			insert into jobs_archive (%1$s) select %1$s from gone returning id
+			insert into jobs_archive (%1$s) overriding system value select %1$s from gone returning id
 		)
-		select (select count(*) from kept), coalesce((select array_agg(id order by id) from held where there), ''{}'')', drover_job_columns())
-	into moved, conflicts using coalesce(ids, '{}');
+		select drover_written((select count(*) from kept), cardinality($1))', drover_job_columns())) w;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_put_away(text[]) is 'Moves jobs that have ended to jobs_archive by their ids; tells which ids were there already, and stay.';
+comment on function drover_put_away(text[]) is
+	'Moves jobs that have ended to jobs_archive by their ids. conflicts: the archive has these ids already; they stay. refused: the database refuses to move these, each with its error; they stay.';
+
+-- +goose StatementBegin
+create function drover_archived(filter jsonb, verb text, batch int default 1000, after text default '',
+	out ids text[], out last text, out refused jsonb) language sql as $$
+	select p.ids, p.last, p.refused from drover_pick('jobs_archive', drover_where(filter, verb), after, batch) p
+$$;
+-- +goose StatementEnd
+comment on function drover_archived(jsonb, text, int, text) is 'The ids that drover_restore or drover_purge takes up next.';
 
 -- +goose StatementBegin
 create function drover_restore(filter jsonb, batch int default 1000, after text default '',
-	out moved bigint, out conflicts text[], out last text) language plpgsql as $$
+	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
 declare
-	picked text[];
+	picked record;
+	fit    text[];
 begin
-	execute format('select array_agg(id order by id) from (select j.id from jobs_archive j where %s and j.id > $1 order by j.id limit $2) c',
-		drover_where(filter, 'restore')) into picked using after, batch;
-	-- A row whose id came into jobs meanwhile fails the statement, and nothing is lost.
-	execute format('
-		with held as materialized (
-			select id, exists (select from jobs j where j.id = a.id) as there from jobs_archive a
-			where id = any($1) order by id for update skip locked
-		), gone as (
-			delete from jobs_archive where id = any(array(select id from held where not there)) returning *
+	select * into picked from drover_archived(filter, 'restore', batch, after);
+	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there) into conflicts, fit
+	from (select a.id, exists (select from jobs j where j.id = a.id) as there from jobs_archive a
+		where a.id = any(picked.ids) order by a.id for update skip locked) h;
+	select w.done, picked.refused || w.refused into moved, refused from drover_walk_on(fit, format('
+		with gone as (
+			delete from jobs_archive where id = any($1) returning *
 		), back as (
-			insert into jobs (%1$s) select %1$s from gone returning id
+			insert into jobs (%1$s) overriding system value select %1$s from gone returning id
 		)
-		select (select count(*) from back), coalesce((select array_agg(id order by id) from held where there), ''{}'')', drover_job_columns())
-	into moved, conflicts using coalesce(picked, '{}');
-	last := picked[batch];
+		select drover_written((select count(*) from back), cardinality($1))', drover_job_columns())) w;
+	last := picked.last;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_restore(jsonb, int, text) is
-	'Moves jobs back from jobs_archive as they were, one batch by id after the given one; tells where it got to, null at the end. Conflicts are ids that jobs has again: they stay in the archive.';
+	'Moves jobs back from jobs_archive as they were, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
 create function drover_purge(filter jsonb, confirm text, batch int default 1000, after text default '',
-	out deleted bigint, out last text) language plpgsql as $$
+	out deleted bigint, out last text, out refused jsonb) language plpgsql as $$
 declare
-	picked text[];
+	picked record;
+	held   text[];
 begin
 	if confirm is distinct from 'delete for ever' then
 		raise exception 'drover: a purge cannot be undone' using errcode = '22023', hint = 'To mean it: confirm => ''delete for ever''.';
 	end if;
-	execute format('select array_agg(id order by id) from (select j.id from jobs_archive j where %s and j.id > $1 order by j.id limit $2) c',
-		drover_where(filter, 'purge')) into picked using after, batch;
-	with held as materialized (
-		select id from jobs_archive where id = any(picked) order by id for update skip locked
-	)
-	delete from jobs_archive where id = any(array(select id from held));
-	get diagnostics deleted = row_count;
-	last := picked[batch];
+	select * into picked from drover_archived(filter, 'purge', batch, after);
+	held := array(select a.id from jobs_archive a where a.id = any(picked.ids) order by a.id for update skip locked);
+	select w.done, picked.refused || w.refused into deleted, refused
+	from drover_walk_on(held, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
+	last := picked.last;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_purge(jsonb, text, int, text) is
-	'Deletes jobs from jobs_archive for ever, one batch by id after the given one; tells where it got to, null at the end.';
+	'Deletes jobs from jobs_archive for ever, one batch by id after the given one. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
-create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text) language plpgsql stable as $$
+create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable as $$
+#variable_conflict use_column
+declare
+	fits   text := drover_where(filter);
+	place  text := after;
+	picked record;
+	one    text;
+	why    text;
 begin
-	return query execute format('select j.id::text, to_jsonb(j)::text from jobs_archive j where %s and j.id > $1 order by j.id limit $2', drover_where(filter))
-		using after, page;
+	loop
+		select * into picked from drover_pick('jobs_archive', fits, place, page);
+		for one, why in
+			select i, null from unnest(picked.ids) as i union all select r->>'id', r->>'error' from jsonb_array_elements(picked.refused) as r order by 1
+		loop
+			begin -- one row at a time: what return query has returned before an error stays returned
+				if why is null then
+					return query select a.id::text, to_jsonb(a)::text, null::text from jobs_archive a where a.id = one;
+				end if;
+			exception when others then
+				if not drover_rows_fault(sqlstate) then
+					raise;
+				end if;
+				why := sqlerrm;
+			end;
+			if why is not null then
+				return query select one, null::text, why;
+			end if;
+		end loop;
+		exit when one is not null or picked.last is null;
+		place := picked.last;
+	end loop;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_export(jsonb, int, text) is 'The archive''s jobs as JSON, one a row, a page by id after the given one. jsonb_populate_record(null::jobs_archive, line) makes a row of a line again.';
+comment on function drover_export(jsonb, int, text) is
+	'The archive''s jobs as JSON, one a row, a page by id after the given one. Pass a page''s last id on as after, until no row comes. A job that cannot be read has an error and no line. jsonb_populate_record(null::jobs_archive, line) makes a row of a line again.';
 
 -- +goose StatementBegin
-create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000,
-	out last text, out deleted bigint, out archived bigint) language plpgsql as $$
+create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
+	-- Months, days and time of an interval may each be huge and of different signs, though together they compare as
+	-- something sensible. Nothing is deleted by such a setting.
+	select case when kept between interval '0' and interval '1000 years' and extract(year from kept) between -2000 and 2000
+		then case when now() - kept <= now() then now() - kept end end
+$$;
+-- +goose StatementEnd
+comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before it may go. Null, none may, where the interval makes no sense.';
+
+-- +goose StatementBegin
+create function drover_note_refused(path text, refused jsonb, done bigint) returns jsonb language plpgsql as $$
 declare
-	walked text[];
+	told jsonb := refused;
+begin
+	if done = 0 and jsonb_array_length(refused) > 100 then
+		-- None of so many passes: it is not the fault of one of them. They are tried again as ever; one is noted for all.
+		told := jsonb_build_array(refused->0 || jsonb_build_object('error', left(format('%s (and the same or another error for %s other jobs; none passed)',
+			refused->0->>'error', jsonb_array_length(refused) - 1), 1000)));
+	end if;
+	perform drover_set_aside(path, told);
+	return (select coalesce(jsonb_agg(r || jsonb_build_object('path', path) order by n), '[]') from jsonb_array_elements(told) with ordinality as x(r, n));
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside what drover_walk_on refused, or where nothing at all passed one job for all. Returns what the log should have, each with its path.';
+
+-- +goose StatementBegin
+create function drover_tidy_set_aside() returns void language sql as $$
+	delete from set_aside where (path, job) in (
+		select s.path, s.job from set_aside s
+		where not exists (select from jobs j where j.id = s.job)
+			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- it is not the pruner's any more
+		order by s.path, s.job for update skip locked)
+$$;
+-- +goose StatementEnd
+comment on function drover_tidy_set_aside() is 'Forgets what was set aside of jobs that are gone, or that the pruner has no longer any reason to touch.';
+
+-- +goose StatementBegin
+create function drover_retain_next(after text, completed interval, cancelled interval, batch int, whole boolean, out ids text[], out odd boolean) language plpgsql as $$
+declare
+	before  timestamptz := greatest(now() - completed, now() - cancelled, (
+		select max(greatest(drover_ended_before(completed_retention), drover_ended_before(cancelled_retention),
+			drover_ended_before(discarded_retention), drover_ended_before(archive_discarded_after))) from queues));
+	strange text := drover_ulid_at(greatest(now() + interval '1 day', before));
+	rest    text[] := '{}';
+begin
+	-- Walks the primary key: an id is a ULID, so no row that ended before a time has an id made after it, and no index on
+	-- finalized_at has to be kept up by every completion. Ids that are no ULIDs sort anywhere: those above all that a clock
+	-- makes today are walked as well, those in between are met later.
+	ids := array(select j.id from jobs j where j.id > after and j.id < drover_ulid_at(before) order by j.id limit batch);
+	if whole and before is not null and cardinality(ids) < batch then
+		rest := array(select j.id from jobs j where j.id > after and j.id >= strange order by j.id limit batch - cardinality(ids));
+	end if;
+	ids := ids || rest;
+	odd := cardinality(rest) > 0;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_retain_next(text, interval, interval, int, boolean) is
+	'The ids that drover_retain takes up next, after the given one: old ones, and with whole then those that no clock of today makes (odd).';
+
+-- +goose StatementBegin
+create function drover_retain_these(ids text[], completed interval, cancelled interval, out deleted bigint, out archived bigint, out refused jsonb)
+language plpgsql set lock_timeout = '1s' as $$
+declare
+	noted  boolean := exists (select from set_aside s where s.path in ('prune', 'archive'));
 	doomed text[];
 	stored text[];
-	youngest interval := least(completed, cancelled, (
-		select min(least(completed_retention, cancelled_retention, discarded_retention, archive_discarded_after)) from queues));
+	bad    jsonb;
+	clash  text[];
 begin
-	-- Walks the primary key as drover_prune does.
-	select array_agg(w.id order by w.id) into walked from (
-		select id from jobs where id > after and id < drover_ulid_at(now() - youngest) order by id limit batch) w;
-	with old as materialized (
-		select j.id, j.state = 'discarded' and q.archive_discarded_after is not null as keep
-		from jobs j left join queues q on q.name = j.queue
-		where j.id = any(walked) and j.finalized_at < now() - case j.state
-			when 'completed' then coalesce(q.completed_retention, completed)
-			when 'cancelled' then coalesce(q.cancelled_retention, cancelled)
-			when 'discarded' then coalesce(q.archive_discarded_after, q.discarded_retention) end
+	deleted := 0;
+	archived := 0;
+	refused := '[]';
+	if noted then
+		-- Not even read: they may be damaged.
+		ids := array(select i from unnest(ids) as i where not exists (select from set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
+	end if;
+	with retained as materialized (
+		select q.name, q.completed_retention is not null as own_completed, q.cancelled_retention is not null as own_cancelled, q.archive_discarded_after is not null as keep,
+			drover_ended_before(q.completed_retention) as completed_before, drover_ended_before(q.cancelled_retention) as cancelled_before,
+			drover_ended_before(q.discarded_retention) as discarded_before, drover_ended_before(q.archive_discarded_after) as archived_before
+		from queues q
+	), old as materialized (
+		select j.id, j.state = 'discarded' and q.keep is true as keep
+		from jobs j left join retained q on q.name = j.queue
+		where j.id = any(ids) and j.finalized_at < case j.state
+			when 'completed' then case when q.own_completed then q.completed_before else now() - completed end
+			when 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
+			when 'discarded' then coalesce(q.archived_before, q.discarded_before) end
 			-- A redrive that is under way has a hold on it.
 			and (j.finalized_at = j.paced_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
+		order by j.id for update of j skip locked
 	)
-	select array_agg(id) filter (where not keep), array_agg(id) filter (where keep) into doomed, stored from old;
-	with held as materialized (
-		select id from jobs where id = any(doomed) and finalized_at is not null order by id for update skip locked
-	)
-	delete from jobs where id = any(array(select id from held));
-	get diagnostics deleted = row_count;
-	archived := case when stored is null then 0 else (drover_put_away(stored)).moved end;
-	last := walked[batch];
+	select array_agg(id order by id) filter (where not keep), array_agg(id order by id) filter (where keep) into doomed, stored from old;
+	if doomed is not null then
+		begin
+			select w.done, w.refused into deleted, bad
+			from drover_walk_on(doomed, 'with gone as (delete from jobs where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
+			refused := refused || drover_note_refused('prune', bad, deleted);
+		exception when others then
+			deleted := 0; -- a fault of the whole: what is to be archived has nothing to do with it
+			refused := refused || jsonb_build_object('path', 'prune', 'error', sqlerrm, 'code', sqlstate);
+		end;
+	end if;
+	if noted then
+		stored := array(select i from unnest(stored) as i where not exists (select from set_aside s where s.path = 'archive' and s.job = i and s.retry_at > now()));
+	end if;
+	if cardinality(stored) > 0 then
+		begin
+			select m.moved, m.conflicts, m.refused into archived, clash, bad from drover_put_away(stored) m;
+			bad := bad || (select coalesce(jsonb_agg(jsonb_build_object('id', i, 'error', 'jobs_archive has a job of this id already', 'code', '23505') order by i), '[]') from unnest(clash) as i);
+			refused := refused || drover_note_refused('archive', bad, archived);
+		exception when others then
+			archived := 0;
+			refused := refused || jsonb_build_object('path', 'archive', 'error', sqlerrm, 'code', sqlstate);
+		end;
+	end if;
+	if noted then
+		delete from set_aside where (path, job) in (
+			select s.path, s.job from set_aside s where s.path in ('prune', 'archive') and s.job = any(doomed || stored)
+				and not exists (select from jobs j where j.id = s.job)
+			order by s.path, s.job for update skip locked);
+	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_retain(text, interval, interval, int) is
-	'Deletes or archives, among the next ids after the given one, the jobs whose time is over: by their queue''s retention, else completed and cancelled ones after these intervals (null: never). Discarded jobs only where their queue says so. Tells where it got to, null at the end.';
+comment on function drover_retain_these(text[], interval, interval) is
+	'Deletes or archives those of these jobs whose time is over, as drover_retain does. Jobs that the database refuses to delete or to move are set aside; refused has each with its path and error, and errors that are no job''s fault without an id.';
+
+-- +goose StatementBegin
+create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,
+	out last text, out deleted bigint, out archived bigint, out refused jsonb, out odd boolean, out follow_ups text[]) language plpgsql as $$
+declare
+	walked text[];
+begin
+	if after = '' and exists (select from set_aside) then
+		perform drover_tidy_set_aside();
+	end if;
+	select n.ids, n.odd into walked, odd from drover_retain_next(after, completed, cancelled, batch, whole) n;
+	select r.deleted, r.archived, r.refused into deleted, archived, refused from drover_retain_these(walked, completed, cancelled) r;
+	last := walked[batch];
+	if last is null then
+		follow_ups := array(select job from set_aside where path = 'follow-up' and retry_at <= now() order by retry_at, job limit 100);
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_retain(text, interval, interval, int, boolean) is
+	'Deletes or archives, among the next ids after the given one, the jobs whose time is over: by their queue''s retention, else completed and cancelled ones after these intervals (null: never). Discarded jobs only where their queue says so. last: where it got to, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it got to ids that are no ULIDs of today, which whole => false leaves out. follow_ups, at the end: jobs whose follow-up drover_follow_up_again should try.';
 
 -- +goose StatementBegin
 create function drover_alerts(discarded bigint default null, new_discarded bigint default null, within interval default '15 min',
@@ -278,7 +605,8 @@ do $$
 declare
 	f regprocedure;
 begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
+	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%'
+		and coalesce(array_to_string(proconfig, ','), '') !~ '\msearch_path=' loop
 		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
 	end loop;
 end
@@ -289,13 +617,26 @@ $$;
 select drover_lock_tables('{kinds,jobs,queues,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
 drop function drover_follow_up();
+drop function drover_follow_up_again(text[]);
+drop function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb);
+drop function drover_follow_up_depth(jsonb);
 drop function drover_alerts(bigint, bigint, interval, bigint, interval, text);
-drop function drover_retain(text, interval, interval, int);
+drop function drover_retain(text, interval, interval, int, boolean);
+drop function drover_retain_these(text[], interval, interval);
+drop function drover_retain_next(text, interval, interval, int, boolean);
+drop function drover_note_refused(text, jsonb, bigint);
+drop function drover_tidy_set_aside();
+drop function drover_ended_before(interval);
 drop function drover_export(jsonb, int, text);
 drop function drover_purge(jsonb, text, int, text);
 drop function drover_restore(jsonb, int, text);
+drop function drover_archived(jsonb, text, int, text);
 drop function drover_archive(jsonb, int, int, text);
+drop function drover_archivable(jsonb, int, int, text);
 drop function drover_put_away(text[]);
+drop function drover_pick(text, text, text, int);
+drop function drover_walk_on(text[], text);
+drop function drover_written(bigint, bigint);
 drop function drover_job_columns();
 drop table jobs_archive;
 alter table queues drop constraint queues_archived_or_deleted, drop constraint queues_retention,

@@ -25,7 +25,8 @@ func newArchiveAddCommand(a *app) *cobra.Command {
 		Use:   "add",
 		Short: "Move jobs that have ended to the archive",
 		Long: `Move completed, discarded or cancelled jobs that fit to the table jobs_archive, in batches. An interruption leaves
-every job in one table or the other. Ids that the archive has already are told, and stay.`,
+every job in one table or the other. Jobs stay, and are listed, if the archive has their ids already or the database
+refuses to move them; then the exit code is 1.`,
 		Example: `  drover archive add --state discarded --finalized-before 30d
   drover archive add --state discarded --keep 1000`,
 	}, true, func(cmd *cobra.Command) {
@@ -75,7 +76,8 @@ func newArchivePurgeCommand(a *app) *cobra.Command {
 		Use:   "purge",
 		Short: "Delete jobs from the archive for ever",
 		Long: `Delete jobs that fit from the table jobs_archive for ever, in batches, after a question. Where nobody can be asked
-(standard input is no terminal) --yes is needed.`,
+(standard input is no terminal) --yes is needed. Jobs that the database refuses to delete stay and are listed; then the
+exit code is 1.`,
 		Example: `  drover archive purge --finalized-before 365d --yes`,
 	}, true, func(cmd *cobra.Command) {
 		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
@@ -123,9 +125,12 @@ func (a *app) move(ctx context.Context, done string, do func(*session) (drover.M
 		for _, id := range moved.Conflicts {
 			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": the id is there already"))
 		}
+		for _, r := range moved.Refused {
+			fmt.Fprintln(a.stdout, printable(r.ID+"  not "+done+": "+r.Error))
+		}
 	}
-	if err == nil && len(moved.Conflicts) > 0 {
-		err = fmt.Errorf("%s not %s", plural(int64(len(moved.Conflicts)), "job"), done)
+	if left := len(moved.Conflicts) + len(moved.Refused); err == nil && left > 0 {
+		err = fmt.Errorf("%s not %s", plural(int64(left), "job"), done)
 	}
 	return flagNames(err)
 }

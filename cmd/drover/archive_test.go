@@ -48,6 +48,26 @@ func TestArchive(t *testing.T) {
 	}
 	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, "0 jobs restored", dead+"  not restored: the id is there already")
 
+	// F-15: an application's trigger keeps one of two jobs in the archive.
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := sh.pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`create function mine() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;
+		create trigger mine before delete on jobs_archive for each row when (old.id = '` + dead + `') execute function mine()`)
+	exec(`delete from jobs where id = '` + dead + `'`)
+	exec(`insert into jobs (kind, state, finalized_at) values ('other', 'cancelled', now())`)
+	sh.run(t, "archive", "add", "--kind", "other").ok(t).says(t, "1 job archived")
+	sh.run(t, "archive", "purge", "--all", "--yes").ends(t, 1, dead, "not this one").says(t, "1 job deleted")
+	moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", "--all", "--json").ends(t, 1, "1 job not restored"))
+	if len(moved.Refused) != 1 || moved.Refused[0].ID != dead || moved.Refused[0].Error != "not this one" {
+		t.Errorf("restored %+v", moved)
+	}
+	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, dead+"  not restored: not this one")
+	exec(`drop trigger mine on jobs_archive`)
+
 	sh.input = "no\n"
 	sh.run(t, "archive", "purge", "--all").ends(t, 1, "deletes 1 job from the archive", "for ever", "Type yes", "not confirmed, nothing was deleted")
 	sh.input = ""

@@ -446,8 +446,8 @@ func mutants() []mutant {
 		{
 			name: "dead-pruned", bug: "discarded jobs are pruned like completed ones",
 			file:  "migrations/00008_retention.sql",
-			old:   "when 'discarded' then coalesce(q.archive_discarded_after, q.discarded_retention) end",
-			new:   "when 'discarded' then coalesce(q.archive_discarded_after, q.discarded_retention, completed) end",
+			old:   "when 'discarded' then coalesce(q.archived_before, q.discarded_before) end",
+			new:   "when 'discarded' then coalesce(q.archived_before, q.discarded_before, now() - completed) end",
 			tests: []string{"TestPruneDeletesOldCompletedAndCancelledJobsOnly"},
 		},
 		{
