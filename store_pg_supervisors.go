@@ -660,7 +660,6 @@ const (
 	sqlRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainThese = `select deleted, archived, refused from drover_retain_these($1, $2::interval, $3::interval)`
-	sqlSetAside    = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 	sqlFollowUps   = `select made, refused from drover_follow_up_again($1)`
 )
 
@@ -713,12 +712,6 @@ func (s *store) retainThese(ctx context.Context, conn *pgx.Conn, ids []string, k
 func (s *store) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string) (made int64, refused []refusedRow, err error) {
 	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
 	return made, refused, err
-}
-
-// setAside notes a job that failed a whole statement.
-func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, fault error) error {
-	why, _ := sanitizeText(fault.Error(), 1000)
-	return s.pruning(ctx, conn, func(pgx.Rows) error { return nil }, sqlSetAside, path, id, why, sqlState(fault))
 }
 
 // pruning is one transaction of the pruner.
