@@ -527,6 +527,9 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	if _, err := db.client.prune(t.Context(), walk, keep); err != nil || value[bool](t, db, `select exists (select from jobs where id = $1)`, young) {
 		t.Errorf("a ULID is not pruned after a walk among odd ids; %v", err)
 	}
+	put("zzz-0000000000000000000001", "completed", 2*aDay)
+	db.launchPruning(t, SupervisorConfig{CompletedRetention: aDay, Queues: []Queue{{Name: "nothing is here"}}}) // its first walk is a whole one
+	db.waitFor(t, 20*time.Second, `select not exists (select from jobs where id like 'zzz%')`)
 }
 
 // X-3: the pruner reads neither the table nor the ids of jobs that are young.
