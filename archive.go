@@ -23,20 +23,22 @@ func (m *Moved) refuse(refused ...Refusal) {
 	m.Refused = append(m.Refused, refused[:min(len(refused), maxRefusals-len(m.Refused))]...)
 }
 
-// refusedError names jobs that were left out.
-func refusedError(refused []Refusal, what string) error {
-	if len(refused) == 0 {
-		return nil
-	}
+// RefusedError says which jobs PurgeArchive could not delete, or ExportArchive could not read. All others went through.
+type RefusedError struct {
+	Refused []Refusal // of PurgeArchive at most the first 1,000
+}
+
+func (e *RefusedError) Error() string {
 	const named = 20
 	var text strings.Builder
-	for _, r := range refused[:min(len(refused), named)] {
+	fmt.Fprintf(&text, "%d refused by the database", len(e.Refused))
+	for _, r := range e.Refused[:min(len(e.Refused), named)] {
 		fmt.Fprintf(&text, "; job %s: %s", r.ID, r.Error)
 	}
-	if more := len(refused) - named; more > 0 {
+	if more := len(e.Refused) - named; more > 0 {
 		fmt.Fprintf(&text, "; and %d more", more)
 	}
-	return fmt.Errorf("%d %s%s", len(refused), what, text.String())
+	return text.String()
 }
 
 // ArchiveOpts say more about what to archive. Nil archives all that fit.
@@ -92,7 +94,7 @@ func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
 const DeleteForEver = "delete for ever"
 
 // PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. If the
-// database refuses to delete some, it deletes all others and returns an error that names these. Confirm must be
+// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. Confirm must be
 // DeleteForEver; otherwise, and for an empty filter, the error is an *InvalidError.
 func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string) (int64, error) {
 	var bad problems
@@ -104,8 +106,8 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string
 		return 0, err
 	}
 	gone, err := c.store.move(ctx, doc, purgeStep())
-	if err == nil {
-		err = refusedError(gone.Refused, "refused by the database")
+	if err == nil && len(gone.Refused) > 0 {
+		err = &RefusedError{gone.Refused}
 	}
 	if err != nil {
 		return gone.Jobs, fmt.Errorf("purge the archive: %w", err)
@@ -115,7 +117,7 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string
 
 // ExportArchive writes the archive's jobs that fit the filter to w, one JSON object a line with the columns of
 // jobs_archive, by id. It returns how many. It reads page by page and holds one job in memory at a time. A job that
-// cannot be read is left out: after all others are written, ExportArchive returns an error that names it.
+// cannot be read is left out: after all others are written, ExportArchive returns a *RefusedError that names it.
 func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) (n int64, err error) {
 	var bad problems
 	doc := filter.encode(&bad)
@@ -129,8 +131,8 @@ func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) 
 		n++
 		return nil
 	})
-	if err == nil {
-		err = refusedError(unread, "not readable")
+	if err == nil && len(unread) > 0 {
+		err = &RefusedError{unread}
 	}
 	if err != nil {
 		return n, fmt.Errorf("export the archive: %w", err)

@@ -378,11 +378,11 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
 				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
 			}
-			for _, id := range bad {
-				if !strings.Contains(err.Error(), id) {
-					t.Errorf("the error does not name %s: %v", id, err)
-				}
+			var refused *RefusedError
+			if !errors.As(err, &refused) || !strings.Contains(err.Error(), bad[0]) {
+				t.Fatalf("PurgeArchive = %v", err)
 			}
+			checkRefused(t, refused.Refused, bad...)
 		})
 	}
 }
@@ -477,7 +477,7 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 	db.exec(t, `update jobs_archive set errors = '{}' where id = $1`, bad) // by hand: nothing reads an error out of that
 	var out bytes.Buffer
 	n, err := db.client.ExportArchive(t.Context(), &out, Filter{Error: "needle"})
-	if n != 349 || err == nil || !strings.Contains(err.Error(), bad) {
+	if refused := (*RefusedError)(nil); n != 349 || !errors.As(err, &refused) || len(refused.Refused) != 1 || refused.Refused[0].ID != bad {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
 	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"})

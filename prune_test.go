@@ -501,7 +501,7 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 	}
 }
 
-// F-15: ids that are no ULIDs, wherever they sort, are pruned by a running supervisor, which goes on to prune ULIDs.
+// F-15: ids that are no ULIDs, wherever they sort, are pruned, and the pruner goes on to prune ULIDs.
 func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -515,13 +515,21 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 		put(id[:25]+"3", "available", 0)
 	}
 	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, pruneBatch) // the walk ends among them
-	db.launchPruning(t, SupervisorConfig{CompletedRetention: aDay, Queues: []Queue{{Name: "nothing is here"}}})
-	db.waitFor(t, 20*time.Second, `select count(*) = 10 from jobs where kind = 'job'`)
+	keep := keeping{keepFor(aDay), nil}
+	walk, err := db.client.prune(t.Context(), pruneWalk{whole: true}, keep)
+	if n := value[int](t, db, `select count(*) from jobs where kind = 'job'`); err != nil || n != 10 {
+		t.Errorf("%d jobs are left, want 10; %v", n, err)
+	}
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and id like '%1'`); n != 0 {
 		t.Errorf("%d of 5 old jobs are left", n)
 	}
-	young := db.finished(t, "completed", 2*aDay)
-	db.waitFor(t, 20*time.Second, `select not exists (select from jobs where id = $1)`, young)
+	young := db.finished(t, "completed", 2*aDay) // a minute later
+	if _, err := db.client.prune(t.Context(), walk, keep); err != nil || value[bool](t, db, `select exists (select from jobs where id = $1)`, young) {
+		t.Errorf("a ULID is not pruned after a walk among odd ids; %v", err)
+	}
+	put("zzz-0000000000000000000001", "completed", 2*aDay)
+	db.launchPruning(t, SupervisorConfig{CompletedRetention: aDay, Queues: []Queue{{Name: "nothing is here"}}}) // its first walk is a whole one
+	db.waitFor(t, 20*time.Second, `select not exists (select from jobs where id like 'zzz%')`)
 }
 
 // X-3: the pruner reads neither the table nor the ids of jobs that are young.

@@ -146,7 +146,11 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
 	defer s.close()
 	if !yes {
 		n, err := s.client.ExportArchive(ctx, io.Discard, flags.at(s.now))
-		if err != nil {
+		var unread *drover.RefusedError
+		switch {
+		case errors.As(err, &unread): // these go as well
+			n += int64(len(unread.Refused))
+		case err != nil:
 			return flagNames(err)
 		}
 		question := fmt.Sprintf("This deletes %s from the archive of database %q, schema %q, for ever.", plural(n, "job"), s.database, s.schema)
