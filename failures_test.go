@@ -546,3 +546,130 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 }
+
+// F-15: one odd tally is dropped, and stops neither the others nor the jobs that a newer build releases.
+func TestOneOddTallyStopsNoOther(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		odd  string // of the last of 300 tallies
+		want string
+	}{
+		"a fingerprint that is none":  {`fingerprint = 'nonsense'`, "299 runs, 0 left"},
+		"a text that a check refuses": {`sample = 'poison', fingerprint = '00000000000000bb'`, "299 runs, 0 left"},
+		"a count at its type's end":   {`count = 2147483647, jobs = 2147483647`, "2147483946 runs, 0 left"},
+		"after the end of time":       {`at = 'infinity'`, "300 runs, 0 left"},
+		"before its beginning":        {`at = '-infinity'`, "300 runs, 0 left"},
+		"one that cannot be deleted":  {`sample = 'stays'`, "299 runs, 1 left"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `alter table failure_groups add check (sample not like '%poison%')`)
+			db.exec(t, `insert into failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
+				select '00000000000000aa', 'k', 'error', '', 'text', 1, 1, '' from generate_series(1, 300)`)
+			db.exec(t, `update failure_tallies set `+c.odd+` where id = (select max(id) from failure_tallies)`)
+			db.exec(t, `create function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
+			db.exec(t, `create trigger no before delete on failure_tallies for each row when (old.sample = 'stays') execute function no()`)
+			for range 2 {
+				db.tend(t)
+			}
+			if got := value[string](t, db, `select (select sum(count) from failure_groups) || ' runs, ' || (select count(*) from failure_tallies) || ' left'`); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			groups, err := db.client.Failures(t.Context(), FailureFilter{})
+			if err != nil || len(groups) != 1 {
+				t.Errorf("%+v, %v", groups, err)
+			}
+		})
+	}
+}
+
+// F-15: counters of a group stop at the end of their type, and a group with odd times can be read.
+func TestOddFailureGroup(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, status, resolved_at, regressions)
+		values ('00000000000000aa', 'k', 'error', '-infinity', '-infinity', 9223372036854775807, 9223372036854775807, '', 'resolved', '-infinity', 2147483647)`)
+	db.exec(t, `insert into failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'k', 'error', '', 'text', 2, 2, '')`)
+	if back := db.tend(t); len(back) != 1 {
+		t.Errorf("%d came back", len(back))
+	}
+	if g := db.theGroup(t); g.Count != 1<<63-1 || g.Jobs != 1<<63-1 || g.Regressions != maxInt32 || g.Status != FailureOpen || g.ResolvedAt != nil || g.FirstSeen.Year() != 1 {
+		t.Errorf("%+v", g)
+	}
+	db.exec(t, `update failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
+	g, err := db.client.Failure(t.Context(), "00000000000000aa")
+	if err != nil || g.LastSeen.Year() != 9999 || g.ResolvedAt.Year() != 9999 || g.RegressedAt.Year() != 9999 || g.UpdatedAt.Year() != 1 {
+		t.Errorf("%+v, %v", g, err)
+	}
+	if _, err := db.client.Failures(t.Context(), FailureFilter{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// F-15: of parked jobs one that the database refuses to change is set aside, one that is locked is passed over, and
+// those of other builds behind them come back. The refused one is tried again after its pause.
+func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into builds (build, first_seen) values ('a', now() - interval '3 h'), ('b', now() - interval '2 h'), ('c', now() - interval '1 h')`)
+	db.exec(t, `insert into jobs (kind, state, scheduled_at, fingerprint, parked_build, errors_total, args)
+		select 'job', 'parked', 'infinity', '00000000000000aa', (array['a', 'b', 'c'])[greatest(1, n - 1)], 1, jsonb_build_object('n', n) from generate_series(1, 4) n`)
+	db.refuse(t, `old.args @> '{"n": 1}'`)
+	unlock := db.hold(t, `select from jobs where args @> '{"n": 2}' for update`)
+	const states = `select string_agg(args->>'n', ' ' order by args->>'n') from jobs where state = 'retryable'`
+	db.tend(t)
+	if got := value[string](t, db, states); got != "3 4" {
+		t.Errorf("came back: %s", got)
+	}
+	const aside = `select string_agg(path || ' ' || error || ' ' || tries, ', ') from set_aside`
+	if got := value[string](t, db, aside); got != "unpark no 1" {
+		t.Errorf("set aside: %s", got)
+	}
+	unlock()
+	db.tend(t)
+	if got := value[string](t, db, states) + "; " + value[string](t, db, aside); got != "2 3 4; unpark no 1" {
+		t.Errorf("then %s", got)
+	}
+	db.exec(t, `update set_aside set retry_at = now()`)
+	db.tend(t)
+	if got := value[string](t, db, aside); got != "unpark no 2" {
+		t.Errorf("after its pause: %s", got)
+	}
+	db.exec(t, `drop trigger no on jobs`)
+	db.exec(t, `update set_aside set retry_at = now()`)
+	db.tend(t)
+	if got := value[string](t, db, states+` and not exists (select from set_aside)`); got != "1 2 3 4" {
+		t.Errorf("in the end %s", got)
+	}
+}
+
+// F-15: a policy is lifted though one of its jobs is refused and another is locked; they come back when they can.
+func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Build: "A"})
+	s.failOnce(t, db, 1, errors.New("boom"))
+	db.tend(t)
+	print := db.theGroup(t).Fingerprint
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, ""); err != nil {
+		t.Fatal(err)
+	}
+	ids := s.failOnce(t, db, 200, errors.New("boom"))
+	db.refuse(t, `old.id = '`+ids[7]+`'`)
+	unlock := db.hold(t, `select from jobs where id = $1 for update`, ids[9])
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, ""); err != nil {
+		t.Fatal(err)
+	}
+	db.tend(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 198 {
+		t.Errorf("%d of 198 came back", n)
+	}
+	unlock()
+	db.exec(t, `drop trigger no on jobs`)
+	db.exec(t, `update set_aside set retry_at = now()`)
+	db.tend(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 200 {
+		t.Errorf("%d of 200 came back", n)
+	}
+}

@@ -134,19 +134,19 @@ type Redrive struct {
 	Filter     json.RawMessage `json:"filter"` // the plan's, with the keys that SQL takes (docs/dead-letters.md)
 	Rate       float64         `json:"rate"`   // jobs a second and queue
 	PerKey     int             `json:"per_key,omitempty"`
-	Matched    int64           `json:"matched"`  // jobs it is for
-	Released   int64           `json:"released"` // jobs it made due
-	Skipped    int64           `json:"skipped"`
+	Matched    int64           `json:"matched"`           // jobs it is for, without those it skipped
+	Released   int64           `json:"released"`          // jobs it made due
+	Skipped    int64           `json:"skipped"`           // jobs it left as they were
 	Unkeyed    int64           `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them
 	Skips      []SkippedJob    `json:"skips,omitempty"`   // the first 1,000
 	By         string          `json:"by"`
 	Why        string          `json:"why,omitempty"`
-	Note       string          `json:"note,omitempty"` // why it was aborted
+	Note       string          `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
 	CreatedAt  time.Time       `json:"created_at"`
 	FinishedAt *time.Time      `json:"finished_at,omitempty"`
 }
 
-// SkippedJob is a job that a redrive left dead.
+// SkippedJob is a job that a redrive left as it was.
 type SkippedJob struct {
 	ID  string `json:"id"`
 	Why string `json:"why"`
@@ -157,7 +157,9 @@ type SkippedJob struct {
 // none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
 // that end later than it began are not among them. See GetRedrive, PauseRedrive, AbortRedrive.
 //
-// Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. Errors, before
+// Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
+// row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
+// begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
 // anything is changed: *InvalidError for a plan that makes no sense or a patch that does not fit the kind's args,
 // ErrState if Filter.IDs names a job that is not dead.
 func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {

@@ -96,21 +96,6 @@ func TestRedriveLetsRunningJobsBe(t *testing.T) {
 	}
 }
 
-// D-5: one bad row holds up its own redrive, and says so, not the others.
-func TestRedriveThatIsRefusedHoldsUpNoOther(t *testing.T) {
-	t.Parallel()
-	v := newVirtual(t)
-	v.bury(t, 10, 1)
-	v.exec(t, `update jobs set queue = 'bad' where args @> '{"n": 1}'`)
-	v.exec(t, `alter table jobs add constraint mine check (queue <> 'bad' or finalized_at is not null)`)
-	bad := v.redrive(t, RedrivePlan{Filter: Filter{Queue: "bad"}})
-	v.redrive(t, RedrivePlan{Filter: Filter{Queue: "default"}})
-	v.until(t, `select count(*) = 9 from jobs where state = 'completed'`)
-	if got, err := v.client.GetRedrive(t.Context(), bad.ID); err != nil || got.State != RedriveRunning || got.Note == "" {
-		t.Errorf("%+v, %v", got, err)
-	}
-}
-
 // D-5, F-4: a released job whose run failed waits for its backoff, whoever is late beside it.
 func TestRedriveLetsBackoffsBe(t *testing.T) {
 	t.Parallel()

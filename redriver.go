@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -12,9 +13,16 @@ type redriver struct {
 	sup    *Supervisor
 	signal chan struct{}
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
+
+	// Of the goroutine that ticks.
+	batch    int       // what a tick may do; less after one that was cut off
+	failing  bool      // it was logged that ticks fail, and not yet that they work again
+	warnedAt time.Time // when it was logged last
 }
 
-func newRedriver(s *Supervisor) *redriver { return &redriver{sup: s, signal: make(chan struct{}, 1)} }
+func newRedriver(s *Supervisor) *redriver {
+	return &redriver{sup: s, signal: make(chan struct{}, 1), batch: paceBatch}
+}
 
 // poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
 func (r *redriver) poke() {
@@ -35,6 +43,8 @@ const (
 	paceTimeout = 5 * time.Second       // of one tick
 	paceRetry   = time.Second           // after a failed one
 	paceLeast   = 20 * time.Millisecond // between two
+	paceBatch   = 1000                  // jobs that a tick takes up or lets go of each redrive
+	paceWarn    = time.Minute           // between two warnings that ticks fail
 )
 
 // run ticks while a redrive is under way; the heartbeat says when there is one.
@@ -67,17 +77,43 @@ func (r *redriver) run(ctx context.Context) {
 func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	ticking, cancel := context.WithTimeout(ctx, paceTimeout)
 	defer cancel()
-	reply, err := r.sup.client.store.pace(ticking)
+	reply, err := r.sup.client.store.pace(ticking, r.batch)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.sup.log.WarnContext(ctx, "redrive did not go on, will be tried again", slog.String("error", err.Error()))
+			r.failed(ctx, err)
 		}
 		return paceRetry, false
 	}
+	r.worked(ctx, reply.refused)
 	r.capped.Store(reply.capped)
 	if reply.released > 0 {
 		r.sup.claimer.noteDue(r.sup.now())
 		r.sup.reporter.tell(told{eventRedriven, Event{Supervisor: r.sup.lease.Load().id, Count: int(reply.released)}})
 	}
 	return reply.wait, reply.idle
+}
+
+// failed logs a failed tick, at most once a minute. After one that was cut off the next asks for less, so that ticks do
+// not end at the same place for ever.
+func (r *redriver) failed(ctx context.Context, err error) {
+	if errors.Is(err, context.DeadlineExceeded) || sqlState(err) == "57014" {
+		r.batch = max(r.batch/4, 1)
+	}
+	if now := r.sup.now(); r.warnedAt.IsZero() || now.Sub(r.warnedAt) >= paceWarn {
+		r.failing, r.warnedAt = true, now
+		r.sup.log.WarnContext(ctx, "redrives do not go on, will be tried again", slog.String("error", err.Error()))
+	}
+}
+
+// worked logs what a tick skipped, and that ticks succeed again.
+func (r *redriver) worked(ctx context.Context, refused []refusedJob) {
+	r.batch = min(2*r.batch, paceBatch)
+	if r.failing {
+		r.failing = false
+		r.sup.log.InfoContext(ctx, "redrives go on again")
+	}
+	for _, job := range refused {
+		r.sup.log.WarnContext(ctx, "redrive skipped a job",
+			slog.String("job_id", job.ID), slog.String("redrive", job.Redrive), slog.String("reason", job.Why))
+	}
 }

@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -15,29 +16,41 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 	sqlUnpark = `select drover_unpark()`
 )
 
-// tendFailures adds up what failed and releases parked jobs, each in a transaction of its own. It returns the resolved
-// groups that came back.
+// tendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
+// other to succeed. It returns the resolved groups that came back.
 func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []FailureGroup, err error) {
-	var p pipeline
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error {
+	var both, rest pipeline
+	both.begin()
+	both.exec(nil, sqlOnePlan)
+	both.query(func(rows pgx.Rows) error {
 		var g FailureGroup
 		err := rows.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.Sample, &g.LastJob)
 		reopened = append(reopened, g)
 		return err
 	}, sqlAddFailures)
-	p.commit()
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.exec(nil, sqlUnpark)
-	p.commit()
-	return reopened, p.send(ctx, conn)
+	both.commit()
+	unpark := func(p *pipeline) {
+		p.begin()
+		p.exec(nil, sqlOnePlan)
+		p.exec(nil, sqlUnpark)
+		p.commit()
+	}
+	unpark(&both)
+	if err = both.send(ctx, conn); err != nil && sqlState(err) != "" {
+		unpark(&rest) // once more, if it was not this that failed
+		err = errors.Join(err, rest.send(ctx, conn))
+	}
+	return reopened, err
 }
 
+// failureColumns cuts times to the years that Go and JSON can tell.
 const failureColumns = `
-select fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job, status, resolved_at, regressed_at, regressions,
-	coalesce(policy, ''), coalesce(park_build, ''), updated_at, updated_by, discarded, parked
+select fingerprint, kind, class, error_type, sample,
+	least(greatest(first_seen, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), least(greatest(last_seen, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'),
+	count, jobs, last_job, status,
+	case when resolved_at is not null then least(greatest(resolved_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, case when regressed_at is not null then least(greatest(regressed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
+	regressions, coalesce(policy, ''), coalesce(park_build, ''),
+	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, discarded, parked
 from failures `
 
 // sqlFailures leaves the planner the choice: the table is small, and the view's counts are index scans.

@@ -20,11 +20,14 @@ const (
 	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
 
 	// sqlPace is one tick of all redrives.
-	sqlPace = `select extract(epoch from wait)::float8, released, coalesce(capped, false) from drover_pace()`
+	sqlPace = `
+select extract(epoch from wait)::float8, released, coalesce(capped, false), refused::text from drover_pace(batch => $1)`
 
+	// sqlRedrives cuts times to the years that Go and JSON can tell.
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
-	started_by, why, note, created_at, finished_at
+	started_by, why, note,
+	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end
 from redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
 	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
@@ -132,9 +135,17 @@ type paceReply struct {
 	wait     time.Duration
 	released int64
 	capped   bool // a job that ends may make room for another
+	refused  []refusedJob
 }
 
-func (s *store) pace(ctx context.Context) (reply paceReply, err error) {
+// refusedJob is a job that a redrive skipped because the database refused to read or to change its row.
+type refusedJob struct {
+	SkippedJob
+	Redrive string `json:"redrive"`
+}
+
+// pace is one tick. Each redrive takes up or lets go at most batch jobs in it.
+func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return reply, err
@@ -142,9 +153,10 @@ func (s *store) pace(ctx context.Context) (reply paceReply, err error) {
 	defer conn.Release()
 	var p pipeline
 	var seconds *float64
+	var refused string
 	p.begin()
 	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &reply.released, &reply.capped) }, sqlPace)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
 	p.commit()
 	if err := p.send(ctx, conn.Conn()); err != nil {
 		return reply, err
@@ -152,7 +164,7 @@ func (s *store) pace(ctx context.Context) (reply paceReply, err error) {
 	if reply.idle = seconds == nil; !reply.idle {
 		reply.wait = time.Duration(*seconds * float64(time.Second))
 	}
-	return reply, nil
+	return reply, json.Unmarshal([]byte(refused), &reply.refused)
 }
 
 // refusal is the text of what the database refused, without the driver's words around it.

@@ -27,6 +27,7 @@ create table redrives (
 	unkeyed         bigint      not null default 0,
 	skips           jsonb       not null default '[]',
 	canaries        jsonb       not null default '{}',
+	locked          jsonb       not null default '{}',
 	marked_at       timestamptz not null default '-infinity',
 	marked_id       text collate "C" not null default '',
 	created_at      timestamptz not null default clock_timestamp(),
@@ -42,11 +43,14 @@ comment on column redrives.per_key is 'Jobs of one key that are out at once in o
 comment on column redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
 comment on column redrives.canary is 'So many go first; the others wait until these have ended well.';
 comment on column redrives.canary_failures is 'More failed canaries than this abort the redrive.';
-comment on column redrives.matched is 'Jobs it holds or has held.';
+comment on column redrives.note is 'Why it was aborted. "held up: ...": the error that it meets now; it tries again.';
+comment on column redrives.matched is 'Jobs it holds or has held, without those it skipped.';
 comment on column redrives.released is 'Jobs it made due.';
 comment on column redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
-comment on column redrives.skips is 'The first 1,000 jobs it left dead, and why.';
+comment on column redrives.skipped is 'Jobs it left as they were.';
+comment on column redrives.skips is 'The first 1,000 of these, and why. refused: the database did not take the change of this row.';
 comment on column redrives.canaries is 'Released canaries, with their failed runs so far.';
+comment on column redrives.locked is 'While marking: jobs that another transaction has locked, each with the time it was first seen so. They are looked at again, and skipped after 10 seconds.';
 comment on column redrives.marked_at is 'How far marking got, with marked_id.';
 
 create table redrive_queues (
@@ -54,12 +58,14 @@ create table redrive_queues (
 	next_at  timestamptz not null default '-infinity',
 	ticked_at timestamptz not null default '-infinity',
 	key      text        not null default '',
-	released jsonb       not null default '{}'
+	released jsonb       not null default '{}',
+	note     text        not null default ''
 ) with (fillfactor = 10);
 comment on table redrive_queues is 'One sequence of slots a queue, shared by all its redrives.';
 comment on column redrive_queues.next_at is 'The next free slot.';
 comment on column redrive_queues.key is 'The key that was looked at last.';
 comment on column redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
+comment on column redrive_queues.note is '"held up: ...": the error that the last tick of this queue met. Empty: none.';
 
 alter table kinds add column args_shape jsonb;
 comment on column kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
@@ -130,10 +136,13 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
 		last_delay_ms = case when j.finalized_at is null then j.last_delay_ms end,
-		redrives = j.redrives + case when j.finalized_at is null then 0 else 1 end,
+		redrives = case when j.finalized_at is null then j.redrives else least(j.redrives, 32766) + 1 end,
 		redriven_at = case when j.finalized_at is null then j.redriven_at else dues[array_position(ids, j.id)] end,
 		crashes = case when j.finalized_at is null then j.crashes when j.discard_reason = 'crashed' then 1 else 0 end,
-		retry_until = case when j.finalized_at is null then j.retry_until else dues[array_position(ids, j.id)] + (j.retry_until - greatest(j.created_at, j.redriven_at)) end,
+		-- Cut to the years 1 to 9999, or the sum could be out of range.
+		retry_until = case when j.finalized_at is null or j.retry_until is null then j.retry_until else dues[array_position(ids, j.id)]
+			+ (least(greatest(j.retry_until, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')
+				- least(greatest(j.created_at, j.redriven_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')) end,
 		max_attempts = coalesce(case when j.finalized_at is not null then drover_release.max_attempts end, j.max_attempts),
 		args = case when args_patch is null or j.finalized_at is null then j.args else drover_merge_patch(j.args, args_patch) end,
 		errors = case when j.finalized_at is null then j.errors else drover_append_error(j.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator',
@@ -185,6 +194,7 @@ create function drover_redrive_plan(plan jsonb) returns redrives language plpgsq
 declare
 	r redrives;
 	misfits text;
+	moment text;
 begin
 	select string_agg(key, ', ' order by key) into misfits from jsonb_object_keys(plan) as k(key)
 	where key <> all('{filter,rate,per_key,key_from,limit,max_attempts,args_patch,canary,canary_failures,by,why}');
@@ -194,6 +204,12 @@ begin
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');
+	-- Its times mean what they mean in this session, whatever DateStyle and TimeZone a session has that marks its jobs.
+	foreach moment in array '{created_after,created_before,finalized_after,finalized_before}'::text[] loop
+		if r.filter ? moment then
+			r.filter := jsonb_set(r.filter, array[moment], to_jsonb((r.filter->>moment)::timestamptz));
+		end if;
+	end loop;
 	if coalesce(r.filter->>'state', 'discarded') not in ('discarded', 'cancelled', 'parked') then
 		raise exception 'drover: only discarded, cancelled and parked jobs can be redriven, not %', r.filter->>'state' using errcode = 'DR002';
 	end if;
@@ -226,13 +242,16 @@ $$;
 comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan; raises where it makes no sense.';
 
 -- +goose StatementBegin
-create function drover_redrive_candidates(r redrives) returns text language sql stable as $$
-	-- What a redrive is for, as a condition on jobs j: dead when it began, and in no other redrive's hands.
+create function drover_redrive_candidates(r redrives) returns text language sql stable set datestyle = iso as $$
+	-- What a redrive is for, as a condition on jobs j: dead when it began, and in no other redrive's hands. The time
+	-- becomes a literal, and another session reads it.
 	select drover_where(r.filter) || case
 		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
 		else ' and j.discard_reason is not null' end
-		|| case when r.filter->>'state' = 'parked' then ' and j.paced_at is null' else format(' and j.finalized_at <= %L', r.created_at) end
+		|| case when r.filter->>'state' = 'parked'
+			then ' and (j.paced_at is null or not exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null))'
+			else format(' and j.finalized_at <= %L', r.created_at) end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_candidates(redrives) is 'The jobs a redrive is for, as a condition on jobs j.';
@@ -261,8 +280,20 @@ begin
 			raise exception 'drover: only discarded and cancelled jobs can be redriven: %', left(named, 2000) using errcode = 'DR002';
 		end if;
 	end if;
-	execute format('select count(*), count(%s), case when $1 then array_agg(distinct j.kind) end from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r))
-		into fit, keyed, patched using r.args_patch is not null;
+	if r.args_patch is null and r.per_key is null then
+		return; -- counting reads every row that fits
+	end if;
+	begin
+		execute format('select count(*), count(%s), case when $1 then array_agg(distinct j.kind) end from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r))
+			into fit, keyed, patched using r.args_patch is not null;
+	exception when others then
+		-- A row that cannot be read: the redrive will skip it. The patch must fit the filter's kind, or else every kind.
+		if not drover_rows_fault(sqlstate) then
+			raise;
+		end if;
+		fit := 0;
+		patched := array(select kind from kinds where kind = coalesce(r.filter->>'kind', kind));
+	end;
 	if r.args_patch is not null then
 		perform drover_check_patch(r.args_patch, patched);
 	end if;
@@ -317,94 +348,283 @@ $$;
 comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint; changes nothing. expired and held ones it would skip, unkeyed ones no cap would hold. Raises what drover_redrive_start would raise.';
 
 -- +goose StatementBegin
-create function drover_redrive_mark(redrive text, batch int default 1000) returns boolean language plpgsql as $$
+create function drover_redrive_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
 declare
-	r redrives;
-	walk text;
-	n int;
-	last_at timestamptz;
-	last_id text;
-	refused jsonb;
-	taken int;
-	locked int;
-	queues text[];
-	keyless int;
+	code text;
+	why  text;
 begin
-	select * into r from redrives where id = redrive for update skip locked;
-	if not found or r.state <> 'marking' or r.paused_at is not null then
-		return false;
+	-- In any order: a hundred bad rows side by side must not look as if all were bad.
+	select w.done, w.refused into done, refused
+	from drover_walk(array(select id from unnest(ids) as i(id) order by random()), statement, doc) w;
+exception when others then
+	get stacked diagnostics code = returned_sqlstate, why = message_text;
+	if not drover_rows_fault(code) or code like '42%' then -- 42: a right is missing, or a table
+		raise;
 	end if;
-	-- Dead letters by the index on finalized_at, others by primary key. A row that someone holds stops the walk in front
-	-- of it: it is looked at again. is true: the rows are found by primary key then.
-	walk := case when r.filter ? 'ids' or r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
-		else '(j.finalized_at, j.id) > ($1, $2) order by j.finalized_at, j.id' end;
-	execute format('
-		with seen as materialized (
-			select j.*, row_number() over () as n from (
-				select j.id, coalesce(j.finalized_at, ''-infinity'') as at, case
-					when j.expires_at <= clock_timestamp() then ''expired''
-					when j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
-					when $4 and jsonb_typeof(j.args) <> ''object'' then ''args are no object'' end as why,
-					coalesce(left(%3$s, 256), '''') as key
-				from jobs j where %1$s and %2$s limit $3
-			) j
-		), held as materialized (
-			select j.id from jobs j where j.id = any(array(select id from seen)) and (%1$s) is true order by j.id for update skip locked
-		), walked as materialized (
-			select s.* from seen s
-			where s.n < coalesce((select min(n) from seen s where s.id <> all(array(select id from held))), s.n + 1)
-		), fit as materialized (
-			select * from (select w.*, row_number() over (order by w.n) as nth from walked w where w.why is null) w where nth <= $5
-		), marked as (
-			update jobs j set redrive_id = $6, pace_key = coalesce((select jsonb_object_agg(id, key) from fit where key <> '''')->>j.id, ''''),
-				paced_at = case when j.finalized_at is null then clock_timestamp() else j.finalized_at end
-			where j.id = any(array(select id from fit))
-				and (j.paced_at is null or j.paced_at <> j.finalized_at 
-					or not exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))
-			returning j.queue, j.pace_key
-		)
-		select (select count(*) from seen), (select at from walked order by n desc limit 1), (select id from walked order by n desc limit 1),
-			(select coalesce(jsonb_agg(jsonb_build_object(''id'', id, ''why'', why) order by n), ''[]'') from walked where why is not null),
-			(select count(*) from marked), (select count(*) from seen) - (select count(*) from walked), (select array_agg(distinct queue order by queue) from marked),
-			(select count(*) from marked where pace_key = '''')',
-		drover_redrive_candidates(r), walk, drover_redrive_key(r))
-	into n, last_at, last_id, refused, taken, locked, queues, keyless
-	using r.marked_at, r.marked_id, batch, r.args_patch is not null, coalesce(r.max_jobs - r.matched, batch), redrive;
-	insert into redrive_queues (queue) select unnest(queues) on conflict do nothing;
-	update redrives set matched = matched + taken, unkeyed = unkeyed + case when per_key is null then 0 else keyless end, skipped = skipped + jsonb_array_length(refused),
-		skips = (select coalesce(jsonb_agg(s order by o), '[]') from jsonb_array_elements(skips || refused) with ordinality as x(s, o) where o <= 1000),
-		marked_at = coalesce(last_at, marked_at), marked_id = coalesce(last_id, marked_id),
-		state = case when (n = batch or locked > 0) and coalesce(matched + taken < max_jobs, true) then 'marking' when canary > 0 then 'canary' else 'running' end
-	where id = redrive returning state into walk;
-	return walk = 'marking';
+	-- None of a hundred passed. All of these are refused, and the redrive goes on with other jobs.
+	done := 0;
+	refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_mark(text, int) is 'Takes up the next jobs of a redrive, in front of all pacing; true while there are more. They stay dead until their slot.';
+comment on function drover_redrive_walk(text[], text, jsonb) is 'drover_walk over jobs that a redrive has locked. Where every row is refused it says so of each.';
 
 -- +goose StatementBegin
-create function drover_pace(as_of timestamptz default clock_timestamp(), out wait interval, out released bigint, out capped boolean) language plpgsql as $$
+create function drover_redrive_take_out(ids text[]) returns void language plpgsql as $$
+declare
+	refused jsonb;
+begin
+	if ids <> '{}' then
+		select w.refused into refused
+		from drover_redrive_walk(ids, 'with free as (update jobs set paced_at = null where id = any($1) returning id) select count(*) from free') w;
+		perform drover_set_aside('redrive', refused);
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_redrive_take_out(text[]) is 'Takes jobs, locked by the caller, out of their redrive''s hands. Where the database refuses that as well the job is set aside.';
+
+-- +goose StatementBegin
+create function drover_redrive_mark(redrive text, batch int default 1000, out more boolean, out refused jsonb)
+language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
+declare
+	patience constant interval := '10 seconds';  -- with a row that another transaction has locked
+	reach    constant int := 10 * batch;
+	until    constant timestamptz := clock_timestamp() + interval '250 milliseconds';
+	r        redrives;
+	named    boolean;
+	fits     text;
+	quick    text;
+	source   text;
+	reading  text;
+	marking  text;
+	ids      text[];
+	again    boolean;
+	ended    boolean;
+	at       timestamptz;
+	last_at  timestamptz;
+	last_id  text;
+	room     bigint;
+	bad      jsonb;
+	seen     jsonb;
+	skips    jsonb := '[]';
+	fit      text[];
+	mine     text[];
+	free     text[];
+	queues   text[] := '{}';
+	locked   jsonb;
+	taken    bigint := 0;
+	keyless  bigint := 0;
+	looked   int := 0;
+begin
+	more := false;
+	refused := '[]';
+	select * into r from redrives where id = redrive for update skip locked;
+	if not found or r.state <> 'marking' or r.paused_at is not null then
+		return;
+	end if;
+	-- Dead letters are walked by the index on finalized_at, others by primary key. Of the next rows the short columns pick
+	-- up to a batch; only those are read whole. So a step ends soon, also where nothing fits.
+	named := r.filter ? 'ids';
+	fits := drover_redrive_candidates(r);
+	quick := drover_where(r.filter - '{ids,error,tags,args}'::text[]);
+	source := case when r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
+		else format('j.discard_reason is not null and (j.finalized_at, j.id) > (greatest($1, %L), $2) and j.finalized_at <= least(%L, %L::timestamptz) order by j.finalized_at, j.id',
+			coalesce(r.filter->>'finalized_after', '-infinity'), coalesce(r.filter->>'finalized_before', 'infinity'), to_jsonb(r.created_at) #>> '{}') end;
+	-- is true: the rows are found by primary key then.
+	reading := format('
+		select j.id, case
+			when j.expires_at <= clock_timestamp() then ''expired''
+			when j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
+			when %L and jsonb_typeof(j.args) <> ''object'' then ''args are no object'' end as why,
+			coalesce(left(%s, 256), '''') as key
+		from jobs j where j.id = any($1) and (%s) is true', r.args_patch is not null, drover_redrive_key(r), fits);
+	marking := format('
+		with held as materialized (
+			select j.id from jobs j where j.id = any($1) and (%s) is true
+				and (j.paced_at is null or j.paced_at is distinct from j.finalized_at
+					or not exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))
+			order by j.id for update skip locked
+		), marked as (
+			update jobs j set redrive_id = %L, pace_key = coalesce((select $2)->>j.id, ''''),
+				paced_at = case when j.finalized_at is null then clock_timestamp() else j.finalized_at end
+			where j.id = any(array(select id from held)) returning j.id
+		)
+		select count(*) from marked', fits, redrive);
+	loop
+		room := r.max_jobs - r.matched - taken;
+		exit when room <= 0;
+		again := looked = 0 and r.locked <> '{}';
+		if again then
+			ids := array(select jsonb_object_keys(r.locked));
+		elsif (select count(*) from jsonb_object_keys(r.locked)) >= batch then
+			exit; -- so many are locked: wait for these first
+		elsif named then
+			ids := array(select distinct i.id collate "C" from jsonb_array_elements_text(r.filter->'ids') as i(id) where i.id collate "C" > r.marked_id order by 1 limit batch);
+			ended := cardinality(ids) < batch;
+			last_at := r.marked_at;
+			last_id := ids[cardinality(ids)];
+		else
+			execute format('
+				select array_agg(k.id order by k.n), max(k.at), (array_agg(k.at order by k.n))[$4], (array_agg(k.id order by k.n))[$4] from (
+					select j.id, j.finalized_at as at, row_number() over () as n from (select j.* from jobs j where %s limit $3) j where %s limit $4) k', source, quick)
+			into ids, at, last_at, last_id using r.marked_at, r.marked_id, reach, batch;
+			if last_id is null then
+				execute format('select j.finalized_at, j.id from jobs j where %s offset $3 - 1 limit 1', source) into last_at, last_id using r.marked_at, r.marked_id, reach;
+			end if;
+			ids := coalesce(ids, '{}');
+			ended := last_id is null;
+			last_id := coalesce(last_id, ids[cardinality(ids)]); -- and not these again, should some be locked
+			last_at := coalesce(last_at, at);
+		end if;
+		looked := looked + 1;
+
+		begin
+			execute 'select jsonb_object_agg(id, jsonb_build_array(why, key)) from (' || reading || ') j' into seen using ids;
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+			-- Some row cannot be read, so whether it fits is not known.
+			select w.refused into bad from drover_redrive_walk(ids, 'select count(why) + count(key) from (' || reading || ') j') w;
+			refused := refused || bad;
+			ids := array(select i.id from unnest(ids) with ordinality as i(id, n) where i.id <> all(array(select b->>'id' from jsonb_array_elements(bad) b)) order by i.n);
+			execute 'select jsonb_object_agg(id, jsonb_build_array(why, key)) from (' || reading || ') j' into seen using ids;
+		end;
+		seen := coalesce(seen, '{}');
+		-- Of all that fit the first, as many as the plan's limit leaves; of the others those in front of these.
+		select coalesce(array_agg(s.id order by s.n) filter (where s.why is null), '{}'),
+			skips || coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'why', s.why) order by s.n) filter (where s.why is not null), '[]')
+		into fit, skips
+		from (
+			select i.id, i.n, e.value->>0 as why, count(*) filter (where e.value->>0 is null) over (order by i.n) as nth
+			from unnest(ids) with ordinality as i(id, n) join jsonb_each(seen) as e(key, value) on e.key = i.id
+		) s
+		where room is null or s.nth <= room and (s.why is null or s.nth < room);
+
+		bad := '[]';
+		mine := '{}';
+		if fit <> '{}' then
+			select w.refused into bad from drover_redrive_walk(fit, marking,
+				(select jsonb_object_agg(e.key, e.value->1) from jsonb_each(seen) as e(key, value) where e.value->>1 <> '')) w;
+			refused := refused || bad;
+			select coalesce(array_agg(j.id), '{}'), queues || array_agg(distinct j.queue), keyless + count(*) filter (where j.pace_key = '')
+			into mine, queues, keyless
+			from jobs j where j.id = any(fit) and (j.redrive_id = redrive and j.paced_at is not null) is true;
+			taken := taken + cardinality(mine);
+			delete from set_aside s where s.path = 'redrive' and s.job = any(mine); -- a new chance
+		end if;
+		-- What fits and was not marked is locked, or has just changed: it is looked at again.
+		free := array(select b->>'id' from jsonb_array_elements(bad) b);
+		locked := (select coalesce(jsonb_object_agg(f.id, coalesce(r.locked->f.id, to_jsonb(clock_timestamp()))), '{}')
+			from unnest(fit) as f(id) where f.id <> all(mine) and f.id <> all(free));
+		if again then
+			r.locked := '{}';
+			select skips || coalesce(jsonb_agg(jsonb_build_object('id', l.key, 'why', 'locked by another transaction') order by l.key), '[]'),
+				locked - coalesce(array_agg(l.key), '{}')
+			into skips, locked
+			from jsonb_each_text(locked) as l(key, value) where l.value::timestamptz not between clock_timestamp() - patience and clock_timestamp();
+		else
+			r.marked_at := coalesce(last_at, r.marked_at);
+			r.marked_id := coalesce(last_id, r.marked_id);
+		end if;
+		r.locked := r.locked || locked;
+		exit when ended or taken >= batch or clock_timestamp() > until;
+	end loop;
+	insert into redrive_queues (queue) select distinct q from unnest(queues) as q where q is not null order by 1 on conflict do nothing;
+	update redrives set matched = least(matched, 9223372036854775807 - taken) + taken,
+		unkeyed = least(unkeyed, 9223372036854775807 - keyless) + case when per_key is null then 0 else keyless end, locked = r.locked,
+		marked_at = r.marked_at, marked_id = r.marked_id, note = case when note like 'held up: %' then '' else note end,
+		state = case when coalesce(matched + taken >= max_jobs, false) or coalesce(ended, false) and r.locked = '{}'
+			then case when canary > 0 then 'canary' else 'running' end else 'marking' end
+	where id = redrive returning state = 'marking' into more;
+	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error'))), '[]') from jsonb_array_elements(refused) b);
+	perform drover_redrive_skip(redrive, skips || refused);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_redrive_mark(text, int) is
+	'Takes up the next jobs of a redrive, in front of all pacing. They stay dead until their slot. It looks at ten times a batch at most, and stops after a quarter of a second. more: there may be others. refused: jobs whose rows cannot be read or changed; they are skipped.';
+
+-- +goose StatementBegin
+create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
+	update redrives r set skipped = least(skipped, 9223372036854775807 - jsonb_array_length(drover_redrive_skip.skips)) + jsonb_array_length(drover_redrive_skip.skips),
+		skips = (select jsonb_agg(s order by o) from jsonb_array_elements(r.skips || drover_redrive_skip.skips) with ordinality as x(s, o) where o <= 1000)
+	where id = redrive and drover_redrive_skip.skips <> '[]'
+$$;
+-- +goose StatementEnd
+comment on function drover_redrive_skip(text, jsonb) is 'Lists jobs, an array of {id, why}, among those that a redrive left as they were.';
+
+-- +goose StatementBegin
+create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
+language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
 declare
 	-- Slots are given out so far ahead, and no further: workers that stop leave a second's worth of jobs overdue, not more.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
+	-- Some tick was cut off, and this one asks for less. Then chance decides what it does, so that none is cut off always
+	-- by the same row.
+	careful constant boolean := batch < 1000;
+	spare constant int := 100; -- looked at for each that others have locked
 	q redrive_queues;
 	r redrives;
 	marking boolean := false;
+	until timestamptz;
+	began timestamptz;
+	share interval;
+	more boolean;
+	ids text[];
+	bad jsonb;
+	held_up jsonb := '{}';
+	tried text[] := '{}';
 	n int;
 	late text[];
 	idle text[];
 	picked text[];
-	slots timestamptz[];
+	place text;
 	slot timestamptz;
+	going int;
+	used int;
+	gone text[];
 	let_go text[];
+	due_now bigint;
 begin
 	released := 0;
-	for r in select * from redrives where finished_at is null and state = 'marking' and paused_at is null order by id loop
-		marking := drover_redrive_mark(r.id) or marking;
+	refused := '[]';
+	-- Each redrive and each queue has a block of its own: what goes wrong in one stops no other. The whole tick marks for
+	-- about a second, or less where others wait for their slots.
+	select clock_timestamp() + f.time, f.time / greatest(1, f.markings) into until, share from (
+		select case when count(*) > count(*) filter (where state = 'marking') then interval '250 milliseconds' else interval '1 second' end as time,
+			count(*) filter (where state = 'marking') as markings
+		from redrives where finished_at is null and paused_at is null and state <> 'aborted') f;
+	for r in select * from redrives where finished_at is null and state = 'marking' and paused_at is null order by random() loop
+		marking := true;
+		exit when clock_timestamp() > until;
+		continue when careful and random() < 0.5;
+		begin
+			began := clock_timestamp();
+			loop
+				select m.more, m.refused into more, bad from drover_redrive_mark(r.id, batch) m;
+				refused := refused || coalesce((select jsonb_agg(b || jsonb_build_object('redrive', r.id)) from jsonb_array_elements(bad) b), '[]');
+				exit when not more or clock_timestamp() > least(until, began + share)
+					or exists (select from redrives m where m.id = r.id and m.locked <> '{}'); -- others have to end first
+			end loop;
+		exception when others then
+			update redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
+		end;
 	end loop;
+	-- What is set aside, once its pause is over: is there still a hand on it, and may that be taken off now?
+	ids := array(select s.job from set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
+	if ids <> '{}' then
+		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
+		delete from set_aside s where s.path = 'redrive' and s.job = any(ids) and not exists (select from jobs j where j.id = s.job and j.paced_at is not null);
+	end if;
 	for r in select * from redrives where finished_at is null and state = 'aborted' order by id for update skip locked loop
-		perform drover_redrive_let_lie(r, as_of);
+		begin
+			perform drover_redrive_let_lie(r, as_of, batch);
+		exception when others then
+			null; -- it is tried again with the next tick
+		end;
 	end loop;
 	if not exists (select from redrives where finished_at is null and paused_at is null) then
 		return; -- null: nothing to do until someone says so
@@ -413,75 +633,100 @@ begin
 	wait := '1 second'; -- someone else is at it
 	for q in select * from redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
-		-- What nobody has claimed since. Where some of a kind are late, nobody works that kind: its jobs are taken back but
-		-- for one, and no more of them are let go until that one has gone.
-		q.released := coalesce((
-			select jsonb_object_agg(j.id, j.claim_seq) from jobs j
-			where j.id = any(array(select jsonb_object_keys(q.released))) and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
-		late := array(
-			select distinct on (j.kind) j.id from jobs j
-			where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
-		idle := array(select j.kind from jobs j where j.id = any(late));
-		if idle <> '{}' then
-			with held as materialized (
-				select j.id from jobs j
-				where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle)
-					and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
-					and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
-				order by j.id for update of j skip locked
-			), back as (
-				update jobs set state = 'parked', scheduled_at = 'infinity', paced_at = coalesce(redriven_at, as_of)
-				where id = any(array(select id from held)) returning id
-			)
-			select q.released - coalesce(array_agg(id), '{}') into q.released from back;
-		end if;
-		if q.ticked_at > as_of + interval '1 second' then -- the server's clock has gone back
-			q.next_at := q.next_at - (q.ticked_at - as_of);
-		end if;
-		slot := greatest(q.next_at, as_of);
-		let_go := '{}';
-		for r in select * from redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by random() for update skip locked loop
-			n := least(ceil(extract(epoch from as_of + ahead - slot) * r.rate), 2000);
-			continue when n <= 0;
-			begin
-				-- Canaries that were taken back are the first to go again.
-				picked := case when r.state = 'canary' then array(
+		begin
+			-- What nobody has claimed since. Where some of a kind are late, nobody works that kind: its jobs are taken back but
+			-- for one, and no more of them are let go until that one has gone.
+			q.released := coalesce((
+				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
+				where j.id = any(array(select jsonb_object_keys(q.released))) and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
+			late := array(
+				select distinct on (j.kind) j.id from jobs j
+				where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
+			idle := array(select j.kind from jobs j where j.id = any(late));
+			if idle <> '{}' then
+				picked := array(
 					select j.id from jobs j
-					where j.id = any(array(select jsonb_object_keys(r.canaries))) and j.queue = q.queue and j.state = 'parked' and j.paced_at <= as_of and j.kind <> all(idle)
-					order by j.paced_at, j.id limit n) else '{}' end;
-				if picked = '{}' then
-					if r.state = 'canary' then
-						n := least(n, r.canary - r.released);
+					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle)
+						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
+						and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
+					order by j.id limit batch for update of j skip locked);
+				-- A job that cannot be taken back stays due: it is forgotten here, and not tried again.
+				perform drover_redrive_walk(picked, '
+					with back as (
+						update jobs set state = ''parked'', scheduled_at = ''infinity'', paced_at = coalesce(redriven_at, ($2 #>> ''{}'')::timestamptz)
+						where id = any($1) returning id
+					)
+					select count(*) from back', to_jsonb(as_of))
+				where picked <> '{}';
+				q.released := q.released - picked;
+			end if;
+			if q.ticked_at > as_of + interval '1 second' then -- the server's clock has gone back
+				q.next_at := q.next_at - (q.ticked_at - as_of);
+			end if;
+			slot := greatest(q.next_at, as_of);
+			let_go := '{}';
+			due_now := 0;
+			for r in select * from redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by random() for update skip locked loop
+				n := least(ceil(extract(epoch from as_of + ahead - slot) * r.rate), 2000, batch);
+				continue when n <= 0;
+				tried := tried || r.id;
+				begin
+					-- Canaries that were taken back are the first to go again.
+					picked := case when r.state = 'canary' then array(
+						select j.id from jobs j
+						where j.id = any(array(select jsonb_object_keys(r.canaries))) and j.queue = q.queue and j.state = 'parked' and j.paced_at <= as_of and j.kind <> all(idle)
+							and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+						order by j.paced_at, j.id limit n + spare) else '{}' end;
+					place := q.key;
+					if picked = '{}' then
+						if r.state = 'canary' then
+							n := least(n, r.canary - r.released);
+						end if;
+						continue when n <= 0;
+						select x.picked, x.last_key into picked, place from drover_redrive_next(r, q.queue, q.key, n + spare, idle, as_of) x;
 					end if;
-					continue when n <= 0;
-					select * into picked, q.key from drover_redrive_next(r, q.queue, q.key, n, idle, as_of);
-				end if;
-				continue when picked = '{}';
-				slots := array(select slot + (i - 1) / r.rate * interval '1 second' from generate_series(1, cardinality(picked)) as i);
-				released := released + drover_redrive_let_go(r, picked, slots);
-				slot := slots[cardinality(slots)] + 1 / r.rate * interval '1 second';
-				let_go := let_go || picked;
-			exception when others then -- a row that the application's own constraints refuse must not hold up other redrives
-				update redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
-			end;
-		end loop;
-		update redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key,
-			released = q.released || coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}')
-		where queue = q.queue;
-		if let_go <> '{}' then
-			perform drover_wake(q.queue, as_of);
-		end if;
+					if picked <> '{}' then
+						select g.gone, g.going, g.used, g.refused into gone, going, used, bad from drover_redrive_let_go(r, picked, slot, n, careful) g;
+						slot := slot + used / r.rate * interval '1 second';
+						let_go := let_go || gone;
+						due_now := due_now + going;
+						refused := refused || coalesce((select jsonb_agg(b || jsonb_build_object('redrive', r.id)) from jsonb_array_elements(bad) b), '[]');
+					end if;
+					q.key := place;
+				exception when others then
+					held_up := held_up || jsonb_build_object(r.id, left('held up: ' || sqlerrm, 1000));
+				end;
+			end loop;
+			update redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key, note = '',
+				released = q.released || coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}')
+			where queue = q.queue;
+			if let_go <> '{}' then
+				perform drover_wake(q.queue, as_of);
+			end if;
+			released := released + due_now;
+		exception when others then
+			update redrive_queues set note = left('held up: ' || sqlerrm, 1000) where queue = q.queue;
+		end;
 	end loop;
 	for r in select * from redrives where finished_at is null and state in ('canary', 'running') order by id for update skip locked loop
-		perform drover_redrive_judge(r);
+		begin
+			perform drover_redrive_judge(r);
+		exception when others then
+			held_up := held_up || jsonb_build_object(r.id, left('held up: ' || sqlerrm, 1000));
+		end;
+		if held_up ? r.id or r.id = any(tried) and r.note like 'held up: %' then
+			update redrives set note = coalesce(held_up->>r.id, '')
+			where id = r.id and state <> 'aborted' and note <> coalesce(held_up->>r.id, '');
+		end if;
 	end loop;
 	if marking then
 		wait := least(wait, '20 milliseconds');
 	end if;
+	refused := jsonb_path_query_array(refused, '$[0 to 99]');
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. wait is when to call again, null when no redrive is under way; where keys are capped, a job that ends makes room before that.';
+comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; where keys are capped, a job that ends makes room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
@@ -493,7 +738,7 @@ begin
 	picked := array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
-			and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle)
+			and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle) and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 		order by j.paced_at, j.id limit n);
 	last_key := '';
 	if r.per_key is null then
@@ -511,21 +756,21 @@ begin
 	if cardinality(keys) = 500 then
 		last_key := keys[500];
 	end if;
-	with ended as materialized (
+	perform drover_redrive_take_out(array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = any(keys) and j.paced_at is not null and j.finalized_at <> j.paced_at
-		order by j.id for update skip locked
-	)
-	update jobs j set paced_at = null where j.id = any(array(select e.id from ended e));
+			and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+		order by j.id for update skip locked));
 	picked := picked || array(
 		select p.id from unnest(keys) as k(key)
 		cross join lateral (
 			select j.id, j.paced_at from jobs j
 			where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = k.key and j.paced_at <= as_of
-				and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle)
+				and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle) and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 			order by j.paced_at, j.id
 			limit greatest(0, r.per_key - (select count(*) from redrives o join jobs i on i.redrive_id = o.id
-				where o.finished_at is null and i.queue = of_queue and i.pace_key = k.key and i.paced_at = 'infinity' and i.finalized_at is null))
+				where o.finished_at is null and i.queue = of_queue and i.pace_key = k.key and i.paced_at = 'infinity' and i.finalized_at is null
+					and (exists (select from set_aside s where s.path = 'redrive' and s.job = i.id)) is not true))
 		) p
 		order by p.paced_at, p.id limit n - cardinality(picked));
 end
@@ -534,33 +779,50 @@ $$;
 comment on function drover_redrive_next(redrives, text, text, int, text[], timestamptz) is 'The jobs of a redrive that may go next, within the caps of their keys. Part of drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive_let_go(r redrives, picked text[], slots timestamptz[]) returns int language plpgsql as $$
+create function drover_redrive_let_go(r redrives, picked text[], slot timestamptz, n int, shuffled boolean,
+	out gone text[], out going int, out used int, out refused jsonb) language plpgsql as $$
 declare
-	held jobs[];
-	gone text[];
-	going int;
+	held   jsonb;
+	bad    text[];
+	stale  text[];
+	again  int;
 begin
-	-- is true: by primary key, whatever the statistics say of redrive_id.
-	held := array(select j from jobs j where j.id = any(picked) and (j.redrive_id = r.id) is true
-		and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at) order by j.id for update skip locked);
-	select array_agg(h.id order by h.id) into gone from unnest(held) h where h.finalized_at is not null and h.expires_at <= clock_timestamp();
-	if gone is not null then
-		update jobs set paced_at = null where id = any(gone);
+	-- Those that others have locked are passed over. fresh: not counted as released yet.
+	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total)) from (
+		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
+			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
+		from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
+		where (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
+		order by case when shuffled then random() end, p.nth limit n for update of j skip locked) h), '{}');
+	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
+	perform drover_redrive_take_out(stale);
+	gone := array(select p.id from unnest(picked) with ordinality as p(id, nth) where held ? p.id and p.id <> all(stale) order by p.nth);
+	used := cardinality(gone);
+	refused := '[]';
+	if gone <> '{}' then
+		select w.refused into refused from drover_redrive_walk(gone, '
+			select count(*) from drover_release($1, array(
+				select d.due from unnest($1) with ordinality as i(id, nth) join (select key, value::timestamptz as due from jsonb_each_text($2->''dues'')) d on d.key = i.id
+				order by i.nth), ($2->>''max_attempts'')::int, nullif($2->''args_patch'', ''null''))',
+			jsonb_build_object('max_attempts', r.max_attempts, 'args_patch', r.args_patch, 'dues', (
+				select jsonb_object_agg(p.id, slot + (p.nth - 1) / r.rate * interval '1 second') from unnest(gone) with ordinality as p(id, nth)))) w;
 	end if;
-	going := (select count(*) from unnest(held) h where h.id <> all(coalesce(gone, '{}'))
-		and (h.finalized_at is not null or r.filter->>'state' = 'parked' and coalesce(h.attempted_at < r.created_at, true)));
-	perform drover_release(array_agg(p.id), array_agg(p.due), r.max_attempts, r.args_patch)
-	from unnest(picked, slots) as p(id, due)
-	where p.id = any(array(select h.id from unnest(held) h)) and p.id <> all(coalesce(gone, '{}'));
-	update redrives set released = released + going, matched = matched - coalesce(cardinality(gone), 0), skipped = skipped + coalesce(cardinality(gone), 0),
-		skips = skips || case when jsonb_array_length(skips) < 1000 then coalesce((select jsonb_agg(jsonb_build_object('id', g, 'why', 'expired')) from unnest(gone) g), '[]') else '[]' end,
-		canaries = case when state = 'canary' then canaries || coalesce((select jsonb_object_agg(h.id, h.errors_total) from unnest(held) h where h.id <> all(coalesce(gone, '{}'))), '{}') else canaries end
+	bad := array(select b->>'id' from jsonb_array_elements(refused) b);
+	perform drover_redrive_take_out(bad);
+	gone := array(select i.id from unnest(gone) as i(id) where i.id <> all(bad));
+	going := (select count(*) from unnest(gone) as i(id) where (held->i.id->>'fresh')::boolean);
+	again := (select count(*) from unnest(bad) as i(id) where not (held->i.id->>'fresh')::boolean);
+	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error')) order by b->>'id'), '[]') from jsonb_array_elements(refused) b);
+	update redrives set released = least(released - again, 9223372036854775807 - going) + going, matched = matched - cardinality(stale) - cardinality(bad),
+		canaries = case when state = 'canary' then (canaries - bad)
+			|| coalesce((select jsonb_object_agg(i.id, held->i.id->'errors') from unnest(gone) as i(id)), '{}') else canaries end
 	where id = r.id;
-	return going;
+	perform drover_redrive_skip(r.id, (select coalesce(jsonb_agg(jsonb_build_object('id', i.id, 'why', 'expired')), '[]') from unnest(stale) as i(id)) || refused);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_let_go(redrives, text[], timestamptz[]) is 'Makes picked jobs due at their slots, but for those that have expired meanwhile. Part of drover_pace.';
+comment on function drover_redrive_let_go(redrives, text[], timestamptz, int, boolean) is
+	'Makes the first n picked jobs that are not locked due, from the given slot on, except those that have expired meanwhile. gone: these. going: how many of them for the first time. used: slots. refused: what the database refuses; it is skipped. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r redrives) returns void language plpgsql as $$
@@ -576,11 +838,12 @@ begin
 			min(drover_last_error(j.errors)->>'error') filter (where j.errors_total > c.value::int)
 		into failed, open, error
 		from jsonb_each_text(r.canaries) c join jobs j on j.id = c.key
-		where j.id = any(array(select jsonb_object_keys(r.canaries)));
+		where j.id = any(array(select jsonb_object_keys(r.canaries))) and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true;
 		if failed > r.canary_failures then
 			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')));
 		elsif open = 0 and (r.released >= r.canary
-				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at))) then
+				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at)
+					and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true)) then
 			update redrives set state = 'running' where id = r.id;
 		end if;
 		return;
@@ -588,7 +851,8 @@ begin
 	update redrives set state = 'done', finished_at = clock_timestamp()
 	where id = r.id and not exists (
 		select from jobs j where j.redrive_id = r.id and j.paced_at is not null
-			and (j.paced_at = 'infinity' and j.finalized_at is null or j.state = 'parked' or j.finalized_at = j.paced_at));
+			and (j.paced_at = 'infinity' and j.finalized_at is null or j.state = 'parked' or j.finalized_at = j.paced_at)
+			and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true);
 end
 $$;
 -- +goose StatementEnd
@@ -596,18 +860,30 @@ comment on function drover_redrive_judge(redrives) is 'Moves a redrive on: from 
 
 -- +goose StatementBegin
 create function drover_redrive_let_lie(r redrives, as_of timestamptz, batch int default 1000) returns void language plpgsql as $$
+declare
+	held text[];
+	refused jsonb;
 begin
 	-- Dead jobs stay dead. Those that have run under it and wait for a place go on by themselves; parked ones that have
 	-- not stay parked. Those that are out count for their keys until they have ended.
-	with held as materialized (
-		select id from jobs where redrive_id = r.id and (isfinite(paced_at) or paced_at = 'infinity' and finalized_at is not null)
-		order by queue, pace_key, paced_at, id limit batch for update skip locked
-	)
-	update jobs set paced_at = null,
-		state = case when state = 'parked' and (r.filter->>'state' is distinct from 'parked' or attempted_at >= r.created_at) then 'retryable' else state end,
-		scheduled_at = case when state = 'parked' and (r.filter->>'state' is distinct from 'parked' or attempted_at >= r.created_at) then greatest(paced_at, as_of) else scheduled_at end
-	where id = any(array(select id from held));
-	if not exists (select from jobs where redrive_id = r.id and paced_at is not null) then
+	held := array(
+		select j.id from jobs j where j.redrive_id = r.id and (isfinite(j.paced_at) or j.paced_at = 'infinity' and j.finalized_at is not null)
+			and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+		order by j.queue, j.pace_key, j.paced_at, j.id limit batch for update skip locked);
+	if held <> '{}' then
+		select w.refused into refused from drover_redrive_walk(held, '
+			with free as (
+				update jobs set paced_at = null,
+					state = case when state = ''parked'' and ($2->>''dead'' = ''true'' or attempted_at >= ($2->>''begun'')::timestamptz) then ''retryable'' else state end,
+					scheduled_at = case when state = ''parked'' and ($2->>''dead'' = ''true'' or attempted_at >= ($2->>''begun'')::timestamptz)
+						then greatest(paced_at, ($2->>''as_of'')::timestamptz) else scheduled_at end
+				where id = any($1) returning id
+			)
+			select count(*) from free',
+			jsonb_build_object('dead', r.filter->>'state' is distinct from 'parked', 'begun', r.created_at, 'as_of', as_of)) w;
+		perform drover_set_aside('redrive', refused);
+	end if;
+	if not exists (select from jobs j where j.redrive_id = r.id and j.paced_at is not null and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true) then
 		update redrives set finished_at = clock_timestamp() where id = r.id;
 	end if;
 end
@@ -642,7 +918,8 @@ do $$
 declare
 	f regprocedure;
 begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
+	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%'
+		and coalesce(array_to_string(proconfig, ','), '') !~ '\msearch_path=' loop
 		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
 	end loop;
 end
@@ -655,10 +932,13 @@ drop function drover_redrive_abort(text, text);
 drop function drover_redrive_pause(text, boolean);
 drop function drover_redrive_let_lie(redrives, timestamptz, int);
 drop function drover_redrive_judge(redrives);
-drop function drover_redrive_let_go(redrives, text[], timestamptz[]);
+drop function drover_redrive_let_go(redrives, text[], timestamptz, int, boolean);
 drop function drover_redrive_next(redrives, text, text, int, text[], timestamptz);
-drop function drover_pace(timestamptz);
+drop function drover_pace(timestamptz, int);
 drop function drover_redrive_mark(text, int);
+drop function drover_redrive_take_out(text[]);
+drop function drover_redrive_skip(text, jsonb);
+drop function drover_redrive_walk(text[], text, jsonb);
 drop function drover_redrive_preview(jsonb);
 drop function drover_redrive_start(jsonb);
 drop function drover_redrive_check(redrives);

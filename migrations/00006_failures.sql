@@ -78,25 +78,19 @@ $$;
 comment on function drover_newest_build() is 'The build that was seen for the first time last; null if none has been.';
 
 -- +goose StatementBegin
-create function drover_failures_add(page int default 10000) returns setof failure_groups language plpgsql as $$
-#variable_conflict use_column
+create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$
 declare
-	room int;
+	room int := 10000 - (select count(*) from failure_groups);
+	took bigint;
 begin
-	-- One at a time: so none waits for another, none deadlocks, and one alone sees a group come back. Who finds the
-	-- table held, by another or in an open transaction of a person's, leaves the work for the next time.
-	begin
-		lock table failure_groups in share row exclusive mode nowait;
-	exception when lock_not_available then
-		return;
-	end;
-	room := 10000 - (select count(*) from failure_groups);
-	return query
+	-- Counters stop at their type's end. Times are cut to what Go and JSON can tell.
 	with taken as (
-		delete from failure_tallies where id = any(array(select id from failure_tallies order by id limit page)) returning *
+		delete from failure_tallies where id = any(ids::bigint[]) returning *
 	), summed as (
 		select fingerprint, min(kind) as kind, min(class) as class, min(error_type) as error_type, coalesce(min(sample), '') as sample,
-			min(at) as first_seen, max(at) as last_seen, sum(count) as count, sum(jobs) as jobs, (array_agg(last_job order by at desc, id desc))[1] as last_job
+			least(greatest(min(at), timestamptz '0001-01-01 00:00:00Z'), clock_timestamp() + interval '1 day') as first_seen,
+			least(greatest(max(at), timestamptz '0001-01-01 00:00:00Z'), clock_timestamp() + interval '1 day') as last_seen,
+			sum(count) as count, sum(jobs) as jobs, (array_agg(last_job order by at desc, id desc))[1] as last_job
 		from taken group by fingerprint
 	), known as (
 		select s.*, g.fingerprint is not null as known from summed s left join failure_groups g on g.fingerprint = s.fingerprint
@@ -113,20 +107,66 @@ begin
 		select * from bounded
 		on conflict (fingerprint) do update set
 			first_seen = least(g.first_seen, excluded.first_seen), last_seen = greatest(g.last_seen, excluded.last_seen),
-			count = g.count + excluded.count, jobs = g.jobs + excluded.jobs,
+			count = least(g.count::numeric + excluded.count, 9223372036854775807), jobs = least(g.jobs::numeric + excluded.jobs, 9223372036854775807),
 			last_job = case when excluded.last_seen >= g.last_seen then excluded.last_job else g.last_job end,
 			status = case when excluded.last_seen > g.resolved_at then 'open' else g.status end,
 			resolved_at = case when excluded.last_seen > g.resolved_at then null else g.resolved_at end,
 			regressed_at = case when excluded.last_seen > g.resolved_at then excluded.last_seen else g.regressed_at end,
-			regressions = g.regressions + case when excluded.last_seen > g.resolved_at then 1 else 0 end
-		returning g.*
+			regressions = case when excluded.last_seen > g.resolved_at then least(g.regressions, 2147483646) + 1 else g.regressions end
 	)
-	select put.* from put join failure_groups before on before.fingerprint = put.fingerprint
-	where before.status = 'resolved' and put.status = 'open';
+	select count(*) into took from taken;
+	return took;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failures_add(int) is 'Adds what settles have recorded to the failure groups, as a supervisor does with its heartbeats. Tells the groups that were resolved and have come back.';
+comment on function drover_failures_put(text[]) is 'Moves tallies, by their ids, into the failure groups. Part of drover_failures_add, which holds the lock.';
+
+-- +goose StatementBegin
+create function drover_failures_add(page int default 10000) returns setof failure_groups language plpgsql as $$
+declare
+	ids      text[];
+	resolved text[];
+	refused  jsonb;
+	bad      text[];
+	code     text;
+	why      text;
+begin
+	-- One at a time: so none waits for another, none deadlocks, and one alone sees a group come back. Who finds the
+	-- table held, by another or in an open transaction of a person's, leaves the work for the next time.
+	begin
+		lock table failure_groups in share row exclusive mode nowait;
+	exception when lock_not_available then
+		return;
+	end;
+	resolved := array(select g.fingerprint from failure_groups g where g.status = 'resolved');
+	-- In any order: a hundred bad tallies side by side must not look as if all were bad.
+	ids := array(select t.id::text from (select f.id from failure_tallies f order by f.id limit page) t order by random());
+	begin
+		select w.refused into refused from drover_walk(ids, 'select drover_failures_put($1)') w;
+	exception when others then
+		get stacked diagnostics code = returned_sqlstate, why = message_text;
+		if not drover_rows_fault(code) or code like '42%' or cardinality(ids) < page then
+			raise; -- more may come that passes
+		end if;
+		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', why)) from unnest(ids) as i(id));
+	end;
+	if refused <> '[]' then
+		-- They are a statistic: what cannot be added is dropped.
+		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
+		raise warning 'drover: dropped % tallies of failures that failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
+		begin
+			perform drover_walk(bad, 'with gone as (delete from failure_tallies where id = any($1::bigint[]) returning id) select count(*) from gone');
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+		end;
+	end if;
+	return query select g.* from failure_groups g where g.fingerprint = any(resolved) and g.status = 'open';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_failures_add(int) is 'Adds what settles have recorded to the failure groups, as a supervisor does with its heartbeats. Returns the groups that were resolved and have come back. A tally that a group cannot take is dropped with a warning.';
 
 -- +goose StatementBegin
 create function drover_failure_status(fingerprint text, status text, by text default '') returns text language plpgsql as $$
@@ -149,10 +189,34 @@ $$;
 comment on function drover_failure_status(text, text, text) is 'Makes a failure group open, resolved or ignored; tells what it was, null for no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
 
 -- +goose StatementBegin
+create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$
+declare
+	refused jsonb;
+	code text;
+	why text;
+begin
+	begin
+		select w.refused into refused from drover_walk(array(select i.id from unnest(ids) as i(id) order by random()), statement, doc) w;
+	exception when others then
+		get stacked diagnostics code = returned_sqlstate, why = message_text;
+		if not drover_rows_fault(code) or code like '42%' then -- 42: a right is missing, or a table
+			raise;
+		end if;
+		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
+	end;
+	perform drover_set_aside('unpark', refused);
+	bad := array(select r->>'id' from jsonb_array_elements(refused) r);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over parked jobs that the caller has locked. bad: those that the database refuses to change; they are set aside.';
+
+-- +goose StatementBegin
 create function drover_failure_policy(fingerprint text, policy text, by text default '', build text default null) returns boolean language plpgsql as $$
 declare
 	g failure_groups;
 	newest text := drover_newest_build();
+	parked text[];
 begin
 	if drover_failure_policy.policy not in ('discard', 'park') then
 		raise exception 'drover: policy "%" is none of discard, park; null means to retry', drover_failure_policy.policy using errcode = '22023';
@@ -174,11 +238,11 @@ begin
 		park_build = case when drover_failure_policy.policy = 'park' then newest end
 	where f.fingerprint = drover_failure_policy.fingerprint;
 	if g.policy = 'park' and policy is distinct from 'park' then
-		with parked as materialized (
-			select id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
-			order by id for update
-		)
-		update jobs set parked_build = '' where id = any(array(select id from parked));
+		-- What is locked or refused here keeps its build; drover_unpark releases it all the same.
+		parked := array(
+			select j.id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
+			order by j.id for update skip locked);
+		perform drover_walk_parked(parked, 'with free as (update jobs set parked_build = '''' where id = any($1) returning id) select count(*) from free');
 	end if;
 	return true;
 end
@@ -193,7 +257,9 @@ declare
 	newest text := drover_newest_build();
 	over text;
 	start timestamptz;
-	ids text[];
+	room int;
+	ids text[] := '{}';
+	bad text[];
 begin
 	-- The newest build's row is the turn to do this, and holds the last slot given: whoever is next goes on there. Slots
 	-- are given for 1,000 jobs ahead at most.
@@ -205,24 +271,38 @@ begin
 		select g.fingerprint from failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	select o.build into over from (select '' as build union all select b.build from builds b where b.build <> newest) o
-	where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
-	limit 1;
-	start := greatest(clock_timestamp(), (select max(slots_to) from builds));
-	-- One that was settled while its group's policy was lifted waits for the newest build, without need.
-	ids := array(
-		select j.id from jobs j
-		where j.parked_build = coalesce(over, newest) and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
-			and (over is not null or not exists (select from failure_groups g where g.fingerprint = j.fingerprint and g.policy = 'park'))
-		order by j.fingerprint, j.id
-		limit greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int) for update skip locked);
+	-- A slot beyond what is ever given is a slip of somebody's hand.
+	start := greatest(clock_timestamp(), (select max(slots_to) from builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
+	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
+	-- First what older builds parked, then what the newest one did whose policy was lifted. Jobs that others have locked, or
+	-- that are set aside, leave their place to the next.
+	for over in
+		select o.build from (select '' as build union all select b.build from builds b where b.build <> newest union all select newest) o
+		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
+		order by o.build = newest, o.build
+	loop
+		ids := ids || array(
+			select j.id from jobs j
+			where j.parked_build = over and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
+				and (over <> newest or not exists (select from failure_groups g where g.fingerprint = j.fingerprint and g.policy = 'park'))
+				and (exists (select from set_aside s where s.path = 'unpark' and s.job = j.id and s.retry_at > clock_timestamp())) is not true
+			order by j.fingerprint, j.id
+			limit room - cardinality(ids) for update skip locked);
+		exit when cardinality(ids) >= room;
+	end loop;
 	if ids = '{}' then
 		return 0;
 	end if;
-	update jobs set state = 'retryable', parked_build = null, paced_at = null,
-		scheduled_at = start + array_position(ids, id) * interval '1 second' / rate
-	where id = any(ids);
+	select w.bad into bad from drover_walk_parked(ids, '
+		with free as (
+			update jobs set state = ''retryable'', parked_build = null, paced_at = null, scheduled_at = ((select $2)->>id)::timestamptz
+			where id = any($1) returning id
+		)
+		select count(*) from free',
+		(select jsonb_object_agg(i.id, start + i.n * interval '1 second' / rate) from unnest(ids) with ordinality as i(id, n))) w;
 	update builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
+	ids := array(select i.id from unnest(ids) as i(id) where i.id <> all(bad));
+	delete from set_aside s where s.path = 'unpark' and s.job = any(ids);
 	perform drover_wake(q.queue, q.due) from (
 		select queue, min(scheduled_at) as due from jobs where id = any(ids) group by queue order by queue) q;
 	return cardinality(ids);
@@ -262,8 +342,10 @@ select drover_lock_tables('{failures,jobs,failure_groups,failure_tallies,builds}
 drop view failures;
 drop function drover_unpark(int);
 drop function drover_failure_policy(text, text, text, text);
+drop function drover_walk_parked(text[], text, jsonb);
 drop function drover_failure_status(text, text, text);
 drop function drover_failures_add(int);
+drop function drover_failures_put(text[]);
 drop function drover_newest_build();
 -- A parked job would wait for ever without what releases it.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;

@@ -27,7 +27,7 @@ func newRedriveCommand(a *app) *cobra.Command {
 
 A redrive is a row in the database that running supervisors carry on: this command may end, it goes on.`,
 	})
-	cmd.AddCommand(newRedriveStartCommand(a), newRedriveListCommand(a), newRedriveWatchCommand(a),
+	cmd.AddCommand(newRedriveStartCommand(a), newRedriveListCommand(a), newRedriveShowCommand(a), newRedriveWatchCommand(a),
 		newRedriveVerbCommand(a, "pause", "Make no more jobs due for now", (*drover.Client).PauseRedrive),
 		newRedriveVerbCommand(a, "resume", "Go on with a paused redrive", (*drover.Client).ResumeRedrive),
 		newRedriveAbortCommand(a))
@@ -381,6 +381,55 @@ func redriveState(r *drover.Redrive) string {
 	return string(r.State)
 }
 
+func newRedriveShowCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show ID",
+		Short: "Show a redrive and each job it skipped",
+		Args:  args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.showRedrive(cmd.Context(), jobID(args[0]))
+		},
+	}
+}
+
+func (a *app) showRedrive(ctx context.Context, id string) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	r, err := s.client.GetRedrive(ctx, id)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(r)
+	}
+	fmt.Fprintf(a.stdout, "redrive %s\n", r.ID)
+	rows := [][]string{
+		{"state", redriveState(r)}, {"filter", filterWords(r.Filter)}, {"released", fmt.Sprintf("%d of %d", r.Released, r.Matched)}, {"skipped", fmt.Sprint(r.Skipped)},
+		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By}, {"why", r.Why}, {"note", r.Note},
+	}
+	if err := table(a.stdout, slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })); err != nil {
+		return err
+	}
+	if len(r.Skips) == 0 {
+		return nil
+	}
+	fmt.Fprintln(a.stdout)
+	rows = [][]string{{"SKIPPED", "REASON"}}
+	for _, skip := range r.Skips {
+		rows = append(rows, []string{skip.ID, shorten(skip.Why, 200)})
+	}
+	if err := table(a.stdout, rows); err != nil {
+		return err
+	}
+	if more := r.Skipped - int64(len(r.Skips)); more > 0 {
+		fmt.Fprintf(a.stdout, "and %d more\n", more)
+	}
+	return nil
+}
+
 func newRedriveWatchCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch ID",
@@ -457,6 +506,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 				fmt.Fprintf(a.stdout, ": %s", printable(r.Note))
 			}
 			fmt.Fprintln(a.stdout)
+			tellSkips(a.stdout, r)
 			if r.State == drover.RedriveAborted {
 				return fmt.Errorf("the redrive was aborted")
 			}
@@ -494,6 +544,12 @@ func progress(r *drover.Redrive) string {
 	}
 	filled := int(done * width)
 	line := fmt.Sprintf("%s%s %3.0f%%  %d/%d  %s", strings.Repeat("█", filled), strings.Repeat("░", width-filled), done*100, r.Released, r.Matched, redriveState(r))
+	if r.Skipped > 0 {
+		line += fmt.Sprintf("  %d skipped", r.Skipped)
+	}
+	if strings.HasPrefix(r.Note, "held up: ") {
+		line += "  " + shorten(r.Note, 80)
+	}
 	if left := r.Matched - r.Released; left > 0 && r.State == drover.RedriveRunning && !r.Paused {
 		line += "  at least " + span(time.Duration(float64(left)/r.Rate*float64(time.Second)))
 	}

@@ -34,6 +34,11 @@ func TestRedrive(t *testing.T) {
 	if r.Matched != 0 || r.Skipped != 1 || r.Skips[0].ID != ghost || r.By == "" {
 		t.Errorf("%+v", r)
 	}
+	sh.run(t, "redrive", "show", strings.ToLower(r.ID)).ok(t).says(t, "0 of 0", "1 id", ghost+"  unknown id")
+	if got := decode[drover.Redrive](t, sh.run(t, "redrive", "show", r.ID, "--json").ok(t)); got.ID != r.ID || len(got.Skips) != 1 {
+		t.Errorf("%+v", got)
+	}
+	sh.run(t, "redrive", "show", ghost).ends(t, 1, "not found")
 	list := decode[[]drover.Redrive](t, sh.run(t, "redrive", "list", "--json").ok(t))
 	if len(list) != 2 || list[1].Why != "bank is back" || list[1].By != "ann" || list[1].Matched != 3 {
 		t.Fatalf("%+v", list)
