@@ -731,7 +731,7 @@ func TestHealthFindings(t *testing.T) {
 		}},
 		{"one fell silent", Health{Supervisors: SupervisorsHealth{Alive: 2, Silent: 1}}, []Finding{{"warning", "supervisors", "supervisors: 2 alive, 0 draining, 1 silent, 0 lost", "", ""}}},
 		{"not seen", Health{NotSeen: []NotSeen{{Part: "queues", Why: "no"}}}, []Finding{{"warning", "not_seen", "not seen: queues: no", "this role may not read it", "grant it select on drover's tables"}}},
-		{"not in time", Health{NotSeen: []NotSeen{{"queues", "slow", true}}}, []Finding{{"warning", "not_seen", "not seen: queues: slow", "it waited for a lock, or stepped over very many rows, dead ones included", ""}}},
+		{"not in time", Health{NotSeen: []NotSeen{{Part: "queues", Why: "slow", TimedOut: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: slow", "it waited for a lock, or stepped over very many rows, dead ones included", ""}}},
 	} {
 		h := c.facts
 		h.At, h.schema, h.Autovacuum = now, "public", true
@@ -767,7 +767,7 @@ func TestHealthFindings(t *testing.T) {
 	for _, f := range well.Findings {
 		names = append(names, f.Name)
 	}
-	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors"}; !slices.Equal(names, want) {
+	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside"}; !slices.Equal(names, want) {
 		t.Errorf("all is well, says %v", names)
 	}
 	if share := (&TableHealth{LiveRows: 1, DeadRows: 3}).DeadShare(); share != 0.75 {
@@ -785,7 +785,7 @@ func TestHealthJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{"findings", "holders", "tables", "invalid_indexes", "queues", "not_seen"} {
+	for _, list := range []string{"findings", "holders", "tables", "invalid_indexes", "queues", "first", "not_seen"} {
 		if !bytes.Contains(doc, []byte(`"`+list+`":[`)) {
 			t.Errorf("no list %s in %s", list, doc)
 		}

@@ -146,6 +146,9 @@ type claimRequest struct {
 	patience   time.Duration
 }
 
+// farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
+const farthestDue = time.Hour
+
 // claimReply is what came back; committed once the pipeline has read the commit.
 type claimReply struct {
 	committed bool
@@ -176,7 +179,7 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.query(func(rows pgx.Rows) error {
 		var waited float64
 		err := rows.Scan(nil, nil, &waited, &reply.seen.at, &reply.seen.oldest, &reply.seen.own)
-		reply.waited = time.Duration(waited * float64(time.Second))
+		reply.waited = seconds(waited)
 		return err
 	}, sqlClaimPlan)
 	reply.fenced = true
@@ -216,7 +219,7 @@ func (r *claimRow) columns() []any {
 func (r *claimRow) add() error {
 	if !r.id.Valid {
 		if r.secondsToNext.Valid {
-			r.reply.nextDue = max(time.Duration(r.secondsToNext.Float64*float64(time.Second)), time.Microsecond)
+			r.reply.nextDue = min(max(seconds(r.secondsToNext.Float64), time.Microsecond), farthestDue)
 		}
 		return nil
 	}

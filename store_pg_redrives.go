@@ -141,16 +141,16 @@ func (s *store) pace(ctx context.Context) (reply paceReply, err error) {
 	}
 	defer conn.Release()
 	var p pipeline
-	var seconds *float64
+	var wait *float64
 	p.begin()
 	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &reply.released, &reply.capped) }, sqlPace)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped) }, sqlPace)
 	p.commit()
 	if err := p.send(ctx, conn.Conn()); err != nil {
 		return reply, err
 	}
-	if reply.idle = seconds == nil; !reply.idle {
-		reply.wait = time.Duration(*seconds * float64(time.Second))
+	if reply.idle = wait == nil; !reply.idle {
+		reply.wait = seconds(*wait)
 	}
 	return reply, nil
 }

@@ -495,7 +495,7 @@ func progress(r *drover.Redrive) string {
 	filled := int(done * width)
 	line := fmt.Sprintf("%s%s %3.0f%%  %d/%d  %s", strings.Repeat("█", filled), strings.Repeat("░", width-filled), done*100, r.Released, r.Matched, redriveState(r))
 	if left := r.Matched - r.Released; left > 0 && r.State == drover.RedriveRunning && !r.Paused {
-		line += "  at least " + span(time.Duration(float64(left)/r.Rate*float64(time.Second)))
+		line += "  at least " + span(seconds(float64(left)/r.Rate))
 	}
 	return line
 }
