@@ -556,7 +556,7 @@ $$;
 comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
 
 -- +goose StatementBegin
-create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off as $$
+create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
 	foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
 		why := null;
@@ -649,7 +649,7 @@ comment on function drover_end(text[], text, text) is
 	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. A job whose errors take no entry ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not let end.';
 
 -- +goose StatementBegin
-create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off as $$
+create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;

@@ -235,7 +235,7 @@ comment on function drover_hold(jsonb, text, text, int, boolean) is
 	'One batch of a verb: locks up to so many jobs that fit the filter and the verb''s own condition. locked: others hold these. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
-create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off as $$
+create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;
@@ -283,7 +283,7 @@ comment on function drover_discard_many(jsonb, text, text, int, boolean) is
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
-	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off as $$
+	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	held text[];
 begin
