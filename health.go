@@ -505,7 +505,7 @@ func (h *Health) judgeSetAside() (found []Finding) {
 			levelWarning, "set_aside",
 			fmt.Sprintf("job %s is set aside, the database refuses its %s: %s (tried %d times, next at %s)", r.Job, r.Path, r.Error, r.Tries, r.RetryAt.UTC().Format(time.RFC3339)),
 			"supervisors leave it alone until then, and the pause doubles; mend what the error names, such as a trigger, a constraint or damaged data, then delete the row here to have the job tried at once, or end the job",
-			fmt.Sprintf("delete from %s where job = '%s';\ndrover jobs cancel %s", h.relation("set_aside"), strings.ReplaceAll(r.Job, "'", "''"), r.Job),
+			fmt.Sprintf("delete from %s where path = '%s' and job = '%s';\ndrover jobs cancel %s", h.relation("set_aside"), inLiteral(r.Path), inLiteral(r.Job), r.Job),
 		})
 	}
 	if left := s.Rows - int64(len(s.First)); left > 0 {
@@ -525,6 +525,9 @@ func (h *Health) judgeSetAside() (found []Finding) {
 	}
 	return found
 }
+
+// inLiteral is text inside a literal of SQL.
+func inLiteral(text string) string { return strings.ReplaceAll(text, "'", "''") }
 
 func (h *Health) judgeNotSeen() (found []Finding) {
 	for _, n := range h.NotSeen {

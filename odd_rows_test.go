@@ -341,3 +341,25 @@ func TestOddRowsAreEnded(t *testing.T) {
 		}
 	}
 }
+
+// F-15: the health names what is set aside, oldest first, and counts what was discarded because the database refused it.
+func TestHealthNamesRefusedJobs(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	if s := db.health(t).SetAside; s.Rows != 0 || s.Refused != 0 || len(s.First) != 0 {
+		t.Errorf("of none: %+v", s)
+	}
+	db.exec(t, `insert into set_aside (path, job, error, code, tries, first_at, retry_at)
+		select 'rescue', 'job ' || n, 'it''s cursed', 'P0001', n, now() - n * interval '1 min', case n when 1 then 'infinity' else now() + n * interval '1 min' end
+		from generate_series(1, 12) n`)
+	db.put(t, "state, finalized_at, discard_reason", `'discarded', now(), 'refused'`)
+	db.put(t, "state, finalized_at, discard_reason", `'discarded', now() - interval '25 h', 'refused'`)
+	db.put(t, "state, finalized_at, discard_reason", `'discarded', now(), 'panic'`)
+	s := db.health(t).SetAside
+	if s.Rows != 12 || s.Refused != 1 || len(s.First) != 10 {
+		t.Fatalf("%+v", s)
+	}
+	if r := s.First[0]; r.Job != "job 12" || r.Path != "rescue" || r.Error != "it's cursed" || r.Code != "P0001" || r.Tries != 12 || time.Until(r.RetryAt) < time.Minute {
+		t.Errorf("%+v", r)
+	}
+}

@@ -86,9 +86,9 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// seconds and millis turn a number from the database into a duration; what is longer than a hundred years becomes that.
+// seconds and millis turn a number from the database into a duration; what is beyond the longest duration becomes 290 years.
 func seconds(s float64) time.Duration {
-	const most = 100 * 365 * 24 * 3600.0
+	const most = 290 * 365 * 24 * 3600.0
 	if s != s { // NaN
 		return 0
 	}
@@ -96,7 +96,7 @@ func seconds(s float64) time.Duration {
 }
 
 func millis(ms int64) time.Duration {
-	const most = 100 * 365 * 24 * 3600 * 1000
+	const most = 290 * 365 * 24 * 3600 * 1000
 	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
