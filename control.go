@@ -566,7 +566,7 @@ func (j *heldJob) deathsBlamed(owner string) []string {
 func (j *heldJob) suspect() suspect {
 	flight := j.flight
 	for _, e := range j.before {
-		flight += time.Duration(e.DurationMS) * time.Millisecond
+		flight = min(flight+millis(max(e.DurationMS, 0)), maxSpan)
 	}
 	return suspect{
 		crashes: j.crashes, deaths: j.deaths, redrives: j.redrives, flight: flight / time.Duration(1+len(j.before)),

@@ -20,6 +20,7 @@ type Health struct {
 	Tables      []TableHealth     `json:"tables"`  // drover's, jobs first
 	Claim       ClaimHealth       `json:"claim"`
 	Supervisors SupervisorsHealth `json:"supervisors"`
+	SetAside    SetAsideHealth    `json:"set_aside"`
 	NotSeen     []NotSeen         `json:"not_seen"` // what is missing here, and why
 
 	schema, role string // quoted
@@ -28,15 +29,16 @@ type Health struct {
 
 // NotSeen is a part that could not be looked at: its facts are zero, and nothing is concluded from them.
 type NotSeen struct {
-	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index
+	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused
 	Why      string `json:"why"`
-	TimedOut bool   `json:"timed_out"` // after 2 s; else the role may not
+	TimedOut bool   `json:"timed_out"` // after 2 s
+	Failed   bool   `json:"failed"`    // a row of it cannot be read; neither this nor TimedOut: the role may not read it
 }
 
 // Finding is a conclusion, and what to do about it.
 type Finding struct {
 	Level string `json:"level"` // ok, warning, critical
-	Name  string `json:"name"`  // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, not_seen
+	Name  string `json:"name"`  // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, set_aside, refused, not_seen
 	What  string `json:"what"`
 	Why   string `json:"why"` // it matters; "" where all is well
 	Do    string `json:"do"`  // SQL, a statement a line, or a command, never run by drover; "" where there is none
@@ -139,6 +141,25 @@ type SupervisorsHealth struct {
 	Lost     int `json:"lost"`   // their jobs are being rescued
 }
 
+// SetAsideHealth is about jobs that the database refuses to read or to change.
+type SetAsideHealth struct {
+	Rows    int64      `json:"rows"`    // of the table set_aside
+	First   []SetAside `json:"first"`   // at most 10, those that have waited longest first
+	Refused int64      `json:"refused"` // jobs discarded in the last day with ReasonRefused
+}
+
+// SetAside is a row of the table set_aside: a job that the database refuses to read or to change, where not even the
+// refusal can be written into the job's own row. Supervisors leave it alone until RetryAt.
+type SetAside struct {
+	Job     string    `json:"job"`
+	Path    string    `json:"path"` // what was refused: claim, settle, rescue, prune, archive, ...
+	Error   string    `json:"error"`
+	Code    string    `json:"code,omitempty"` // the SQLSTATE
+	Tries   int       `json:"tries"`
+	FirstAt time.Time `json:"first_at"`
+	RetryAt time.Time `json:"retry_at"`
+}
+
 // The levels of findings.
 const (
 	levelOK       = "ok"
@@ -174,7 +195,7 @@ const (
 // judge draws the conclusions, causes before effects.
 func (h *Health) judge() {
 	var all []Finding
-	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeNotSeen} {
+	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgeNotSeen} {
 		all = append(all, look()...)
 	}
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(badness(b.Level), badness(a.Level)) })
@@ -475,11 +496,47 @@ func (h *Health) judgeSupervisors() []Finding {
 	return ok("supervisors", what)
 }
 
+// judgeSetAside names the rows that the database refuses.
+func (h *Health) judgeSetAside() (found []Finding) {
+	s := &h.SetAside
+	for i := range s.First {
+		r := &s.First[i]
+		found = append(found, Finding{
+			levelWarning, "set_aside",
+			fmt.Sprintf("job %s is set aside, the database refuses its %s: %s (tried %d times, next at %s)", r.Job, r.Path, r.Error, r.Tries, r.RetryAt.UTC().Format(time.RFC3339)),
+			"supervisors leave it alone until then, and the pause doubles; mend what the error names, such as a trigger, a constraint or damaged data, then delete the row here to have the job tried at once, or end the job",
+			fmt.Sprintf("delete from %s where path = '%s' and job = '%s';\ndrover jobs cancel %s", h.relation("set_aside"), inLiteral(r.Path), inLiteral(r.Job), r.Job),
+		})
+	}
+	if left := s.Rows - int64(len(s.First)); left > 0 {
+		found = append(found, Finding{
+			levelWarning, "set_aside", fmt.Sprintf("%d jobs are set aside in all, %d more than named here", s.Rows, left), "",
+			"select path, job, error, tries, retry_at from " + h.relation("set_aside") + " order by first_at;",
+		})
+	}
+	if found == nil && h.saw("set_aside") {
+		found = ok("set_aside", "no job is set aside")
+	}
+	if s.Refused > 0 {
+		found = append(found, Finding{
+			levelWarning, "refused", fmt.Sprintf("%d jobs were discarded in the last day because the database refuses to read or to change them", s.Refused),
+			"their last error has the database's words; mend what it names, then redrive them", "drover jobs list --reason refused",
+		})
+	}
+	return found
+}
+
+// inLiteral is text inside a literal of SQL.
+func inLiteral(text string) string { return strings.ReplaceAll(text, "'", "''") }
+
 func (h *Health) judgeNotSeen() (found []Finding) {
 	for _, n := range h.NotSeen {
 		f := Finding{levelWarning, "not_seen", fmt.Sprintf("not seen: %s: %s", n.Part, n.Why), "this role may not read it", "grant it select on drover's tables"}
-		if n.TimedOut {
+		switch {
+		case n.TimedOut:
 			f.Why, f.Do = "it waited for a lock, or stepped over very many rows, dead ones included", ""
+		case n.Failed:
+			f.Why, f.Do = "a row that it reads is damaged or out of range", ""
 		}
 		found = append(found, f)
 	}

@@ -538,7 +538,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index"}; !slices.Equal(parts, want) {
+	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if len(h.Tables) != len(healthTables()) || h.Level == "ok" {
@@ -548,7 +548,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 		t.Errorf("it is not told what it needs to see more: %+v", h.Findings)
 	}
 	for _, f := range h.Findings {
-		if slices.Contains([]string{"claim_cost", "index_bloat", "claim_lag", "supervisors"}, f.Name) {
+		if slices.Contains([]string{"claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside"}, f.Name) {
 			t.Errorf("of what it has not seen it says: %+v", f)
 		}
 	}
@@ -730,8 +730,19 @@ func TestHealthFindings(t *testing.T) {
 			{"critical", "supervisors", "supervisors: 0 alive, 0 draining, 0 silent, 0 lost", "jobs are due, and nobody claims", "start a supervisor"},
 		}},
 		{"one fell silent", Health{Supervisors: SupervisorsHealth{Alive: 2, Silent: 1}}, []Finding{{"warning", "supervisors", "supervisors: 2 alive, 0 draining, 1 silent, 0 lost", "", ""}}},
+		{"set aside", Health{SetAside: SetAsideHealth{Rows: 3, Refused: 2, First: []SetAside{{
+			Job: "01X", Path: "claim", Error: "job is cursed", Code: "P0001", Tries: 4, RetryAt: now,
+		}}}}, []Finding{
+			{
+				"warning", "set_aside", "job 01X is set aside, the database refuses its claim: job is cursed (tried 4 times, next at 2026-03-01T12:00:00Z)", "",
+				"delete from public.set_aside where path = 'claim' and job = '01X';\ndrover jobs cancel 01X",
+			},
+			{"warning", "set_aside", "3 jobs are set aside in all, 2 more than named here", "", "select path, job, error, tries, retry_at from public.set_aside order by first_at;"},
+			{"warning", "refused", "2 jobs were discarded in the last day because the database refuses to read or to change them", "", "drover jobs list --reason refused"},
+		}},
+		{"cannot be read", Health{NotSeen: []NotSeen{{Part: "queues", Why: "missing chunk", Failed: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: missing chunk", "a row that it reads is damaged or out of range", ""}}},
 		{"not seen", Health{NotSeen: []NotSeen{{Part: "queues", Why: "no"}}}, []Finding{{"warning", "not_seen", "not seen: queues: no", "this role may not read it", "grant it select on drover's tables"}}},
-		{"not in time", Health{NotSeen: []NotSeen{{"queues", "slow", true}}}, []Finding{{"warning", "not_seen", "not seen: queues: slow", "it waited for a lock, or stepped over very many rows, dead ones included", ""}}},
+		{"not in time", Health{NotSeen: []NotSeen{{Part: "queues", Why: "slow", TimedOut: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: slow", "it waited for a lock, or stepped over very many rows, dead ones included", ""}}},
 	} {
 		h := c.facts
 		h.At, h.schema, h.Autovacuum = now, "public", true
@@ -767,7 +778,7 @@ func TestHealthFindings(t *testing.T) {
 	for _, f := range well.Findings {
 		names = append(names, f.Name)
 	}
-	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors"}; !slices.Equal(names, want) {
+	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside"}; !slices.Equal(names, want) {
 		t.Errorf("all is well, says %v", names)
 	}
 	if share := (&TableHealth{LiveRows: 1, DeadRows: 3}).DeadShare(); share != 0.75 {
@@ -785,7 +796,7 @@ func TestHealthJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{"findings", "holders", "tables", "invalid_indexes", "queues", "not_seen"} {
+	for _, list := range []string{"findings", "holders", "tables", "invalid_indexes", "queues", "first", "not_seen"} {
 		if !bytes.Contains(doc, []byte(`"`+list+`":[`)) {
 			t.Errorf("no list %s in %s", list, doc)
 		}

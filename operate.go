@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -52,6 +55,10 @@ type JobInfo struct {
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
 
 	ConcurrencyKey string `json:"concurrency_key,omitempty"`
+
+	// Unreadable names the parts of the row that cannot be shown as they are, and why. Such a part is nil or zero here; a
+	// time that is infinite or outside the years 1 to 9999 is the nearest one inside. Empty: the whole row was read.
+	Unreadable string `json:"unreadable,omitempty"`
 }
 
 // LastError is the text of the newest failed run, "" if none failed.
@@ -64,7 +71,143 @@ func (j *JobInfo) LastError() string {
 	return ""
 }
 
-// Get reads one job. Errors: ErrNotFound.
+// unreadable notes a part that cannot be shown, and why.
+func (j *JobInfo) unreadable(part, why string) {
+	if j.Unreadable != "" {
+		j.Unreadable += "; "
+	}
+	j.Unreadable += part + ": " + why
+}
+
+// readJSON takes JSON text from the database, "" for none, into a field. encoding/json reads no more than 10,000 levels.
+func (j *JobInfo) readJSON(part, text string, to *json.RawMessage) {
+	switch {
+	case text == "":
+	case strings.Count(text, "{")+strings.Count(text, "[") > 10_000 && !json.Valid([]byte(text)):
+		j.unreadable(part, "nested too deep")
+	default:
+		*to = json.RawMessage(text)
+	}
+}
+
+// readPart takes a row of drover_parts.
+func (j *JobInfo) readPart(part, text string) {
+	switch part {
+	case "args":
+		j.readJSON(part, text, &j.Args)
+	case "retry":
+		j.readJSON(part, text, &j.Retry)
+	case "metadata":
+		j.readJSON(part, text, &j.Metadata)
+	case "errors":
+		j.readErrors(text)
+	case "tags":
+		var tags []*string
+		if text != "" && json.Unmarshal([]byte(text), &tags) != nil {
+			j.unreadable(part, "not a list of words")
+		}
+		j.readTags(tags)
+	}
+}
+
+func (j *JobInfo) readTags(tags []*string) {
+	nulls := 0
+	for _, tag := range tags {
+		if tag != nil {
+			j.Tags = append(j.Tags, *tag)
+		} else {
+			nulls++
+		}
+	}
+	if nulls > 0 {
+		j.unreadable("tags", fmt.Sprintf("%d of %d are null", nulls, len(tags)))
+	}
+}
+
+// readErrors takes the errors column. An entry that cannot be decoded says so itself, and the others stay.
+func (j *JobInfo) readErrors(text string) {
+	if json.Unmarshal([]byte(text), &j.Errors) == nil && !slices.Contains(j.Errors, RunError{}) { // which a null would be
+		return
+	}
+	entries, ok := elements(text)
+	if !ok {
+		j.Errors = nil
+		j.unreadable("errors", "not an array")
+		return
+	}
+	j.Errors = make([]RunError, len(entries))
+	odd := 0
+	for i, entry := range entries {
+		if !j.Errors[i].read([]byte(entry)) {
+			odd++
+		}
+	}
+	if odd > 0 {
+		j.unreadable("errors", fmt.Sprintf("%d of %d entries are not as drover writes them", odd, len(entries)))
+	}
+}
+
+// read decodes as many fields of an entry as it can. It reports whether that is all of them.
+func (e *RunError) read(entry []byte) bool {
+	*e = RunError{}
+	if string(entry) != "null" && json.Unmarshal(entry, e) == nil {
+		return true
+	}
+	*e = RunError{}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(entry, &fields); err != nil || fields == nil {
+		e.Error = "(unreadable: the entry is not an object, or is nested too deep)"
+		return false
+	}
+	var bad []string
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		one, err := json.Marshal(map[string]json.RawMessage{name: fields[name]})
+		before := *e
+		if err != nil || json.Unmarshal(one, e) != nil {
+			*e = before
+			bad = append(bad, name)
+		}
+	}
+	e.Error = strings.TrimSpace(e.Error + " (unreadable: " + strings.Join(bad, ", ") + ")")
+	return false
+}
+
+// elements splits the text of a JSON array, which the server wrote, where encoding/json cannot: it reads no more than
+// 10,000 levels.
+func elements(text string) (all []string, ok bool) {
+	text, ok = strings.CutPrefix(text, "[")
+	if !ok {
+		return nil, false
+	}
+	depth, quoted, from := 0, false, 0
+	add := func(to int) {
+		if element := strings.TrimSpace(text[from:to]); element != "" {
+			all = append(all, element)
+		}
+		from = to + 1
+	}
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '[' || c == '{':
+			depth++
+		case c == ']' && depth == 0:
+			add(i)
+			return all, true
+		case c == ']' || c == '}':
+			depth--
+		case c == ',' && depth == 0:
+			add(i)
+		}
+	}
+	return nil, false
+}
+
+// Get reads one job. What cannot be read of it is named in Unreadable, and is no error. Errors: ErrNotFound.
 func (c *Client) Get(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
@@ -90,7 +233,9 @@ type Page struct {
 // List reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
 // top). Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
 // own indexes; all others newest id first along the primary key, so that a filter which fits few of them reads far. A
-// job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. Errors: *InvalidError.
+// job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. A row that cannot be read does
+// not fail the page: JobInfo.Unreadable says what is missing. Such a row does not match a filter by Error, Tags or Args.
+// Errors: *InvalidError.
 func (c *Client) List(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
 	switch {
@@ -112,8 +257,8 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 		return Page{}, fmt.Errorf("list jobs: %w", err)
 	}
 	page := Page{Jobs: jobs}
-	if len(jobs) > limit {
-		page.Jobs = jobs[:limit]
+	if len(cursors) > limit {
+		page.Jobs = jobs[:min(len(jobs), limit)]
 		page.Next = cursors[limit-1]
 	}
 	return page, nil

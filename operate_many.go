@@ -11,14 +11,19 @@ import (
 
 // Bulk is what a verb over many jobs did.
 type Bulk struct {
-	Changed int64    `json:"changed"`           // jobs cancelled, discarded or deleted
-	Missing []string `json:"missing,omitempty"` // ids of the filter that no job has
+	Changed int64     `json:"changed"`           // jobs cancelled, discarded or deleted
+	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
+	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
 }
 
 // CancelMany is Cancel for every unfinished job that the filter picks; others stay as they are. It works in transactions
 // of at most 1000 jobs and returns once it has met all that were there at its start: those that a transaction of others
 // holds last and one by one, waiting until ctx is done. After an error Changed says how many it got to, and calling
 // again goes on with the rest. An empty filter is an *InvalidError; Filter.All means every job.
+//
+// A job that the database refuses to change does not stop the others: a trigger or a foreign key of the application's, a
+// time-out or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany gives up with an error only
+// where the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (Bulk, error) {
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: eventCancelled}})
 }
@@ -62,11 +67,17 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	var locked []string
 	for after := ""; ; {
 		b, err := c.batch(ctx, v, doc, after, false)
+		if rowsFault(err) && !errors.Is(err, ErrInvalid) && sqlState(err) != "42501" && ctx.Err() == nil {
+			b, err = c.batchInParts(ctx, v, filter, after)
+		}
+		done.add(&b)
+		locked = append(locked, b.locked...)
+		if err == nil && done.Changed == 0 && len(done.Refused) == maxRefusals {
+			err = fmt.Errorf("%s jobs: the first %d are all refused, e.g. %s: %s", v.name, maxRefusals, done.Refused[0].ID, done.Refused[0].Error)
+		}
 		if err != nil {
 			return done, err
 		}
-		done.Changed += int64(b.changed)
-		locked = append(locked, b.locked...)
 		if b.last == nil {
 			break
 		}
@@ -75,23 +86,63 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	for _, id := range locked { // each in a transaction that holds nothing else while it waits
 		filter.IDs = []string{id}
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", true)
+		if rowsFault(err) && ctx.Err() == nil {
+			b, err = bulkBatch{refused: []Refusal{{ID: id, Error: refusal(err)}}}, nil
+		}
+		done.add(&b)
 		if err != nil {
 			return done, err
 		}
-		done.Changed += int64(b.changed)
 	}
 	return done, nil
+}
+
+// maxRefusals bounds Bulk.Refused.
+const maxRefusals = 1000
+
+func (d *Bulk) add(b *bulkBatch) {
+	d.Changed += int64(b.changed)
+	d.Refused = append(d.Refused, b.refused[:min(len(b.refused), maxRefusals-len(d.Refused))]...)
+}
+
+// batchInParts does a batch that failed as a whole, such as by a statement time-out, with fewer jobs at a time. A job that
+// fails alone is refused.
+func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, after string) (all bulkBatch, err error) {
+	var bad problems
+	ids, last, err := c.store.seek(ctx, v.name, filter.encode(&bad), after)
+	if err != nil {
+		return all, v.failed(err)
+	}
+	all.last = last
+	return all, isolate(ids, func(part []string) error {
+		filter.IDs = part
+		b, err := c.batch(ctx, v, filter.encode(&bad), "", false)
+		all.changed += b.changed
+		all.locked, all.refused = append(all.locked, b.locked...), append(all.refused, b.refused...)
+		return err
+	}, func(id string, err error) error {
+		if ctx.Err() != nil {
+			return err
+		}
+		all.refused = append(all.refused, Refusal{ID: id, Error: refusal(err)})
+		return nil
+	})
+}
+
+// failed is an error of the verb's statement.
+func (v *bulkVerb) failed(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "22023" && strings.HasPrefix(pg.Message, "drover: ") {
+		return &InvalidError{Field: "Filter", Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
+	}
+	return fmt.Errorf("%s jobs: %w", v.name, err)
 }
 
 // batch does one transaction of a verb and tells of it.
 func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wait bool) (bulkBatch, error) {
 	b, err := c.store.bulk(ctx, v.sql, filter, v.why, after, wait)
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "22023" {
-		return b, &InvalidError{Field: "Filter", Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
-	}
 	if err != nil {
-		return b, fmt.Errorf("%s jobs: %w", v.name, err)
+		return bulkBatch{}, v.failed(err)
 	}
 	for _, id := range b.running { // their owners tell
 		c.running.cancel(id)

@@ -423,7 +423,7 @@ const defaultMaxAttempts = 20
 func (r *run) override(more *moreOfJob) {
 	job := r.job
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
-	job.LastError, job.LastDelay = more.LastError, time.Duration(more.LastDelayMS)*time.Millisecond
+	job.LastError, job.LastDelay = more.LastError, millis(more.LastDelayMS)
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
 	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.unreadable

@@ -213,6 +213,28 @@ func notApplied(err error) bool {
 
 const schemaVersion = 8
 
+// maxSpan is the longest duration read from a column. Two of them still add up.
+const maxSpan = 100 * 365 * 24 * time.Hour
+
+// seconds and millis turn a number from the database into a duration. A row may hold any number: what is longer than
+// maxSpan becomes maxSpan, where a plain conversion would overflow, often to a negative duration.
+func seconds(s float64) time.Duration {
+	switch limit := maxSpan.Seconds(); {
+	case s >= limit:
+		return maxSpan
+	case s <= -limit:
+		return -maxSpan
+	case s != s: // NaN
+		return 0
+	}
+	return time.Duration(s * float64(time.Second))
+}
+
+func millis(ms int64) time.Duration {
+	const limit = int64(maxSpan / time.Millisecond)
+	return time.Duration(min(max(ms, -limit), limit)) * time.Millisecond
+}
+
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `
 select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,

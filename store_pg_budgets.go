@@ -75,7 +75,7 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 		if err := rows.Scan(&n, &got.dueUS, &us, &got.reason); err != nil {
 			return err
 		}
-		got.delay = time.Duration(us) * time.Microsecond
+		got.delay = millis(us/1000) + time.Duration(us%1000)*time.Microsecond
 		slots[n-1] = got
 		return nil
 	}, sqlReserve, kinds, queues, delays, latest)
@@ -93,9 +93,9 @@ func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
 	}
 	budgets, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (BudgetInfo, error) {
 		var b BudgetInfo
-		var seconds float64
-		err := row.Scan(&b.Scope, &b.Retries, &seconds, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
-		b.Per = time.Duration(seconds*1000) * time.Millisecond
+		var per float64
+		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
+		b.Per = seconds(per).Truncate(time.Millisecond)
 		return b, err
 	})
 	return budgets, classify(err)

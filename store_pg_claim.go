@@ -163,6 +163,9 @@ type claimRequest struct {
 	but        []string // jobs that are set aside
 }
 
+// farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
+const farthestDue = time.Hour
+
 // claimReply is what came back; committed once the pipeline has read the commit.
 type claimReply struct {
 	committed bool
@@ -202,7 +205,7 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.query(func(rows pgx.Rows) error {
 		var waited float64
 		err := rows.Scan(nil, nil, &waited, &reply.seen.at, &reply.seen.oldest, &reply.seen.own)
-		reply.waited = time.Duration(waited * float64(time.Second))
+		reply.waited = seconds(waited)
 		return err
 	}, sqlClaimPlan)
 	sql, args := sqlClaim, req.args()
@@ -257,7 +260,7 @@ func (r *claimRow) columns() []any {
 func (r *claimRow) add() {
 	if !r.id.Valid {
 		if r.secondsToNext.Valid {
-			r.reply.nextDue = max(time.Duration(r.secondsToNext.Float64*float64(time.Second)), time.Microsecond)
+			r.reply.nextDue = min(max(seconds(r.secondsToNext.Float64), time.Microsecond), farthestDue)
 		}
 		return
 	}

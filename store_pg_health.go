@@ -120,7 +120,7 @@ order by t.n`
 func healthTables() []string {
 	return []string{
 		"jobs", "supervisors", "sleepers", "queues", "kinds", "builds", "solo", "ended_supervisors", "redrives", "redrive_queues",
-		"failure_groups", "failure_tallies", "budgets", "budget_slots", "jobs_archive",
+		"failure_groups", "failure_tallies", "budgets", "budget_slots", "jobs_archive", "set_aside",
 	}
 }
 
@@ -128,7 +128,7 @@ func healthTables() []string {
 const sqlHealthSupervisors = `
 select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
 from (
-	select case when lost_at is not null then 'lost' when beat_at < now() - lease_ms * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
+	select case when lost_at is not null then 'lost' when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
 	from supervisors
 ) s`
 
@@ -156,8 +156,8 @@ with recursive held(name) as (
 ), named as (
 	select name from held where name is not null limit 100
 )
-select q.name, sum(due.n)::bigint, min(due.oldest),
-	(select count(*) from supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - s.lease_ms * interval '1 ms')
+select q.name, sum(due.n)::bigint, case when min(due.oldest) is not null then greatest(min(due.oldest), '0001-01-02+00') end,
+	(select count(*) from supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms')
 from named q
 cross join generate_series(0, 30, 10) as t(tier)
 cross join generate_series(1, 9) as p(n)
@@ -179,7 +179,20 @@ select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(
 from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
 where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
 
+// sqlHealthSetAside reads the whole table, which is small.
+const sqlHealthSetAside = `
+select count(*) over (), path, job, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
+from set_aside order by first_at, path, job limit 10`
+
+// sqlHealthRefused reads the dead letters of a day by jobs_discarded_idx, $1 at most.
+const sqlHealthRefused = `
+select count(*) filter (where discard_reason = 'refused') from (
+	select discard_reason from jobs where discard_reason is not null and finalized_at > now() - interval '1 day'
+	order by finalized_at desc, id desc limit $1
+) j`
+
 const (
+	healthDeadCount = 100_000         // dead letters looked through for refused ones
 	healthTimeout   = 2 * time.Second // of each part
 	healthLaneCount = 1000            // due jobs counted of a lane
 	healthLiveCount = 100_000         // rows counted of the claim index
@@ -192,7 +205,7 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		return nil, classify(err)
 	}
 	defer conn.Release()
-	h := &Health{Holders: []Holder{}, Tables: []TableHealth{}, Claim: ClaimHealth{Queues: []QueueHealth{}}, NotSeen: []NotSeen{}}
+	h := &Health{Holders: []Holder{}, Tables: []TableHealth{}, Claim: ClaimHealth{Queues: []QueueHealth{}}, SetAside: SetAsideHealth{First: []SetAside{}}, NotSeen: []NotSeen{}}
 	var failed error
 	look := func(part string, read func(pgx.Rows) error, sql string, args ...any) {
 		if failed != nil {
@@ -216,7 +229,9 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		case refused.Code == "42501":
 			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: refused.Message})
 		case refused.Code == "57014" && ctx.Err() == nil:
-			h.NotSeen = append(h.NotSeen, NotSeen{part, fmt.Sprintf("it took longer than %v", healthTimeout), true})
+			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: fmt.Sprintf("it took longer than %v", healthTimeout), TimedOut: true})
+		case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":
+			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: refused.Message, Failed: true})
 		default:
 			failed = err
 		}
@@ -232,6 +247,8 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 	look("claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlHealthProbe, nil)
 	look("queues", h.readQueue, sqlHealthQueues, healthLaneCount)
 	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlHealthIndex, healthLiveCount)
+	look("set_aside", h.readSetAside, sqlHealthSetAside)
+	look("refused", func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, sqlHealthRefused, healthDeadCount)
 	if failed != nil {
 		return nil, failed
 	}
@@ -267,6 +284,13 @@ func (h *Health) readQueue(rows pgx.Rows) error {
 	var q QueueHealth
 	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors)
 	h.Claim.Queues = append(h.Claim.Queues, q)
+	return err
+}
+
+func (h *Health) readSetAside(rows pgx.Rows) error {
+	var r SetAside
+	err := rows.Scan(&h.SetAside.Rows, &r.Path, &r.Job, &r.Error, &r.Code, &r.Tries, &r.FirstAt, &r.RetryAt)
+	h.SetAside.First = append(h.SetAside.First, r)
 	return err
 }
 

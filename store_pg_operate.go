@@ -7,41 +7,97 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // What operators do: through the same SQL functions and views that psql has.
 
-// jobInfoColumns are a job as people want to see it; it is joined with its kind's and its queue's policies.
+// jobInfoColumns are a job as people want to see it; it is joined with its kind's and its queue's policies. Times are
+// moved into what time.Time and JSON can hold; the column odd tells of those.
 const (
 	jobInfoColumns = `
 select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20),
-	case when j.scheduled_at = 'infinity' then j.created_at else j.scheduled_at end, j.created_at, j.attempted_at, j.finalized_at,
-	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total,
-	j.errors::text, j.args::text, coalesce(j.retry::text, ''), j.tags, coalesce(j.metadata::text, ''), coalesce(j.concurrency_key, '')`
+	case when j.state = 'parked' and j.scheduled_at = 'infinity' then least(greatest(j.created_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00')
+		else least(greatest(j.scheduled_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
+	least(greatest(j.created_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00'),
+	case when j.attempted_at is not null then least(greatest(j.attempted_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
+	case when j.finalized_at is not null then least(greatest(j.finalized_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
+	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total, coalesce(j.concurrency_key, ''),
+	concat_ws('; ',
+		case when j.state <> 'parked' and j.scheduled_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'scheduled_at is ' || j.scheduled_at end,
+		case when j.created_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'created_at is ' || j.created_at end,
+		case when j.attempted_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'attempted_at is ' || j.attempted_at end,
+		case when j.finalized_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'finalized_at is ' || j.finalized_at end)`
+	jobInfoParts    = `, j.errors::text, j.args::text, coalesce(j.retry::text, ''), coalesce(j.metadata::text, ''), j.tags`
 	jobInfoPolicies = `
 left join kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
 `
 )
 
-// sqlGet stands apart from sqlList: one plan for both would be one that walks the table.
-const sqlGet = jobInfoColumns + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
+// sqlGet stands apart from sqlList: one plan for both would be one that walks the table. sqlGetBare reads a row of which
+// sqlGet cannot read all.
+const (
+	sqlGet     = jobInfoColumns + jobInfoParts + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
+	sqlGetBare = jobInfoColumns + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
+	sqlParts   = `select part, coalesce(value, ''), coalesce(why, '') from drover_parts($1)`
+)
 
 func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
-	rows, err := s.pool.Query(ctx, sqlGet, id)
+	job, err := s.queryJob(ctx, sqlGet, id, true)
+	if rowsFault(err) && ctx.Err() == nil {
+		job, err = s.getOdd(ctx, id)
+	}
+	return job, err
+}
+
+func (s *store) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
+	rows, err := s.pool.Query(ctx, sql, id)
 	if err != nil {
 		return nil, classify(err)
 	}
-	job, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row) })
+	job, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) })
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, ErrNotFound
 	}
 	return job, classify(err)
 }
 
-// sqlList keeps the order in which drover_list finds them, and tells where each stands.
-const sqlList = jobInfoColumns + `, drover_cursor($1::jsonb, j.finalized_at, j.id)
+// getOdd reads what it can of a row that cannot be read as a whole.
+func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
+	j, err := s.queryJob(ctx, sqlGetBare, id, false)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.pool.Query(ctx, sqlParts, id)
+	if err == nil {
+		var part, value, why string
+		_, err = pgx.ForEachRow(rows, []any{&part, &value, &why}, func() error {
+			if why != "" {
+				j.unreadable(part, why)
+			} else {
+				j.readPart(part, value)
+			}
+			return nil
+		})
+	}
+	switch {
+	case rowsFault(err) && ctx.Err() == nil:
+		j.unreadable("args, errors, metadata, retry, tags", refusal(err))
+	case err != nil:
+		return nil, classify(err)
+	}
+	return j, nil
+}
+
+// sqlList keeps the order in which drover_list finds them, and tells where each stands. sqlListBare reads nothing of the
+// rows but that.
+const (
+	sqlList = jobInfoColumns + jobInfoParts + `, drover_cursor($1::jsonb, j.finalized_at, j.id)
 from drover_list($1::jsonb, $2, $3) with ordinality as j` + jobInfoPolicies + `order by j.ordinality`
+	sqlListBare = `
+select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1::jsonb, $2, $3) with ordinality as j order by j.ordinality`
+)
 
 func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
 	rows, err := s.pool.Query(ctx, sqlList, filter, after, limit)
@@ -50,27 +106,76 @@ func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs
 	}
 	jobs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (JobInfo, error) {
 		var cursor string
-		job, err := scanJobInfo(row, &cursor)
+		job, err := scanJobInfo(row, true, &cursor)
 		cursors = append(cursors, cursor)
 		return *job, err
 	})
+	if rowsFault(err) && ctx.Err() == nil {
+		return s.listOdd(ctx, filter, after, limit)
+	}
 	return jobs, cursors, classify(err)
 }
 
-// scanJobInfo reads jobInfoColumns and what stands behind them.
-func scanJobInfo(row pgx.CollectableRow, more ...any) (*JobInfo, error) {
+// listOdd reads a page on which some rows cannot be read as a whole: those are read part by part. The cursors are those of
+// all rows, also of one that has gone meanwhile; the last of limit rows tells only that there are more.
+func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
+	var ids []string
+	var id, cursor string
+	rows, err := s.pool.Query(ctx, sqlListBare, filter, after, limit)
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&id, &cursor}, func() error {
+			ids, cursors = append(ids, id), append(cursors, cursor)
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, nil, classify(err)
+	}
+	// One by one: a row whose text is too large to send costs a second at each try, and halving the page would try it often.
+	for _, id := range ids[:min(len(ids), limit-1)] {
+		j, err := s.get(ctx, id)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			continue
+		case rowsFault(err) && ctx.Err() == nil:
+			j = &JobInfo{ID: id, Unreadable: "the row: " + refusal(err)}
+		case err != nil:
+			return nil, nil, err
+		}
+		jobs = append(jobs, *j)
+	}
+	return jobs, cursors, nil
+}
+
+// scanJobInfo reads jobInfoColumns, with parts jobInfoParts as well, and what stands behind them.
+func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, error) {
 	var j JobInfo
 	var errs, args, retry, metadata string
-	err := row.Scan(append([]any{
+	var tags pgtype.FlatArray[*string]
+	to := []any{
 		&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
 		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
-		&errs, &args, &retry, &j.Tags, &metadata, &j.ConcurrencyKey,
-	}, more...)...)
-	if err != nil {
-		return &j, err
+		&j.ConcurrencyKey, &j.Unreadable,
 	}
-	j.Args, j.Retry, j.Metadata = raw(args), raw(retry), raw(metadata)
-	return &j, json.Unmarshal([]byte(errs), &j.Errors)
+	if parts {
+		to = append(to, &errs, &args, &retry, &metadata, &tags)
+	}
+	if err := row.Scan(append(to, more...)...); err != nil {
+		return &j, &rowError{err}
+	}
+	for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
+		if at != nil && (at.Year() < 0 || at.Year() > 9999) { // here, though not in UTC
+			*at = at.UTC()
+		}
+	}
+	if parts {
+		j.readJSON("args", args, &j.Args)
+		j.readJSON("retry", retry, &j.Retry)
+		j.readJSON("metadata", metadata, &j.Metadata)
+		j.readErrors(errs)
+		j.readTags(tags)
+	}
+	return &j, nil
 }
 
 // raw is JSON text, nil if empty.
@@ -81,7 +186,9 @@ func raw(text string) json.RawMessage {
 	return json.RawMessage(text)
 }
 
-const sqlCounts = `select queue, state, jobs, oldest_due from job_counts order by queue, state`
+const sqlCounts = `
+select queue, state, jobs, case when oldest_due is not null then least(greatest(oldest_due, '0001-01-02+00'), '9999-12-30+00') end
+from job_counts order by queue, state`
 
 func (s *store) counts(ctx context.Context) ([]Count, error) {
 	rows, err := s.pool.Query(ctx, sqlCounts)
@@ -104,7 +211,8 @@ func (s *store) count(ctx context.Context, filter string) (n int64, err error) {
 }
 
 const sqlSummary = `
-select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs, first_discarded_at, last_discarded_at,
+select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs,
+	least(greatest(first_discarded_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(last_discarded_at, '0001-01-02+00'), '9999-12-30+00'),
 	coalesce(newest_error, ''), newest_id
 from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
 
@@ -158,9 +266,9 @@ func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, f
 // The verbs over many jobs, a batch at a time: $1 the filter, $2 why, $3 where to go on, $4 whether to wait for rows that
 // others hold.
 const (
-	sqlCancelMany  = `select changed, running, locked, last from drover_cancel_many($1::jsonb, $2, $3, wait => $4)`
-	sqlDiscardMany = `select changed, running, locked, last from drover_discard_many($1::jsonb, $2, $3, wait => $4)`
-	sqlDeleteMany  = `select changed, null::text[], locked, last from drover_delete_many($1::jsonb, $2, $3, wait => $4)`
+	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, $2, $3, wait => $4)`
+	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, $2, $3, wait => $4)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, $2, $3, wait => $4)`
 )
 
 // bulkBatch is what one batch did.
@@ -168,14 +276,27 @@ type bulkBatch struct {
 	changed int
 	running []string // of those changed
 	locked  []string // others hold them
-	last    *string  // where the next batch goes on; nil at the end
+	refused []Refusal
+	last    *string // where the next batch goes on; nil at the end
 }
 
 func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
 	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		return classify(tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last))
+		var refused string
+		if err := tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
+			return classify(err)
+		}
+		return json.Unmarshal([]byte(refused), &b.refused)
 	})
 	return b, err
+}
+
+const sqlSeek = `select coalesce(ids, '{}'), last from drover_seek($1::jsonb, $2, $3)`
+
+// seek lists the jobs that the next batch of a verb would change, and where the one after that goes on.
+func (s *store) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
+	err = s.pool.QueryRow(ctx, sqlSeek, filter, verb, after).Scan(&ids, &last)
+	return ids, last, classify(err)
 }
 
 const sqlUnknown = `select drover_unknown($1::jsonb)`

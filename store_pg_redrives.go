@@ -152,17 +152,17 @@ func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error
 	}
 	defer conn.Release()
 	var p pipeline
-	var seconds *float64
+	var wait *float64
 	var refused string
 	p.begin()
 	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&seconds, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
 	p.commit()
 	if err := p.send(ctx, conn.Conn()); err != nil {
 		return reply, err
 	}
-	if reply.idle = seconds == nil; !reply.idle {
-		reply.wait = time.Duration(*seconds * float64(time.Second))
+	if reply.idle = wait == nil; !reply.idle {
+		reply.wait = seconds(*wait)
 	}
 	return reply, json.Unmarshal([]byte(refused), &reply.refused)
 }

@@ -205,7 +205,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 			&reply.paces, &reply.failures, &reply.scope, &reply.solo); err != nil {
 			return err
 		}
-		other.lease, other.silence = time.Duration(leaseMS)*time.Millisecond, time.Duration(silentMS)*time.Millisecond
+		other.lease, other.silence = millis(leaseMS), millis(silentMS)
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
@@ -398,10 +398,10 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run)
 			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
 			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
 		if lastDelayMS != nil {
-			j.lastDelay = time.Duration(*lastDelayMS) * time.Millisecond
+			j.lastDelay = millis(*lastDelayMS)
 		}
 		if flight != nil {
-			j.flight = time.Duration(*flight * float64(time.Second))
+			j.flight = seconds(*flight)
 		}
 		if before != nil && err == nil {
 			err = json.Unmarshal(before, &j.before)
@@ -477,12 +477,12 @@ where ended_at > now() - $2::interval`
 
 func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b background, err error) {
 	var p pipeline
-	var seconds float64
+	var ran float64
 	p.begin()
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.deaths, &seconds) }, sqlBackground, except, interval(historyWindow))
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.deaths, &ran) }, sqlBackground, except, interval(historyWindow))
 	p.commit()
 	err = p.send(ctx, conn)
-	b.time = time.Duration(seconds * float64(time.Second))
+	b.time = seconds(ran)
 	return b, err
 }
 

@@ -557,22 +557,110 @@ $$;
 comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
 
 -- +goose StatementBegin
-create function drover_cancel(job_id text, reason text default '') returns text language plpgsql as $$
+create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+	foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
+		why := null;
+		begin
+			execute format('select to_jsonb(%I)::text from jobs where id = $1', part) into value using job_id;
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+			value := null;
+			why := sqlerrm;
+		end;
+		return next;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_parts(text) is 'A job''s args, errors, metadata, retry and tags as JSON text, each read on its own. why: the error where a part cannot be read, because it is damaged or too large.';
+
+-- +goose StatementBegin
+create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
+begin
+	with theirs as (
+		select path, job from set_aside where job = any(ids) order by path, job for update skip locked
+	)
+	delete from set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
+exception when insufficient_privilege then
+	null; -- then the rows stay, and do no harm: a path looks only at jobs it could take
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_forget_refused(text[]) is 'Deletes the rows of set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
+
+-- +goose StatementBegin
+create function drover_end(ids text[], final text, why text, out changed int, out running text[], out refused jsonb)
+language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	ending constant text := 'with ended as (
+		update jobs set state = $2->>''state'', finalized_at = clock_timestamp(), claimed_by = null,
+			discard_reason = case when $2->>''state'' = ''discarded'' then ''operator'' end%s
+		where id = any($1) returning id)
+		select count(*) from ended';
+	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''error'', $2->>''error'')';
+	append constant text := ', errors = drover_append_error(errors, ' || entry || ')';
+	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000));
+	job text;
+	anew text;
+begin
+	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
+	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
+	if changed = 0 and refused <> '[]' and not jsonb_path_exists(refused, '$[*] ? (@.code != "42501")') then
+		raise insufficient_privilege using message = refused->0->>'error'; -- the role's fault
+	end if;
+	if refused <> '[]' then
+		-- Their errors take no entry, or it is the end itself that is refused.
+		begin
+			select changed + w.done, w.refused into changed, refused
+			from drover_walk(array(select r->>'id' from jsonb_array_elements(refused) as r), format(ending, ''), doc) w;
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+		end;
+	end if;
+	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
+		-- A CHECK cannot read a damaged column either, so such a row takes no change at all before the column is replaced.
+		select string_agg(case p.part
+			when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
+			when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
+			else format(', %I = null', p.part) end, '') || case when bool_or(p.part = 'errors') then '' else append end
+		into anew from drover_parts(job) p where p.why is not null;
+		continue when anew is null;
+		begin
+			execute format(ending, anew) using array[job], doc;
+			changed := changed + 1;
+			refused := (select coalesce(jsonb_agg(r), '[]') from jsonb_array_elements(refused) as r where r->>'id' <> job);
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+		end;
+	end loop;
+	running := array(select r.id from unnest(running) as r(id) where not refused @> jsonb_build_array(jsonb_build_object('id', r.id)) order by 1);
+	perform drover_forget_refused(array(select i.id from unnest(ids) as i(id) where not refused @> jsonb_build_array(jsonb_build_object('id', i.id))));
+	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_end(text[], text, text) is
+	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. A job whose errors take no entry ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not let end.';
+
+-- +goose StatementBegin
+create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
+	refused jsonb;
 begin
 	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
 	select state into was from jobs where id = job_id for update;
-	if was is null then
-		return null;
-	end if;
 	if was not in ('completed', 'discarded', 'cancelled') then
-		update jobs set state = 'cancelled', finalized_at = clock_timestamp(), claimed_by = null,
-			errors = drover_append_error(errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', claim_seq,
-				'attempt', attempt, 'error', left('cancelled' || coalesce(': ' || nullif(reason, ''), ''), 1000)))
-		where id = job_id;
-		if was = 'running' then
-			perform pg_notify(drover_channel(), 'cancel ' || job_id);
+		refused := (select e.refused from drover_end(array[job_id], 'cancelled', reason) e);
+		if refused <> '[]' then
+			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
 	end if;
 	return was;

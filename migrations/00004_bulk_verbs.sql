@@ -17,7 +17,7 @@ comment on function drover_dead(jsonb) is 'Whether a filter picks dead letters a
 
 -- +goose StatementBegin
 create function drover_cursor(filter jsonb, finalized_at timestamptz, id text) returns text language sql stable as $$
-	select case when drover_dead(filter) then to_jsonb(finalized_at) #>> '{}' || '/' else '' end || id
+	select case when drover_dead(filter) then coalesce(to_jsonb(finalized_at) #>> '{}', 'infinity') || '/' else '' end || id
 $$;
 -- +goose StatementEnd
 comment on function drover_cursor(jsonb, timestamptz, text) is 'Where a job stands in the lists of this filter: what drover_list takes as after.';
@@ -56,32 +56,80 @@ $$;
 -- +goose StatementEnd
 comment on function drover_beyond(jsonb, text, boolean) is 'The rest of a condition, and an order, that go on beyond a cursor.';
 
+-- +goose StatementBegin
+create function drover_fits(job_id text, error text, tags text[], args jsonb) returns boolean language plpgsql as $$
+#variable_conflict use_variable
+begin
+	return (select (error is null or strpos(lower(drover_last_error(j.errors)->>'error'), lower(error)) > 0)
+		and (tags is null or j.tags @> tags) and (args is null or j.args @> args)
+		from jobs j where j.id = job_id) is true;
+exception when others then
+	if not drover_rows_fault(sqlstate) then
+		raise;
+	end if;
+	return false;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_fits(text, text, text[], jsonb) is 'Whether a job has this in its last error, its tags and its args, as a filter does (null: not asked for). A job where that cannot be read does not.';
+
+-- +goose StatementBegin
+create function drover_find_carefully(filter jsonb) returns text language sql stable as $$
+	select drover_find(filter - '{error,tags,args}'::text[]) || format(' and drover_fits(j.id, %L, %L, %L)', filter->>'error',
+		case when filter ? 'tags' then array(select jsonb_array_elements_text(filter->'tags')) end, filter->'args')
+$$;
+-- +goose StatementEnd
+comment on function drover_find_carefully(jsonb) is
+	'drover_find for a table with rows that cannot be read: those do not fit where the filter asks for what cannot be read. Ten times slower for a filter by error, tags or args, so it is used only after drover_find has failed.';
+
 -- One sane plan whatever the statistics say, as in the library's own transactions.
+-- +goose StatementBegin
+create function drover_page(filter jsonb, after text, page int) returns text[] language plpgsql stable set enable_seqscan = off set jit = off as $$
+declare
+	fits    text := drover_find(filter);
+	careful boolean := false;
+	ids     text[];
+	more    text[];
+	place   text;
+	reach   constant int := 2000;
+begin
+	loop
+		begin
+			ids := '{}';
+			place := after;
+			if drover_dead(filter) then
+				-- The next 2,000 dead letters, in order, have a page of whatever is frequent, and cost some milliseconds. While a
+				-- million die the statistics say that there are few, and the planner would sort all that fit.
+				execute 'select coalesce(array_agg(w.id), ''{}'') from (select j.id from (select j.* from jobs j where j.discard_reason is not null'
+					|| drover_beyond(filter, after, true) || ' limit $2) j where ' || fits || ' limit $1) w' into ids using page, reach;
+				if cardinality(ids) < page then
+					execute 'select drover_cursor($1, j.finalized_at, j.id) from jobs j where j.discard_reason is not null' || drover_beyond(filter, after, true)
+						|| ' offset $2 limit 1' into place using filter, reach - 1;
+				end if;
+			end if;
+			if cardinality(ids) < page and place is not null then
+				execute 'select array_agg(w.id) from (select j.id from jobs j where ' || fits || drover_beyond(filter, place, true) || ' limit $1) w'
+					into more using page - cardinality(ids);
+			end if;
+			return ids || more;
+		exception when others then
+			if careful or not filter ?| '{error,tags,args}' or not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+			careful := true;
+			fits := drover_find_carefully(filter);
+		end;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_page(jsonb, text, int) is 'The ids of a page of drover_list.';
+
 -- +goose StatementBegin
 create or replace function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs
 language plpgsql stable set enable_seqscan = off set jit = off as $$
-declare
-	fits text := drover_find(filter);
-	found int;
-	reach constant int := 2000;
 begin
-	if drover_dead(filter) then
-		-- The next 2,000 dead letters, in order, have a page of whatever is frequent, and cost some milliseconds. While a
-		-- million die the statistics say that there are few, and the planner would sort all that fit.
-		return query execute 'select j.* from (select j.* from jobs j where j.discard_reason is not null' || drover_beyond(filter, after, true)
-			|| ' limit $2) j where ' || fits || ' limit $1' using page, reach;
-		get diagnostics found = row_count;
-		page := page - found;
-		if page = 0 then
-			return;
-		end if;
-		execute 'select drover_cursor($1, j.finalized_at, j.id) from jobs j where j.discard_reason is not null' || drover_beyond(filter, after, true)
-			|| ' offset $2 limit 1' into after using filter, reach - 1;
-		if after is null then
-			return;
-		end if;
-	end if;
-	return query execute 'select j.* from jobs j where ' || fits || drover_beyond(filter, after, true) || ' limit $1' using page;
+	return query execute 'select j.* from unnest($1) with ordinality as p(id, n) join jobs j on j.id = p.id order by p.n' using drover_page(filter, after, page);
 end
 $$;
 -- +goose StatementEnd
@@ -94,6 +142,12 @@ declare
 	n bigint;
 begin
 	execute 'select count(*) from jobs j where ' || drover_find(filter) into n;
+	return n;
+exception when others then
+	if not coalesce(filter ?| '{error,tags,args}', false) or not drover_rows_fault(sqlstate) then
+		raise;
+	end if;
+	execute 'select count(*) from jobs j where ' || drover_find_carefully(filter) into n;
 	return n;
 end
 $$;
@@ -108,27 +162,66 @@ $$;
 comment on function drover_unknown(jsonb) is 'Those of a filter''s ids that no job has.';
 
 -- +goose StatementBegin
-create function drover_hold(filter jsonb, verb text, eligible text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
-language plpgsql set enable_seqscan = off set jit = off as $$
-declare
-	walked text[];
-	fits text := drover_find(filter, verb) || ' and ' || eligible;
-	beyond text := drover_beyond(filter, after, false);
-	source text := 'jobs j where ' || fits || beyond;
-	reach int := 10 * batch;
+create function drover_eligible(filter jsonb, verb text) returns text language plpgsql immutable as $$
 begin
-	if drover_dead(filter) then
-		-- Of dead letters no more than so many are looked at, for the reason that drover_list has.
-		source := '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits;
+	if verb <> 'delete' then
+		return 'j.finalized_at is null';
 	end if;
-	-- Found in the order of the walk, then locked in the order of ids, as every verb does, and looked at again under
-	-- the lock.
-	execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
-		|| source || ' limit $1) w' into walked, last using batch, filter, reach;
+	if filter->>'state' <> all('{completed,discarded,cancelled}') then
+		raise exception 'drover: % jobs cannot be deleted, only those that have ended', filter->>'state' using errcode = '22023';
+	end if;
+	-- Nothing but a filter that names them reaches the dead letters.
+	return 'j.finalized_at is not null' || case when drover_dead(filter) or filter ? 'ids' then '' else ' and j.discard_reason is null' end;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_eligible(jsonb, text) is 'The condition of a verb''s own (cancel, discard, delete) that a job must meet beside the filter.';
+
+-- +goose StatementBegin
+create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)
+language plpgsql stable set enable_seqscan = off set jit = off as $$
+declare
+	eligible text := ' and ' || drover_eligible(filter, verb);
+	beyond   text := drover_beyond(filter, after, false);
+	reach    int := 10 * batch;
+	careful  boolean := false;
+begin
+	fits := drover_find(filter, verb) || eligible;
+	loop
+		begin
+			-- Of dead letters no more than so many are looked at, for the reason that drover_page has.
+			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
+				|| case when drover_dead(filter) then '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits
+					else 'jobs j where ' || fits || beyond end || ' limit $1) w' into ids, last using batch, filter, reach;
+			exit;
+		exception when others then
+			if careful or not filter ?| '{error,tags,args}' or not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+			careful := true;
+			fits := drover_find_carefully(filter) || eligible;
+		end;
+	end loop;
 	if last is null and drover_dead(filter) then
 		execute 'select drover_cursor($1, j.finalized_at, j.id) from jobs j where j.discard_reason is not null' || beyond || ' offset $2 limit 1'
 			into last using filter, reach - 1;
 	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_seek(jsonb, text, text, int) is
+	'The next jobs that a verb (cancel, discard, delete) would change: up to so many that fit the filter and the verb''s own condition, which is fits. last: where the next batch goes on, null at the end. Locks nothing.';
+
+-- +goose StatementBegin
+create function drover_hold(filter jsonb, verb text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
+language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	walked text[];
+	fits text;
+begin
+	-- Found in the order of the walk, then locked in the order of ids, as every verb does, and looked at again under
+	-- the lock.
+	select s.ids, s.last, s.fits into walked, last, fits from drover_seek(filter, verb, after, batch) s;
 	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any($1) and ' || fits
 		|| ' order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
 	if cardinality(walked) > coalesce(cardinality(held), 0) then
@@ -138,32 +231,21 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_hold(jsonb, text, text, text, int, boolean) is
+comment on function drover_hold(jsonb, text, text, int, boolean) is
 	'One batch of a verb: locks up to so many jobs that fit the filter and the verb''s own condition. locked: others hold these. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
-create function drover_end(ids text[], final text, why text, out changed int, out running text[]) language plpgsql set enable_seqscan = off set jit = off as $$
-begin
-	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
-	update jobs set state = final, finalized_at = clock_timestamp(), claimed_by = null, discard_reason = case final when 'discarded' then 'operator' end,
-		errors = drover_append_error(errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', claim_seq,
-			'attempt', attempt, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000)))
-	where id = any(ids);
-	get diagnostics changed = row_count;
-	perform pg_notify(drover_channel(), 'cancel ' || id) from unnest(running) as r(id);
-end
-$$;
--- +goose StatementEnd
-comment on function drover_end(text[], text, text) is 'Ends jobs that the caller has locked and found unfinished, and tells the owners of those that run.';
-
--- +goose StatementBegin
-create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off as $$
+create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
+	refused jsonb;
 begin
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
-		perform drover_end(array[job_id], 'discarded', why);
+		refused := (select e.refused from drover_end(array[job_id], 'discarded', why) e);
+		if refused <> '[]' then
+			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
+		end if;
 	end if;
 	return was;
 end
@@ -173,58 +255,104 @@ comment on function drover_discard(text, text) is 'Discards a waiting or running
 
 -- +goose StatementBegin
 create function drover_cancel_many(filter jsonb, reason text default '', after text default '', batch int default 1000, wait boolean default false,
-	out changed int, out running text[], out locked text[], out last text) language plpgsql as $$
+	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	held text[];
 begin
-	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'cancel', 'j.finalized_at is null', after, batch, wait) h;
-	select e.changed, e.running into changed, running from drover_end(held, 'cancelled', reason) e;
+	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'cancel', after, batch, wait) h;
+	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'cancelled', reason) e;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_cancel_many(jsonb, text, text, int, boolean) is
-	'Cancels one batch of the waiting and running jobs that a filter picks. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true.';
+	'Cancels one batch of the waiting and running jobs that a filter picks. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
 
 -- +goose StatementBegin
 create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false,
-	out changed int, out running text[], out locked text[], out last text) language plpgsql as $$
+	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	held text[];
 begin
-	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'discard', 'j.finalized_at is null', after, batch, wait) h;
-	select e.changed, e.running into changed, running from drover_end(held, 'discarded', why) e;
+	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'discard', after, batch, wait) h;
+	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'discarded', why) e;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_discard_many(jsonb, text, text, int, boolean) is
-	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true.';
+	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
-	out changed int, out locked text[], out last text) language plpgsql set enable_seqscan = off as $$
+	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	held text[];
-	-- Nothing but a filter that names them reaches the dead letters.
-	eligible text := case when drover_dead(filter) or filter ? 'ids' then 'j.finalized_at is not null' else 'j.finalized_at is not null and j.discard_reason is null' end;
 begin
 	if confirm is distinct from 'delete' then
 		raise exception 'drover: deleting is for good and must be confirmed' using errcode = '22023', hint = 'Say confirm => ''delete''.';
 	end if;
-	if filter->>'state' <> all('{completed,discarded,cancelled}') then
-		raise exception 'drover: % jobs cannot be deleted, only those that have ended', filter->>'state' using errcode = '22023';
+	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'delete', after, batch, wait) h;
+	select w.done, w.refused into changed, refused
+	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
+	if changed = 0 and refused <> '[]' and not jsonb_path_exists(refused, '$[*] ? (@.code != "42501")') then
+		raise insufficient_privilege using message = refused->0->>'error'; -- the role's fault
 	end if;
-	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'delete', eligible, after, batch, wait) h;
-	delete from jobs where id = any(held);
-	get diagnostics changed = row_count;
+	perform drover_forget_refused(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean) is
-	'Deletes one batch of the jobs that a filter picks and that have ended, of dead letters among the next ten times as many; discarded ones only if it says state discarded, a reason or ids. Pass last on as after until it is null. confirm => ''delete'' must be said.';
+	'Deletes one batch of the jobs that a filter picks and that have ended, of dead letters among the next ten times as many; discarded ones only if it says state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said.';
 
 -- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
 -- and spends a second of JIT on it.
 create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
+
+-- +goose StatementBegin
+create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$
+begin
+	return drover_last_error(errors)->>'error';
+exception when others then
+	if not drover_rows_fault(sqlstate) then
+		raise;
+	end if;
+	return '(unreadable: ' || sqlerrm || ')';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_error_text(jsonb) is 'The text of the newest entry of an errors array that tells of a run; where the array cannot be read, why not.';
+
+-- +goose StatementBegin
+create function drover_failed_at(errors jsonb, newest boolean) returns timestamptz language plpgsql stable as $$
+begin
+	return (case when newest then drover_last_error(errors) else jsonb_path_query_first(errors, '$[*] ? (@.class != "operator")') end->>'at')::timestamptz;
+exception when others then
+	if not drover_rows_fault(sqlstate) then
+		raise;
+	end if;
+	return null;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest, or of the first, entry of an errors array that tells of a run; null where it has none that can be read.';
+
+-- +goose StatementBegin
+create function drover_shown(value jsonb) returns jsonb language plpgsql immutable as $$
+begin
+	-- A value of a page or less is in the row itself, and is read with it. Only numbers such as 1e131071 make a large text of a
+	-- small value: a thousand bytes of them are some 400 MB.
+	if pg_column_size(value) > 1000 then
+		perform length(value::text);
+	end if;
+	return value;
+exception when others then
+	if not drover_rows_fault(sqlstate) then
+		raise;
+	end if;
+	return to_jsonb('(unreadable: ' || sqlerrm || ')');
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_shown(jsonb) is 'The value, or why it cannot be read: it is damaged, or its text is larger than the server can send.';
 
 drop view discarded_summary;
 drop view discarded_jobs;
@@ -232,13 +360,12 @@ drop view discarded_jobs;
 create view discarded_jobs as
 select j.id, j.queue, j.kind, j.discard_reason as reason,
 	j.attempt as attempts, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) as max_attempts,
-	e.entry->>'error' as last_error, j.class, j.fingerprint,
-	(jsonb_path_query_first(j.errors, '$[*] ? (@.class != "operator")')->>'at')::timestamptz as first_failed_at, (e.entry->>'at')::timestamptz as last_failed_at,
-	j.finalized_at as discarded_at, j.args, j.errors_total, j.errors, j.redrives, j.tags, j.created_at
+	drover_error_text(j.errors) as last_error, j.class, j.fingerprint,
+	drover_failed_at(j.errors, false) as first_failed_at, drover_failed_at(j.errors, true) as last_failed_at,
+	j.finalized_at as discarded_at, drover_shown(j.args) as args, j.errors_total, drover_shown(j.errors) as errors, j.redrives, j.tags, j.created_at
 from jobs j
 left join kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
-cross join lateral (select drover_last_error(j.errors) as entry) e
 where j.discard_reason is not null;
 comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
 
@@ -246,7 +373,7 @@ comment on view discarded_jobs is 'The dead letters, each with its last error an
 -- finds a null by is null only, so there are four such ranges; all but one are never read.
 create view discarded_summary as
 select g.queue, g.kind, g.reason, g.class, g.fingerprint, g.jobs, g.first_discarded_at, g.last_discarded_at,
-	drover_last_error(n.errors)->>'error' as newest_error, n.id as newest_id
+	drover_error_text(n.errors) as newest_error, n.id as newest_id
 from (
 	select queue, kind, discard_reason as reason, class, fingerprint, count(*) as jobs,
 		min(finalized_at) as first_discarded_at, max(finalized_at) as last_discarded_at
@@ -297,8 +424,9 @@ drop function drover_delete_many(jsonb, text, text, int, boolean);
 drop function drover_discard_many(jsonb, text, text, int, boolean);
 drop function drover_cancel_many(jsonb, text, text, int, boolean);
 drop function drover_discard(text, text);
-drop function drover_end(text[], text, text);
-drop function drover_hold(jsonb, text, text, text, int, boolean);
+drop function drover_hold(jsonb, text, text, int, boolean);
+drop function drover_seek(jsonb, text, text, int);
+drop function drover_eligible(jsonb, text);
 drop function drover_unknown(jsonb);
 drop function drover_count(jsonb);
 -- +goose StatementBegin
@@ -310,6 +438,9 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_list(jsonb, text, int) is 'Jobs that a filter picks, newest id first, from below the id after. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
+drop function drover_page(jsonb, text, int);
+drop function drover_find_carefully(jsonb);
+drop function drover_fits(text, text, text[], jsonb);
 drop function drover_beyond(jsonb, text, boolean);
 drop function drover_find(jsonb, text);
 drop function drover_cursor(jsonb, timestamptz, text);
@@ -326,6 +457,9 @@ $$;
 
 drop view discarded_summary;
 drop view discarded_jobs;
+drop function drover_shown(jsonb);
+drop function drover_failed_at(jsonb, boolean);
+drop function drover_error_text(jsonb);
 
 create view discarded_jobs as
 select j.id, j.queue, j.kind, j.discard_reason as reason,

@@ -575,7 +575,7 @@ begin
 			union all
 			select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > q.name) from served q where q.name is not null
 		)
-		select now() - min(first.scheduled_at) into age
+		select now() - min(greatest(first.scheduled_at, '0001-01-01+00')) into age
 		from served q
 		cross join generate_series(0, 30, 10) as t(tier)
 		cross join generate_series(1, 9) as p(n)

@@ -59,7 +59,7 @@ func (a *app) budgets(ctx context.Context) error {
 	}
 	rows := [][]string{{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}}
 	for _, b := range list {
-		per := time.Duration(b.PerMS) * time.Millisecond
+		per := millis(b.PerMS)
 		rows = append(rows, []string{
 			b.Scope, fmt.Sprintf("%d per %v", b.Retries, per), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
 		})

@@ -156,5 +156,3 @@ func finding(alert drover.Alert, t drover.Thresholds) string {
 	}
 	return printable(alert.Level + ": " + text)
 }
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -87,7 +87,7 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 
 // classes are what --class takes.
 func classes() []string {
-	return []string{"error", "throttled", "panic", "timeout", "decode", "crash"}
+	return []string{"error", "throttled", "panic", "timeout", "decode", "crash", "refused"}
 }
 
 // hex is a fingerprint as the table has it, without what a copy from elsewhere brings along.

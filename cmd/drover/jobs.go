@@ -82,7 +82,7 @@ func states() []string {
 func reasons() []string {
 	return []string{
 		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
-		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonOperator,
+		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonRefused, drover.ReasonOperator,
 	}
 }
 
@@ -132,10 +132,22 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 	for _, j := range page.Jobs {
 		rows = append(rows, []string{
 			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(&j), fmt.Sprintf("%d/%d", j.Attempt, j.MaxAttempts),
-			due(&j, s.now), shorten(j.LastError(), 60),
+			due(&j, s.now), shorten(lastError(&j), 60),
 		})
 	}
 	return table(a.stdout, rows)
+}
+
+// lastError is what a list shows of a job's failures; of a job that cannot be read, that.
+func lastError(j *drover.JobInfo) string {
+	switch text := j.LastError(); {
+	case j.Unreadable == "":
+		return text
+	case text == "":
+		return "(unreadable: " + j.Unreadable + ")"
+	default:
+		return text + " (unreadable: " + j.Unreadable + ")"
+	}
 }
 
 // stateOf is the state, and of a discarded job why.
@@ -184,12 +196,24 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	aside, err := s.setAside(ctx, id)
+	if err != nil {
+		return err
+	}
 	if a.json {
-		return a.printJSON(job)
+		return a.printJSON(struct {
+			*drover.JobInfo
+			SetAside []drover.SetAside `json:"set_aside,omitempty"`
+		}{job, aside})
 	}
 	waits, err := s.waits(ctx, job)
 	if err != nil {
 		return err
+	}
+	for _, r := range aside {
+		waits.rows = append(waits.rows, []string{"set aside", fmt.Sprintf(
+			"the database refuses its %s: %s; tried %d times, next %s (%s): see docs/health.md", r.Path, r.Error, r.Tries, instant(r.RetryAt), relative(r.RetryAt, s.now),
+		)})
 	}
 	if err := table(a.stdout, append(describe(job, s.now), waits.rows...)); err != nil {
 		return err
@@ -202,6 +226,27 @@ func (a *app) showJob(ctx context.Context, id string) error {
 		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  %s\n", s.psql(job.ID), a.again("jobs redrive", job.ID))
 	}
 	return nil
+}
+
+// Reads set_aside, which is small. A time that no JSON has is as good as never.
+const sqlSetAside = `
+select job, path, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
+from set_aside where job = $1 order by path`
+
+// setAside lists what of a job is set aside; nothing where the role may not see that.
+func (s *session) setAside(ctx context.Context, id string) ([]drover.SetAside, error) {
+	rows, err := s.pool.Query(ctx, sqlSetAside, id)
+	var list []drover.SetAside
+	if err == nil {
+		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[drover.SetAside])
+	}
+	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "42501" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask whether the job is set aside: %w", err)
+	}
+	return list, nil
 }
 
 // waiting is what else than its time a job waits for, and the command that ends the wait.
@@ -291,6 +336,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	add("tags", strings.Join(j.Tags, ", "))
 	add("metadata", compact(j.Metadata))
 	add("args", compact(j.Args))
+	add("unreadable", j.Unreadable)
 	return rows
 }
 
@@ -348,10 +394,10 @@ func heading(e *drover.RunError) string {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
 	if e.Class != "operator" && e.Class != "crash" { // nobody saw how long a run took whose process died
-		parts = append(parts, "after "+span(time.Duration(e.DurationMS)*time.Millisecond))
+		parts = append(parts, "after "+span(millis(e.DurationMS)))
 	}
 	if e.DelayMS > 0 {
-		parts = append(parts, "next in "+span(time.Duration(e.DelayMS)*time.Millisecond))
+		parts = append(parts, "next in "+span(millis(e.DelayMS)))
 	}
 	if e.Type != "" {
 		parts = append(parts, e.Type)

@@ -221,7 +221,16 @@ func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why
 		for _, id := range bulk.Missing {
 			fmt.Fprintln(a.stdout, printable(id+"  no such job"))
 		}
+		for _, r := range bulk.Refused {
+			fmt.Fprintln(a.stdout, printable(r.ID+"  refused: "+r.Error))
+		}
 		fmt.Fprintf(a.stdout, "%s %s\n", plural(bulk.Changed, "job"), v.done)
+	}
+	if err == nil && len(bulk.Refused) > 0 {
+		err = fmt.Errorf("the database refused %s, for the reasons above", plural(int64(len(bulk.Refused)), "job"))
+		if a.json {
+			err = fmt.Errorf("the database refused %s", plural(int64(len(bulk.Refused)), "job"))
+		}
 	}
 	if err == nil && len(bulk.Missing) > 0 {
 		return fmt.Errorf("no job has %d of the %s", len(bulk.Missing), plural(int64(len(filter.IDs)), "id"))

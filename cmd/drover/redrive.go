@@ -551,7 +551,7 @@ func progress(r *drover.Redrive) string {
 		line += "  " + shorten(r.Note, 80)
 	}
 	if left := r.Matched - r.Released; left > 0 && r.State == drover.RedriveRunning && !r.Paused {
-		line += "  at least " + span(time.Duration(float64(left)/r.Rate*float64(time.Second)))
+		line += "  at least " + span(seconds(float64(left)/r.Rate))
 	}
 	return line
 }

@@ -120,9 +120,9 @@ func (a *app) stats(ctx context.Context) error {
 const sqlSupervisors = `
 select id, host, pid, build, queues,
 	case when lost_at is not null then 'lost'
-		when beat_at < now() - lease_ms * interval '1 ms' then 'silent'
+		when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent'
 		when draining then 'draining' else 'alive' end,
-	beat_at, cardinality(in_flight), lease_ms
+	least(greatest(beat_at, '0001-01-02+00'), '9999-12-30+00'), cardinality(in_flight), lease_ms
 from supervisors order by started_at, id`
 
 func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
@@ -145,7 +145,7 @@ with due as materialized (
 )
 select queue, '', sum(jobs)::bigint from due
 where not exists (select from supervisors s where due.queue = any(s.queues)
-	and s.lost_at is null and not s.draining and s.beat_at >= now() - s.lease_ms * interval '1 ms')
+	and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms')
 group by queue
 union all
 select '', kind, sum(jobs)::bigint from due where not exists (select from kinds k where k.kind = due.kind) group by kind
@@ -170,7 +170,7 @@ select (select count(*) from jobs where finalized_at is null and state <> 'runni
 
 // One row for all fingerprints of a reason; the view is served by jobs_discarded_idx.
 const sqlDiscarded = `
-select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerprint, '')), max(last_discarded_at),
+select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerprint, '')), least(greatest(max(last_discarded_at), '0001-01-02+00'), '9999-12-30+00'),
 	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],
 	coalesce((array_agg(fingerprint order by last_discarded_at desc))[1], '')
 from discarded_summary group by queue, kind, reason order by 4 desc, 1, 2, 3`
@@ -204,7 +204,7 @@ func (a *app) printStats(all *statistics) error {
 		running = running || s.State == "alive" || s.State == "draining"
 		if s.State == "silent" {
 			silent = append(silent, fmt.Sprintf("%s: silent %s, rescued after %s of another's watch",
-				s.ID, span(all.At.Sub(s.BeatAt)), span(time.Duration(s.LeaseMS)*time.Millisecond)))
+				s.ID, span(all.At.Sub(s.BeatAt)), span(millis(s.LeaseMS))))
 		}
 		supervisors = append(supervisors, []string{
 			s.ID, s.State, ago(s.BeatAt, all.At), fmt.Sprint(s.InFlight), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
