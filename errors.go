@@ -17,6 +17,12 @@ var (
 	// ErrIDConflict reports an enqueue whose ID exists with another kind, queue or args.
 	ErrIDConflict = errors.New("drover: a different job has this id")
 
+	// ErrNotStored reports an enqueue that the database accepted without storing the job: a trigger or a rule of the
+	// application's on the table jobs dropped the row or changed its id. Nothing is stored under the job's id, and
+	// repeating the enqueue brings the same error until the trigger or rule is changed. An application's unique index,
+	// constraint or raising trigger is reported with its own error instead.
+	ErrNotStored = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
+
 	// ErrNotFound reports an id or a fingerprint that no row has.
 	ErrNotFound = errors.New("drover: not found")
 

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -239,3 +241,268 @@ func TestFunctionsIgnoreWhatHidesTheirNames(t *testing.T) {
 		t.Errorf("%d jobs ended as the functions say, want 2", n)
 	}
 }
+
+// tooMuch is what a role that may enqueue may try. Each stands for a parameter of drover_enqueue.
+func tooMuch() []struct{ field, sql string } {
+	const deep = `(repeat('[', %[1]d) || repeat(']', %[1]d))::jsonb`
+	return []struct{ field, sql string }{
+		{"kind", `null::text`},
+		{"kind", `''`},
+		{"kind", `repeat('k', 129)`},
+		{"kind", `repeat('é', 65)`},
+		{"kind", `E'a\nb'`},
+		{"kind", `E'a\u0085b'`},
+		{"queue", `''`},
+		{"queue", `repeat('q', 129)`},
+		{"queue", `E'\x7f'`},
+		{"priority", `0`},
+		{"priority", `10`},
+		{"priority", `2147483647`},
+		{"priority", `-2147483648`},
+		{"max_attempts", `0`},
+		{"max_attempts", `-2147483648`},
+		{"delay", `'-1 us'::interval`},
+		{"delay", `'-178000000 years'::interval`},
+		{"delay", `'178000000 years'::interval`},
+		{"delay", `'9000 years 1 us'::interval`},
+		{"scheduled_at", `'infinity'::timestamptz`},
+		{"scheduled_at", `'294276-12-31'::timestamptz`},
+		{"expires_at", `'infinity'::timestamptz`},
+		{"expires_at", `'-infinity'::timestamptz`},
+		{"expires_at", `'294276-12-31'::timestamptz`},
+		{"expires_at", `'0001-12-31 BC'::timestamptz`},
+		{"retry_until", `'infinity'::timestamptz`},
+		{"retry_until", `'-infinity'::timestamptz`},
+		{"retry_until", `'4713-01-01 BC'::timestamptz`},
+		{"retry", `'{}'::jsonb`},
+		{"retry", `'null'::jsonb`},
+		{"retry", `('{"type": "custom", "name": "' || repeat('n', 2000) || '"}')::jsonb`},
+		{"retry", fmt.Sprintf(deep, 10001)},
+		{"timeout", `'0'::interval`},
+		{"timeout", `'0.9 ms'::interval`},
+		{"timeout", `'-178000000 years'::interval`},
+		{"id", `''`},
+		{"id", `'short'`},
+		{"id", `repeat('é', 13)`},
+		{"id", `repeat('é', 26)`},
+		{"id", `repeat('0', 27)`},
+		{"concurrency_key", `''`},
+		{"concurrency_key", `repeat('k', 257)`},
+		{"tags", `jsonb_build_array(null)`},
+		{"tags", `jsonb_build_array('')`},
+		{"tags", `jsonb_build_array('a', repeat('t', 129))`},
+		{"tags", `jsonb_build_array(repeat('t', 100000000))`},
+		{"tags", `(select jsonb_agg('t' || n) from generate_series(1, 33) n)`},
+		{"metadata", `'[]'::jsonb`},
+		{"metadata", `'null'::jsonb`},
+		{"metadata", `'1'::jsonb`},
+		{"metadata", `'{"drover:follow_up": -1e300}'::jsonb`},
+		{"metadata", `'{"drover:follow_up": 1}'::jsonb`},
+		{"metadata", `'{"a": 1, "drover:": null}'::jsonb`},
+		{"metadata", `jsonb_build_object('a', ` + fmt.Sprintf(deep, 64) + `)`},
+		{"metadata", `jsonb_build_object('a', ` + fmt.Sprintf(deep, 10001) + `)`},
+		{"metadata", `jsonb_build_object('a', repeat(chr(1), 22000))`},
+		{"metadata", `jsonb_build_object('a', repeat('x', 60000000))`},
+		{"metadata", `('{"a": 1' || repeat('0', 131072 - 1) || '}')::jsonb`},
+		{"metadata", `(select jsonb_build_object('a', jsonb_agg(round(1e131071, 16383))) from generate_series(1, 30))`},
+		{"args", fmt.Sprintf(deep, 65)},
+		{"args", fmt.Sprintf(deep, 10001)},
+		{"args", `(repeat('{"a": ', 65) || '{}' || repeat('}', 65))::jsonb`},
+		{"args", `('[' || repeat('1e131071, ', 8999) || '1e131071]')::jsonb`},
+		{"args", `(select jsonb_agg(round(1, 16383)) from generate_series(1, 1600))`},
+		{"args", `(select jsonb_object_agg(n, '1e-16383'::jsonb) from generate_series(1, 1600) n)`},
+		{"args", `('[' || repeat('0e-16383, ', 1600) || '0]')::jsonb`},
+		{"args", `jsonb_build_array(repeat('x', 26000000))`},
+		{"args", `jsonb_build_array(repeat(chr(1), 5000000))`},
+		{"args", `to_jsonb(repeat(chr(1), 5000000))`},
+	}
+}
+
+// F-15, X-7: what a producer may not put in is refused with the name of the field, by drover_enqueue and by
+// drover_enqueue_many, and soon; and so it is by the table, whoever writes there, where it would be dear to read.
+func TestDoorsAreShut(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	producer := c.as(t, "producer", Config{})
+	refusedAs := func(field, sql string, err error) {
+		t.Helper()
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != "22023" && pg.Code != "23514" || !strings.HasPrefix(pg.Message, "drover: ") ||
+			!strings.Contains(pg.Message, field+": ") || len(pg.Message) > 500 || pg.Code == "23514" && (pg.ColumnName != field || pg.ConstraintName != "jobs_"+field) {
+			t.Errorf("%s => %s: %v", field, sql, err)
+		}
+	}
+	for _, tc := range tooMuch() {
+		// 1.2 GB are not written out to find that they are too much.
+		const soon = `set local statement_timeout = '20s'; `
+		kind := `kind => 'k', `
+		if tc.field == "kind" {
+			kind = ""
+		}
+		err := pgx.BeginFunc(t.Context(), producer, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), soon); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `select drover_enqueue(`+kind+tc.field+` => `+tc.sql+`)`)
+			return err
+		})
+		refusedAs(tc.field, tc.sql, err)
+		if tc.field == "tags" && strings.Contains(tc.sql, "null") || tc.sql == `null::text` {
+			continue // null is not given there
+		}
+		err = pgx.BeginFunc(t.Context(), producer, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), soon); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `select drover_enqueue_many(jsonb_build_array(
+				jsonb_build_object('id', '01KAJ4Y8Q3N6T0V5B7C9D1E2FG', 'kind', 'k') || jsonb_build_object('`+tc.field+`', `+tc.sql+`)))`)
+			return err
+		})
+		if strings.HasSuffix(tc.sql, `interval`) && err != nil && sqlState(err) == "22008" {
+			continue // JSON has no intervals: the text of this one is out of their range
+		}
+		refusedAs(tc.field, tc.sql, err)
+	}
+	for _, sql := range []string{`'{}'`, `'1'`, `'"x"'`, `'null'`, `'[1]'`} {
+		if _, err := producer.Exec(t.Context(), `select drover_enqueue_many(`+sql+`)`); err == nil {
+			t.Errorf("drover_enqueue_many(%s) was accepted", sql)
+		}
+	}
+	for _, tc := range tooMuch() {
+		column := tc.sql
+		switch tc.field {
+		case "tags":
+			column = `array(select jsonb_array_elements_text(` + tc.sql + `))`
+		case "args", "metadata", "id":
+		default:
+			continue
+		}
+		if tc.sql == `'{"drover:follow_up": 1}'::jsonb` {
+			continue // what a follow-up has
+		}
+		_, inserted := c.Exec(t.Context(), `insert into jobs (kind, `+tc.field+`) values ('k', `+column+`)`)
+		c.exec(t, `insert into jobs (kind) values ('k')`)
+		_, updated := c.Exec(t.Context(), `update jobs set `+tc.field+` = `+column)
+		if sqlState(inserted) != "23514" || sqlState(updated) != "23514" {
+			t.Errorf("insert, update of %s = %s: %v, %v", tc.field, tc.sql, inserted, updated)
+		}
+		c.exec(t, `delete from jobs`)
+	}
+	for what, sql := range map[string]string{
+		"tags of tags":            `insert into jobs (kind, tags) values ('k', '{{a},{b}}')`,
+		"attempt at its end":      `insert into jobs (kind, attempt) values ('k', 2147483647)`,
+		"claim_seq at its end":    `insert into jobs (kind, claim_seq) values ('k', 2147483647)`,
+		"created never":           `insert into jobs (kind, created_at) values ('k', 'infinity')`,
+		"created before time":     `insert into jobs (kind, created_at) values ('k', '-infinity')`,
+		"attempted never":         `insert into jobs (kind, attempted_at) values ('k', 'infinity')`,
+		"finalized never":         `insert into jobs (kind, state, finalized_at) values ('k', 'completed', 'infinity')`,
+		"finalized before time":   `insert into jobs (kind, state, finalized_at) values ('k', 'completed', '-infinity')`,
+		"due before time":         `insert into jobs (kind, scheduled_at) values ('k', '-infinity')`,
+		"due before Christ":       `insert into jobs (kind, scheduled_at) values ('k', '0001-12-31 BC')`,
+		"a fourth follow-up":      `insert into jobs (kind, metadata) values ('k', '{"drover:follow_up": 4}')`,
+		"a follow-up of text":     `insert into jobs (kind, metadata) values ('k', '{"drover:follow_up": "1"}')`,
+		"another key of drover's": `insert into jobs (kind, metadata) values ('k', '{"drover:follow_up": 1, "drover:x": 1}')`,
+	} {
+		if _, err := c.Exec(t.Context(), sql); sqlState(err) != "23514" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := value[int](t, c.testDB, `select count(*) from jobs`); n != 0 {
+		t.Errorf("%d jobs of refused calls", n)
+	}
+}
+
+// F-15: a value that is compressed looks small. A producer may keep one in a temporary table.
+func TestDoorsSeeWhatIsCompressed(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	producer := c.as(t, "producer", Config{})
+	if err := pgx.BeginFunc(t.Context(), producer, func(tx pgx.Tx) error {
+		for _, sql := range []string{
+			`create temp table small (args jsonb)`,
+			`insert into small select ('[' || repeat('1e131071, ', 2000) || '1e131071]')::jsonb`,
+			`do $$ begin assert (select pg_column_size(args) < 516 from small), 'not compressed so far'; end $$`,
+			`savepoint s`,
+		} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Exec(t.Context(), `select drover_enqueue('k', args) from small`); sqlState(err) != "23514" {
+			t.Errorf("%v, want the bound of args", err)
+		}
+		_, err := tx.Exec(t.Context(), `rollback to s`)
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// F-15, E-7: what is accepted at the bounds, by SQL or by a Client, can be claimed, read and discarded with its follow-ups.
+func TestWhatPassesTheDoorsRuns(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	producer := c.as(t, "producer", Config{MaxArgsBytes: 4 << 20})
+	db := &testDB{c.Pool, newClientOn(t, c.Pool, Config{Logger: quiet(), MaxArgsBytes: 4 << 20})}
+	deep := any(1)
+	for range 64 {
+		deep = []any{deep}
+	}
+	for name, job := range map[string]Batch{
+		"deepest":       {payload{deep}, nil},
+		"ones":          {payload{slicesOfOnes(4 << 20)}, nil},
+		"metadata":      {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": slicesOfOnes(64<<10 - 6)}}},
+		"empty arrays":  {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": strings.Split(strings.Repeat(",", 20<<10), ",")}}},
+		"separators":    {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("\u2028\x01", 5<<10)}}},
+		"no tag":        {letter{}, &EnqueueOpts{Tags: []string{}}},
+		"most tags":     {letter{}, &EnqueueOpts{Tags: strings.Split(strings.Repeat(strings.Repeat("t", 128)+" ", 31)+"t", " ")}},
+		"long in array": {payload{[]any{1, "é"}}, &EnqueueOpts{ConcurrencyKey: strings.Repeat("k", 256)}},
+	} {
+		for way, enqueue := range map[string]func(context.Context, []Batch) ([]Receipt, error){"owner": db.client.EnqueueMany, "producer": producer.client.EnqueueMany} {
+			if _, err := enqueue(t.Context(), []Batch{job}); err != nil {
+				t.Errorf("%s, by the %s: %.300v", name, way, err)
+			}
+		}
+	}
+	for _, args := range []string{
+		`'k'`, `'k', null, null, null`, `'k', 'null'`, `'k', '[]'`, `'k', '{"n": 1e131071}'`, `'k', priority => 9, max_attempts => 2147483647`,
+		`'k', delay => '0'`, `'k', scheduled_at => '-infinity'`, `'k', scheduled_at => '4713-01-01 BC'`, `'k', scheduled_at => '9999-12-31'`, `'k', delay => '7900 years'`,
+		`'k', timeout => '178000000 years'`, `'k', timeout => '1 ms'`, `'k', expires_at => '9999-12-31 23:59:59.999999Z', retry_until => '0001-01-01 00:00:00Z'`,
+		`'k', tags => '[]'`, `'k', tags => '[1, true, {"a": 1}]'`, `'k', metadata => '{}'`, `'k', metadata => '{"a": {"drover:follow_up": -1e300}}'`,
+		`'k', id => repeat('~', 26)`, `repeat('é', 64), queue => 'default', concurrency_key => repeat('é', 128)`,
+	} {
+		if _, err := producer.Exec(t.Context(), `select drover_enqueue(`+args+`)`); err != nil {
+			t.Errorf("drover_enqueue(%s): %v", args, err)
+		}
+	}
+	if most := value[int64](t, c.testDB, `select max(timeout_ms) from jobs`); most != maxTimeout.Milliseconds() {
+		t.Errorf("a timeout of %d ms", most)
+	}
+	waiting := `finalized_at is null and scheduled_at <= now()`
+	if n := value[int](t, db, `select count(*) from jobs where `+waiting); n < 30 {
+		t.Errorf("%d jobs are due", n)
+	}
+	// The owner's statements follow no rule but the table's: chains of follow-ups hold the deepest args three times over.
+	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('payload', 'after', 'default'), ('after', 'payload', 'default')`)
+	for range 4 {
+		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where kind in ('payload', 'after') and finalized_at is null`)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where metadata->'drover:follow_up' = '3' and args::text like '%[[[[[[[%'`); n != 2 {
+		t.Errorf("%d follow-ups of follow-ups of the deepest, want 2", n)
+	}
+	db.launch(t, SupervisorConfig{PollInterval: 10 * time.Millisecond, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+		dynWorker("letter", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+		dynWorker(strings.Repeat("é", 64), WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	}})
+	db.waitFor(t, time.Minute, `select not exists (select from jobs where `+waiting+`)`)
+	if n := value[int](t, db, `select count(*) from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`); n != 0 {
+		t.Errorf("%d jobs were not completed: %s", n, value[string](t, db, `select string_agg(errors::text, ' ') from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`))
+	}
+	if _, err := db.client.List(t.Context(), Filter{}, "", 1000); err != nil {
+		t.Error(err)
+	}
+}
+
+// slicesOfOnes encodes as [1,1,…] of that many bytes at most: nothing else takes so much room as jsonb.
+func slicesOfOnes(size int) []int { return slices.Repeat([]int{1}, (size-1)/2) }

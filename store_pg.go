@@ -189,6 +189,8 @@ func classify(err error) error {
 		return fmt.Errorf("%w (%w)", ErrIDConflict, err)
 	case code == "DR002":
 		return fmt.Errorf("%w (%w)", ErrState, err)
+	case code == "DR003":
+		return fmt.Errorf("%w (%w)", ErrNotStored, err)
 	}
 	return err
 }

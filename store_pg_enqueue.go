@@ -44,7 +44,11 @@ func orNull(s string) *string {
 
 // sqlEnqueuePlain is sqlEnqueue for a job that sets no more than a queue and a priority, without what calling a function
 // of 16 parameters costs, which is as much as the rest of the statement. Its id is fresh: there is no conflict to look for.
-const sqlEnqueuePlain = `insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)`
+// A trigger of the application's may change the id: then it raises. One that drops the row shows in the number of rows.
+// A rule that redirects the insert cannot return what this asks for, so the server refuses it.
+const sqlEnqueuePlain = `
+insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)
+returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
 // enqueue stores one job and wakes whoever sleeps: two transactions, one round trip. A role that may not write to jobs,
 // a producer's, stores it through the function, and from the first refusal on all that follow.
@@ -70,26 +74,36 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 	return existing, nil // a wake-up that failed costs one poll interval at most
 }
 
+// enqueued is what the server said of one job.
+type enqueued struct {
+	rows     int64 // that the insert stored
+	existing bool  // the job was there
+	stored   bool  // and committed
+}
+
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
 // around a supervisor's falling asleep would be lost.
 func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pipeline
+	told := enqueued{rows: 1}
 	p.begin()
 	if direct {
-		p.exec(nil, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
+		p.exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
 	} else {
-		p.query(func(rows pgx.Rows) error { return rows.Scan(&existing) }, sqlEnqueue, job.params(false)...)
+		p.query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
 	}
 	p.exec(nil, sqlCommitAndBegin)
-	p.call(func() { stored = true })
+	p.call(func() { told.stored = true })
 	if direct && !s.wakesBlindly.Load() {
 		p.exec(nil, sqlWakeAsleep, job.Queue)
 	} else {
 		p.wake(job)
 	}
 	p.commit()
-	err = p.send(ctx, conn)
-	return stored, existing, err
+	if err = p.send(ctx, conn); told.rows != 1 {
+		return false, false, ErrNotStored
+	}
+	return told.stored, told.existing, err
 }
 
 // lacksRight reports that the role may not do this by itself.
@@ -193,24 +207,84 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int
 }
 
 func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
-	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		if err := copyJobs(ctx, tx, plain); err != nil {
-			return classify(err)
+	if len(plain) == 0 {
+		err = s.inTx(ctx, func(tx pgx.Tx) error {
+			existing, err = s.enqueueManyTx(ctx, tx, others)
+			return err
+		})
+		return existing, err
+	}
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, classify(err)
+	}
+	defer conn.Release()
+	var begin pipeline
+	changeable := false
+	begin.begin()
+	begin.exec(nil, sqlLockJobs)
+	begin.query(func(rows pgx.Rows) error { return rows.Scan(&changeable) }, sqlTriggersBefore)
+	if err := begin.send(ctx, conn.Conn()); err != nil {
+		return nil, err
+	}
+	defer rollBack(ctx, conn.Conn())
+	if err := copyJobs(ctx, conn.Conn(), plain); err != nil {
+		return nil, classify(err)
+	}
+	if changeable {
+		if err := allStored(ctx, conn, plain); err != nil {
+			return nil, err
 		}
-		existing, err = s.enqueueManyTx(ctx, tx, others)
-		return err
-	})
-	return existing, err
+	}
+	if existing, err = s.enqueueManyTx(ctx, conn, others); err != nil {
+		return nil, err
+	}
+	_, err = conn.Exec(ctx, sqlCommit)
+	return existing, classify(err)
+}
+
+// rollBack ends a transaction that an error has left open.
+func rollBack(ctx context.Context, conn *pgx.Conn) {
+	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_, _ = conn.Exec(ctx, "rollback") // if it fails the pool closes the connection
+}
+
+const (
+	// sqlLockJobs takes the lock of a COPY, so that no trigger is created before the COPY is committed.
+	sqlLockJobs = `lock table only jobs in row exclusive mode`
+
+	// sqlTriggersBefore is whether a trigger, before insert for each row, may drop rows or change their ids. COPY cannot
+	// return what it stored, and knows no rules.
+	sqlTriggersBefore = `select exists (select from pg_trigger where tgrelid = 'jobs'::regclass and tgtype & 7 = 7 and tgenabled <> 'D')`
+
+	// sqlCountStored finds the jobs by primary key.
+	sqlCountStored = `select count(*) from jobs where id = any($1)`
+)
+
+// allStored refuses a batch of which a trigger dropped a row or changed an id.
+func allStored(ctx context.Context, tx Tx, jobs []*newJob) error {
+	ids := make([]string, len(jobs))
+	for i, job := range jobs {
+		ids[i] = job.ID
+	}
+	var n int
+	if err := tx.QueryRow(ctx, sqlCountStored, ids).Scan(&n); err != nil {
+		return classify(err)
+	}
+	if n != len(jobs) {
+		return fmt.Errorf("%d of %d jobs have no row: %w", len(jobs)-n, len(jobs), ErrNotStored)
+	}
+	return nil
 }
 
 // sqlCopyJobs takes rows as copyStream writes them.
 const sqlCopyJobs = `copy jobs (id, kind, args, queue, priority) from stdin (format binary)`
 
-func copyJobs(ctx context.Context, tx pgx.Tx, jobs []*newJob) error {
-	if len(jobs) == 0 {
-		return nil
-	}
-	conn := tx.Conn()
+func copyJobs(ctx context.Context, conn *pgx.Conn, jobs []*newJob) error {
 	tracer, traced := conn.Config().Tracer.(pgx.CopyFromTracer)
 	if traced {
 		ctx = tracer.TraceCopyFromStart(ctx, conn, pgx.TraceCopyFromStartData{
@@ -220,6 +294,9 @@ func copyJobs(ctx context.Context, tx pgx.Tx, jobs []*newJob) error {
 	tag, err := conn.PgConn().CopyFrom(ctx, newCopyStream(jobs), sqlCopyJobs)
 	if traced {
 		tracer.TraceCopyFromEnd(ctx, conn, pgx.TraceCopyFromEndData{CommandTag: tag, Err: err})
+	}
+	if n := tag.RowsAffected(); err == nil && n != int64(len(jobs)) {
+		return fmt.Errorf("%d of %d jobs have no row: %w", int64(len(jobs))-n, len(jobs), ErrNotStored)
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
 )
 
 func TestChunksAreBounded(t *testing.T) {
@@ -76,10 +78,10 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 		name, grants string
 		first, later []string
 	}{
-		{"may all", functions + `; insert on jobs; select on sleepers`, direct, direct},
+		{"may all", functions + `; insert, select on jobs; select on sleepers`, direct, direct},
 		{"may not write", functions + `; select on sleepers`, slices.Concat(direct[:1], refused, byFunction), byFunction},
-		{"may not see who sleeps", functions + `; insert on jobs`, slices.Concat(direct, refused), blindly},
-		{"may wake nobody", `insert on jobs; select on sleepers`, slices.Concat(direct, refused), slices.Concat(blindly, refused)},
+		{"may not see who sleeps", functions + `; insert, select on jobs`, slices.Concat(direct, refused), blindly},
+		{"may wake nobody", `insert, select on jobs; select on sleepers`, slices.Concat(direct, refused), slices.Concat(blindly, refused)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -196,7 +198,7 @@ func TestCopyStream(t *testing.T) {
 	if err := iotest.TestReader(newCopyStream(jobs), whole); err != nil {
 		t.Error(err)
 	}
-	if err := db.client.store.inTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx, jobs) }); err != nil {
+	if err := db.client.store.inTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), jobs) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, j := range jobs {
@@ -204,5 +206,174 @@ func TestCopyStream(t *testing.T) {
 			j.ID, j.Kind, j.Queue, j.Priority, string(j.Args)) {
 			t.Errorf("%s of queue %s arrived as another", j.ID, j.Queue)
 		}
+	}
+}
+
+// obstacle is something an application hangs on jobs, and what an enqueue must make of it.
+type obstacle struct {
+	name    string
+	ddl     []string
+	refuses func(way string, err error) bool
+}
+
+// code reports whether err has one of these SQLSTATEs.
+func code(err error, codes ...string) bool { return slices.Contains(codes, sqlState(err)) }
+
+// obstacles are in the way of each enqueue of the kind letter, but for the first through the unique index.
+func obstacles() []obstacle {
+	notStored := func(_ string, err error) bool { return errors.Is(err, ErrNotStored) }
+	// COPY knows no rules and stores the row. An upsert is refused where there is a rule, and so is RETURNING unless the
+	// rule's own statement returns something.
+	rule := func(way string, err error) bool {
+		return err == nil && way == "EnqueueMany" || code(err, "0A000", "XX000")
+	}
+	trigger := func(body string) []string {
+		return []string{
+			`create function hang() returns trigger language plpgsql as $$ begin ` + body + ` end $$`,
+			`create trigger hang before insert on jobs for each row when (new.kind = 'letter') execute function hang()`,
+		}
+	}
+	return []obstacle{
+		{"a unique index", []string{
+			`create unique index on jobs ((args->>'to')) where kind = 'letter'`, `insert into jobs (kind, args) values ('letter', '{"to": "x"}')`,
+		}, func(_ string, err error) bool { return code(err, "23505") }},
+		{"a deferred unique constraint", []string{
+			`alter table jobs add column addressee text generated always as (case when kind = 'letter' then args->>'to' end) stored`,
+			`alter table jobs add unique (addressee) deferrable initially deferred`, `insert into jobs (kind, args) values ('letter', '{"to": "x"}')`,
+		}, func(_ string, err error) bool { return code(err, "23505") }},
+		{"a trigger that drops the row", trigger(`return null;`), notStored},
+		{"a trigger that changes the id", trigger(`new.id := drover_ulid(); return new;`), notStored},
+		{"a trigger that raises", trigger(`raise exception 'no letters';`), func(_ string, err error) bool { return code(err, "P0001") }},
+		{"a deferred trigger that raises", []string{
+			`create function hang() returns trigger language plpgsql as $$ begin raise exception 'no letters'; end $$`,
+			`create constraint trigger hang after insert on jobs deferrable initially deferred for each row when (new.kind = 'letter') execute function hang()`,
+		}, func(_ string, err error) bool { return code(err, "P0001") }},
+		{"a rule that does nothing", []string{`create rule hang as on insert to jobs where new.kind = 'letter' do instead nothing`}, rule},
+		{"a rule for all that does nothing", []string{`create rule hang as on insert to jobs do instead nothing`}, rule},
+		{"a rule that inserts elsewhere", []string{
+			`create table elsewhere (like jobs)`, `create rule hang as on insert to jobs do instead insert into elsewhere select new.*`,
+		}, rule},
+		{"a rule that inserts elsewhere and returns it", []string{
+			`create table elsewhere (like jobs)`, `create rule hang as on insert to jobs do instead insert into elsewhere select new.* returning elsewhere.*`,
+		}, rule},
+	}
+}
+
+// E-13, F-15: an application hangs an index, a trigger, a constraint or a rule on jobs. No enqueue returns a receipt for a
+// row that is not there, none leaves a row behind an error, and a job that was there before is found as ever.
+func TestReceiptsAreRows(t *testing.T) {
+	t.Parallel()
+	for _, o := range obstacles() {
+		t.Run(o.name, func(t *testing.T) {
+			t.Parallel()
+			db := newTestDB(t)
+			there := db.enqueue(t, letter{"there"}, nil)
+			for _, ddl := range o.ddl {
+				db.exec(t, ddl)
+			}
+			before := value[int](t, db, `select count(*) from jobs`)
+			for _, way := range db.ways(t) {
+				for what, opts := range map[string]*EnqueueOpts{"plain": nil, "with options": {Delay: time.Hour}, "with an id": {ID: ulid.Make().String()}} {
+					r, err := way.enqueue(t.Context(), letter{"x"}, opts)
+					name := way.name
+					if opts != nil {
+						name += " " + what
+					}
+					if !o.refuses(name, err) {
+						t.Errorf("%s, %s: %+v, %v", way.name, what, r, err)
+					}
+					if n := value[int](t, db, `select count(*) from jobs where id = $1`, r.ID); err == nil && n != 1 {
+						t.Errorf("%s, %s: a receipt for a row that is not there", way.name, what)
+					}
+					if err == nil {
+						db.exec(t, `delete from jobs where id = $1`, r.ID)
+					}
+					if n := value[int](t, db, `select count(*) from jobs`); n != before {
+						t.Errorf("%s, %s: %d rows behind an error", way.name, what, n-before)
+					}
+				}
+				again, err := way.enqueue(t.Context(), letter{"there"}, &EnqueueOpts{ID: there})
+				switch {
+				case strings.Contains(o.name, "rule"):
+					if !code(err, "0A000") {
+						t.Errorf("%s: the job that is there: %+v, %v", way.name, again, err)
+					}
+				case strings.Contains(o.name, "before"), strings.Contains(o.name, "the row"), strings.Contains(o.name, "the id"), o.name == "a trigger that raises":
+					// The trigger comes before the look for a conflict, and may have its way with the id.
+				case err != nil || again != (Receipt{there, true}):
+					t.Errorf("%s: the job that is there: %+v, %v", way.name, again, err)
+				}
+			}
+			for _, sql := range []string{
+				`select drover_enqueue('letter', '{"to": "x"}')`,
+				`select drover_enqueue_many('[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "letter", "args": {"to": "x"}}]')`,
+			} {
+				if _, err := db.Exec(t.Context(), sql); !o.refuses(sql, classify(err)) {
+					t.Errorf("%s: %v", sql, err)
+				}
+			}
+			if n := value[int](t, db, `select count(*) from jobs`); n != before {
+				t.Errorf("%d rows behind errors", n-before)
+			}
+		})
+	}
+}
+
+// E-13: a trigger that drops some rows of a batch, or lets a row in under another id, refuses all of it; one that changes
+// what it may change refuses nothing, and the batch still goes by COPY.
+func TestATriggerInABatch(t *testing.T) {
+	t.Parallel()
+	tr := &tracer{}
+	db := newTestDBOn(t, pgtest.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{})
+	db.exec(t, `create function hang() returns trigger language plpgsql as $$ begin
+		case new.args->>'to' when 'nobody' then return null; when 'other' then new.id := drover_ulid(); else new.priority := 7; end case;
+		return new; end $$`)
+	db.exec(t, `create trigger hang before insert on jobs for each row execute function hang()`)
+	for _, to := range []string{"nobody", "other"} {
+		for _, opts := range []*EnqueueOpts{nil, {MaxAttempts: 2}} {
+			if _, err := db.client.EnqueueMany(t.Context(), []Batch{{letter{"a"}, opts}, {letter{to}, opts}, {letter{"b"}, opts}}); !errors.Is(err, ErrNotStored) {
+				t.Errorf("%s: %v", to, err)
+			}
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
+		t.Errorf("%d jobs of refused batches", n)
+	}
+	tr.copies.Store(0)
+	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{{letter{"a"}, nil}, {letter{"b"}, nil}})
+	if err != nil || tr.copies.Load() != 1 {
+		t.Fatalf("%v, %d COPYs", err, tr.copies.Load())
+	}
+	for _, r := range receipts {
+		if p := value[int](t, db, `select priority from jobs where id = $1`, r.ID); p != 7 {
+			t.Errorf("priority %d", p)
+		}
+	}
+}
+
+// E-6, E-13: the job that was in the way of an insert is deleted before it is looked at. A trigger stands for the other
+// session: its own insert comes between.
+func TestTheJobInTheWayIsDeleted(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	// The first insert of a round is dropped, as if for a conflict with a row that is gone at the next look.
+	db.exec(t, `create table rounds (id text)`)
+	db.exec(t, `create function hang() returns trigger language plpgsql as $$ begin
+		if exists (select from rounds r where r.id = new.id) then return new; end if;
+		insert into rounds values (new.id);
+		return null; end $$`)
+	db.exec(t, `create trigger hang before insert on jobs for each row when (new.max_attempts = 2) execute function hang()`)
+	for _, way := range db.ways(t) {
+		r, err := way.enqueue(t.Context(), letter{}, &EnqueueOpts{MaxAttempts: 2})
+		if err != nil || r.Existing || value[int](t, db, `select count(*) from jobs where id = $1`, r.ID) != 1 {
+			t.Errorf("%s: %+v, %v", way.name, r, err)
+		}
+	}
+	first, second := ulid.Make().String(), ulid.Make().String()
+	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{
+		{letter{}, &EnqueueOpts{ID: first, MaxAttempts: 2}}, {letter{}, &EnqueueOpts{ID: second}}, {letter{}, &EnqueueOpts{ID: first}},
+	})
+	if err != nil || receipts[0].Existing || receipts[1].Existing || !receipts[2].Existing {
+		t.Errorf("%+v, %v", receipts, err)
 	}
 }

@@ -121,26 +121,27 @@ create table jobs (
 	tags          text[],
 	metadata      jsonb,
 
-	constraint jobs_state check (state in ('available', 'scheduled', 'retryable', 'running', 'parked', 'completed', 'discarded', 'cancelled')),
+	-- Each statement that writes to the table reads, plans and compiles these, at some 35 instructions a character of their
+	-- stored form (ADR 21), and each claim and settle evaluates them. So they are few and short, an array is one constant,
+	-- and none reads args, metadata or tags: the trigger jobs_bounds does that.
+	constraint jobs_state check (state = any ('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}')),
 	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
-	constraint jobs_final_is_finalized check ((state in ('completed', 'discarded', 'cancelled')) = (finalized_at is not null)),
+	constraint jobs_final_is_finalized check ((state = any ('{completed,discarded,cancelled}')) = (finalized_at is not null)),
 	constraint jobs_discard_has_reason check ((state = 'discarded') = (discard_reason is not null)),
-	constraint jobs_discard_reason check (discard_reason in ('attempts_exhausted', 'unrecoverable', 'panic', 'crashed', 'undecodable', 'expired', 'time_budget', 'retry_budget', 'refused', 'operator')),
-	constraint jobs_scheduled_at check (scheduled_at > '-infinity'),
+	constraint jobs_discard_reason check (discard_reason = any ('{attempts_exhausted,unrecoverable,panic,crashed,undecodable,expired,time_budget,retry_budget,refused,operator}')),
+	constraint jobs_times check (
+		least(scheduled_at, created_at, attempted_at, finalized_at, expires_at, retry_until) >= '0001-01-01 00:00:00Z'
+		and greatest(created_at, attempted_at, finalized_at, expires_at, retry_until) < 'infinity'),
 	constraint jobs_parked_waits check (state <> 'parked' or scheduled_at = 'infinity'),
-	constraint jobs_priority check (priority between 1 and 9),
-	constraint jobs_counts check (attempt >= 0 and claim_seq >= 0 and errors_total >= 0 and crashes >= 0),
+	constraint jobs_priority check (priority = any ('{1,2,3,4,5,6,7,8,9}')),
+	-- A claim adds 1 to attempt and to claim_seq.
+	constraint jobs_counts check (least(attempt, claim_seq, errors_total, crashes) >= 0 and greatest(attempt, claim_seq) < 2147483647),
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
-	-- What no claim can read must not get in: one such row would fail the claims of its whole queue.
-	constraint jobs_limits check (isfinite(expires_at) and isfinite(retry_until)),
-	constraint jobs_tags check (array_ndims(tags) = 1 and array_position(tags, null) is null),
-	constraint jobs_metadata check (jsonb_typeof(metadata) = 'object'),
-	constraint jobs_id check (octet_length(id) = 26),
+	-- ASCII: an id is cut off again by its length where it goes in front of something else.
+	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
-	-- 4 MiB of JSON text are the most a client sends; jsonb may take six times that.
-	constraint jobs_args_size check (pg_column_size(args) <= 25165824),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry))
 ) with (
 	fillfactor = 30,
@@ -149,6 +150,109 @@ create table jobs (
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
+
+-- +goose StatementBegin
+create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
+declare
+	size     constant int := pg_column_size(doc #> '{}'); -- detoasted: a column may hold it compressed
+	digits   bigint;
+	too_long constant text := format('more than %s bytes of JSON text', most_text);
+begin
+	if size > most_jsonb then
+		return format('%s bytes of jsonb; at most %s', size, most_jsonb);
+	end if;
+	if size > 8 * deepest and jsonb_path_exists(doc, format('strict $.**{%s} ? (@.type() == "array" || @.type() == "object")', deepest)::jsonpath) then
+		return format('nested deeper than %s', deepest);
+	end if;
+	-- A number of 16 bytes may be 147,456 characters long, anything else at most six for each byte. So the numbers are
+	-- written out by themselves, as far as they fit, and the whole only if that is safe and still the question.
+	if size <= 2048 then
+		return case when most_text < 9216 * size and octet_length(doc::text) > most_text then too_long end;
+	end if;
+	digits := drover_digits(doc, most_text);
+	if digits > most_text or digits + 6::bigint * size > most_text and octet_length(doc::text) > most_text then
+		return too_long;
+	end if;
+	return null;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_json_fault(jsonb, int, int, int) is
+	'Why a JSON value is too large or too deep to be stored: its bytes as text, its bytes as jsonb, its arrays and objects inside each other. Null: it is not.';
+
+-- +goose StatementBegin
+create function drover_digits(doc jsonb, most int) returns bigint language plpgsql immutable as $$
+declare
+	numbers constant jsonb := jsonb_path_query_array(doc, 'strict $.** ? (@.type() == "number")');
+	total   bigint := 0;
+begin
+	for at in 0..jsonb_array_length(numbers) - 1 by 500 loop
+		total := total + octet_length(jsonb_path_query_array(numbers, '$[$from to $to]', jsonb_build_object('from', at, 'to', at + 499))::text);
+		exit when total > most;
+	end loop;
+	return total;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_digits(jsonb, int) is 'Bytes of text of the numbers in a JSON value, with what separates them. It stops counting soon after most.';
+
+-- +goose StatementBegin
+create function drover_bounds() returns trigger language plpgsql as $$
+declare
+	follow_up constant int := case when new.metadata->'drover:follow_up' in ('1', '2', '3') then (new.metadata->>'drover:follow_up')::int end;
+	field     text;
+	fault     text;
+	tag       text;
+begin
+	if pg_column_size(new.args #> '{}') > 2048 or jsonb_path_exists(new.args, 'strict $.**{64} ? (@.type() == "array" || @.type() == "object")') then
+		field := 'args';
+		-- A follow-up holds the args of the job that it follows, and those may be a follow-up's too.
+		fault := drover_json_fault(new.args, 25165824, 25165824, 64 + coalesce(follow_up, 0));
+	end if;
+	if fault is null and new.metadata is not null then
+		field := 'metadata';
+		if jsonb_typeof(new.metadata) <> 'object' then
+			fault := 'not a JSON object';
+		elsif jsonb_path_exists(case when follow_up is null then new.metadata else new.metadata - 'drover:follow_up' end,
+			'$.keyvalue() ? (@.key starts with "drover:")') then
+			fault := 'keys that begin with "drover:" are drover''s own';
+		else
+			-- A client sends 64 KiB. Here they have a space behind each comma and colon, and take up to six times that as jsonb.
+			fault := drover_json_fault(new.metadata, 131072, 524288, 64);
+		end if;
+	end if;
+	if fault is null and new.tags <> '{}' then
+		field := 'tags';
+		if array_ndims(new.tags) <> 1 then
+			fault := 'an array of arrays';
+		elsif cardinality(new.tags) > 32 then
+			fault := format('%s tags; at most 32', cardinality(new.tags));
+		else
+			foreach tag in array new.tags loop
+				if tag is null or tag = '' then
+					fault := 'a tag is empty';
+				elsif octet_length(tag) > 128 then
+					fault := format('a tag of %s bytes; at most 128', octet_length(tag));
+				end if;
+			end loop;
+		end if;
+	end if;
+	if fault is not null then
+		raise exception 'drover: %: %', field, fault using errcode = '23514', schema = tg_table_schema, table = tg_table_name,
+			column = field, constraint = 'jobs_' || field;
+	end if;
+	return null;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md, which would be slow or impossible to read, by any way into the table.';
+
+-- After the row: COPY goes on to store many rows at once. Claims and settles name none of these columns, so it is never
+-- queued for them; nor for small args, where 516 bytes hold neither 65 levels, which take 8 bytes each, nor more numbers
+-- than 5 MB of text.
+create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
+	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.metadata is not null or new.tags is not null)
+	execute function drover_bounds();
 
 -- Serves claim, near sweep, full sweep, next due and rescue (store_pg_*.go). No column that a claim changes may be in
 -- here, predicate included, or claims are no longer HOT: that is why state is not.
@@ -450,31 +554,86 @@ comment on function drover_lock_tables(text[], interval) is
 	'For migrations: locks tables exclusively, all or none, so that no statement, whatever order it locks them in, is in a deadlock with it, and nobody waits long behind somebody else''s long transaction.';
 
 -- +goose StatementBegin
-create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns void language plpgsql as $$
+create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql as $$
 declare
 	clash text;
+	gone  text[];
 begin
-	select g.id into clash
+	select min(g.id) filter (where j.kind <> g.kind or j.queue <> g.queue or j.args <> g.args), array_agg(g.id) filter (where j.id is null)
+	into clash, gone
 	from unnest(ids, kinds, queues, args) as g(id, kind, queue, args)
-	join jobs j on j.id = g.id
-	where j.kind <> g.kind or j.queue <> g.queue or j.args <> g.args
-	order by 1 limit 1;
-	if found then
+	left join jobs j on j.id = g.id;
+	if clash is not null then
 		raise exception 'drover: a different job has the id %', clash using errcode = 'DR001';
 	end if;
+	return gone;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_refuse_clash(text[], text[], text[], jsonb[]) is 'Raises DR001 if a job of one of these ids has another kind, queue or args.';
+comment on function drover_refuse_clash(text[], text[], text[], jsonb[]) is
+	'Raises DR001 if a job of one of these ids has another kind, queue or args. Returns the ids that no job has, null if all are there.';
+
+-- +goose StatementBegin
+create function drover_refuse_unstored(ids text[]) returns void language plpgsql as $$
+begin
+	raise exception 'drover: jobs has no row of the id %', array_to_string(ids[1:3], ', ') using errcode = 'DR003',
+		detail = 'The insert raised no error, and no job of that id is there.',
+		hint = 'A trigger on jobs drops the row or changes its id. See: select tgname from pg_trigger where tgrelid = ''jobs''::regclass';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_refuse_unstored(text[]) is 'Raises DR003: a trigger on jobs dropped these jobs, or gave them other ids.';
+
+-- +goose StatementBegin
+create function drover_refuse_job(at text, id text, kind text, queue text, priority int, max_attempts int, retry jsonb, timeout interval,
+	expires_at timestamptz, retry_until timestamptz, tags jsonb, metadata jsonb, concurrency_key text default null) returns text language plpgsql as $$
+declare
+	years constant tstzrange := '[0001-01-01 00:00:00Z, 10000-01-01 00:00:00Z]';
+	fault constant text := case
+		when octet_length(id) <> 26 or length(id) <> 26 then format('id: %s is not 26 characters of ASCII', quote_literal(left(id, 40)))
+		when kind is null or kind = '' then 'kind: is missing'
+		when octet_length(kind) > 128 then format('kind: %s bytes; at most 128', octet_length(kind))
+		when kind ~ '[\x01-\x1f\x7f-\x9f]' then 'kind: has a control character'
+		when queue = '' then 'queue: is empty'
+		when octet_length(queue) > 128 then format('queue: %s bytes; at most 128', octet_length(queue))
+		when queue ~ '[\x01-\x1f\x7f-\x9f]' then 'queue: has a control character'
+		when priority not between 1 and 9 then format('priority: %s is not 1 to 9', priority)
+		when max_attempts < 1 then format('max_attempts: %s is not 1 or more', max_attempts)
+		when not drover_strategy_ok(retry) then format('retry: %s is no retry strategy, such as {"type": "constant", "delay": "30s"}', left(retry::text, 200))
+		when timeout < interval '1 ms' then format('timeout: %s is under 1 ms', timeout)
+		when not expires_at <@ years then format('expires_at: %s is not in the years 1 to 9999', expires_at)
+		when not retry_until <@ years then format('retry_until: %s is not in the years 1 to 9999', retry_until)
+		when jsonb_typeof(tags) <> 'array' then 'tags: not a JSON array of strings'
+		when jsonb_typeof(metadata) <> 'object' then 'metadata: not a JSON object'
+		when jsonb_path_exists(metadata, '$.keyvalue() ? (@.key starts with "drover:")') then 'metadata: keys that begin with "drover:" are drover''s own'
+		when concurrency_key = '' then 'concurrency_key: is empty'
+		when octet_length(concurrency_key) > 256 then format('concurrency_key: %s bytes; at most 256', octet_length(concurrency_key))
+	end;
+begin
+	if fault is not null then
+		raise exception using message = 'drover: ' || at || fault, errcode = '22023';
+	end if;
+	return kind;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_refuse_job(text, text, text, text, int, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text) is
+	'Raises 22023 with the first field that is out of its bounds, and the bound; at goes in front of its name. Returns the kind if there is none.';
 
 -- +goose StatementBegin
 create function drover_due(scheduled_at timestamptz, delay interval) returns timestamptz language plpgsql stable as $$
 begin
 	if delay < interval '0' then
-		raise exception 'drover: delay % is negative', delay using errcode = '22023';
+		raise exception 'drover: delay: % is negative', delay using errcode = '22023';
+	end if;
+	if delay > interval '9000 years' then
+		raise exception 'drover: delay: % is more than 9000 years', delay using errcode = '22023';
 	end if;
 	if scheduled_at is not null and delay is not null then
-		raise exception 'drover: delay contradicts scheduled_at' using errcode = '22023';
+		raise exception 'drover: delay: contradicts scheduled_at' using errcode = '22023';
+	end if;
+	if scheduled_at > '10000-01-01 00:00:00Z' then -- a driver may round up to that
+		raise exception 'drover: scheduled_at: % is after the year 9999', scheduled_at using errcode = '22023';
 	end if;
 	-- A time in the past is now: behind the supervisors' floors the job would wait for a sweep.
 	return greatest(coalesce(scheduled_at, greatest(now(), statement_timestamp()) + delay), now(), statement_timestamp());
@@ -492,21 +651,41 @@ create function drover_enqueue(
 	tags jsonb default null, metadata jsonb default null,
 	id text default null, wake boolean default true
 ) returns table (job_id text, existing boolean) language plpgsql as $$
-#variable_conflict use_variable
+#variable_conflict use_column
 declare
-	due timestamptz := drover_due(scheduled_at, delay);
+	due     timestamptz := drover_due(scheduled_at, delay);
+	stored  text;
+	missing text[];
 begin
+	-- drover_refuse_job says which of these is wrong. Calling it costs more than asking here.
+	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
+		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
+		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
+		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
+		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
+		and coalesce(greatest(expires_at, retry_until), now()) <= '10000-01-01 00:00:00Z'
+		and (metadata is null or jsonb_typeof(metadata) = 'object' and not jsonb_path_exists(metadata, '$.keyvalue() ? (@.key starts with "drover:")'))
+		and coalesce(jsonb_typeof(tags), 'array') = 'array') is not true then
+		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata);
+	end if;
 	job_id := coalesce(id, drover_ulid());
-	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
-	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
-		case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
-		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
-		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
-	on conflict do nothing;
-	existing := not found;
-	if existing then
-		perform drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
-	elsif wake then
+	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
+			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
+			case when timeout is not null then least(extract(epoch from timeout) * 1000, 3153600000000)::bigint end, expires_at, retry_until,
+			case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
+		on conflict (id) do nothing
+		returning j.id into stored;
+		exit when stored is not null;
+		missing := drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
+		exit when missing is null;
+	end loop;
+	if missing is not null and stored is null or stored <> job_id then
+		perform drover_refuse_unstored(array[job_id]);
+	end if;
+	existing := stored is null;
+	if not existing and wake then
 		perform drover_wake(coalesce(queue, 'default'), due);
 	end if;
 	return next;
@@ -520,30 +699,56 @@ comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval
 create function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$
 declare
 	existing text[];
+	refused  text[]; -- not stored by this round
+	missing  text[]; -- and not there either
+	strays   bigint; -- stored, of ids that nobody gave
 begin
+	if jsonb_typeof(batch) <> 'array' then
+		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
+	end if;
 	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
 	-- first is stored, and the others are told as there before.
-	with given as materialized (
-		select g.ordinality as n, g.id, g.kind, coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
-			drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
-			(extract(epoch from g.timeout) * 1000)::bigint as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
-		from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority smallint, scheduled_at timestamptz,
-			delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
-			metadata jsonb)) with ordinality as g
-	), fresh as (
-		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
-		select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
-			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
-		from given order by id, n
-		on conflict do nothing
-		returning id
-	)
-	select array_agg(g.id) into existing
-	from (select id, row_number() over (partition by id order by n) as nth from given) g
-	where g.nth > 1 or not exists (select from fresh f where f.id = g.id);
-	if existing is not null then
-		perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
-		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(existing);
+	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+		with given as materialized (
+			select g.ordinality as n, g.id,
+				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
+					and concat(g.kind, g.queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(g.priority, 5) between 1 and 9
+					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
+					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
+					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'
+					and coalesce(greatest(g.expires_at, g.retry_until), now()) <= '10000-01-01 00:00:00Z'
+					and (g.metadata is null or jsonb_typeof(g.metadata) = 'object' and not jsonb_path_exists(g.metadata, '$.keyvalue() ? (@.key starts with "drover:")'))) is true
+					then g.kind
+					else drover_refuse_job(format('batch[%s].', g.ordinality - 1), coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout,
+						g.expires_at, g.retry_until, null, g.metadata) end as kind,
+				coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
+				drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
+				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
+			from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
+				delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
+				metadata jsonb)) with ordinality as g
+			where missing is null or g.id = any(missing)
+		), fresh as (
+			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+			select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
+				max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
+			from given order by id, n
+			on conflict (id) do nothing
+			returning id
+		)
+		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
+		into refused, strays
+		from (select id, row_number() over (partition by id order by n) = 1 and exists (select from fresh f where f.id = m.id) as fresh from given m) g;
+		missing := null;
+		if refused is not null then
+			missing := (select drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
+				from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(refused));
+			existing := existing || array(select r from unnest(refused) as r where r <> all(coalesce(missing, '{}')));
+		end if;
+		exit when missing is null or strays > 0;
+	end loop;
+	if missing is not null or strays > 0 then
+		perform drover_refuse_unstored(coalesce(missing, refused));
 	end if;
 	if wake then
 		perform drover_wake(q.queue, q.due) from (

@@ -198,22 +198,42 @@ create function drover_enqueue(
 	tags jsonb default null, metadata jsonb default null,
 	id text default null, wake boolean default true, concurrency_key text default null
 ) returns table (job_id text, existing boolean) language plpgsql as $$
-#variable_conflict use_variable
+#variable_conflict use_column
 declare
 	-- Calling a function that pins its search_path costs as much as reading a table.
-	due timestamptz := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
+	due     timestamptz := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
+	stored  text;
+	missing text[];
 begin
+	-- drover_refuse_job says which of these is wrong. Calling it costs more than asking here.
+	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
+		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
+		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
+		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
+		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
+		and coalesce(greatest(expires_at, retry_until), now()) <= '10000-01-01 00:00:00Z'
+		and (metadata is null or jsonb_typeof(metadata) = 'object' and not jsonb_path_exists(metadata, '$.keyvalue() ? (@.key starts with "drover:")'))
+		and coalesce(jsonb_typeof(tags), 'array') = 'array' and coalesce(octet_length(concurrency_key), 1) between 1 and 256) is not true then
+		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata, concurrency_key);
+	end if;
 	job_id := coalesce(id, drover_ulid());
-	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
-	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
-		case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
-		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
-		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata, concurrency_key)
-	on conflict do nothing;
-	existing := not found;
-	if existing then
-		perform drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
-	elsif wake and exists (select from sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
+	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
+		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
+			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
+			case when timeout is not null then least(extract(epoch from timeout) * 1000, 3153600000000)::bigint end, expires_at, retry_until,
+			case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata, concurrency_key)
+		on conflict (id) do nothing
+		returning j.id into stored;
+		exit when stored is not null;
+		missing := drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
+		exit when missing is null;
+	end loop;
+	if missing is not null and stored is null or stored <> job_id then
+		perform drover_refuse_unstored(array[job_id]);
+	end if;
+	existing := stored is null;
+	if not existing and wake and exists (select from sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
 		perform drover_wake(coalesce(queue, 'default'), due);
 	end if;
 	return next;
@@ -244,30 +264,57 @@ $$;
 create or replace function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$
 declare
 	existing text[];
+	refused  text[]; -- not stored by this round
+	missing  text[]; -- and not there either
+	strays   bigint; -- stored, of ids that nobody gave
 begin
+	if jsonb_typeof(batch) <> 'array' then
+		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
+	end if;
 	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
 	-- first is stored, and the others are told as there before.
-	with given as materialized (
-		select g.ordinality as n, g.id, g.kind, coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
-			drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
-			(extract(epoch from g.timeout) * 1000)::bigint as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata, g.concurrency_key
-		from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority smallint, scheduled_at timestamptz,
-			delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
-			metadata jsonb, concurrency_key text)) with ordinality as g
-	), fresh as (
-		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
-		select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
-			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key
-		from given order by id, n
-		on conflict do nothing
-		returning id
-	)
-	select array_agg(g.id) into existing
-	from (select id, row_number() over (partition by id order by n) as nth from given) g
-	where g.nth > 1 or not exists (select from fresh f where f.id = g.id);
-	if existing is not null then
-		perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
-		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(existing);
+	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+		with given as materialized (
+			select g.ordinality as n, g.id,
+				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
+					and concat(g.kind, g.queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(g.priority, 5) between 1 and 9
+					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
+					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
+					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'
+					and coalesce(greatest(g.expires_at, g.retry_until), now()) <= '10000-01-01 00:00:00Z'
+					and (g.metadata is null or jsonb_typeof(g.metadata) = 'object' and not jsonb_path_exists(g.metadata, '$.keyvalue() ? (@.key starts with "drover:")'))
+					and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is true
+					then g.kind
+					else drover_refuse_job(format('batch[%s].', g.ordinality - 1), coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout,
+						g.expires_at, g.retry_until, null, g.metadata, g.concurrency_key) end as kind,
+				coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
+				drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
+				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata, g.concurrency_key
+			from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
+				delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
+				metadata jsonb, concurrency_key text)) with ordinality as g
+			where missing is null or g.id = any(missing)
+		), fresh as (
+			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
+			select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
+				max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key
+			from given order by id, n
+			on conflict (id) do nothing
+			returning id
+		)
+		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
+		into refused, strays
+		from (select id, row_number() over (partition by id order by n) = 1 and exists (select from fresh f where f.id = m.id) as fresh from given m) g;
+		missing := null;
+		if refused is not null then
+			missing := (select drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
+				from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(refused));
+			existing := existing || array(select r from unnest(refused) as r where r <> all(coalesce(missing, '{}')));
+		end if;
+		exit when missing is null or strays > 0;
+	end loop;
+	if missing is not null or strays > 0 then
+		perform drover_refuse_unstored(coalesce(missing, refused));
 	end if;
 	if wake then
 		perform drover_wake(q.queue, q.due) from (
@@ -310,21 +357,41 @@ create function drover_enqueue(
 	tags jsonb default null, metadata jsonb default null,
 	id text default null, wake boolean default true
 ) returns table (job_id text, existing boolean) language plpgsql as $$
-#variable_conflict use_variable
+#variable_conflict use_column
 declare
-	due timestamptz := drover_due(scheduled_at, delay);
+	due     timestamptz := drover_due(scheduled_at, delay);
+	stored  text;
+	missing text[];
 begin
+	-- drover_refuse_job says which of these is wrong. Calling it costs more than asking here.
+	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
+		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
+		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
+		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
+		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
+		and coalesce(greatest(expires_at, retry_until), now()) <= '10000-01-01 00:00:00Z'
+		and (metadata is null or jsonb_typeof(metadata) = 'object' and not jsonb_path_exists(metadata, '$.keyvalue() ? (@.key starts with "drover:")'))
+		and coalesce(jsonb_typeof(tags), 'array') = 'array') is not true then
+		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata);
+	end if;
 	job_id := coalesce(id, drover_ulid());
-	insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
-	values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
-		case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
-		(extract(epoch from timeout) * 1000)::bigint, expires_at, retry_until,
-		case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
-	on conflict do nothing;
-	existing := not found;
-	if existing then
-		perform drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
-	elsif wake then
+	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
+			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
+			case when timeout is not null then least(extract(epoch from timeout) * 1000, 3153600000000)::bigint end, expires_at, retry_until,
+			case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
+		on conflict (id) do nothing
+		returning j.id into stored;
+		exit when stored is not null;
+		missing := drover_refuse_clash(array[job_id], array[kind], array[coalesce(queue, 'default')], array[coalesce(args, '{}')]);
+		exit when missing is null;
+	end loop;
+	if missing is not null and stored is null or stored <> job_id then
+		perform drover_refuse_unstored(array[job_id]);
+	end if;
+	existing := stored is null;
+	if not existing and wake then
 		perform drover_wake(coalesce(queue, 'default'), due);
 	end if;
 	return next;
@@ -354,30 +421,56 @@ $$;
 create or replace function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$
 declare
 	existing text[];
+	refused  text[]; -- not stored by this round
+	missing  text[]; -- and not there either
+	strays   bigint; -- stored, of ids that nobody gave
 begin
+	if jsonb_typeof(batch) <> 'array' then
+		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
+	end if;
 	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
 	-- first is stored, and the others are told as there before.
-	with given as materialized (
-		select g.ordinality as n, g.id, g.kind, coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
-			drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
-			(extract(epoch from g.timeout) * 1000)::bigint as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
-		from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority smallint, scheduled_at timestamptz,
-			delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
-			metadata jsonb)) with ordinality as g
-	), fresh as (
-		insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
-		select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
-			max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
-		from given order by id, n
-		on conflict do nothing
-		returning id
-	)
-	select array_agg(g.id) into existing
-	from (select id, row_number() over (partition by id order by n) as nth from given) g
-	where g.nth > 1 or not exists (select from fresh f where f.id = g.id);
-	if existing is not null then
-		perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
-		from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(existing);
+	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+		with given as materialized (
+			select g.ordinality as n, g.id,
+				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
+					and concat(g.kind, g.queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(g.priority, 5) between 1 and 9
+					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
+					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
+					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'
+					and coalesce(greatest(g.expires_at, g.retry_until), now()) <= '10000-01-01 00:00:00Z'
+					and (g.metadata is null or jsonb_typeof(g.metadata) = 'object' and not jsonb_path_exists(g.metadata, '$.keyvalue() ? (@.key starts with "drover:")'))) is true
+					then g.kind
+					else drover_refuse_job(format('batch[%s].', g.ordinality - 1), coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout,
+						g.expires_at, g.retry_until, null, g.metadata) end as kind,
+				coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
+				drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
+				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
+			from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
+				delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
+				metadata jsonb)) with ordinality as g
+			where missing is null or g.id = any(missing)
+		), fresh as (
+			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+			select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
+				max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
+			from given order by id, n
+			on conflict (id) do nothing
+			returning id
+		)
+		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
+		into refused, strays
+		from (select id, row_number() over (partition by id order by n) = 1 and exists (select from fresh f where f.id = m.id) as fresh from given m) g;
+		missing := null;
+		if refused is not null then
+			missing := (select drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
+				from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(refused));
+			existing := existing || array(select r from unnest(refused) as r where r <> all(coalesce(missing, '{}')));
+		end if;
+		exit when missing is null or strays > 0;
+	end loop;
+	if missing is not null or strays > 0 then
+		perform drover_refuse_unstored(coalesce(missing, refused));
 	end if;
 	if wake then
 		perform drover_wake(q.queue, q.due) from (
