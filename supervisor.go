@@ -138,6 +138,7 @@ type Supervisor struct {
 	control    *control
 	redriver   *redriver
 	reporter   reporter
+	quiet      sparingly
 	pruner     atomic.Bool // this supervisor's turn to prune
 	pruneEvery time.Duration
 	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
@@ -217,6 +218,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
+	s.claimer.link.again, s.settler.link.again = s.claimer.audit.reconnected, s.claimer.audit.reconnected
 	return s, nil
 }
 

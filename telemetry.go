@@ -3,6 +3,8 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"sync"
 	"time"
 )
 
@@ -218,4 +220,24 @@ func (o *outcome) tell(kind eventKind) told {
 		e.Backoff, e.Next = o.delay, o.due(r.sup.now())
 	}
 	return told{kind, e}
+}
+
+// sparingly lets a message of the same key through once a minute.
+type sparingly struct {
+	mu   sync.Mutex
+	said map[string]time.Time
+}
+
+func (s *sparingly) may(key string, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at, said := s.said[key]; said && now.Sub(at) < time.Minute {
+		return false
+	}
+	maps.DeleteFunc(s.said, func(_ string, at time.Time) bool { return now.Sub(at) >= time.Minute })
+	if s.said == nil {
+		s.said = map[string]time.Time{}
+	}
+	s.said[key] = now
+	return true
 }
