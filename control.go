@@ -330,9 +330,9 @@ func timeFor(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// bound is how long a statement over many jobs may take. A dozen such statements fit into a beat: so many does it take to
-// find one job among 500 that makes them time out.
-func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/40, 50*time.Millisecond) }
+// bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
+// time-outs if that job causes them, and a beat should have room for all of these.
+func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*time.Millisecond) }
 
 // takeBack undoes what others made of our silence, if they took our lease.
 func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
