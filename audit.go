@@ -86,7 +86,7 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 		a.due = time.Time{} // one that is asked for from now on comes after this one
 		a.mu.Unlock()
 		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
-		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, a.sup.cfg.Lease/24
+		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
 	}
 	conn, err := link.get(ctx)
 	if err == nil {

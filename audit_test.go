@@ -96,17 +96,21 @@ func TestAuditFindsForgottenSettles(t *testing.T) {
 	}
 }
 
-// A full sweep asks for an audit, and so does a connection that came back. A running supervisor then does it by itself.
+// C4: a connection that came back asks for an audit, and the claimer makes it.
 func TestAuditOfARunningSupervisor(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	name := "audited " + value[string](t, db, `select current_schema()`)
 	named := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = name })
 	ran := make(chan struct{}, 10)
-	sup := named.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error { ran <- struct{}{}; return nil })})
+	sup := named.launch(t, SupervisorConfig{Lease: time.Hour, Workers: handling(func(context.Context, *Job, int) error { ran <- struct{}{}; return nil })})
 	db.enqueueJobs(t, 1, nil)
 	receive(t, ran)
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs`)
+	a := sup.claimer.audit
+	a.mu.Lock()
+	a.ended = time.Now() // no sweep asks for one
+	a.mu.Unlock()
 	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.lease.Load().id)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	receive(t, ran)

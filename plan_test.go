@@ -169,6 +169,44 @@ func TestPlans(t *testing.T) {
 	check("analyzed with nothing but completed jobs")
 }
 
+// C5: a hunt asks of each running job whether it is in a list of thousands.
+func TestTheHuntHashesItsLists(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	check := func(when string) {
+		t.Helper()
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := db.planner(t)
+			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
+				t.Fatal(err)
+			}
+			for _, st := range theStatements(s, []string{"01K00000000000000000000000"}) {
+				if st.sql != sqlHunt {
+					continue
+				}
+				plan := p.explain(t, st, "verbose, costs off")
+				known := map[string]bool{}
+				for _, list := range regexp.MustCompile(`hashed SubPlan \d+`).FindAllString(plan, -1) {
+					known[list] = true
+				}
+				if len(known) < 3 {
+					t.Errorf("%s, %s, %s: %d of 3 lists are hashed:\n%s", st.name, when, mode, len(known), plan)
+				}
+			}
+		}
+	}
+	check("no statistics")
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, in_flight) select 's' || n, 1000, '{default}', array(select drover_ulid() from generate_series(1, 2000)) from generate_series(1, 20) n`)
+	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) select 'rescue', n::text, '', '', now() from generate_series(1, 5000) n`)
+	db.fill(t, 5000)
+	check("filled since")
+	db.exec(t, `analyze jobs`)
+	db.exec(t, `analyze supervisors`)
+	db.exec(t, `analyze set_aside`)
+	check("analyzed")
+}
+
 // rowsForPlans is 20,000, or DROVER_PLAN_ROWS: 1000000 is what X-3 asks for.
 func rowsForPlans() int {
 	if n, err := strconv.Atoi(os.Getenv("DROVER_PLAN_ROWS")); err == nil {
