@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,6 +163,31 @@ func TestRescueOfADamagedRow(t *testing.T) {
 	}
 }
 
+// F-15: garbage in one row costs the others of its lane nothing of what a hunt reads of them.
+func TestHuntReadsGarbage(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.held(t, "dead", 2)
+	db.exec(t, `update jobs set crashes = 1, errors = '[{"class": "crash", "duration_ms": 1500, "supervisor": "old"}]'`)
+	db.exec(t, `update jobs set errors = '[5, null, {"class": "crash", "duration_ms": "x", "supervisor": 5}, {"class": "crash", "duration_ms": 1e300}]'
+		where id = (select min(id) from jobs)`)
+	db.dead(t, "dead")
+	db.exec(t, `update supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
+	s := db.stopped(t, SupervisorConfig{})
+	h := newHunt("dead", []string{"default"}, false)
+	held, err := s.client.store.hunt(t.Context(), dialed(t, db), h, nil)
+	if err != nil || len(held) != 2 || len(h.unread) > 0 {
+		t.Fatalf("%d jobs, %v, %v", len(held), h.unread, err)
+	}
+	slices.SortFunc(held, func(a, b heldJob) int { return strings.Compare(a.id, b.id) })
+	if got, want := fmt.Sprint(held[0].before, held[1].before), "[{5 0} { 10000000000}] [{old 1500}]"; got != want {
+		t.Errorf("crashes before: %s, want %s", got, want)
+	}
+	if !held[1].inFlight || held[1].slots != 10 {
+		t.Errorf("in flight %v, %d slots", held[1].inFlight, held[1].slots)
+	}
+}
+
 // C5: a process with very many running handlers is rescued in one beat, and twice as many take some twice as long.
 func TestRescueOfOneLargeProcess(t *testing.T) {
 	t.Parallel()
@@ -251,7 +277,6 @@ func TestRescueWhileTheCalendarIsHeld(t *testing.T) {
 	db.held(t, "dead", 20)
 	db.exec(t, `update jobs set crashes = 1 where id in (select id from jobs order by id limit 5)`)
 	db.dead(t, "dead")
-	db.exec(t, `update supervisors set draining = true where id = 'dead'`) // nobody is blamed: due at once, but for suspects
 	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Second})
 	end := db.hold(t, `lock table budget_slots`)
 	s.beat(t)

@@ -448,7 +448,7 @@ func mutants() []mutant {
 			file:  "store_pg_supervisors.go",
 			old:   "case when jsonb_typeof(e->'duration_ms') = 'number' then least(",
 			new:   "case when true then least(",
-			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses"},
+			tests: []string{"TestHuntReadsGarbage"},
 		},
 		{
 			name: "hunt-stops-at-damage", bug: "a hunt stops where a row's errors are damaged",
