@@ -17,8 +17,6 @@ type Moved struct {
 	Refused []Refusal `json:"refused,omitempty"`
 }
 
-const maxRefusals = 1000 // of one call
-
 func (m *Moved) refuse(refused ...Refusal) {
 	m.Refused = append(m.Refused, refused[:min(len(refused), maxRefusals-len(m.Refused))]...)
 }

@@ -60,6 +60,9 @@ func (d *death) spares(crashes int) string {
 	return ""
 }
 
+// alone reports whether a job was alone when its process died, so that a conviction is possible.
+func (d *death) alone() bool { return d.beside == 0 && !d.shared }
+
 // spread is added to the backoff of a suspect that was spared because others died too. Several killers whose backoffs
 // are alike would come back in step, die within a lease of each other and be spared for ever.
 func (d *death) spread(crashes int, lease time.Duration, id string, claimSeq int) time.Duration {
@@ -73,7 +76,7 @@ func (d *death) spread(crashes int, lease time.Duration, id string, claimSeq int
 func (d *death) convicts(s suspect, limit int, b background) bool {
 	crashes := s.crashes + 1
 	return s.deaths+1 >= maxDeaths*(s.redrives+1) ||
-		crashes >= limit && d.beside == 0 && !d.shared && b.chance(s.flight, crashes) < maxChance
+		crashes >= limit && d.alone() && b.chance(s.flight, crashes) < maxChance
 }
 
 // suspect is a job's record before the death in question.

@@ -1,9 +1,12 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -108,7 +111,8 @@ func (s *Supervisor) wantsSlot(o *outcome) bool {
 	return s.budgeted(o.run.job)
 }
 
-// reserve takes a slot for each retry that needs one, in a short transaction of its own.
+// reserve takes a slot for each retry that needs one, in short transactions of its own. A retry whose reservation fails
+// for its own or its budget's numbers goes without a slot, by its own backoff. Any other error is returned.
 func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
 	wanting := make([]wantedSlot, 0, len(outcomes))
 	for _, o := range outcomes {
@@ -128,12 +132,43 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 	if len(wanting) == 0 {
 		return nil
 	}
-	slots, err := s.client.store.reserve(ctx, conn, wanting)
+	// Side by side, for what is wrong with a budget is wrong for all that spend from it.
+	slices.SortStableFunc(wanting, func(a, b wantedSlot) int {
+		return cmp.Or(cmp.Compare(a.o.run.job.Queue, b.o.run.job.Queue), cmp.Compare(a.o.run.job.Kind, b.o.run.job.Kind))
+	})
+	without := func(w wantedSlot, err error) error {
+		w.o.delay, w.o.slot = w.backoff, nil
+		if s.quiet.may("reserve "+w.o.run.job.Queue+" "+w.o.run.job.Kind, s.now()) {
+			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
+		}
+		return nil
+	}
+	tried := 0
+	err := isolate(wanting, func(part []wantedSlot) error {
+		slots, err := s.client.store.reserve(ctx, conn, part)
+		if err != nil && (timedOut(err) || ctx.Err() != nil) {
+			return errors.New("the calendar is held: " + err.Error()) // as text: no retry is to blame
+		}
+		if err != nil {
+			return err
+		}
+		tried += len(part)
+		for i, got := range slots {
+			part[i].o.reserved(got, part[i].backoff, s.now())
+		}
+		return nil
+	}, func(w wantedSlot, err error) error {
+		tried++
+		return without(w, err)
+	})
+	if rowsFault(err) { // of all of them
+		for _, w := range wanting[tried:] {
+			_ = without(w, err)
+		}
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("reserve retries: %w", err)
-	}
-	for i, got := range slots {
-		wanting[i].o.reserved(got, wanting[i].backoff, s.now())
 	}
 	return nil
 }

@@ -35,6 +35,7 @@ type claimer struct {
 	sup    *Supervisor
 	floors *floors
 	near   *nearSweeps
+	audit  *audit
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
@@ -66,7 +67,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	return &claimer{
-		sup: s, floors: newFloors(), near: newNearSweeps(), signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
+		sup: s, floors: newFloors(), near: newNearSweeps(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
 		refused: refusedClaims{most: maxClaim},
 	}
 }
@@ -117,6 +118,7 @@ func (c *claimer) run(ctx, base context.Context) {
 			if at := c.refused.readAt; !at.IsZero() && !now.Before(at) {
 				c.tendAside(base)
 			}
+			c.audit.page(base, &c.link, now)
 			if plan := c.request(now); plan != nil {
 				c.trip(base, plan)
 				continue
@@ -181,6 +183,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	if at := c.refused.readAt; !at.IsZero() {
 		rest = min(rest, at.Sub(now))
 	}
+	rest = min(rest, c.audit.rest(now))
 	return max(rest, 0)
 }
 
@@ -764,18 +767,16 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		l.raise(epoch)
 		c.floors.reset()
 		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
+		c.hunt.own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
 	held, err := store.hunt(ctx, conn, c.hunt, c.sup.settler.book.all())
 	if err != nil {
 		return err
 	}
-	unknown := make([]*run, len(held))
-	for i := range held {
-		unknown[i] = c.sup.unstarted(&held[i], l)
+	if err := c.sup.giveBack(ctx, conn, held, l); err != nil {
+		return err
 	}
-	c.sup.settler.book.add(unknown...)
-	c.sup.handBack(unknown)
 	if c.hunt.ended() {
 		c.doubt, c.hunt = nil, nil
 	}

@@ -69,10 +69,12 @@ type control struct {
 	peers     map[string]observation
 	hunts     map[string]*hunt // for the jobs of lost peers
 	orphans   *hunt            // for jobs whose owner no row speaks for
+	allBy     time.Time        // when the next such hunt reads beyond now, too
 	sweeps    int64            // the last turn looked at
 	sweepAt   time.Time        // not before
-	floorsBy  time.Time        // nor before this as long as there are no floors
-	was       string           // our last id, if others took its lease: what they made of it is to be taken back
+	behind    sweepOrder
+	floorsBy  time.Time // nor before this as long as there are no floors
+	was       string    // our last id, if others took its lease: what they made of it is to be taken back
 	turns     turns
 
 	mu   sync.Mutex
@@ -279,25 +281,74 @@ func (c *control) beat(ctx context.Context) error {
 	if reply.paces {
 		c.sup.redriver.poke()
 	}
-	c.observe(ctx, conn, l, reply)
-	if reply.failures && c.sup.pruner.Load() {
-		if err := c.tendFailures(ctx, conn); err != nil {
-			c.sup.log.WarnContext(ctx, "failure groups are tended with the next beat", slog.String("error", err.Error()))
+	return c.afterBeat(ctx, conn, l, reply)
+}
+
+// afterBeat does what a beat does after the sign of life. A step that fails is logged, and keeps no later one from
+// running. It returns an error only if the connection is gone or no time is left.
+func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+	for _, step := range []struct {
+		name string
+		run  func() error
+	}{
+		{"watching the others", func() error {
+			// The other steps get some of the time, however many jobs there are to rescue.
+			ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/4)
+			defer cancel()
+			c.observe(ctx, conn, l, reply)
+			return nil
+		}},
+		{"tending failure groups", func() error {
+			if !reply.failures || !c.sup.pruner.Load() {
+				return nil
+			}
+			return c.tendFailures(ctx, conn)
+		}},
+		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.solo) }},
+		{"taking back a death", func() error { return c.takeBack(ctx, conn) }},
+		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
+	} {
+		err := step.run()
+		if err != nil && c.sup.quiet.may(step.name+sqlState(err), c.sup.now()) {
+			c.sup.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
+		}
+		if conn.IsClosed() || ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
 		}
 	}
-	if err := c.solo(ctx, conn, l, reply.solo); err != nil {
-		return fmt.Errorf("turn to run strong suspects: %w", err)
+	return nil
+}
+
+// errNoTime ends work that the next beat goes on with.
+var errNoTime = errors.New("no time left before the next heartbeat")
+
+// timeFor returns errNoTime if a statement that takes so long would be cut off: that would cost the connection.
+func timeFor(ctx context.Context, d time.Duration) error {
+	if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) < d {
+		return errNoTime
 	}
-	if c.was != "" {
-		done, err := c.sup.client.store.takeBack(ctx, conn, c.was)
-		if err != nil {
-			return fmt.Errorf("take back a death that was none: %w", err)
-		}
-		if done {
-			c.was = ""
-		}
+	return nil
+}
+
+// bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
+// time-outs if that job causes them, and a beat should have room for all of these.
+func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*time.Millisecond) }
+
+// takeBack undoes what others made of our silence, if they took our lease.
+func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
+	if c.was == "" {
+		return nil
 	}
-	return c.sweep(ctx, conn, l, reply)
+	done, err := c.sup.client.store.takeBack(ctx, conn, c.was, c.bound(), func(job string, err error) {
+		if c.sup.quiet.may("take back "+job, c.sup.now()) {
+			c.sup.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
+				slog.String("id", job), slog.String("error", err.Error()))
+		}
+	})
+	if done {
+		c.was = ""
+	}
+	return err
 }
 
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
@@ -411,21 +462,25 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 		if !c.steadyAt.IsZero() {
 			watched = min(watched, now.Sub(c.steadyAt))
 		}
-		silent := silence >= x.lease && beats >= 3 && watched >= x.lease*2/5
+		silent := silence >= x.lease && beats >= 3 && watched >= x.lease/5*2
 		if !silent && !x.lost && beats >= 1 && silence >= x.lease/4 && silence-x.silence >= x.lease/8 {
 			if err := c.sup.client.store.noteSilence(ctx, conn, x, silence); err != nil {
 				continue // the next beat tells of it
 			}
 		}
 		if silent && !x.lost {
-			if lost, err := c.sup.client.store.declareLost(ctx, conn, x); err != nil || !lost {
+			lost, err := c.sup.client.store.declareLost(ctx, conn, x)
+			if err != nil && c.sup.quiet.may("declare lost "+x.id, now) {
+				c.sup.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.id), slog.String("error", err.Error()))
+			}
+			if err != nil || !lost {
 				continue
 			}
 			x.lost = true
 			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.id))
 		}
 		if x.lost {
-			if err := c.rescue(ctx, conn, x); err != nil {
+			if err := c.rescue(ctx, conn, x); err != nil && c.sup.quiet.may("rescue "+x.id+sqlState(err), now) {
 				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.id), slog.String("error", err.Error()))
 			}
 		}
@@ -449,6 +504,7 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 		h = newHunt(x.id, queues, false)
 		c.hunts[x.id] = h
 	}
+	h.bound = c.sup.cfg.Lease / 12
 	for !h.ended() {
 		if _, err := c.sup.client.store.hunt(ctx, conn, h, nil); err != nil {
 			return err
@@ -456,101 +512,257 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 	}
 	if h.all && len(h.found) == 0 {
 		delete(c.hunts, x.id)
+		if len(h.unread) > 0 {
+			c.sup.tellUnread(ctx, h)
+			return nil // its row says that there may be more
+		}
 		return c.sup.client.store.forget(ctx, conn, x.id)
 	}
-	started := startedJobs(h.found)
-	var crashes []int
-	for _, j := range h.found {
-		if started[j.id] {
-			crashes = append(crashes, j.crashes)
+	if h.started == nil {
+		started := startedJobs(h.found)
+		var crashes []int
+		for _, j := range h.found {
+			if started[j.id] {
+				crashes = append(crashes, j.crashes)
+			}
 		}
+		d, err := c.sup.client.store.judge(ctx, conn, x.id, newDeath(crashes))
+		if err != nil {
+			return err
+		}
+		h.started, h.death = started, d
 	}
-	d, err := c.sup.client.store.judge(ctx, conn, x.id, newDeath(crashes))
+	left, err := c.free(ctx, conn, x.id, h, h.found)
 	if err != nil {
+		h.found = left
 		return err
 	}
-	if err := c.free(ctx, conn, x.id, h.found, started, d); err != nil {
-		return err
-	}
+	c.sup.tellUnread(ctx, h)
 	c.hunts[x.id] = newHunt(x.id, queues, true) // what someone held just now
 	return nil
+}
+
+// tellUnread logs the lanes that a hunt had to skip.
+func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
+	for _, lane := range h.unread {
+		if s.quiet.may(fmt.Sprint("unread ", lane.key), s.now()) {
+			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
+				slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", lane.err.Error()))
+		}
+	}
+	h.unread = nil
 }
 
 // orphaned frees the jobs of owners that no row speaks for. Nothing is known of how those ended, so it counts no more
 // than a death among many.
 func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
-	for !h.ended() {
-		held, err := c.sup.client.store.hunt(ctx, conn, h, nil)
+	h.bound = c.sup.cfg.Lease / 12
+	for {
+		byOwner := map[string][]heldJob{}
+		for _, j := range h.found {
+			byOwner[j.owner] = append(byOwner[j.owner], j)
+		}
+		h.found = nil
+		var errs []error
+		for owner, held := range byOwner {
+			h.started, h.death = startedJobs(held), death{mass: true}
+			left, err := c.free(ctx, conn, owner, h, held)
+			h.found, errs = append(h.found, left...), append(errs, err)
+		}
+		c.sup.tellUnread(ctx, h)
+		err := errors.Join(errs...)
+		if err == nil && !h.ended() {
+			_, err = c.sup.client.store.hunt(ctx, conn, h, nil)
+		} else if err == nil {
+			return nil
+		}
+		if errors.Is(err, errNoTime) {
+			return nil // the next sweep goes on with it
+		}
 		if err != nil {
 			return err
 		}
-		byOwner := map[string][]heldJob{}
-		for _, j := range held {
-			byOwner[j.owner] = append(byOwner[j.owner], j)
+	}
+}
+
+// freed is a job of a dead supervisor, and what becomes of it.
+type freed struct {
+	j      *heldJob
+	o      *outcome
+	deaths []string // that it is convicted of
+	done   bool
+}
+
+// free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
+// someone holds. A job that the database refuses to settle keeps none of the others. It returns the jobs that are left
+// for the next beat, with the reason.
+func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
+	var errs []error
+	var noSlots error
+	for len(held) > 0 && err == nil {
+		chunk := held[:min(max(h.part, 1), len(held))]
+		held = held[len(chunk):]
+		jobs, wait := make([]*freed, 0, len(chunk)), []*freed(nil)
+		for i := range chunk {
+			f := &freed{j: &chunk[i]}
+			if err := c.decide(ctx, conn, owner, h, f); err != nil {
+				errs, wait = append(errs, err), append(wait, f)
+				continue
+			}
+			jobs = append(jobs, f)
 		}
-		for owner, held := range byOwner {
-			if err := c.free(ctx, conn, owner, held, startedJobs(held), death{mass: true}); err != nil {
-				return err
+		if noSlots == nil {
+			noSlots = c.takeSlots(ctx, conn, jobs)
+		}
+		if noSlots != nil {
+			jobs = slices.DeleteFunc(jobs, func(f *freed) bool {
+				if c.sup.wantsSlot(f.o) {
+					wait = append(wait, f)
+					return true
+				}
+				return false
+			})
+		}
+		err = c.settleFreed(ctx, conn, owner, jobs)
+		for _, f := range append(jobs, wait...) {
+			if !f.done {
+				left = append(left, *f.j)
 			}
 		}
+	}
+	if errors.Is(err, errNoTime) {
+		h.part = max(h.part/8, 1) // or one job that takes all the time would take it again
+	}
+	c.sup.claimer.wake()
+	return append(left, held...), errors.Join(append(errs, noSlots, err)...)
+}
+
+// decide says what becomes of a dead supervisor's job, and which deaths that explains.
+func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, f *freed) (err error) {
+	d, started := h.death, h.started[f.j.id]
+	deaths := f.j.deathsBlamed(owner)
+	var b background
+	if started && d.alone() && d.spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
+		if b, err = c.sup.client.store.background(ctx, conn, deaths); err != nil {
+			return err
+		}
+	}
+	f.o = c.sup.rescued(f.j, owner, started, d, b)
+	if f.o.quarantined {
+		f.deaths = deaths
 	}
 	return nil
 }
 
-// free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
-// someone holds.
-func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, held []heldJob, started map[string]bool, d death) error {
-	store := c.sup.client.store
-	for chunk := range slices.Chunk(held, maxSettle) {
-		outcomes := make([]*outcome, len(chunk))
-		var blamed []string
-		convicted := map[string][]string{} // and the deaths that it explains
-		for i := range chunk {
-			j := &chunk[i]
-			var b background
-			deaths := j.deathsBlamed(owner)
-			if started[j.id] && d.spares(j.crashes) == "" && j.crashes+1 >= c.sup.cfg.QuarantineAfter {
-				var err error
-				if b, err = store.background(ctx, conn, deaths); err != nil {
-					return err
-				}
-			}
-			o := c.sup.rescued(j, owner, started[j.id], d, b)
-			outcomes[i] = o
-			if o.crashed {
-				blamed = append(blamed, j.id)
-			}
-			if o.quarantined {
-				convicted[j.id] = deaths
-			}
-		}
-		if err := c.sup.reserve(ctx, conn, outcomes); err != nil {
+// takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
+func (c *control) takeSlots(ctx context.Context, conn *pgx.Conn, jobs []*freed) error {
+	outcomes := make([]*outcome, len(jobs))
+	for i, f := range jobs {
+		outcomes[i] = f.o
+	}
+	return c.sup.reserve(ctx, conn, outcomes)
+}
+
+// settleFreed records what becomes of a dead supervisor's jobs.
+func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, jobs []*freed) error {
+	settle := func(part []*freed) error {
+		if err := timeFor(ctx, 2*c.bound()); err != nil {
 			return err
 		}
-		var p pipeline
 		settled := map[string]State{}
-		p.begin()
-		p.exec(nil, sqlSettlePlan)
-		p.settle(settled, owner, outcomes)
-		if len(blamed) > 0 {
-			p.exec(nil, sqlBlame, owner, blamed)
-		}
-		for id, deaths := range convicted {
-			p.exec(nil, sqlExplain, deaths, id)
-		}
-		p.commit()
+		p := c.freeing(owner, part, settled)
 		if err := p.send(ctx, conn); err != nil {
 			return err
 		}
-		for _, o := range outcomes {
-			if state := settled[o.run.job.ID]; state != "" {
-				o.became(state)
-				c.sup.reporter.tell(o.tellAll()...)
+		for _, f := range part {
+			f.done = true
+			if state := settled[f.j.id]; state != "" {
+				f.o.became(state)
+				c.sup.reporter.tell(f.o.tellAll()...)
 			}
 		}
+		return nil
 	}
-	c.sup.claimer.wake()
+	var fenced []*freed
+	for _, f := range jobs {
+		if !f.j.unfenced() {
+			fenced = append(fenced, f)
+			continue
+		}
+		later := f.j.maxAttempts > 1 && f.o.state != Discarded
+		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later); err != nil {
+			return err
+		}
+	}
+	return isolate(fenced, settle, func(f *freed, err error) error {
+		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
+			f.o.simplify()
+			if again := settle([]*freed{f}); again == nil || !rowsFault(again) {
+				return again
+			}
+		}
+		return c.giveUp(ctx, conn, owner, f, err, false)
+	})
+}
+
+// freeing settles jobs of one dead supervisor. What the death says goes with it, in one transaction: blame for a job
+// that is not settled would be wrong, and one that is settled is not looked at again.
+func (c *control) freeing(owner string, part []*freed, settled map[string]State) *pipeline {
+	p := &pipeline{}
+	outcomes := make([]*outcome, len(part))
+	var blamed []string
+	for i, f := range part {
+		outcomes[i] = f.o
+		if f.o.crashed {
+			blamed = append(blamed, f.j.id)
+		}
+	}
+	p.begin()
+	p.exec(nil, sqlSettlePlan)
+	p.exec(nil, sqlBound, c.bound().Milliseconds())
+	p.settle(settled, owner, outcomes)
+	if len(blamed) > 0 {
+		p.exec(nil, sqlBlame, owner, blamed)
+	}
+	for _, f := range part {
+		if f.deaths != nil {
+			p.exec(nil, sqlExplain, f.deaths, f.j.id)
+		}
+	}
+	p.commit()
+	return p
+}
+
+var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
+
+// giveUp takes a job out of the others' way that cannot be settled: discarded, put off (later), or where not even that
+// is possible left as it is for a pause.
+func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *freed, why error, later bool) error {
+	if err := timeFor(ctx, 2*c.bound()); err != nil {
+		return err
+	}
+	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: timedOut(why)}
+	text := c.sup.client.clean(refusal(why), maxErrorText)
+	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.bound())
+	if c.sup.quiet.may("rescue "+f.j.id, c.sup.now()) {
+		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
+			slog.String("error", text))
+	}
+	if err != nil && !rowsFault(err) {
+		return err
+	}
+	f.done = err == nil
+	if became == string(Discarded) {
+		f.o.refuse(text)
+		c.sup.reporter.tell(f.o.tell(eventDiscarded))
+	}
 	return nil
+}
+
+// refuse turns to a discard for what the database says.
+func (o *outcome) refuse(why string) {
+	o.class, o.text, o.quarantined = classRefused, why, false
+	o.discard(ReasonRefused)
 }
 
 // deathsBlamed are the supervisors whose deaths count against the job, the present one included.
@@ -609,7 +821,7 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 	}
 	if !started {
 		o := r.handedBack()
-		o.event = eventRescued
+		o.event, o.giveBack = eventRescued, j.attempt > 0
 		return o
 	}
 	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.flight, death: &d}
@@ -619,7 +831,7 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 	case o.quarantined || j.maxAttempts == 1:
 		o.discard(ReasonCrashed)
 	default:
-		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts
+		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts && j.attempt > 0
 		if o.now = j.crashes == 0 || !o.crashed && !d.mass; !o.now {
 			o.delay, _ = s.wait(s.strategyOf(j), Failure{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
@@ -690,26 +902,94 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	}
 	c.sweeps = turn
 	defer func() { c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started)) }() // also of one that failed
+	c.sup.claimer.audit.want(started)
 	c.sup.claimer.floors.hold()
-	req := c.sup.claimer.allLanes()
-	behind, peopled, err := c.sup.client.store.sweep(ctx, conn, req, c.sup.cfg.Lease/4)
-	if err != nil {
-		return fmt.Errorf("full sweep: %w", err)
-	}
-	for _, found := range behind {
-		c.sup.claimer.floors.lower(found.lane, found.at)
-	}
-	if len(behind) > 0 {
-		c.sup.claimer.wake()
-	}
+	peopled, err := c.lookBehind(ctx, conn)
 	// Jobs whose owner no row speaks for would be rescued by nobody.
-	if c.orphans == nil || c.orphans.ended() {
-		c.orphans = &hunt{lanes: peopled}
+	switch {
+	case c.orphans != nil && !c.orphans.ended():
+	case !started.Before(c.allBy):
+		c.allBy = started.Add(allOrphansEvery)
+		c.orphans = newHunt("", c.sup.queueNames(), true)
+	default:
+		c.orphans = newHunt("", nil, false)
+		c.orphans.lanes = peopled
 	}
-	if err := c.orphaned(ctx, conn, c.orphans); err != nil {
-		return fmt.Errorf("full sweep: %w", err)
+	err = errors.Join(err, c.orphaned(ctx, conn, c.orphans))
+	if c.orphans.all && c.orphans.ended() {
+		err = errors.Join(err, c.sup.client.store.forgive(ctx, conn, c.bound()))
+		c.orphans = nil
 	}
-	return nil
+	return err
+}
+
+// allOrphansEvery is how often a supervisor looks for orphans among the jobs that are not due either: their due time may
+// have been changed by hand.
+const allOrphansEvery = time.Hour
+
+// sweepOrder is where the next full sweep begins. One lane that takes too long would keep the others from being swept
+// in every turn.
+type sweepOrder struct {
+	single bool // lane by lane
+	first  int
+}
+
+// lookBehind lowers the floors to what is behind them. It returns the lanes in which there is anything.
+func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []huntLane, err error) {
+	req := c.sup.claimer.allLanes()
+	lanes := make([]sweepLane, len(req.lanes))
+	for i, g := range req.laneGroup {
+		lanes[i] = sweepLane{laneKey{req.queues[req.groupQueue[g-1]-1], req.lanes[i]}, floor{req.floorAt[i], req.floorID[i]}}
+	}
+	size := len(lanes)
+	if c.behind.single {
+		first := c.behind.first % len(lanes)
+		lanes, size = slices.Concat(lanes[first:], lanes[:first]), 1
+	}
+	lowered := false
+	defer func() {
+		if lowered {
+			c.sup.claimer.wake()
+		}
+	}()
+	const leastLook = 10 * time.Millisecond
+	end := time.Now().Add(c.sup.cfg.Lease / 4)
+	look := func(part []sweepLane) error {
+		bound := time.Until(end)
+		if bound < leastLook {
+			return errNoTime
+		}
+		behind, found, err := c.sup.client.store.sweep(ctx, conn, part, req.kinds, bound)
+		if timedOut(err) {
+			return fmt.Errorf("%w (%s)", errNoTime, err.Error()) // halves of it would take as long
+		}
+		for _, found := range behind {
+			c.sup.claimer.floors.lower(found.lane, found.at)
+			lowered = true
+		}
+		peopled = append(peopled, found...)
+		return err
+	}
+	for part := range slices.Chunk(lanes, size) {
+		if time.Until(end) < leastLook {
+			c.behind.single = true
+			return peopled, errNoTime
+		}
+		c.behind.first++
+		err := isolate(part, look, func(lane sweepLane, err error) error {
+			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.key), c.sup.now()) {
+				c.sup.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
+					slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", err.Error()))
+			}
+			return nil
+		})
+		if err != nil {
+			c.behind.single = true
+			return peopled, err
+		}
+	}
+	c.behind.single = false
+	return peopled, nil
 }
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.

@@ -205,7 +205,7 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := db.client.store.takeBack(t.Context(), conn, "dead"); err != nil || !done {
+	if done, err := db.client.store.takeBack(t.Context(), conn, "dead", time.Second, nil); err != nil || !done {
 		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {
@@ -805,7 +805,7 @@ func TestEpochFencesClaims(t *testing.T) {
 		_, err := db.client.store.raiseEpoch(context.Background(), conn.Conn(), id, 1)
 		raised <- err
 	}()
-	db.waitFor(t, 10*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%epoch = epoch + 1%' and $1 = current_schema())
+	db.waitFor(t, 10*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%then epoch + 1 %' and $1 = current_schema())
 		from supervisors`, value[string](t, db, `select current_schema()`))
 	if n := value[int](t, db, `select epoch from supervisors`); n != 1 {
 		t.Fatalf("the epoch is %d with a claim under way", n)

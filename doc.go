@@ -61,6 +61,7 @@
 //	floors.go                where a claim begins to look, so that dead rows cost nothing
 //	near_sweeps.go           claims that look behind it, for what committed late
 //	hearing.go               how often a sleeper looks, where an enqueue may have taken it for awake
+//	audit.go                 looks for jobs that run in this process' name and that it does not know
 //	run.go                   one claimed job, from its start to its outcome
 //	outcome.go               what a handler returned, and what that makes of the job
 //	tx.go                    CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql

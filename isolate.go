@@ -102,12 +102,6 @@ func lasting(err error) bool {
 	return false
 }
 
-// Refusal is a job that the database refuses to change, and why.
-type Refusal struct {
-	ID    string `json:"id"`
-	Error string `json:"error"`
-}
-
 // rowError says that a row came and cannot be read.
 type rowError struct{ err error }
 

@@ -55,10 +55,10 @@ func theStatements(s *still, ids []string) []planned {
 		{"settle", settle.SQL, settle.Arguments, true, len(ids)},
 		{"settle in a transaction", sqlSettleTx, []any{req.supervisor, string(inTx)}, true, 1},
 		{"look", sqlLook, []any{ids}, true, len(ids)},
-		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1]}, true, 0},
+		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1], false, []string{pathRescue}}, true, 0},
 		{"heartbeat", sqlBeat, []any{req.supervisor, 1, ids, false, queues[:1], []int16{tierStrong}, []string{"job"}}, true, 0},
 		{"sweep", sqlSweep, []any{queues, sweep.lanes, sweep.floorAt, sweep.floorID, []string{"job"}}, true, 0},
-		{"hunt for orphans", sqlHunt, []any{"", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1]}, true, 0},
+		{"hunt for orphans", sqlHunt, []any{"", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1], false, []string{pathRescue}}, true, 0},
 		{"gone", sqlGone, []any{req.supervisor, ids, at}, true, len(ids)},
 		{"complete in a transaction", sqlCompleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"delete in a transaction", sqlCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
@@ -167,6 +167,55 @@ func TestPlans(t *testing.T) {
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
 	db.exec(t, `analyze jobs`)
 	check("analyzed with nothing but completed jobs")
+}
+
+// C5: a hunt asks of each running job whether it is in a list of thousands.
+func TestTheHuntHashesItsLists(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	check := func(when string) {
+		t.Helper()
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := db.planner(t)
+			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
+				t.Fatal(err)
+			}
+			for _, st := range theStatements(s, []string{"01K00000000000000000000000"}) {
+				if st.sql != sqlHunt {
+					continue
+				}
+				plan := p.explain(t, st, "verbose, costs off")
+				subplan, hashed, searched := "", 0, 0
+				for line := range strings.Lines(plan) {
+					if found := regexp.MustCompile(`^\s*(SubPlan \d+)$`).FindStringSubmatch(strings.TrimRight(line, "\n")); found != nil {
+						subplan = found[1]
+					}
+					for _, list := range []string{"unnest(o.in_flight)", "Output: a.job", "unnest('{", "unnest($8"} {
+						switch {
+						case subplan == "" || !strings.Contains(line, list):
+						case strings.Contains(plan, "(hashed "+subplan+")"):
+							hashed++
+						default:
+							searched++
+						}
+					}
+				}
+				if hashed < 3 || searched > 0 || strings.Contains(plan, "ANY (s.in_flight)") {
+					t.Errorf("%s, %s, %s: %d lists are hashed, %d searched:\n%s", st.name, when, mode, hashed, searched, plan)
+				}
+			}
+		}
+	}
+	check("no statistics")
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, in_flight) select 's' || n, 1000, '{default}', array(select drover_ulid() from generate_series(1, 2000)) from generate_series(1, 20) n`)
+	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) select 'rescue', n::text, '', '', now() from generate_series(1, 5000) n`)
+	db.fill(t, 5000)
+	check("filled since")
+	db.exec(t, `analyze jobs`)
+	db.exec(t, `analyze supervisors`)
+	db.exec(t, `analyze set_aside`)
+	check("analyzed")
 }
 
 // rowsForPlans is 20,000, or DROVER_PLAN_ROWS: 1000000 is what X-3 asks for.

@@ -64,7 +64,7 @@ func (c *claimer) readAside(base context.Context) {
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
-		c.sup.sparing.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		c.sup.quiet.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}
 	c.refused.aside, c.refused.due, c.refused.readAt = nil, nil, time.Time{}
@@ -190,7 +190,7 @@ func (c *claimer) heads(base context.Context, p *plan) (all []head, err error) {
 			c.refused.skipped = map[laneKey]time.Time{}
 		}
 		c.refused.skipped[key] = c.sup.now().Add(skipLane)
-		c.sup.sparing.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
+		c.sup.quiet.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
 			slog.String("queue", key.queue), slog.Int("lane", int(key.lane)), slog.String("error", err.Error()))
 		return nil
 	})
@@ -306,12 +306,8 @@ func (c *claimer) refuse(base context.Context, h head, why error) error {
 	if err != nil {
 		return err
 	}
-	became, err := "", error(nil)
-	if h.claimSeq < 0 { // it is set aside already
-		became, err = setAside, c.sup.client.store.setAside(ctx, conn, pathClaim, h.id, why)
-	} else {
-		became, err = c.sup.client.store.refuse(ctx, conn, pathClaim, h.id, h.claimSeq, why, !lasting(why), c.sup.walkBound())
-	}
+	g := &givenUp{path: pathClaim, id: h.id, seq: h.claimSeq, why: why, later: !lasting(why), aside: h.claimSeq < 0} // it is set aside already
+	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
@@ -328,12 +324,13 @@ const (
 	pathClaim  = "claim"
 	pathStart  = "start"
 	pathSettle = "settle"
+	pathRescue = "rescue"
 )
 
 // tellRefused logs what became of a job that the database refuses, and tells the hooks if it was discarded.
 func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
 	text := s.client.clean(refusal(why), maxErrorText)
-	s.sparing.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
+	s.quiet.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
 		slog.String("id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind), slog.String("became", became), slog.String("error", text))
 	if became == string(Discarded) {
 		s.reporter.tell(told{eventDiscarded, Event{

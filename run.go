@@ -446,5 +446,5 @@ func (r *run) override(more *moreOfJob) {
 
 // unstarted is a run this supervisor holds without having known of it.
 func (s *Supervisor) unstarted(j *heldJob, l *lease) *run {
-	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt}}
+	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts}}
 }

@@ -179,7 +179,8 @@ func (e *settler) startRefused(base context.Context, r *run, why error) error {
 	if err != nil {
 		return err
 	}
-	became, err := e.sup.client.store.refuse(ctx, conn, pathStart, r.job.ID, r.claimSeq, why, !lasting(why), e.sup.walkBound())
+	g := &givenUp{path: pathStart, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !lasting(why)}
+	became, err := e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
@@ -606,13 +607,9 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 		if err != nil {
 			return err
 		}
-		store := e.sup.client.store
-		if o.refusals == 1 {
-			became, err = setAside, store.setAside(ctx, conn, pathSettle, r.job.ID, why) // for people to see
-		} else {
-			became, err = store.refuse(ctx, conn, pathSettle, r.job.ID, r.claimSeq, why, false, e.sup.walkBound())
-		}
-		if err != nil {
+		// The first time it is set aside for people to see.
+		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
+		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
 			return err
 		}
 		e.sup.tellRefused(base, pathSettle, r.job, became, why)

@@ -71,15 +71,23 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 type link struct {
 	store *store
 	conn  *pgx.Conn
+	again func() // called where it came back; may be nil
 }
 
 func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
 	if l.conn != nil && !l.conn.IsClosed() {
 		return l.conn, nil
 	}
-	var err error
-	l.conn, err = l.store.dial(ctx)
-	return l.conn, err
+	lost := l.conn != nil
+	conn, err := l.store.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l.conn = conn
+	if lost && l.again != nil {
+		l.again()
+	}
+	return conn, nil
 }
 
 func (l *link) close(ctx context.Context) {

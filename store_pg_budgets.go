@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,7 +37,7 @@ const sqlReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coales
 
 // sqlReserveBriefly does not wait for the log, so that the next batch need not either: a crash that loses the slots
 // loses the settle behind them in the log, too. A lock held from psql must not hold up settles for long.
-const sqlReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '1s', true)`
+const sqlReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
 
 // wantedSlot is a retry in need of a slot.
 type wantedSlot struct {
@@ -66,7 +67,7 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 	slots := make([]takenSlot, len(wanting))
 	var p pipeline
 	p.begin()
-	p.exec(nil, sqlReserveBriefly)
+	p.exec(nil, sqlReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
 	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error {
 		var n int
@@ -81,6 +82,15 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 	}, sqlReserve, kinds, queues, delays, latest)
 	p.commit()
 	return slots, p.send(ctx, conn)
+}
+
+// reserveWait is how long a reservation waits for a lock: a second, and no longer than leaves time for what follows it.
+func reserveWait(ctx context.Context) time.Duration {
+	wait := time.Second
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end)/3)
+	}
+	return max(wait, time.Millisecond)
 }
 
 const sqlBudgets = `

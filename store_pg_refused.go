@@ -27,7 +27,13 @@ select id, claim_seq, queue, kind from jobs where id = any(array(select id from 
 )` + claimTake + `, null::float8
 from me left join claimed c on true`
 
-	sqlRefuse   = `select coalesce(drover_refuse($1, $2, $3, $4, $5, $6), '')`
+	// sqlGiveUp takes job $3 out of the others' way: one that waits, of no owner $2, or one that runs under the claim $4 of
+	// its owner.
+	sqlGiveUp = `
+select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
+	select id, claim_seq from jobs
+	where id = $3 and claim_seq = $4 and coalesce(claimed_by, '') = $2 and finalized_at is null for update skip locked
+) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
 	// sqlAside lists what is set aside on a path, and whether it is to be tried again. Those that have ended meanwhile
@@ -79,28 +85,45 @@ func (p *pipeline) claimThese(req *claimRequest, ids []string, bound time.Durati
 	p.call(func() { reply.committed = true })
 }
 
-// refused is what became of a job that the database refuses: the state of its row, or "set aside", or "" where it is not
-// as it was.
+// givenUp is a job that the database refuses to hand out or to settle.
+type givenUp struct {
+	path, owner, id string // owner is empty of a job that waits
+	seq             int
+	why             error
+	later           bool // put it off rather than discard it
+	aside           bool // leave its row as it is: what was in the way may pass
+}
+
+// setAside is what became of a job whose row takes no change.
 const setAside = "set aside"
 
-// refuse takes a job out of the others' way, by its row or else by set_aside.
-func (s *store) refuse(ctx context.Context, conn *pgx.Conn, path, id string, claimSeq int, why error, later bool, bound time.Duration) (became string, err error) {
-	var p pipeline
-	text := refusal(why)
-	p.begin()
-	p.bound(bound)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlRefuse, path, id, claimSeq, text, sqlState(why), later)
-	p.commit()
-	if err = p.send(ctx, conn); err == nil || !rowsFault(err) || conn.IsClosed() {
-		return became, err
+// giveUp returns what became of the job: a state, setAside, or nothing where it is no longer as it was.
+func (s *store) giveUp(ctx context.Context, conn *pgx.Conn, g *givenUp, bound time.Duration) (became string, err error) {
+	if !g.aside {
+		var p pipeline
+		p.begin()
+		p.bound(bound)
+		p.query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.path, g.owner, g.id, g.seq, g.words(), sqlState(g.why), g.later)
+		p.commit()
+		if err = p.send(ctx, conn); err == nil || !rowsFault(err) || conn.IsClosed() {
+			return became, err
+		}
 	}
-	return setAside, s.setAside(ctx, conn, path, id, why) // not even a look at it ends
+	return setAside, s.setAside(ctx, conn, g.path, g.id, g.why) // not even a look at it ends
+}
+
+func (g *givenUp) words() string { return refusalText(g.why) }
+
+// refusalText is an error as it is stored.
+func refusalText(why error) string {
+	text, _ := sanitizeText(refusal(why), 1000)
+	return text
 }
 
 func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, why error) error {
 	var p pipeline
 	p.begin()
-	p.exec(nil, sqlSetAside, path, id, refusal(why), sqlState(why))
+	p.exec(nil, sqlSetAside, path, id, refusalText(why), sqlState(why))
 	p.commit()
 	return p.send(ctx, conn)
 }

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -131,7 +132,7 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 // touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
-	update supervisors set beat = beat + 1, beat_at = now(), in_flight = $3, draining = $4
+	update supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
@@ -201,11 +202,17 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.query(func(rows pgx.Rows) error {
 		var other peer
 		var leaseMS, silentMS int64
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &other.queues, &reply.clock, &reply.alive,
+		var queues []*string
+		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &reply.alive,
 			&reply.paces, &reply.failures, &reply.scope, &reply.solo); err != nil {
 			return err
 		}
-		other.lease, other.silence = millis(leaseMS), millis(silentMS)
+		for _, queue := range queues {
+			if queue != nil {
+				other.queues = append(other.queues, *queue)
+			}
+		}
+		other.lease, other.silence = max(millis(leaseMS), time.Second), millis(silentMS)
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
@@ -223,9 +230,12 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 }
 
 // sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
-// lock conflicts with a change of the key, and later ones find no row. It is a sign of life, too.
+// lock conflicts with a change of the key, and later ones find no row. It is a sign of life, too. At the end of the
+// type the supervisor gives up its lease and goes on under another id.
 const sqlRaiseEpoch = `
-update supervisors set epoch = epoch + 1, silent_at_beat = null where id = $1 and epoch = $2 and lost_at is null returning epoch`
+update supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
+	lost_at = case when epoch = 2147483647 then now() end
+where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
 const sqlEpoch = `select epoch, lost_at is not null from supervisors where id = $1`
 
@@ -260,9 +270,10 @@ func (s *store) noteSilence(ctx context.Context, conn *pgx.Conn, x peer, silence
 	return p.send(ctx, conn)
 }
 
-// sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed.
+// sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed. The key must change, even at the
+// end of its type.
 const sqlDeclareLost = `
-update supervisors set epoch = epoch + 1, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
+update supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
 // sqlLostSleeps lets enqueues notify others: a lost supervisor is not awake.
 const sqlLostSleeps = `
@@ -278,25 +289,34 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 	return n == 1, p.send(ctx, conn)
 }
 
-// sqlHunt looks through the next page of each lane, from the key $4, $5 on, for running jobs of supervisor $1, or
-// with $1 empty of owners that no row of supervisors speaks for. It gives those with the policies that apply to
+// sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
+// with $1 empty of owners that no row of supervisors speaks for. It returns those with the policies that apply to
 // them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
 // unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
 // jobs a search in one statement could run out of time, again and again from the start. $8, claimed at $9, are known to be held.
+// Jobs that were set aside on one of the paths $11 are left out until their pause is over.
+//
+// Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers that are none.
+// What is kept outside of the row may be damaged. With $10 it does without that.
 const sqlHunt = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
-	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), j.retry::text, coalesce(k.retry, q.retry)::text,
-	coalesce(j.id = any(s.in_flight), false), coalesce((s.slots->>j.queue)::int, 0),
+	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $10 then j.retry::text end, coalesce(k.retry, q.retry)::text,
+	case when $10 then false else
+		(j.id in (select f from supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
+	coalesce(case when not $10 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
 	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
-	extract(epoch from greatest(s.beat_at - j.attempted_at, '0'))::float8 + coalesce(s.lease_ms, 0) / 12e3,
-	case when j.held and j.crashes > 0 then (
-		select jsonb_agg(jsonb_build_object('supervisor', e->>'supervisor', 'duration_ms', e->'duration_ms'))
-		from jsonb_array_elements(j.errors) as e where e->>'class' = 'crash' and not e ? 'spared') end
+	case when isfinite(s.beat_at) and isfinite(j.attempted_at) then greatest(extract(epoch from s.beat_at - j.attempted_at), 0) else 0 end::float8
+		+ coalesce(least(s.lease_ms, 1e12), 0) / 12e3,
+	case when j.held and j.crashes > 0 and not $10 then (
+		select jsonb_agg(jsonb_build_object('supervisor', left(e->>'supervisor', 100), 'duration_ms',
+			case when jsonb_typeof(e->'duration_ms') = 'number' then least(greatest((e->'duration_ms')::numeric, 0), 1e10)::bigint else 0 end))
+		from jsonb_array_elements(case when jsonb_typeof(j.errors) = 'array' then j.errors else '[]' end) as e where e->>'class' = 'crash' and not e ? 'spared') end
 from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
 cross join lateral (
 	select *, state = 'running' and ((id, attempted_at) in (select unnest($8::text[]), unnest($9::timestamptz[]))) is not true and case when $1 = ''
-			then not exists (select from supervisors o where o.id = claimed_by) else claimed_by = $1 end as held
+			then not exists (select from supervisors o where o.id = claimed_by) else claimed_by = $1 end
+			and (id in (select a.job from set_aside a where a.path = any($11) and a.retry_at > now())) is not true as held
 	from (
 		select *, row_number() over (order by scheduled_at, id) as n from (
 			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry,
@@ -314,26 +334,52 @@ where j.held or j.n = $6`
 
 // hunt is a search for running jobs that goes on where it was.
 type hunt struct {
-	owner string // empty: whoever no row of supervisors speaks for
-	all   bool   // beyond now, too
-	lanes []huntLane
-	found []heldJob
+	owner  string // empty: whoever no row of supervisors speaks for
+	all    bool   // beyond now, too
+	own    bool   // the supervisor's own
+	lanes  []huntLane
+	page   int           // rows of a lane that are read at a time
+	bound  time.Duration // of one statement; zero: the session's
+	found  []heldJob
+	unread []unreadLane // skipped
+
+	// Of a rescue: what the jobs found say, and how many are freed at a time.
+	started map[string]bool
+	death   death
+	part    int
 }
 
+// huntLane is a lane, and where in it the search goes on. A due time may be infinite.
 type huntLane struct {
-	key  laneKey
-	from floor
+	key    laneKey
+	fromAt pgtype.Timestamptz
+	fromID string
 }
 
-// huntPage is how many rows of a lane are read at a time: some 20 ms.
-const huntPage = 20_000
+// unreadLane is a lane that the database cannot read.
+type unreadLane struct {
+	key laneKey
+	err error
+}
+
+// huntPage is how many rows of a lane are read at a time: some 20 ms. Where that takes too long it is less, down to
+// leastHuntPage.
+const (
+	huntPage      = 20_000
+	leastHuntPage = 100
+)
+
+// laneFromStart begins in front of all rows, also of those before the year 1.
+func laneFromStart(key laneKey) huntLane {
+	return huntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
+}
 
 func newHunt(owner string, queues []string, all bool) *hunt {
-	h := &hunt{owner: owner, all: all}
+	h := &hunt{owner: owner, all: all, page: huntPage, part: maxSettle}
 	for _, queue := range queues {
 		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
 			for priority := int16(1); priority <= 9; priority++ {
-				h.lanes = append(h.lanes, huntLane{key: laneKey{queue, tier + priority}})
+				h.lanes = append(h.lanes, laneFromStart(laneKey{queue, tier + priority}))
 			}
 		}
 	}
@@ -365,63 +411,127 @@ type heldJob struct {
 	before          []crashEntry // deaths that count against it
 }
 
+// unfenced reports a time of the claim that no settle can name: somebody has changed the row by hand.
+func (j *heldJob) unfenced() bool {
+	return j.attemptedAt.InfinityModifier != pgtype.Finite || j.attemptedAt.Valid && j.attemptedAt.Time.IsZero()
+}
+
 // crashEntry is what a hunt reads of an errors entry of that class.
 type crashEntry struct {
 	Supervisor string `json:"supervisor"`
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// hunt reads one page of each lane of h and moves h on. known are runs that it is not for.
+// hunt reads one page of each lane of h and moves h on. known are runs that it is not for. Where one lane cannot be
+// read, the others are. That lane is read again without the columns that may be kept outside of a row, and by fewer
+// rows where it takes too long; else it is skipped.
 func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run) ([]heldJob, error) {
-	var p pipeline
-	var queues, fromID []string
-	var lanes []int16
-	var fromAt []time.Time
-	for _, l := range h.lanes {
-		queues, lanes = append(queues, l.key.queue), append(lanes, l.key.lane)
-		fromAt, fromID = append(fromAt, l.from.at), append(fromID, l.from.id)
-	}
-	knownIDs, knownAt := claims(known)
 	var held []heldJob
 	var rest []huntLane
+	tried := 0
+	read := func(lanes []huntLane, bare bool) error {
+		if err := timeFor(ctx, h.bound); err != nil {
+			return err
+		}
+		more, full, err := s.huntLanes(ctx, conn, h, lanes, known, bare)
+		if err != nil {
+			return err
+		}
+		held, rest, tried = append(held, more...), append(rest, full...), tried+len(lanes)
+		return nil
+	}
+	err := isolate(h.lanes, func(lanes []huntLane) error { return read(lanes, false) }, func(lane huntLane, err error) error {
+		if sqlState(err) == "57014" && h.page > leastHuntPage {
+			h.page = max(h.page/8, leastHuntPage)
+			rest, tried = append(rest, lane), tried+1
+			return nil
+		}
+		again := read([]huntLane{lane}, true)
+		if again != nil && rowsFault(again) {
+			h.unread = append(h.unread, unreadLane{lane.key, err})
+			tried++
+			return nil
+		}
+		return again
+	})
+	h.lanes = append(rest, h.lanes[tried:]...)
+	h.found = append(h.found, held...)
+	return held, err
+}
+
+// huntLanes returns what lanes hold on the next page, and those of which there is more.
+func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []huntLane, known []*run, bare bool) (held []heldJob, rest []huntLane, err error) {
+	var p pipeline
+	var queues, fromID []string
+	var numbers []int16
+	var fromAt []pgtype.Timestamptz
+	for _, l := range lanes {
+		queues, numbers = append(queues, l.key.queue), append(numbers, l.key.lane)
+		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
+	}
+	knownIDs, knownAt := claims(known)
 	p.begin()
-	p.exec(nil, sqlOnePlan)
+	if h.bound > 0 {
+		p.exec(nil, sqlBoundPlan, h.bound.Milliseconds())
+	} else {
+		p.exec(nil, sqlOnePlan)
+	}
 	p.query(func(rows pgx.Rows) error {
 		var j heldJob
 		var at huntLane
 		var last, isHeld bool
 		var lastDelayMS *int64
-		var flight *float64
+		var flight float64
 		var before []byte
-		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.from.at, &last, &isHeld, &j.owner,
+		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.fromAt, &last, &isHeld, &j.owner,
 			&j.kind, &j.attempt, &j.claimSeq, &j.attemptedAt, &j.crashes, &lastDelayMS,
 			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
 			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
-		if lastDelayMS != nil {
-			j.lastDelay = millis(*lastDelayMS)
-		}
-		if flight != nil {
-			j.flight = seconds(*flight)
-		}
 		if before != nil && err == nil {
 			err = json.Unmarshal(before, &j.before)
 		}
+		if err != nil {
+			return &rowError{err}
+		}
+		if lastDelayMS != nil {
+			j.lastDelay = millis(*lastDelayMS)
+		}
+		j.flight = time.Duration(min(flight, 1e9) * float64(time.Second))
 		if last {
-			at.key.queue, at.from.id = j.queue, j.id
+			at.key.queue, at.fromID = j.queue, j.id
 			rest = append(rest, at)
 		}
 		if isHeld {
 			held = append(held, j)
 		}
-		return err
-	}, sqlHunt, h.owner, queues, lanes, fromAt, fromID, huntPage, h.all, knownIDs, knownAt)
+		return nil
+	}, sqlHunt, h.owner, queues, numbers, fromAt, fromID, h.page, h.all, knownIDs, knownAt, bare, h.asidePaths())
 	p.commit()
 	if err := p.send(ctx, conn); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	h.lanes = rest
-	h.found = append(h.found, held...)
-	return held, nil
+	return held, rest, nil
+}
+
+// asidePaths are those whose jobs the hunt leaves alone. A rescuer tries what the owner could not settle.
+func (h *hunt) asidePaths() []string {
+	if h.own {
+		return []string{pathRescue, pathSettle}
+	}
+	return []string{pathRescue}
+}
+
+// sqlForgive forgets what was set aside on a rescue and has ended since.
+const sqlForgive = `
+delete from set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
+
+func (s *store) forgive(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.exec(nil, sqlForgive, pathRescue)
+	p.commit()
+	return p.send(ctx, conn)
 }
 
 // sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
@@ -433,18 +543,21 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run)
 const (
 	sqlJudge = `
 insert into ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
-select s.id, s.process, s.host, s.pid, s.started_at, s.beat_at, true, s.draining, $2, $3,
+select s.id, s.process, s.host, s.pid, s.started_at, s.at, true, s.draining, $2, $3,
 	exists (select from ended_supervisors o
 		where o.died and not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
-			and abs(extract(epoch from o.ended_at - s.beat_at)) * 1000 < s.lease_ms * 2 / 3)
+			and case when isfinite(o.ended_at) then abs(extract(epoch from o.ended_at - s.at)) * 1000 < s.ms * 2 / 3 end)
 	or exists (select from supervisors o
 		where not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
-			and (o.lost_at is not null or o.beat_at < now() - o.lease_ms / 3 * interval '1 ms')
-			and abs(extract(epoch from o.beat_at - s.beat_at)) * 1000 < s.lease_ms * 2 / 3),
+			and (o.lost_at is not null or o.beat_at < now() - least(o.lease_ms, 1000000000000) / 3 * interval '1 ms')
+			and case when isfinite(o.beat_at) then abs(extract(epoch from o.beat_at - s.at)) * 1000 < s.ms * 2 / 3 end),
 	exists (select from supervisors o where o.id <> s.id and o.process = s.process)
-	or exists (select from ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.beat_at - s.lease_ms * interval '1 ms')
-from supervisors s where s.id = $1
-order by s.epoch desc limit 1
+	or exists (select from ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.at - s.ms * interval '1 ms')
+from (
+	select *, case when isfinite(beat_at) then beat_at else now() end as at, least(lease_ms, 1000000000000) as ms
+	from supervisors where id = $1
+	order by epoch desc limit 1
+) s
 on conflict (id) do nothing`
 
 	sqlVerdict = `select draining, mass, shared, degree, beside from ended_supervisors where id = $1`
@@ -467,7 +580,7 @@ func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d death) (
 // sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
 const sqlBackground = `
 select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
-	coalesce(sum(extract(epoch from ended_at - greatest(started_at, now() - $2::interval))), 0)::float8
+	coalesce(sum(extract(epoch from least(ended_at, now()) - least(greatest(started_at, now() - $2::interval), ended_at, now()))), 0)::float8
 from (
 	select id, started_at, ended_at, died, draining, explained_by from ended_supervisors
 	union all
@@ -496,13 +609,14 @@ where id = $1`
 update ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// sqlTakeBack undoes what the death of supervisor $1 was evidence of, for it lives: suspects lose that crash, and one
-// that was discarded for it comes back, unless its only attempt was under way. It returns how many rows someone holds.
+// sqlTakeBack undoes what the death of supervisor $1 was evidence of against jobs $2, for it lives: suspects lose that
+// crash, and one that was discarded for it comes back, unless its only attempt was under way. Rows that someone holds
+// stay in blamed.
 const sqlTakeBack = `
 with dead as materialized (
-	select blamed from ended_supervisors where id = $1 for update
+	select id from ended_supervisors where id = $1 for update
 ), held as materialized (
-	select id from jobs where id = any(array(select unnest(blamed) from dead)) order by id for update skip locked
+	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
 ), wronged as materialized (
 	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
 		and drover_last_error(j.errors)->>'supervisor' = $1 as back
@@ -518,26 +632,82 @@ with dead as materialized (
 		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
 			'error', 'crash taken back: the process was not dead'))
 	from wronged w where w.id = j.id
+), done as materialized (
+	select id from held
+	union all
+	select b from unnest($2::text[]) as b where not exists (select from jobs j where j.id = b)
 )
-update ended_supervisors e set died = false, explained_by = null, blamed = array(
-	select b from unnest(e.blamed) as b where b not in (select id from held) and exists (select from jobs where id = b))
-where e.id = $1
-returning cardinality(e.blamed)`
+update ended_supervisors e set blamed = array(
+	select b from unnest(e.blamed) with ordinality as x(b, n) where (b in (select id from done)) is not true order by n)
+where e.id = $1`
 
-// sqlForgotten tells whether the rescue of supervisor $1 is over.
-const sqlForgotten = `select not exists (select from supervisors where id = $1)`
+const (
+	// sqlBlamed begins it: the death is none. The jobs it counts against come in the order of their ids.
+	sqlBlamed = `
+with dead as (
+	update ended_supervisors set died = false, explained_by = null where id = $1 returning blamed
+)
+select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 
-// takeBack reports whether the wrong of a death that was none is undone: while the rescue goes on there may be more.
-func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string) (done bool, err error) {
+	sqlDropBlamed = `update ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
+
+	// sqlForgotten tells whether the rescue of supervisor $1 is over.
+	sqlForgotten = `select not exists (select from supervisors where id = $1)`
+
+	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from ended_supervisors where id = $1`
+)
+
+// takeBack reports whether the wrong of a death that was none is undone: while the rescue goes on there may be more. A job
+// whose row the database does not let it change is told of, and keeps its crash.
+func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound time.Duration, refused func(job string, err error)) (done bool, err error) {
 	var p pipeline
-	var left int
+	var blamed []string
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	p.query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlTakeBack, id)
+	p.query(func(rows pgx.Rows) error {
+		var job string
+		err := rows.Scan(&job)
+		blamed = append(blamed, job)
+		return err
+	}, sqlBlamed, id)
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		return false, err
+	}
+	for part := range slices.Chunk(blamed, maxSettle) {
+		err := isolate(part, func(jobs []string) error {
+			if err := timeFor(ctx, 2*bound); err != nil {
+				return err
+			}
+			var p pipeline
+			p.begin()
+			p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+			p.exec(nil, sqlTakeBack, id, jobs)
+			p.commit()
+			return p.send(ctx, conn)
+		}, func(job string, err error) error {
+			if err := timeFor(ctx, bound); err != nil {
+				return err
+			}
+			refused(job, err)
+			var p pipeline
+			p.begin()
+			p.exec(nil, sqlDropBlamed, id, job)
+			p.commit()
+			return p.send(ctx, conn)
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	left := false
+	p = pipeline{}
+	p.begin()
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
 	p.commit()
 	err = p.send(ctx, conn)
-	return done && left == 0, err
+	return done && !left, err
 }
 
 // sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
@@ -613,34 +783,52 @@ type straggler struct {
 	at   time.Time
 }
 
-// sqlBoundPlan is sqlOnePlan for statements that are to end by themselves, after so many ms or by the session's own stricter
-// time-out: a context that ends them costs the connection.
-const sqlBoundPlan = `
-select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), set_config('statement_timeout',
+// sqlBound makes each statement of the transaction end by itself, after so many ms or by the session's own stricter
+// time-out: a context that ends one costs the connection. sqlBoundPlan is that and sqlOnePlan.
+const (
+	boundIs = `set_config('statement_timeout',
 	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
+
+	sqlBound     = `select ` + boundIs
+	sqlBoundPlan = `select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + boundIs
+)
+
+// sweepLane is a lane, and the floor that a full sweep looks behind.
+type sweepLane struct {
+	key   laneKey
+	floor floor
+}
 
 // sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
 // steps over all that has died, on the connection that has to beat.
-func (s *store) sweep(ctx context.Context, conn *pgx.Conn, req *claimRequest, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
+func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
 	var p pipeline
-	queues := make([]string, len(req.lanes))
-	for i, g := range req.laneGroup {
-		queues[i] = req.queues[req.groupQueue[g-1]-1]
+	var queues, floorID []string
+	var numbers []int16
+	var floorAt []time.Time
+	for _, l := range swept {
+		queues, numbers = append(queues, l.key.queue), append(numbers, l.key.lane)
+		floorAt, floorID = append(floorAt, l.floor.at), append(floorID, l.floor.id)
 	}
 	p.begin()
 	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
 	p.query(func(rows pgx.Rows) error {
 		var key laneKey
 		var at *time.Time
-		err := rows.Scan(&key.queue, &key.lane, &at)
-		lanes = append(lanes, huntLane{key: key})
+		if err := rows.Scan(&key.queue, &key.lane, &at); err != nil {
+			return &rowError{err}
+		}
+		lanes = append(lanes, laneFromStart(key))
 		if at != nil {
 			behind = append(behind, straggler{key, *at})
 		}
-		return err
-	}, sqlSweep, queues, req.lanes, req.floorAt, req.floorID, req.kinds)
+		return nil
+	}, sqlSweep, queues, numbers, floorAt, floorID, kinds)
 	p.commit()
-	return behind, lanes, p.send(ctx, conn)
+	if err := p.send(ctx, conn); err != nil {
+		return nil, nil, err
+	}
+	return behind, lanes, nil
 }
 
 // sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no

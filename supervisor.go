@@ -124,7 +124,6 @@ type Supervisor struct {
 	now        func() time.Time // the process' clock: local waits only
 
 	restInterval time.Duration // the poll interval after restAfter
-	sparing      sparing       // for what would be logged again and again
 
 	changing sync.Mutex    // held while a queue is added or removed, round trip included
 	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
@@ -139,6 +138,7 @@ type Supervisor struct {
 	control    *control
 	redriver   *redriver
 	reporter   reporter
+	quiet      sparingly
 	pruner     atomic.Bool // this supervisor's turn to prune
 	pruneEvery time.Duration
 	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
@@ -218,6 +218,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
+	s.claimer.link.again, s.settler.link.again = s.claimer.audit.reconnected, s.claimer.audit.reconnected
 	return s, nil
 }
 

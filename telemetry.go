@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 )
@@ -221,32 +222,27 @@ func (o *outcome) tell(kind eventKind) told {
 	return told{kind, e}
 }
 
-// sparing logs what would come again and again: each key once, and then at most once a minute. The zero value is ready.
-type sparing struct {
+// sparingly lets a message of the same key through once a minute.
+type sparingly struct {
 	mu   sync.Mutex
-	told map[string]time.Time
+	said map[string]time.Time
 }
 
-const (
-	sparingEvery = time.Minute
-	sparingKeys  = 10_000
-)
-
-// may reports whether it is time to tell of key.
-func (s *sparing) may(key string, now time.Time) bool {
+func (s *sparingly) may(key string, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at, known := s.told[key]; known && now.Sub(at) < sparingEvery {
+	if at, said := s.said[key]; said && now.Sub(at) < time.Minute {
 		return false
 	}
-	if s.told == nil || len(s.told) >= sparingKeys {
-		s.told = map[string]time.Time{}
+	maps.DeleteFunc(s.said, func(_ string, at time.Time) bool { return now.Sub(at) >= time.Minute })
+	if s.said == nil {
+		s.said = map[string]time.Time{}
 	}
-	s.told[key] = now
+	s.said[key] = now
 	return true
 }
 
-func (s *sparing) log(ctx context.Context, log *slog.Logger, level slog.Level, key, message string, attrs ...slog.Attr) {
+func (s *sparingly) log(ctx context.Context, log *slog.Logger, level slog.Level, key, message string, attrs ...slog.Attr) {
 	if s.may(key, time.Now()) {
 		log.LogAttrs(ctx, level, message, attrs...)
 	}

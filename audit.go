@@ -1,0 +1,168 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	auditGap   = time.Minute     // between audits that full sweeps ask for
+	auditPause = 5 * time.Second // between any two: connections may break all the time
+	auditPage  = 2000            // rows of a lane in one page, some 2 ms
+	auditShare = 100             // a page takes at most a hundredth of the time
+)
+
+// audit looks for jobs that run in this supervisor's name though its settler does not know of them, and gives them back.
+// Nobody else would: their owner is alive. There are two ways to get such a job. Somebody changed claim_seq or
+// attempted_at by hand, so that the outcome was refused. Or the database forgot a settle that it had acknowledged.
+//
+// A full sweep asks for it, and so does a connection that came back. The claimer's goroutine does it, between claims:
+// with a claim under way, that claim's jobs would be unknown, too.
+type audit struct {
+	sup *Supervisor
+
+	mu    sync.Mutex
+	due   time.Time // of the next one; zero: nobody wants one
+	ended time.Time // when the last one did
+
+	// The rest is the claimer goroutine's own.
+	hunt *hunt
+	next time.Time // no page before
+}
+
+// want asks for an audit, unless there was one a short while ago.
+func (a *audit) want(now time.Time) {
+	a.mu.Lock()
+	recent := now.Sub(a.ended) < auditGap
+	a.mu.Unlock()
+	if !recent {
+		a.by(now)
+	}
+}
+
+// reconnected asks for an audit: the server may have lost what it had acknowledged.
+func (a *audit) reconnected() { a.by(a.sup.now()) }
+
+func (a *audit) by(now time.Time) {
+	a.mu.Lock()
+	if a.due.IsZero() {
+		a.due = now
+		if pause := a.ended.Add(auditPause); pause.After(now) {
+			a.due = pause
+		}
+	}
+	a.mu.Unlock()
+	a.sup.claimer.poke()
+}
+
+// rest is how long there is nothing to do.
+func (a *audit) rest(now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.hunt != nil:
+		return a.next.Sub(now)
+	case a.due.IsZero():
+		return time.Hour
+	}
+	return a.due.Sub(now)
+}
+
+// page reads the next page, if it is time.
+func (a *audit) page(base context.Context, link *link, now time.Time) {
+	l := a.sup.lease.Load()
+	if a.rest(now) > 0 || l.ended.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, a.sup.cfg.Lease/6))
+	defer cancel()
+	if a.hunt == nil || a.hunt.owner != l.id {
+		a.mu.Lock()
+		a.due = time.Time{} // one that is asked for from now on comes after this one
+		a.mu.Unlock()
+		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
+		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
+	}
+	conn, err := link.get(ctx)
+	if err == nil {
+		err = a.look(ctx, conn, l)
+	}
+	took := a.sup.now().Sub(now)
+	a.next = now.Add(auditShare * max(took, time.Millisecond))
+	if err != nil {
+		a.next = now.Add(maxRetryPause)
+		if a.sup.quiet.may("audit"+sqlState(err), now) {
+			a.sup.log.WarnContext(ctx, "looking for forgotten jobs failed, goes on", slog.String("error", err.Error()))
+		}
+		return
+	}
+	if a.hunt.ended() {
+		a.hunt = nil
+		a.mu.Lock()
+		a.ended = a.sup.now()
+		a.mu.Unlock()
+	}
+}
+
+// look is one page. The settler is asked before the database: what it settles in between is known to the one, and runs no
+// more in the other. A job of which any run is known has to wait: its handler may still be at work.
+func (a *audit) look(ctx context.Context, conn *pgx.Conn, l *lease) error {
+	known := map[string]bool{}
+	for _, r := range slices.Concat(a.sup.settler.book.all(), a.sup.settler.apart.all()) {
+		known[r.job.ID] = true
+	}
+	held, err := a.sup.client.store.hunt(ctx, conn, a.hunt, nil)
+	var unknown []heldJob
+	for _, j := range held {
+		if !known[j.id] {
+			unknown = append(unknown, j)
+		}
+	}
+	a.hunt.found = nil
+	a.sup.tellUnread(ctx, a.hunt)
+	if len(unknown) > 0 {
+		a.sup.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
+			slog.String("supervisor", l.id), slog.Int("count", len(unknown)))
+	}
+	return errors.Join(err, a.sup.giveBack(ctx, conn, unknown, l))
+}
+
+var errForgotten = errors.New("drover: it is not known how the only run of the job ended")
+
+// giveBack ends runs in this supervisor's name that it had not known of. Most go back as if they had never been. A job with
+// a single attempt that may have started must not run again.
+func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJob, l *lease) error {
+	var errs []error
+	for i := range held {
+		j := &held[i]
+		r := s.unstarted(j, l)
+		if j.unfenced() {
+			errs = append(errs, s.giveUpUnfenced(ctx, conn, r, j))
+			continue
+		}
+		o := r.handedBack()
+		o.giveBack = j.attempt > 0
+		if j.maxAttempts == 1 && j.startedSeq {
+			o = &outcome{run: r, err: errForgotten, class: classError}
+			o.discard(ReasonCrashed)
+			o.entry = r.errorEntry(o)
+		}
+		s.settler.book.add(r)
+		s.settler.settle(o)
+	}
+	return errors.Join(errs...)
+}
+
+// giveUpUnfenced puts a job off that no settle can match.
+func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn *pgx.Conn, r *run, j *heldJob) error {
+	_, err := s.client.store.giveUp(ctx, conn, &givenUp{
+		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: j.maxAttempts > 1,
+	}, s.cfg.Lease/24)
+	return err
+}

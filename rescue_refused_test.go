@@ -1,0 +1,485 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// held puts so many jobs into the hands of a supervisor; they started one second ago.
+func (db *testDB) held(t testing.TB, owner string, n int) {
+	t.Helper()
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at)
+		select 'job', 'running', $1, 1, 1, now() - interval '1 s' from generate_series(1, $2)`, owner, n)
+}
+
+// unrescued are what one row of a dead supervisor's may have that its rescue cannot get over.
+var unrescued = []struct{ name, schema, row, becomes string }{
+	{
+		"a trigger refuses what the job should become",
+		`create trigger refuse before update on jobs for each row when (old.kind = 'bad' and new.state = 'retryable') execute function refuse()`, ``,
+		`state = 'discarded' and discard_reason = 'refused'`,
+	},
+	{
+		"a trigger refuses any change",
+		`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse()`, ``,
+		`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id)`,
+	},
+	{
+		"a trigger takes all the time",
+		`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse_late()`, ``,
+		`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id and code = '57014')`,
+	},
+	{
+		"a constraint", `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 0) not valid`, ``,
+		`state = 'discarded' and discard_reason = 'refused'`,
+	},
+	{
+		"its errors are no array", `alter table jobs drop constraint if exists jobs_errors`, `errors = '5', crashes = 1`,
+		`state = 'discarded' and discard_reason = 'refused'`,
+	},
+	{"no more crashes can be counted", ``, `crashes = 32767, deaths = 32767`, `state <> 'running'`},
+	{"no more errors can be counted", ``, `errors_total = 2147483647`, `state <> 'running'`},
+	{"garbage in its errors", ``, `crashes = 1, errors = '[5, null, "x", {"class": "crash", "duration_ms": "x", "supervisor": 5},
+		{"class": "crash", "duration_ms": 1e300, "supervisor": null}, {"class": "crash"}]'`, `state = 'retryable' and crashes = 2`},
+	{"no last delay that Go can hold", ``, `last_delay_ms = 9223372036854775807`, `state = 'retryable'`},
+	{"claimed at no time", ``, `attempted_at = 'infinity'`, `state = 'scheduled' and errors->-1->>'class' = 'refused'`},
+	{"claimed before the year 1", ``, `attempted_at = '4000-01-01 BC'`, `state = 'retryable' and crashes = 1`},
+	{"never claimed", ``, `attempt = 0, max_attempts = 1`, `state = 'available' and attempt = 0`},
+}
+
+// F-15: whatever the database refuses about one job of a dead supervisor, the others are freed in that very beat, and its
+// row is forgotten.
+func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	for _, c := range unrescued {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.unguarded(t)
+			db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
+			db.exec(t, `create function refuse_late() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
+			db.held(t, "dead", 150)
+			bad := value[string](t, db, `update jobs set kind = 'bad' where id = (select id from jobs order by id offset 70 limit 1) returning id`)
+			db.exec(t, c.schema)
+			db.dead(t, "dead")
+			if c.row != "" {
+				db.exec(t, `update jobs set `+c.row+` where id = $1`, bad)
+			}
+			var book logbook
+			s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: 30 * time.Second})
+			s.beat(t)
+			if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and state = 'retryable' and errors_total = 1`); n != 149 {
+				t.Errorf("%d of 149 innocents are freed: %v", n, book.from(slog.LevelWarn))
+			}
+			if !value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, bad) {
+				t.Errorf("the bad one: %s", value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, bad))
+			}
+			s.beat(t)
+			s.beat(t)
+			if value[bool](t, db, `select exists (select from supervisors where id = 'dead')`) {
+				t.Error("the dead supervisor is not forgotten")
+			}
+			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "cannot be rescued as usual"); n > 1 {
+				t.Errorf("%d logs about one job in a moment", n)
+			}
+		})
+	}
+}
+
+// F-15: a job that was set aside is tried again once its pause is over, without the supervisor's row.
+func TestRescueOfWhatWasSetAside(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.held(t, "dead", 3)
+	db.dead(t, "dead")
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
+	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
+	s := db.stopped(t, SupervisorConfig{})
+	s.beat(t)
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from set_aside where path = 'rescue'`); n != 3 || value[bool](t, db, `select exists (select from supervisors where id = 'dead')`) {
+		t.Fatalf("%d jobs are set aside", n)
+	}
+	db.exec(t, `drop trigger refuse on jobs`)
+	s.sweep(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 3 {
+		t.Fatalf("%d jobs still run: the pause is not over", n)
+	}
+	db.exec(t, `update set_aside set retry_at = now()`)
+	s.control.allBy = time.Time{}
+	s.sweep(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 3 || value[bool](t, db, `select exists (select from set_aside)`) {
+		t.Errorf("%d of 3 jobs are freed, and set_aside has %d", n, value[int](t, db, `select count(*) from set_aside`))
+	}
+}
+
+// F-15, P-3: what a death is evidence of is kept for those that pass.
+func TestRescueBlamesThosePastARefusedOne(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.held(t, "dead", 20)
+	db.exec(t, `update jobs set kind = 'bad' where id = (select max(id) from jobs)`)
+	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 0)`)
+	db.dead(t, "dead")
+	db.stopped(t, SupervisorConfig{}).beat(t)
+	if !value[bool](t, db, `select (select array_agg(b order by b) from unnest(blamed) b) = (select array_agg(id order by id) from jobs where kind = 'job')
+		from ended_supervisors where id = 'dead'`) {
+		t.Errorf("blamed: %s", value[string](t, db, `select blamed::text from ended_supervisors`))
+	}
+}
+
+// F-15: damage in what is kept outside of a row stops neither the hunt nor the rescue of the others.
+func TestRescueOfADamagedRow(t *testing.T) {
+	t.Parallel()
+	for _, column := range []string{"errors", "retry", "args"} {
+		t.Run(column, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `create extension if not exists pg_surgery schema public`)
+			db.held(t, "dead", 30)
+			db.exec(t, `alter table jobs alter column errors set storage external, alter column retry set storage external, alter column args set storage external`)
+			bad := value[string](t, db, `select max(id) from jobs`)
+			db.exec(t, `alter table jobs drop constraint jobs_retry`)
+			db.exec(t, fmt.Sprintf(`update jobs set crashes = 1, %s = jsonb_build_array(jsonb_build_object('class', 'crash', 'error', repeat('x', 9000))) where id = $1`, column), bad)
+			db.dead(t, "dead")
+			toast := value[string](t, db, `select reltoastrelid::regclass::text from pg_class where oid = 'jobs'::regclass`)
+			db.exec(t, fmt.Sprintf(`select public.heap_force_kill('%s'::regclass, array(select ctid from %[1]s))`, toast))
+			s := db.stopped(t, SupervisorConfig{})
+			s.beat(t)
+			s.beat(t)
+			if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id <> $1`, bad); n != 29 {
+				t.Errorf("%d of 29 innocents are freed", n)
+			}
+			if value[bool](t, db, `select state = 'running' and not exists (select from set_aside) from jobs where id = $1`, bad) {
+				t.Error("the damaged one still runs, and nobody knows")
+			}
+		})
+	}
+}
+
+// F-15: garbage in one row costs the others of its lane nothing of what a hunt reads of them.
+func TestHuntReadsGarbage(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.held(t, "dead", 2)
+	db.exec(t, `update jobs set crashes = 1, errors = '[{"class": "crash", "duration_ms": 1500, "supervisor": "old"}]'`)
+	db.exec(t, `update jobs set errors = '[5, null, {"class": "crash", "duration_ms": "x", "supervisor": 5}, {"class": "crash", "duration_ms": 1e300}]'
+		where id = (select min(id) from jobs)`)
+	db.dead(t, "dead")
+	db.exec(t, `update supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
+	s := db.stopped(t, SupervisorConfig{})
+	h := newHunt("dead", []string{"default"}, false)
+	held, err := s.client.store.hunt(t.Context(), dialed(t, db), h, nil)
+	if err != nil || len(held) != 2 || len(h.unread) > 0 {
+		t.Fatalf("%d jobs, %v, %v", len(held), h.unread, err)
+	}
+	slices.SortFunc(held, func(a, b heldJob) int { return strings.Compare(a.id, b.id) })
+	if got, want := fmt.Sprint(held[0].before, held[1].before), "[{5 0} { 10000000000}] [{old 1500}]"; got != want {
+		t.Errorf("crashes before: %s, want %s", got, want)
+	}
+	if !held[1].inFlight || held[1].slots != 10 {
+		t.Errorf("in flight %v, %d slots", held[1].inFlight, held[1].slots)
+	}
+}
+
+// C5: a process with very many running handlers is rescued in one beat, and twice as many take some twice as long.
+func TestRescueOfOneLargeProcess(t *testing.T) {
+	t.Parallel()
+	const n = 20_000
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, state, claimed_by, attempt, claim_seq, attempted_at)
+		select 'job', case when n % 2 = 0 then 'default' else 'other' end, 'running', 'dead', 1, 1, now() from generate_series(1, $1) n`, n)
+	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+		values ('dead', 30000, '{default,other}', '{"default": 10000, "other": 10000}', (select array_agg(id) from jobs), now())`)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{}, {Name: "other"}}})
+	for beats := 0; value[bool](t, db, `select exists (select from supervisors where id = 'dead')`); beats++ {
+		if beats == 12 { // two leases
+			t.Fatalf("%d still run", value[int](t, db, `select count(*) from jobs where state = 'running'`))
+		}
+		s.beat(t)
+	}
+	if free := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); free != n {
+		t.Errorf("%d of %d are freed", free, n)
+	}
+	if blamed := value[int](t, db, `select cardinality(blamed) from ended_supervisors where id = 'dead'`); blamed != n {
+		t.Errorf("%d of %d are blamed", blamed, n)
+	}
+}
+
+// F-15: a budget that cannot be reckoned with holds up neither a rescue nor a settle: its retries go by their backoff.
+func TestReservationsOfABrokenBudget(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into budgets (scope, retries) values ('kind:job', 60)`)
+	s, runs := db.failing(t, 150, SupervisorConfig{})
+	db.exec(t, `alter table budget_slots add constraint broken check (scope <> 'kind:job')`)
+	outcomes := make([]*outcome, len(runs))
+	for i, r := range runs {
+		outcomes[i] = r.decide(errBoom)
+	}
+	s.beat(t) // to know the budget
+	s.settle(t, outcomes...)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and errors_total = 1`); n != 150 {
+		t.Errorf("%d of 150 outcomes are settled", n)
+	}
+	db.exec(t, `delete from jobs`)
+	db.held(t, "dead", 20)
+	db.exec(t, `update jobs set crashes = 1`) // so that they have a backoff
+	db.dead(t, "dead")
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 2 and scheduled_at > now()`); n != 20 {
+		t.Errorf("%d of 20 jobs are rescued", n)
+	}
+}
+
+// F-15: of many reservations the one fails whose numbers are at fault.
+func TestAReservationThatOverflows(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s, runs := db.failing(t, 20, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
+	var outcomes []*outcome
+	for _, r := range runs {
+		o := r.decide(errBoom)
+		outcomes = append(outcomes, o)
+	}
+	latest := time.Duration(1<<63 - 1)
+	outcomes[7].run.timeBound, outcomes[7].run.timeLeft = true, latest
+	conn, err := s.settler.link.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcomes[7].delay = latest
+	if err := s.reserve(t.Context(), conn, outcomes); err != nil {
+		t.Fatal(err)
+	}
+	slots := 0
+	for i, o := range outcomes {
+		if o.slot != nil && i != 7 {
+			slots++
+		}
+	}
+	if slots != 19 {
+		t.Errorf("%d of 19 have slots", slots)
+	}
+}
+
+// F-15: while the calendar is held, a rescue frees what needs no slot of it.
+func TestRescueWhileTheCalendarIsHeld(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into budgets (scope, retries) values ('all', 60)`)
+	db.held(t, "dead", 20)
+	db.exec(t, `update jobs set crashes = 1 where id in (select id from jobs order by id limit 5)`)
+	db.dead(t, "dead")
+	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Second})
+	end := db.hold(t, `lock table budget_slots`)
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n < 15 {
+		t.Errorf("%d of 15 jobs are freed that need no slot", n)
+	}
+	end()
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n != 20 {
+		t.Errorf("%d of 20 jobs are freed", n)
+	}
+}
+
+// F-15: a job that the database refuses to change keeps its crash. The others get theirs back, the walk ends, and the beat
+// goes on to the sweep.
+func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) select case n when 30 then 'bad' else 'job' end, 1, 1, 1 from generate_series(1, 51) n`)
+	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
+		values ('dead', '', 0, now(), now(), true, (select array_agg(id) || null::text || 'no such job'::text from jobs))`)
+	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 1)`)
+	var book logbook
+	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	s.control.was = "dead"
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and crashes = 0 and deaths = 0`); n != 50 {
+		t.Errorf("%d of 50 have their crash back", n)
+	}
+	if s.control.was != "" {
+		t.Error("it does not end")
+	}
+	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from ended_supervisors`) {
+		t.Errorf("still blamed: %s", value[string](t, db, `select blamed::text from ended_supervisors`))
+	}
+	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
+		t.Errorf("log: %s", log)
+	}
+}
+
+// A step of the beat that fails keeps no later one from running.
+func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, crashes) values ('job', 2)`)
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'nobody', 1, 1, now())`)
+	var book logbook
+	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	db.exec(t, `alter table solo add constraint nobody check (supervisor is null)`)
+	db.exec(t, `alter table ended_supervisors add constraint living check (died)`)
+	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
+	s.control.was = "dead"
+	for range 3 {
+		s.control.sweepAt, s.control.floorsBy, s.control.sweeps = time.Time{}, time.Time{}, 0
+		s.beat(t)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 1 {
+		t.Error("it has not swept")
+	}
+	log := book.from(slog.LevelWarn)
+	if n := strings.Count(strings.Join(log, "\n"), "failed, goes on with the next beat"); n != 2 {
+		t.Errorf("%d logs about two steps that fail: %s", n, strings.Join(log, "\n"))
+	}
+}
+
+// F-15: running jobs of unknown owners are rescued whatever their times are.
+func TestOrphansOfOddTimes(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs drop constraint jobs_scheduled_at`)
+	for _, due := range []string{"now()", "now() + interval '2 days'", "'infinity'", "'-infinity'", "'0400-01-01 BC'", "'290000-01-01'"} {
+		for _, at := range []string{"now()", "null", "'infinity'", "'-infinity'", "'0400-01-01 BC'", "'0001-01-01 00:00:00Z'", "'290000-01-01'"} {
+			db.exec(t, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, attempt, claim_seq, scheduled_at, attempted_at) values ('job', 'running', 'nobody', 1, 1, %s, %s)`, due, at))
+		}
+	}
+	s := db.stopped(t, SupervisorConfig{})
+	s.sweep(t)
+	if left := value[string](t, db, `select coalesce(string_agg(format('%s %s', scheduled_at, attempted_at), ', '), '') from jobs where state = 'running'`); left != "" {
+		t.Errorf("still running: %s", left)
+	}
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, scheduled_at, attempted_at) values ('job', 'running', 'nobody', 1, 1, 'infinity', now())`)
+	for range 2 { // they are dear: an hour passes first
+		s.sweep(t)
+		if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 1 {
+			t.Fatal("every sweep reads beyond now")
+		}
+	}
+	s.control.allBy = time.Now()
+	s.sweep(t)
+	if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 0 {
+		t.Error("it is not found after an hour either")
+	}
+}
+
+// F-15: one lane that cannot be read keeps no other from being swept.
+func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create function readable(kind text) returns bool language plpgsql as $$ begin if kind = 'bad' then raise 'damaged' using errcode = 'XX001'; end if; return true; end $$`)
+	role := "sweeper_" + value[string](t, db, `select current_schema()`)
+	schema := value[string](t, db, `select current_schema()`)
+	db.exec(t, fmt.Sprintf(`create role %s; grant usage on schema %s to %[1]s; grant all on all tables in schema %[2]s to %[1]s; grant execute on all functions in schema %[2]s to %[1]s`, role, schema))
+	t.Cleanup(func() {
+		_, _ = db.Exec(context.Background(), fmt.Sprintf(`drop owned by %s cascade; drop role %[1]s`, role)) // the schema goes with it
+	})
+	var book logbook
+	s := db.via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }).stopped(t, SupervisorConfig{})
+	db.exec(t, `insert into jobs (kind, priority, state, claimed_by, attempt, claim_seq, attempted_at, scheduled_at) values
+		('job', 1, 'running', 'nobody', 1, 1, now(), now() - interval '1 h'), ('bad', 3, 'running', 'nobody', 1, 1, now(), now() - interval '1 h'),
+		('job', 7, 'running', 'nobody', 1, 1, now(), now() - interval '1 h')`)
+	db.exec(t, `alter table jobs enable row level security`)
+	db.exec(t, `create policy odd on jobs using (readable(kind))`)
+	s.sweep(t)
+	s.control.allBy = time.Now().Add(time.Hour)
+	s.sweep(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n != 2 {
+		t.Errorf("%d of 2 jobs in other lanes are rescued", n)
+	}
+	db.exec(t, `insert into jobs (kind, priority, scheduled_at) values ('job', 7, now() - interval '1 h')`)
+	key := laneKey{"default", 7}
+	s.claimer.floors.lanes[key] = floor{time.Now(), ""}
+	s.sweep(t)
+	if f := s.claimer.floors.get(key); !f.at.Before(time.Now().Add(-time.Minute)) {
+		t.Errorf("a job behind a floor is not found: %v", f)
+	}
+	if n := strings.Count(strings.Join(book.from(slog.LevelError), "\n"), "cannot be swept"); n != 1 {
+		t.Errorf("%d logs about one lane:\n%s", n, strings.Join(book.from(slog.LevelWarn), "\n"))
+	}
+}
+
+// F-15: a supervisor's row that somebody changed by hand stops neither the beats nor the rescues of others.
+func TestSupervisorsRowsChangedByHand(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]string{
+		"a huge lease":           `lease_ms = 9223372036854775807`,
+		"no lease":               `lease_ms = 0`,
+		"the last epoch":         `epoch = 2147483647`,
+		"the last beat":          `beat = 9223372036854775807`,
+		"no queues":              `queues = '{}'`,
+		"queues that are null":   `queues = '{default,null}'`,
+		"queues in two rows":     `queues = '{{default,other},{a,b}}'`,
+		"slots that are none":    `slots = '"x"'`,
+		"slots that are garbage": `slots = '{"default": "x", "other": 1e300}'`,
+		"huge slots":             `slots = '{"default": 1e300}'`,
+		"in flight nulls":        `in_flight = '{null,null}'`,
+		"a last beat at no time": `beat_at = 'infinity', started_at = 'infinity'`,
+		"a last beat never":      `beat_at = '-infinity', started_at = '-infinity'`,
+		"a huge silence":         `silent_at_beat = beat, silent_ms = 9223372036854775807`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `alter table supervisors drop constraint supervisors_lease_ms_check`)
+			for _, owner := range []string{"dead", "odd"} {
+				db.held(t, owner, 5)
+				db.dead(t, owner)
+			}
+			db.exec(t, `update jobs set crashes = 2 where id in (select min(id) from jobs group by claimed_by)`)
+			db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('silent', 1000, '{default}')`)
+			db.exec(t, `update supervisors set `+change+` where id <> 'dead'`)
+			s := db.stopped(t, SupervisorConfig{})
+			for range 3 {
+				s.beat(t)
+			}
+			if n := value[int](t, db, `select count(*) from jobs where state <> 'running'`); n != 10 {
+				t.Errorf("%d of 10 jobs are rescued", n)
+			}
+			if value[bool](t, db, `select exists (select from supervisors where id in ('dead', 'odd'))`) {
+				t.Error("they are not forgotten")
+			}
+			lost, err := db.client.store.declareLost(t.Context(), dialed(t, db), peer{
+				id: "silent", epoch: value[int](t, db, `select epoch from supervisors where id = 'silent'`), beat: value[int64](t, db, `select beat from supervisors where id = 'silent'`),
+			})
+			if err != nil || !lost {
+				t.Errorf("declared lost: %v, %v", lost, err)
+			}
+		})
+	}
+}
+
+// A supervisor whose epoch is at the end of its type goes on under another id, and one whose beat is begins anew.
+func TestTheEndsOfEpochAndBeat(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	l := s.lease.Load()
+	db.exec(t, `update supervisors set beat = 9223372036854775807`)
+	s.beat(t)
+	if n := value[int64](t, db, `select beat from supervisors`); n != 0 {
+		t.Errorf("the beat is %d", n)
+	}
+	db.exec(t, `update supervisors set epoch = 2147483647`)
+	l.raise(2147483647)
+	s.claimer.doubt = []string{"default"}
+	s.claimer.findOut(t.Context())
+	s.beat(t)
+	if s.lease.Load().id == l.id {
+		t.Error("it keeps its id")
+	}
+	s.beat(t)
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from supervisors`); n != 1 {
+		t.Errorf("%d supervisors", n)
+	}
+}
