@@ -363,3 +363,32 @@ func TestHealthNamesRefusedJobs(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// F-15: a verb whose filter asks for what cannot be read of some rows changes those of which it can.
+func TestVerbsOverManyPassWhatAFilterCannotRead(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	pgtest.DropChecks(t, db.Pool)
+	fine := db.put(t, "errors, tags, args", `'[{"class": "error", "error": "fine"}]', '{a}', '{"x": 1}'`)
+	db.put(t, "errors", `'{"class": "error"}'`)
+	for _, f := range []Filter{{Error: "FINE"}, {Error: "fine", Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`)}} {
+		done, err := db.client.DiscardMany(t.Context(), f, "")
+		if err != nil || done.Changed != 1 || len(done.Refused) != 0 || db.get(t, fine).State != Discarded {
+			t.Errorf("%+v, %v", done, err)
+		}
+		db.exec(t, `update jobs set state = 'available', discard_reason = null, finalized_at = null`)
+	}
+}
+
+// F-15: a job that others hold for longer than the role waits for a lock is told as refused, and ends nothing.
+func TestVerbsOverManyPassAJobThatStaysLocked(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	held, free := db.enqueue(t, letter{}, nil), db.enqueue(t, letter{}, nil)
+	db.hold(t, `select from jobs where id = $1 for update`, held)
+	hasty := db.via(t, Config{}, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
+	done, err := hasty.client.CancelMany(t.Context(), Filter{All: true}, "")
+	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{held}) || db.get(t, free).State != Cancelled {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
