@@ -11,23 +11,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 // unguarded takes the table's own bounds away, as an owner or a restored dump might.
 func (db *testDB) unguarded(t testing.TB) {
 	t.Helper()
-	db.exec(t, `do $$
-	declare
-		name text;
-	begin
-		for name in select conname from pg_constraint where conrelid = 'jobs'::regclass and contype = 'c' loop
-			execute format('alter table jobs drop constraint %I', name);
-		end loop;
-		for name in select tgname from pg_trigger where tgrelid = 'jobs'::regclass and not tgisinternal and tgname <> 'jobs_follow_up' loop
-			execute format('drop trigger %I on jobs', name);
-		end loop;
-	end
-	$$`)
+	pgtest.DropChecks(t, db.Pool)
 }
 
 // refuseRow makes a trigger of the application's that does something to rows whose args have the key bad.
