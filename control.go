@@ -599,6 +599,7 @@ type freed struct {
 func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
 	var errs []error
 	var noSlots error
+	all := len(held)
 	for len(held) > 0 && err == nil {
 		chunk := held[:min(max(h.part, 1), len(held))]
 		held = held[len(chunk):]
@@ -630,11 +631,14 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 			}
 		}
 	}
-	if errors.Is(err, errNoTime) {
+	left = append(left, held...)
+	if errors.Is(err, errNoTime) && len(left) == all {
 		h.part = max(h.part/8, 1) // or one job that takes all the time would take it again
+	} else {
+		h.part = min(2*h.part, maxSettle)
 	}
 	c.sup.claimer.wake()
-	return append(left, held...), errors.Join(append(errs, noSlots, err)...)
+	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
 // decide says what becomes of a dead supervisor's job, and which deaths that explains.
@@ -752,9 +756,12 @@ func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *f
 		return err
 	}
 	f.done = err == nil
-	if became == string(Discarded) {
+	switch became {
+	case string(Discarded):
 		f.o.refuse(text)
 		c.sup.reporter.tell(f.o.tell(eventDiscarded))
+	case string(Scheduled), string(Retryable):
+		c.sup.reporter.tell(f.o.tell(eventRescued))
 	}
 	return nil
 }

@@ -64,7 +64,8 @@ type EnqueueOpts struct {
 	Metadata map[string]any
 }
 
-// Receipt tells where an enqueue went.
+// Receipt says which row an enqueue stored or found. A receipt without an error is a row of the table, whatever indexes,
+// constraints and triggers the application has put on jobs.
 type Receipt struct {
 	ID       string
 	Existing bool // the job was there before, under the ID the caller gave
@@ -73,7 +74,8 @@ type Receipt struct {
 // Enqueue stores one job in a transaction of its own and wakes a supervisor if all sleep. One round trip.
 //
 // After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID.
-// Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotMigrated, ErrReadOnly.
+// Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrNotMigrated, ErrReadOnly. An error of an
+// application's own index, constraint or trigger on jobs comes back as the driver's error, and nothing is stored.
 func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
 	job, err := c.encode(args, opts)
 	if err != nil {

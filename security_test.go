@@ -291,7 +291,7 @@ func tooMuch() []struct{ field, sql string } {
 		{"tags", `jsonb_build_array(null)`},
 		{"tags", `jsonb_build_array('')`},
 		{"tags", `jsonb_build_array('a', repeat('t', 129))`},
-		{"tags", `jsonb_build_array(repeat('t', 100000000))`},
+		{"tags", `jsonb_build_array(repeat('t', 2000000))`},
 		{"tags", `(select jsonb_agg('t' || n) from generate_series(1, 33) n)`},
 		{"metadata", `'[]'::jsonb`},
 		{"metadata", `'null'::jsonb`},
@@ -302,7 +302,7 @@ func tooMuch() []struct{ field, sql string } {
 		{"metadata", `jsonb_build_object('a', ` + fmt.Sprintf(deep, 64) + `)`},
 		{"metadata", `jsonb_build_object('a', ` + fmt.Sprintf(deep, 10001) + `)`},
 		{"metadata", `jsonb_build_object('a', repeat(chr(1), 22000))`},
-		{"metadata", `jsonb_build_object('a', repeat('x', 60000000))`},
+		{"metadata", `jsonb_build_object('a', repeat('x', 6000000))`},
 		{"metadata", `('{"a": 1' || repeat('0', 131072 - 1) || '}')::jsonb`},
 		{"metadata", `(select jsonb_build_object('a', jsonb_agg(round(1e131071, 16383))) from generate_series(1, 30))`},
 		{"args", fmt.Sprintf(deep, 65)},
@@ -347,8 +347,8 @@ func TestDoorsAreShut(t *testing.T) {
 			return err
 		})
 		refusedAs(tc.field, tc.sql, err)
-		if tc.field == "tags" && strings.Contains(tc.sql, "null") || tc.sql == `null::text` {
-			continue // null is not given there
+		if tc.sql == `'null'::jsonb` {
+			continue // as if it were not given
 		}
 		err = pgx.BeginFunc(t.Context(), producer, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), soon); err != nil {
@@ -412,29 +412,30 @@ func TestDoorsAreShut(t *testing.T) {
 	}
 }
 
-// F-15: a value that is compressed looks small. A producer may keep one in a temporary table.
+// F-15: a value that is compressed looks small. A producer may keep one in a temporary table, an owner in any.
 func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
-	producer := c.as(t, "producer", Config{})
-	if err := pgx.BeginFunc(t.Context(), producer, func(tx pgx.Tx) error {
-		for _, sql := range []string{
-			`create temp table small (args jsonb)`,
-			`insert into small select ('[' || repeat('1e131071, ', 2000) || '1e131071]')::jsonb`,
-			`do $$ begin assert (select pg_column_size(args) < 516 from small), 'not compressed so far'; end $$`,
-			`savepoint s`,
-		} {
-			if _, err := tx.Exec(t.Context(), sql); err != nil {
-				return err
+	for role, enqueue := range map[string]string{
+		"producer": `select drover_enqueue('k', args) from small`,
+		"worker":   `insert into jobs (kind, args) select 'k', args from small`,
+	} {
+		err := pgx.BeginFunc(t.Context(), c.as(t, role, Config{}), func(tx pgx.Tx) error {
+			for _, sql := range []string{
+				`create temp table small (args jsonb)`,
+				`insert into small select jsonb_agg(round(1e131071, 16383)) from generate_series(1, 200)`,
+				`do $$ begin assert (select pg_column_size(args) < 516 from small), 'not compressed so far'; end $$`,
+			} {
+				if _, err := tx.Exec(t.Context(), sql); err != nil {
+					t.Fatalf("%s: %v", sql, err)
+				}
 			}
+			_, err := tx.Exec(t.Context(), enqueue)
+			return err
+		})
+		if sqlState(err) != "23514" {
+			t.Errorf("%s: %v, want the bound of args", role, err)
 		}
-		if _, err := tx.Exec(t.Context(), `select drover_enqueue('k', args) from small`); sqlState(err) != "23514" {
-			t.Errorf("%v, want the bound of args", err)
-		}
-		_, err := tx.Exec(t.Context(), `rollback to s`)
-		return err
-	}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -76,24 +76,23 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 
 // enqueued is what the server said of one job.
 type enqueued struct {
-	rows     int64 // that the insert stored
-	existing bool  // the job was there
-	stored   bool  // and committed
+	rows      int64 // that the insert stored
+	existing  bool  // the job was there
+	committed int64 // -1: not that we know
 }
 
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
 // around a supervisor's falling asleep would be lost.
 func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pipeline
-	told := enqueued{rows: 1}
+	told := enqueued{rows: 1, committed: -1}
 	p.begin()
 	if direct {
 		p.exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
 	} else {
 		p.query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
 	}
-	p.exec(nil, sqlCommitAndBegin)
-	p.call(func() { told.stored = true })
+	p.exec(&told.committed, sqlCommitAndBegin)
 	if direct && !s.wakesBlindly.Load() {
 		p.exec(nil, sqlWakeAsleep, job.Queue)
 	} else {
@@ -103,7 +102,7 @@ func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, dire
 	if err = p.send(ctx, conn); told.rows != 1 {
 		return false, false, ErrNotStored
 	}
-	return told.stored, told.existing, err
+	return told.committed >= 0, told.existing, err
 }
 
 // lacksRight reports that the role may not do this by itself.

@@ -339,6 +339,13 @@ func TestATriggerInABatch(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
 		t.Errorf("%d jobs of refused batches", n)
 	}
+	lost, err := db.client.encode(letter{"nobody"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return copyJobs(t.Context(), c.Conn(), []*newJob{lost}) }); !errors.Is(err, ErrNotStored) {
+		t.Errorf("a COPY of no row: %v", err)
+	}
 	tr.copies.Store(0)
 	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{{letter{"a"}, nil}, {letter{"b"}, nil}})
 	if err != nil || tr.copies.Load() != 1 {

@@ -411,10 +411,8 @@ type heldJob struct {
 	before          []crashEntry // deaths that count against it
 }
 
-// unfenced reports a time of the claim that no settle can name: somebody has changed the row by hand.
-func (j *heldJob) unfenced() bool {
-	return j.attemptedAt.InfinityModifier != pgtype.Finite || j.attemptedAt.Valid && j.attemptedAt.Time.IsZero()
-}
+// unfenced reports a time of the claim that no settle can name, such as infinity: somebody has changed the row by hand.
+func (j *heldJob) unfenced() bool { return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }
 
 // crashEntry is what a hunt reads of an errors entry of that class.
 type crashEntry struct {

@@ -19,8 +19,8 @@ func mutants() []mutant {
 		{
 			name: "wake-inside", bug: "whether anybody sleeps is asked in the transaction that inserts",
 			file:  "store_pg_enqueue.go",
-			old:   "\tp.exec(nil, sqlCommitAndBegin)\n\tp.call(func() { stored = true })\n\tif direct && !s.wakesBlindly.Load() {",
-			new:   "\tp.call(func() { stored = true })\n\tif direct && !s.wakesBlindly.Load() {",
+			old:   "\tp.exec(&told.committed, sqlCommitAndBegin)\n\tif direct && !s.wakesBlindly.Load() {",
+			new:   "\ttold.committed = 0\n\tif direct && !s.wakesBlindly.Load() {",
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
@@ -544,8 +544,8 @@ func mutants() []mutant {
 		{
 			name: "unfenced-settled", bug: "a job claimed at an infinite time is settled, which matches nothing",
 			file:  "store_pg_supervisors.go",
-			old:   "\treturn j.attemptedAt.InfinityModifier != pgtype.Finite ||",
-			new:   "\treturn j.claimSeq < 0 ||",
+			old:   "{ return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }",
+			new:   "{ return j.claimSeq < 0 }",
 			tests: []string{"TestOrphansOfOddTimes", "TestRescuePassesWhatTheDatabaseRefuses", "TestAuditFindsRowsChangedByHand"},
 		},
 		{
@@ -593,8 +593,8 @@ func mutants() []mutant {
 		{
 			name: "judge-trusts-leases", bug: "a supervisor's row of a huge lease stops all rescues",
 			file:  "store_pg_supervisors.go",
-			old:   "least(o.lease_ms, 1000000000000) / 3",
-			new:   "o.lease_ms / 3",
+			old:   "least(lease_ms, 1000000000000) as ms",
+			new:   "lease_ms as ms",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
 		},
 	}
