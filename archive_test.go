@@ -40,7 +40,7 @@ func (db *testDB) storied(t testing.TB) string {
 		tags, metadata, class, fingerprint, concurrency_key, redrive_id, pace_key, paced_at)
 	values (drover_ulid(), 'charge', 'payments', '{"n": 12345678901234567890.123456789, "s": "\u00e9\n"}', 'discarded', 'infinity', now() - interval '3 d 1 us', now() - interval '2 d',
 		now() - interval '1 d', 'panic', 3, 4, 5, 6, 1, 2, now() - interval '4 d', '[{"error": "x"}]', 9, '{"type": "linear"}', 7, 8,
-		now() + interval '1 d', now() + interval '2 d', 1, 2, '{"a","b c",""}', '{"k": null}', 'panic', 'f00', 'customer', 'r', 'p', 'infinity') returning id`)
+		now() + interval '1 d', now() + interval '2 d', 1, 2, '{"a","b c","d,e"}', '{"k": null}', 'panic', 'f00', 'customer', 'r', 'p', 'infinity') returning id`)
 }
 
 // D-7: moved whole, and brought back as it was.

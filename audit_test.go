@@ -46,6 +46,7 @@ func TestAuditFindsRowsChangedByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
+			db.unguarded(t)
 			db.enqueueJobs(t, 3, nil)
 			s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 3}}})
 			runs := s.claim(t)

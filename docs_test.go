@@ -102,6 +102,8 @@ insert into ended_supervisors (id, host, pid, started_at, ended_at, died, degree
 select 'gone', 'app-2', 7, now() - interval '1 h', now(), true, 2, id from killer;
 insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
 insert into set_aside (path, job, error, code, retry_at) select 'prune', id, 'violates foreign key constraint', '23503', now() + interval '15 s' from jobs where state = 'cancelled';
+insert into set_aside (path, job, error, code, retry_at) select 'rescue', id, 'canceling statement due to statement timeout', '57014', now() + interval '15 s' from jobs where state = 'running';
+insert into set_aside (path, job, error, code, retry_at) values ('claim', '` + docsID + `', 'no', 'P0001', now());
 insert into failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
 values ('00c0ffee00c0ffee', 'charge', 'error', 'card declined', now(), now(), 2, 1, '` + docsID + `');
 insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)

@@ -285,6 +285,7 @@ func following(t testing.TB, cfg Config) *testDB {
 func TestFollowUpOfOddMetadata(t *testing.T) {
 	t.Parallel()
 	db := following(t, Config{Logger: quiet()})
+	db.unguarded(t)
 	for metadata, depth := range map[string]int{
 		`{"drover:follow_up": -1e300}`: 1, `{"drover:follow_up": "x"}`: 1, `{"drover:follow_up": 1e400}`: 0, `{"drover:follow_up": {"drover:follow_up": [1]}}`: 1,
 		`{"drover:follow_up": -5}`: 1, `{"drover:follow_up": 2147483648}`: 0, `{"drover:follow_up": 1e-16000}`: 1, `{"drover:follow_up": 3}`: 0, `{"drover:follow_up": 2}`: 3,

@@ -296,3 +296,40 @@ func TestClaimsAskForWhatTheyCanTake(t *testing.T) {
 		}
 	}
 }
+
+// F-15: what is set aside gives nobody work: no full sweep lowers a floor for it, and no supervisor empties itself to run
+// it alone.
+func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, crashes, scheduled_at) values ('job', 2, now() - interval '1 hour'), ('job', 0, now() - interval '1 hour')`)
+	s := db.stopped(t, SupervisorConfig{})
+	ask := func() (solo string, stragglers int) {
+		t.Helper()
+		conn, err := s.control.link.get(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := s.lease.Load()
+		reply, err := s.client.store.beat(t.Context(), conn, l.id, int(l.epoch.Load()), nil, false, s.queueNames(), s.kinds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lanes []sweepLane
+		for _, lane := range []int16{tierFresh + 5, tierStrong + 5} {
+			lanes = append(lanes, sweepLane{laneKey{"default", lane}, floor{at: time.Now().Add(time.Hour)}})
+		}
+		behind, _, err := s.client.store.sweep(t.Context(), conn, lanes, s.kinds, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply.solo, len(behind)
+	}
+	if solo, stragglers := ask(); solo != "default" || stragglers != 2 {
+		t.Fatalf("before: solo %q, %d stragglers", solo, stragglers)
+	}
+	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) select 'claim', id, 'no', '', now() from jobs`)
+	if solo, stragglers := ask(); solo != "" || stragglers != 0 {
+		t.Errorf("set aside: solo %q, %d stragglers", solo, stragglers)
+	}
+}

@@ -347,7 +347,7 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 func TestOrphansOfOddTimes(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `alter table jobs drop constraint jobs_scheduled_at`)
+	db.unguarded(t)
 	for _, due := range []string{"now()", "now() + interval '2 days'", "'infinity'", "'-infinity'", "'0400-01-01 BC'", "'290000-01-01'"} {
 		for _, at := range []string{"now()", "null", "'infinity'", "'-infinity'", "'0400-01-01 BC'", "'0001-01-01 00:00:00Z'", "'290000-01-01'"} {
 			db.exec(t, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, attempt, claim_seq, scheduled_at, attempted_at) values ('job', 'running', 'nobody', 1, 1, %s, %s)`, due, at))

@@ -147,6 +147,7 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 		cross join lateral (
 			select scheduled_at from jobs
 			where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane and scheduled_at <= now() and kind = any($7)
+				and id <> all(array(select job from set_aside where path = 'claim'))
 			order by scheduled_at, id limit 1
 		) j
 		order by j.scheduled_at limit 1), '')
@@ -771,7 +772,7 @@ left join lateral (
 	select scheduled_at, id from jobs
 	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane
 		and scheduled_at <= now() and (scheduled_at, id) >= (entry.scheduled_at, entry.id) and (scheduled_at, id) <= (l.floor_at, l.floor_id)
-		and kind = any($5)
+		and kind = any($5) and id <> all(array(select job from set_aside where path = 'claim'))
 	order by scheduled_at, id limit 1
 ) j on true`
 

@@ -134,8 +134,7 @@ create table jobs (
 		and greatest(created_at, attempted_at, finalized_at, expires_at, retry_until) < 'infinity'),
 	constraint jobs_parked_waits check (state <> 'parked' or scheduled_at = 'infinity'),
 	constraint jobs_priority check (priority = any ('{1,2,3,4,5,6,7,8,9}')),
-	-- A claim adds 1 to attempt and to claim_seq.
-	constraint jobs_counts check (least(attempt, claim_seq, errors_total, crashes) >= 0 and greatest(attempt, claim_seq) < 2147483647),
+	constraint jobs_counts check (least(attempt, claim_seq, errors_total, crashes) >= 0),
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
