@@ -111,6 +111,10 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.findOut(base)
 				continue
 			}
+			if c.refused.slow != nil {
+				c.setSlowAside(base)
+				continue
+			}
 			if c.refused.failed != nil {
 				c.pickApart(base)
 				continue

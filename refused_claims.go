@@ -27,6 +27,7 @@ const skipLane = time.Minute
 // refusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
 type refusedClaims struct {
 	failed  *plan                 // the last claim, if it failed for the fault of a row
+	slow    *head                 // a job whose claim alone did not come back in time; set aside once the doubt is over
 	aside   []string              // jobs that no claim asks for
 	due     []string              // those of them that are to be tried again
 	readAt  time.Time             // when the list is read next; zero: it is empty
@@ -278,6 +279,9 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 	switch reply := &claim.reply; {
 	case !reply.committed && !notApplied(err):
 		c.doubt = p.req.queues
+		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
+			c.refused.slow = &part[0]
+		}
 		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // isolate must not take it for a row's
 	case !reply.committed:
 		return 0, err
@@ -290,12 +294,24 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 		p.order.ran.Store(true)
 	}
 	c.dispatch(ctx, claim, c.sup.now())
-	if len(c.refused.aside) > 0 {
+	if part[0].claimSeq < 0 { // it was set aside
 		if err := c.sup.client.store.passed(ctx, conn, pathClaim, ids); err != nil {
 			return len(part), err
 		}
 	}
 	return len(part), nil
+}
+
+// setSlowAside sets a job aside that is too large to come back in time. Its row stays as it is: nobody knows whether the
+// claim took it.
+func (c *claimer) setSlowAside(base context.Context) {
+	h := *c.refused.slow
+	h.claimSeq = -1
+	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(tripTimeout, c.sup.cfg.Lease/2))); err != nil {
+		c.failed(base, nil, err)
+		return
+	}
+	c.refused.slow = nil
 }
 
 // refuse takes a job out of the others' way.

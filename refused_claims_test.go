@@ -333,3 +333,18 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 		t.Errorf("set aside: solo %q, %d stragglers", solo, stragglers)
 	}
 }
+
+// F-15: a job that is too large to come back before the claim's time is over is set aside once the doubt is over.
+func TestAJobTooLargeToClaim(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.unguarded(t)
+	bad := value[string](t, db, `insert into jobs (kind, metadata) values ('job', jsonb_build_object('x', repeat(chr(1), 30000000))) returning id`)
+	db.launch(t, SupervisorConfig{Lease: time.Second, Queues: []Queue{{}, {Name: "other"}}})
+	for range 10 {
+		db.enqueue(t, job{1}, nil)
+		db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
+	}
+	db.waitFor(t, 25*time.Second, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, bad)
+	db.waitFor(t, 25*time.Second, `select exists (select from set_aside where path = 'claim' and job = $1) or state in ('discarded', 'completed') from jobs where id = $1`, bad)
+}

@@ -2,6 +2,7 @@ package drover
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -121,6 +122,9 @@ type moreOfJob struct {
 
 // read takes a JSON object, or of a job that has merely failed: how often, its last delay, its last error.
 func (m *moreOfJob) read(text []byte) (err error) {
+	if len(text) > mostMore {
+		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
+	}
 	if text[0] == '{' {
 		return json.Unmarshal(text, m)
 	}
@@ -185,6 +189,10 @@ const (
 
 	// mostReply is as much as is kept of a claim; jobs beyond it go back.
 	mostReply = 256 << 20
+
+	// mostMore is as much as a job may have beside its args. The table's own bounds are far below, so decoding more
+	// would cost the other jobs of the claim their time for nothing.
+	mostMore = 1 << 20
 )
 
 // cost is what a claim took, less its wait for its turn, whatever the server's clock did meanwhile.

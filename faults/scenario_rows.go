@@ -36,8 +36,10 @@ func rowScenarios() []scenario {
 	}
 }
 
-// calm is how long the load runs before the first bad row, to be compared with.
-const calm = 10 * time.Second
+const (
+	calm    = 10 * time.Second // the load runs before the first bad row, to be compared with
+	between = time.Second      // bad rows, or what an application hangs on the table
+)
 
 // unguarded takes the table's own bounds away, as an owner may by hand, or a dump of an older version.
 const sqlUnguarded = `do $$
@@ -93,7 +95,7 @@ func poisonRows(ctx context.Context, w *world, rounds int) error {
 			if err := w.put(ctx, p, "", ""); err != nil {
 				return err
 			}
-			if err := errors.Join(pause(ctx, 300*time.Millisecond), w.listsWork(ctx, client)); err != nil {
+			if err := errors.Join(pause(ctx, between), w.listsWork(ctx, client)); err != nil {
 				return err
 			}
 		}
@@ -354,7 +356,7 @@ create trigger refuse before update on jobs for each row execute function refuse
 		{"a trigger against claims", refuse("new.state = 'running'", `raise exception 'no';`), rows, drop},
 		{"a trigger against settles", refuse("old.state = 'running'", `raise exception 'no';`), rows, drop},
 		{"a trigger against all changes", refuse("true", `raise exception 'no';`), rows, drop},
-		{"a unique index on running jobs", `create unique index own on jobs ((args->>'bad')) where state = 'running' and kind = 'noop'`, rows, `drop index own`},
+		{"a unique index on running jobs", `create unique index own on jobs ((args->>'u')) where state = 'running' and kind = 'noop'`, strings.ReplaceAll(rows, `{"bad": 1}`, `{"bad": 1, "u": 1}`), `drop index own`},
 		{"a unique index on unfinished jobs", `create unique index own on jobs ((args->>'own')) where kind = 'noop' and finalized_at is null`, rows, `drop index own`},
 		{
 			"a foreign key", `create table own (job text references jobs (id))`,
@@ -394,7 +396,7 @@ func (w *world) hang(ctx context.Context, client *drover.Client, o object) error
 	if err != nil {
 		return err
 	}
-	if err := w.receiptsAreTrue(ctx, client); err != nil {
+	if err := errors.Join(w.receiptsAreTrue(ctx, client), pause(ctx, between)); err != nil {
 		return err
 	}
 	err = w.eventually(ctx, "the good rows have run", 20*time.Second, `select count(*) = 0 from jobs where kind = 'noop' and not args ? 'bad' and finalized_at is null`)
@@ -407,7 +409,7 @@ func (w *world) hang(ctx context.Context, client *drover.Client, o object) error
 		}
 	}
 	_, err = w.pool.Exec(ctx, o.drop)
-	return err
+	return errors.Join(err, pause(ctx, between))
 }
 
 // receiptsAreTrue enqueues in two ways and looks for the rows.
