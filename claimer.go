@@ -774,7 +774,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		c.hunt.own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	held, err := store.hunt(ctx, conn, c.hunt, c.sup.settler.book.all())
+	held, err := store.hunt(ctx, conn, c.hunt, slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all()))
 	if err != nil {
 		return err
 	}

@@ -596,8 +596,8 @@ const settleTries = 5
 // tries drover_refuse discards the job, unless it may have been a time-out each time.
 func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	r := o.run
+	e.apart.add(r) // first: the audit reads the book, and then these
 	e.book.remove(r)
-	e.apart.add(r)
 	o.refusals++
 	became := ""
 	if o.refusals >= settleTries && !timedOut(why) || o.refusals == 1 {
@@ -605,11 +605,13 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 		defer cancel()
 		conn, err := e.link.get(ctx)
 		if err != nil {
+			e.later(o, refusedPause)
 			return err
 		}
 		// The first time it is set aside for people to see.
 		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
 		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
+			e.later(o, refusedPause)
 			return err
 		}
 		e.sup.tellRefused(base, pathSettle, r.job, became, why)

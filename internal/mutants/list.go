@@ -278,7 +278,7 @@ func mutants() []mutant {
 		{
 			name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
 			file:  "settler.go",
-			old:   "	e.book.remove(r)\n\te.apart.add(r)\n",
+			old:   "	e.apart.add(r) // first: the audit reads the book, and then these\n\te.book.remove(r)\n",
 			new:   "	e.apart.add(r)\n",
 			tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
 		},

@@ -1,0 +1,376 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// 1: an outcome is lost where the note in set_aside cannot be written.
+func TestRivalLostOutcome(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.refuseRow(t, "new.state = 'completed'", `raise exception 'no';`)
+	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin raise exception 'no note'; end $$`)
+	db.exec(t, `create trigger nono before insert on set_aside for each row execute function nono()`)
+	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
+	id := value[string](t, db, insertBad)
+	r := s.claimAll(t, 1)[0]
+	s.settler.settle(r.outcomeOf(nil))
+	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	db.exec(t, `drop trigger nono on set_aside`)
+	db.exec(t, `drop trigger refuse on jobs`)
+	for _, o := range s.settler.locked {
+		o.notBefore = time.Time{}
+	}
+	if out := s.settler.take(s.now()); len(out) > 0 {
+		s.settler.trip(t.Context(), out)
+	}
+	t.Logf("job %s is %s, book %d apart %d locked %d outcomes %d", id, value[string](t, db, `select state from jobs where id = $1`, id),
+		s.settler.book.len(), s.settler.apart.len(), len(s.settler.locked), len(s.settler.outcomes))
+	if value[string](t, db, `select state from jobs where id = $1`, id) == "running" && len(s.settler.locked) == 0 {
+		t.Error("LOST")
+	}
+}
+
+// 2: everything that settles is refused for a while: all go to dead letters.
+func TestRivalSettleMassDiscard(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin if new.state = 'completed' then raise exception 'relation audit does not exist' using errcode = '42P01'; end if; return new; end $$`)
+	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
+	s := db.via(t, Config{}).stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
+	db.enqueueJobs(t, 50, nil)
+	for _, r := range s.claimAll(t, 50) {
+		s.settler.settle(r.outcomeOf(nil))
+	}
+	for range settleTries + 2 {
+		s.settler.trouble = trouble{}
+		for _, o := range s.settler.locked {
+			o.notBefore = time.Time{}
+		}
+		if out := s.settler.take(s.now()); len(out) > 0 {
+			s.settler.trip(t.Context(), out)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where discard_reason = 'refused'`); n > 0 {
+		t.Errorf("%d of 50 completed jobs are discarded", n)
+	}
+}
+
+// 3: all claims are refused, by several supervisors.
+func TestRivalClaimsRefusedBySeveral(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin if new.state = 'running' then raise exception 'no'; end if; return new; end $$`)
+	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
+	db.enqueueJobs(t, 60, nil)
+	for range 3 {
+		db.via(t, Config{}).launch(t, SupervisorConfig{})
+	}
+	time.Sleep(8 * time.Second)
+	if n := value[int](t, db, `select count(*) from jobs where class = 'refused'`); n > 0 {
+		t.Errorf("%d of 60 are put off", n)
+	}
+}
+
+// 4: a trigger whose condition fails for all.
+func TestRivalLastingMassDiscard(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create function fine() returns trigger language plpgsql as $$ begin return new; end $$`)
+	db.exec(t, `create trigger fine before update on jobs for each row when (new.state = 'running' and current_setting('app.tenant', true)::int > 0) execute function fine()`)
+	db.exec(t, `do $$ begin perform set_config('app.tenant', '', false); end $$`)
+	db.enqueueJobs(t, 50, nil)
+	edit := func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["app.tenant"] = "" }
+	db.via(t, Config{}, edit).launch(t, SupervisorConfig{})
+	time.Sleep(4 * time.Second)
+	if n := value[int](t, db, `select count(*) from jobs where discard_reason = 'refused'`); n > 0 {
+		t.Errorf("%d of 50 are discarded", n)
+	}
+}
+
+// 5: an error of the claim's round trip that is of no job.
+func TestRivalBusyLoop(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create sequence looks`)
+	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin perform nextval('looks'); raise exception 'no'; end $$`)
+	db.exec(t, `create trigger nono before update on sleepers for each row execute function nono()`)
+	db.via(t, Config{}).launch(t, SupervisorConfig{})
+	time.Sleep(4 * time.Second)
+	n := value[int](t, db, `select last_value from looks`)
+	t.Logf("%d failed claims in 4 s", n)
+	if n > 50 {
+		t.Error("BUSY")
+	}
+}
+
+// 6: a table lock of two seconds, with a lock_timeout.
+func TestRivalTableLock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	edit := func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "50ms" }
+	sup := db.via(t, Config{}, edit).launch(t, SupervisorConfig{})
+	db.enqueueJobs(t, 1, nil)
+	db.waitFor(t, 5*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
+	_ = sup
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `lock table jobs in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(4 * time.Second)
+	if err := tx.Commit(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	db.enqueueJobs(t, 20, nil)
+	began := time.Now()
+	for time.Since(began) < 20*time.Second && value[int](t, db, `select count(*) from jobs where state = 'completed'`) < 21 {
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Logf("%v until all ran", time.Since(began))
+	if time.Since(began) > 10*time.Second {
+		t.Error("STANDS STILL")
+	}
+}
+
+// 7: a supervisor of another queue takes a job off the list.
+func TestRivalForeignPass(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.refuseRow(t, "true", `raise exception 'no';`)
+	id := value[string](t, db, insertBad)
+	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now())`, id)
+	db.via(t, Config{}).launch(t, SupervisorConfig{Queues: []Queue{{Name: "other"}}})
+	time.Sleep(3 * time.Second)
+	if value[int](t, db, `select count(*) from set_aside`) == 0 {
+		t.Error("TAKEN OFF by a supervisor that does not serve its queue")
+	}
+}
+
+// 8: the hunt after a lost claim gives back a job whose outcome is apart.
+func TestRivalHuntGivesBackApart(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.refuseRow(t, "new.state = 'completed'", `raise exception 'no';`)
+	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
+	id := value[string](t, db, insertBad)
+	r := s.claimAll(t, 1)[0]
+	s.settler.settle(r.outcomeOf(nil))
+	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	db.exec(t, `update set_aside set retry_at = now()`) // 15 s later
+	s.claimer.doubt = []string{"default"}
+	for range 3 {
+		if s.claimer.doubt != nil {
+			s.claimer.findOut(t.Context())
+		}
+	}
+	if out := s.settler.take(s.now()); len(out) > 0 {
+		s.settler.trip(t.Context(), out)
+	}
+	if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "running" {
+		t.Errorf("a job that has run and whose outcome waits is %s: it runs again", got)
+	}
+}
+
+// 9: a job that was discarded as refused and redriven.
+func TestRivalRedrivenRefused(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := value[string](t, db, insertBad)
+	for range 13 {
+		db.exec(t, `select drover_refuse('claim', $1, 0, 'no', 'P0001', true)`, id)
+	}
+	if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "discarded" {
+		t.Fatal(got)
+	}
+	db.exec(t, `select drover_redrive($1)`, id)
+	if got := value[string](t, db, `select drover_refuse('claim', $1, 0, 'no', 'P0001', true)`, id); got == "discarded" {
+		t.Error("discarded by the first refusal after the redrive")
+	}
+	_ = fmt.Sprint()
+}
+
+// 10: a dead supervisor's jobs, while a trigger refuses what all of them should become.
+func TestRivalRescueMassDiscard(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
+	db.held(t, "dead", 80)
+	db.exec(t, `create trigger refuse before update on jobs for each row when (new.state = 'retryable') execute function refuse()`)
+	db.dead(t, "dead")
+	s := db.via(t, Config{}).stopped(t, SupervisorConfig{Lease: 30 * time.Second})
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where discard_reason = 'refused'`); n > 0 {
+		t.Errorf("%d of 80 are discarded", n)
+	}
+}
+
+// 11: a set-aside strong suspect hides the one of another queue.
+func TestRivalSoloStarves(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, crashes, errors_total, scheduled_at) values ('job', 'a', 3, 3, now() - interval '1 hour'), ('job', 'b', 3, 3, now() - interval '1 minute')`)
+	t.Log(value[string](t, db, `select string_agg(queue || ' ' || lane, ', ') from jobs`))
+	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs where queue = 'a'`)
+	sup := db.via(t, Config{}).launch(t, SupervisorConfig{Lease: 3 * time.Second, Queues: []Queue{{Name: "a"}, {Name: "b"}}})
+	_ = sup
+	time.Sleep(15 * time.Second)
+	if got := value[string](t, db, `select state from jobs where queue = 'b'`); got != "completed" {
+		t.Errorf("the healthy suspect is %s after 15 s", got)
+	}
+}
+
+// 12: a set-aside strong suspect is tried beside others.
+func TestRivalSoloBeside(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	release := make(chan bool)
+	ran := make(chan string, 10)
+	defer close(release)
+	db.enqueue(t, job{1}, nil)
+	sup := db.via(t, Config{}).stopped(t, SupervisorConfig{})
+	sup.claimAll(t, 1) // runs, as far as the book says
+	id := value[string](t, db, `insert into jobs (kind, args, crashes, errors_total) values ('job', '{"n": 2}', 3, 3) returning id`)
+	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now() - interval '1 s')`, id)
+	sup.claimer.tendAside(t.Context())
+	_ = ran
+	if got := value[string](t, db, `select state || ' lane ' || lane from jobs where id = $1`, id); got[:7] == "running" {
+		t.Errorf("a strong suspect is %s beside %d others", got, sup.settler.book.len()-1)
+	}
+}
+
+// 14: a failure's text is lost for a lock that passes.
+func TestRivalTextLostByALock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	edit := func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "50ms" }
+	s := db.via(t, Config{}, edit).stopped(t, SupervisorConfig{})
+	id := db.enqueue(t, job{1}, nil)
+	r := s.claimAll(t, 1)[0]
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `lock table jobs in share mode`); err != nil { // create index
+		t.Fatal(err)
+	}
+	s.settler.settle(r.outcomeOf(fmt.Errorf("card 4242 was declined")))
+	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range s.settler.locked {
+		o.notBefore = time.Time{}
+	}
+	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	if got := value[string](t, db, `select errors->-1->>'error' from jobs`); got != "card 4242 was declined" {
+		t.Errorf("%v: the error is recorded as %q", id, got)
+	}
+}
+
+func TestRivalMoreSoloControl(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, crashes, errors_total, scheduled_at) values ('job', 'b', 3, 3, now() - interval '1 minute')`)
+	db.via(t, Config{}).launch(t, SupervisorConfig{Lease: 3 * time.Second, Queues: []Queue{{Name: "a"}, {Name: "b"}}})
+	began := time.Now()
+	db.waitFor(t, 15*time.Second, `select state = 'completed' from jobs where queue = 'b'`)
+	t.Log(time.Since(began))
+}
+
+// 13: a walk over rows that take their time, behind one that passed.
+func TestRivalMoreLongWalk(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.refuseRow(t, "new.state = 'running'", `perform pg_sleep(600);`)
+	db.exec(t, `insert into jobs (kind) values ('job')`)
+	db.exec(t, `insert into jobs (kind, args) select 'job', '{"bad": 1}' from generate_series(1, 40)`)
+	sup := db.via(t, Config{}).launch(t, SupervisorConfig{Lease: 6 * time.Second, Queues: []Queue{{Concurrency: 50}, {Name: "other"}}})
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
+	id := db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
+	began := time.Now()
+	db.waitFor(t, 100*time.Second, `select state = 'completed' from jobs where id::text = $1::text`, id)
+	t.Logf("a job of another queue waited %v", time.Since(began))
+	if time.Since(began) > 4*time.Second {
+		t.Error("LONG")
+	}
+	_ = sup
+}
+
+// 15: a start that can be neither noted nor refused.
+func TestRivalMoreStartLoop(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.refuseRow(t, "(new.started_seq is distinct from old.started_seq or new.class = 'refused')", `raise exception 'no';`)
+	id := value[string](t, db, `insert into jobs (kind, args, max_attempts) values ('job', '{"bad": 1}', 1) returning id`)
+	db.via(t, Config{}).launch(t, SupervisorConfig{})
+	time.Sleep(4 * time.Second)
+	n := value[int](t, db, `select claim_seq from jobs where id = $1`, id)
+	t.Logf("%d claims in 4 s; set aside: %s", n, value[string](t, db, `select string_agg(path || ' tries ' || tries, ',') from set_aside`))
+	if n > 10 {
+		t.Error("BUSY")
+	}
+}
+
+// 16: the note of a job that a settle has discarded stays.
+func TestRivalMoreStaleNote(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.refuseRow(t, "new.state = 'completed'", `raise exception 'no';`)
+	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
+	id := value[string](t, db, insertBad)
+	s.settler.settle(s.claimAll(t, 1)[0].outcomeOf(nil))
+	for range settleTries + 2 {
+		for _, o := range s.settler.locked {
+			o.notBefore = time.Time{}
+		}
+		if out := s.settler.take(s.now()); len(out) > 0 {
+			s.settler.trip(t.Context(), out)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from set_aside`); n > 0 {
+		t.Errorf("%s is %s, and %d notes stay", id, value[string](t, db, `select state from jobs`), n)
+	}
+}
+
+// 17: more than a thousand are set aside.
+func TestRivalMoreThousand(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create sequence looks`)
+	db.refuseRow(t, "true", `perform nextval('looks'); raise exception 'no';`)
+	db.exec(t, `insert into jobs (kind, args) select 'job', '{"bad": 1}' from generate_series(1, 1300)`)
+	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs`)
+	db.via(t, Config{}).launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
+	time.Sleep(12 * time.Second)
+	t.Logf("%d refused writes in 12 s; tries %s", value[int](t, db, `select last_value from looks`), value[string](t, db, `select string_agg(n || 'x' || tries, ' ') from (select tries, count(*) n from set_aside group by 1 order by 1) x`))
+}
+
+// 18: as many bad rows at the head of the queue as a claim takes.
+func TestRivalHeadOfLine(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ slots, bad int }{{1, 1}, {1, 3}, {10, 1}, {10, 30}, {50, 120}} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.refuseRow(t, "new.state = 'running'", `raise exception 'no';`)
+			db.exec(t, `insert into jobs (kind, args, scheduled_at) select 'job', '{"bad": 1}', now() - interval '1 minute' from generate_series(1, $1)`, c.bad)
+			db.enqueueJobs(t, 20, nil)
+			db.via(t, Config{}).launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: c.slots}}})
+			began := time.Now()
+			for time.Since(began) < 12*time.Second && value[int](t, db, `select count(*) from jobs where state = 'completed'`) < 20 {
+				time.Sleep(100 * time.Millisecond)
+			}
+			if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n < 20 {
+				t.Errorf("%d of 20 healthy jobs ran in 12 s; %d put off", n, value[int](t, db, `select count(*) from jobs where class = 'refused'`))
+			}
+		})
+	}
+}
