@@ -480,8 +480,8 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.trouble.over(base, c.sup)
 }
 
-// failed makes the claim be made again: in parts where a row may be at fault, else as soon as the trouble allows. p is
-// nil where parts would not help.
+// failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
+// help.
 func (c *claimer) failed(ctx context.Context, p *plan, err error) {
 	c.sayAnew()
 	c.next = c.sup.now()

@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// One due job that the database refuses to hand out fails the claim that it is in, and would fail each that follows. So
-// after such a failure the claimer lists the jobs that it would have taken, claims them in parts, and takes the job that
-// is at fault out of the others' way: drover_refuse puts it off, or discards it. Where the database refuses that as well
+// A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
+// a failure the claimer lists the jobs that the claim would have taken, claims them in parts, and takes the job at
+// fault out of the way of others: drover_refuse puts it off, or discards it. If the database refuses that as well,
 // the job is set aside, and claims leave it out.
 
 // asideEvery is how often the list of set-aside jobs is read while there are any.
@@ -21,24 +21,24 @@ const asideEvery = 5 * time.Second
 // asideTries is how many of them are tried again at a time.
 const asideTries = 10
 
-// skipLane is how long a lane is left out that cannot be read at all.
+// skipLane is how long claims leave out a lane that cannot be read at all.
 const skipLane = time.Minute
 
 // refusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
 type refusedClaims struct {
 	failed  *plan                 // the last claim, if it failed for the fault of a row
 	aside   []string              // jobs that no claim asks for
-	due     []string              // those of them that are to be tried again
+	due     []string              // those of them whose pause is over
 	readAt  time.Time             // when the list is read next; zero: it is empty
 	skipped map[laneKey]time.Time // lanes that cannot be read, and until when they are left out
-	most    int                   // jobs that a claim asks for
+	most    int                   // jobs that a claim asks for at most
 }
 
 // errClaimInDoubt ends a walk: the reply to one of its claims was lost.
 var errClaimInDoubt = errors.New("drover: claim in doubt")
 
-// asked notes how a claim went for which up to n jobs were asked. One whose reply was large or came too late asks for
-// fewer the next time; one that was filled and small doubles that again.
+// asked notes how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks for
+// fewer jobs; after one that was full and small, for twice as many.
 func (r *refusedClaims) asked(n int, reply *claimReply, err error) {
 	got := len(reply.jobs)
 	switch {
@@ -79,7 +79,7 @@ func (c *claimer) readAside(base context.Context) {
 	}
 }
 
-// tendAside reads the list when it is time, and tries those again whose pause is over, each by itself.
+// tendAside reads the list, and tries again the jobs whose pause is over, each by itself.
 func (c *claimer) tendAside(base context.Context) {
 	c.readAside(base)
 	l, queues := c.sup.lease.Load(), c.sup.queueStates()
@@ -105,7 +105,7 @@ func (c *claimer) tendAside(base context.Context) {
 	}
 }
 
-// leaveOut takes out of a claim what is set aside, and the lanes that cannot be read.
+// leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
 func (c *claimer) leaveOut(p *plan, now time.Time) {
 	p.req.but = c.refused.aside
 	if len(c.refused.skipped) == 0 {
@@ -135,7 +135,7 @@ func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
 	return p
 }
 
-// pickApart claims the jobs of a claim that failed in parts, and takes those out of the way that are at fault.
+// pickApart takes a claim that failed, claims its jobs in parts, and takes those at fault out of the way.
 func (c *claimer) pickApart(base context.Context) {
 	p := c.refused.failed
 	c.refused.failed = nil
@@ -197,7 +197,7 @@ func (c *claimer) heads(base context.Context, p *plan) (all []head, err error) {
 	return all, err
 }
 
-// timedOut reports an error that a time-out caused, the server's or ours.
+// timedOut reports whether a time-out caused the error, the server's or ours.
 func timedOut(err error) bool {
 	var pg *pgconn.PgError
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && (pg.Code == "57014" || pg.Code == "55P03")
@@ -219,9 +219,9 @@ func (req *claimRequest) lane(i int) laneKey {
 	return laneKey{req.queues[req.groupQueue[req.laneGroup[i]-1]-1], req.lanes[i]}
 }
 
-// claimParts claims the jobs together, or in parts where the database refuses that, and starts them. What it refuses by
-// itself is taken out of the way; unless nothing else passed and the same might pass later: then the fault may be
-// everybody's, and all is tried again.
+// claimParts claims the jobs in parts, and starts them. A job that the database refuses by itself is taken out of the
+// way. If no other job passed and the error may pass later, it is not: then no single job may be at fault, and all
+// jobs are tried again.
 func (c *claimer) claimParts(base context.Context, p *plan, heads []head) error {
 	passed, end := 0, c.sup.now().Add(c.sup.cfg.Lease/4)
 	type bad struct {
@@ -256,7 +256,7 @@ func (c *claimer) claimParts(base context.Context, p *plan, heads []head) error 
 	return err
 }
 
-// errWalkTooLong ends a walk that has taken a quarter of a lease: other jobs wait.
+// errWalkTooLong ends a walk that has taken a quarter of a lease, because other jobs wait.
 var errWalkTooLong = errors.New("drover: walk took too long")
 
 // claimPart claims some jobs, and starts what it got.
@@ -298,7 +298,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 	return len(part), nil
 }
 
-// refuse takes a job out of the others' way.
+// refuse takes a job out of the way of others.
 func (c *claimer) refuse(base context.Context, h head, why error) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
@@ -327,7 +327,7 @@ const (
 	pathRescue = "rescue"
 )
 
-// tellRefused logs what became of a job that the database refuses, and tells the hooks if it was discarded.
+// tellRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
 func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
 	text := s.client.clean(refusal(why), maxErrorText)
 	s.quiet.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
@@ -339,7 +339,7 @@ func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, becam
 	}
 }
 
-// walkBound is how long a single statement of a walk may take: others wait.
+// walkBound is how long a single statement of a walk may take, because other jobs wait for it.
 func (s *Supervisor) walkBound() time.Duration { return min(s.cfg.Lease/12, time.Second) }
 
 // tripContext bounds one round trip.

@@ -70,8 +70,8 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// F-15: in the end the job of an outcome that is refused again and again becomes a dead letter; and one that passes is
-// set aside no more.
+// F-15: a job whose outcome is refused again and again becomes a dead letter in the end; one whose outcome passes is
+// no longer set aside.
 func TestARefusedOutcomeEnds(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

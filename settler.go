@@ -18,8 +18,8 @@ const (
 	maxWaiting  = maxComplete      // outcomes that wait while claims go on
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
-	lockedPause      = 100 * time.Millisecond // before a row that someone holds is tried again
-	refusedPause     = 5 * time.Second        // and one whose outcome the database refuses, doubled
+	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
+	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 	retryPause       = 50 * time.Millisecond // after a failed round trip, doubled
 	maxRetryPause    = 2 * time.Second       // how long a server may be back before it is noticed
@@ -32,7 +32,7 @@ type settler struct {
 	signal chan struct{} // something to do
 	idle   chan struct{} // closed once claiming has ended and all is settled
 	book   runSet        // claimed and not yet settled
-	apart  runSet        // not in the book: the database refuses how they ended
+	apart  runSet        // not in the book: the database refuses their outcomes
 
 	mu       sync.Mutex
 	outcomes []*outcome
@@ -42,17 +42,18 @@ type settler struct {
 	// The rest is the settler goroutine's own.
 	link    link
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
-	passed  []string   // jobs whose outcomes were refused for a while
+	passed  []string   // jobs whose outcomes were refused, and are recorded now
 	trouble trouble
 	noting  trouble // of starts: it must not hold up the settles
 }
 
-// trouble spaces round trips after failed ones, and tells of them: when they begin, once a minute, and when they are over.
+// trouble makes a pause after each failed round trip, and logs failures: when they begin, once a minute, and when
+// they are over.
 type trouble struct {
 	failures int
 	until    time.Time // no round trip before
 	since    time.Time // the first failure
-	told     time.Time // zero: not yet
+	told     time.Time // when it was logged last; zero: not yet
 }
 
 // failed waits before the next round trip, longer each time, and not as long as others do: a server that comes back is not
@@ -102,7 +103,8 @@ type start struct {
 }
 
 // noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
-// before it the job has certainly not run. It returns false where the claim is over, or its row is held or refuses it.
+// before it the job has certainly not run. It returns false if the claim is over, its row is locked, or the database
+// refuses the note.
 func (e *settler) noteStart(r *run) bool {
 	s := &start{r, make(chan bool, 1)}
 	e.mu.Lock()
@@ -149,7 +151,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	return true
 }
 
-// notePart is a round trip for some starts.
+// notePart is one round trip that notes some starts.
 func (e *settler) notePart(base context.Context, part []*start, noted map[string]time.Time) error {
 	ctx, cancel := e.sup.tripContext(base)
 	defer cancel()
@@ -171,7 +173,7 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	return p.send(ctx, conn)
 }
 
-// startRefused takes a job out of the others' way whose start cannot be written down. It is not started.
+// startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
 func (e *settler) startRefused(base context.Context, r *run, why error) error {
 	ctx, cancel := e.sup.tripContext(base)
 	defer cancel()
@@ -329,7 +331,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 			err = e.sup.client.store.passed(ctx, conn, pathSettle, ids)
 		}
 		if err != nil {
-			e.passed = ids // with the next
+			e.passed = ids // with the next round trip
 		}
 	}
 }
@@ -532,8 +534,8 @@ func unsent(out ...*outcome) {
 	}
 }
 
-// pickApart settles in parts what the database refused together. What it refuses by itself is settled again in simpler
-// words; if it refuses those as well, the outcome waits by itself, and nothing waits for it.
+// pickApart settles in parts the outcomes that the database refused together. An outcome that is refused by itself is
+// settled again in simpler words. If that is refused as well, the outcome waits by itself, and nothing waits for it.
 func (e *settler) pickApart(base context.Context, out []*outcome) error {
 	open := map[*outcome]bool{}
 	for _, o := range out {
@@ -589,11 +591,12 @@ func (e *settler) settlePart(base context.Context, part []*outcome) error {
 	return nil
 }
 
-// settleTries is how often a simpler outcome is refused before the job is taken out of the way, whatever its handler said.
+// settleTries is how often a simpler outcome is refused before drover_refuse discards the job, whatever its handler
+// returned.
 const settleTries = 5
 
-// refused puts an outcome by that the database refuses. A stop does not wait for it: its job is rescued then. After some
-// tries drover_refuse discards the job, unless it may have been a time-out each time.
+// refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
+// the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out.
 func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	r := o.run
 	e.book.remove(r)
@@ -607,7 +610,7 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 		if err != nil {
 			return err
 		}
-		// The first time it is set aside for people to see.
+		// The first refusal is only noted in set_aside, for people to see.
 		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
 		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
 			return err

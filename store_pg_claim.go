@@ -176,14 +176,14 @@ type claimReply struct {
 	at        time.Time
 	nextDue   time.Duration // 0: none known
 	jobs      []claimedJob
-	bytes     int // of args, and of what few jobs have
+	bytes     int // of args, and of the columns that few jobs set
 }
 
 const (
-	// largeReply is as much as a claim should bring; after a larger one the next asks for fewer jobs.
+	// largeReply is how many bytes a claim should bring; after a larger reply the next claim asks for fewer jobs.
 	largeReply = 64 << 20
 
-	// mostReply is as much as is kept of a claim; jobs beyond it go back.
+	// mostReply is how many bytes of a claim are kept; jobs beyond that are handed back.
 	mostReply = 256 << 20
 )
 
@@ -256,7 +256,7 @@ func (r *claimRow) columns() []any {
 	}
 }
 
-// add notes what the row says. One that cannot be read is claimed all the same, and says so.
+// add takes the row into the reply. A job whose row cannot be read in full is claimed all the same, and notes why.
 func (r *claimRow) add() {
 	if !r.id.Valid {
 		if r.secondsToNext.Valid {
