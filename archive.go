@@ -12,8 +12,8 @@ type Moved struct {
 	Jobs      int64    `json:"jobs"`
 	Conflicts []string `json:"conflicts,omitempty"` // ids that are there already, of another life of that id: they stay where they were
 
-	// Refused are jobs that stay where they were because the database refuses to move them, for a foreign key or a trigger
-	// of yours, say. At most the first 1,000.
+	// Refused lists the jobs that stayed where they were because the database refused to move them, for example
+	// because of a foreign key or a trigger of yours. At most the first 1,000.
 	Refused []Refusal `json:"refused,omitempty"`
 }
 

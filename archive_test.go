@@ -316,7 +316,7 @@ func fullArchive(t testing.TB, n int) (db *testDB, ids []string) {
 	return db, ids
 }
 
-// checkRefused sees whether just these jobs are said to be refused, each with an error.
+// checkRefused checks that exactly these jobs are reported as refused, each with an error.
 func checkRefused(t testing.TB, got []Refusal, want ...string) {
 	t.Helper()
 	var ids []string
@@ -468,7 +468,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	checkRefused(t, moved.Refused, ids[0], ids[2])
 }
 
-// F-15: a row that a filter cannot read is left out and named; the others are picked.
+// F-15: a row that a filter cannot read is left out and reported; the others are picked.
 func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	db, ids := fullArchive(t, 700)
@@ -493,7 +493,7 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// F-15: rows that cannot be made JSON of do not end an export, and the error at the end names them.
+// F-15: rows that cannot be turned into JSON do not end an export, and the error at the end names them.
 func TestExportAroundARowThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	db, ids := fullArchive(t, exportPage+30)
@@ -538,7 +538,7 @@ func (db *testDB) damage(t testing.TB, table, id string) {
 	}
 }
 
-// F-15: a job whose args are damaged is deleted; where it should be archived it is set aside.
+// F-15: a job whose args are damaged is deleted; if it has to be archived it is set aside.
 func TestPruningOfADamagedJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

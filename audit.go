@@ -28,12 +28,12 @@ type audit struct {
 	sup *Supervisor
 
 	mu    sync.Mutex
-	due   time.Time // of the next one; zero: nobody wants one
-	ended time.Time // when the last one did
+	due   time.Time // when the next audit is due; zero: none is wanted
+	ended time.Time // when the last audit ended
 
 	// The rest is the claimer goroutine's own.
 	hunt *hunt
-	next time.Time // no page before
+	next time.Time // no page is read before this
 }
 
 // want asks for an audit, unless there was one a short while ago.
@@ -61,7 +61,7 @@ func (a *audit) by(now time.Time) {
 	a.sup.claimer.poke()
 }
 
-// rest is how long there is nothing to do.
+// rest returns how long the audit has nothing to do.
 func (a *audit) rest(now time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,7 +84,7 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 	defer cancel()
 	if a.hunt == nil || a.hunt.owner != l.id {
 		a.mu.Lock()
-		a.due = time.Time{} // one that is asked for from now on comes after this one
+		a.due = time.Time{} // an audit that is wanted from now on comes after this one
 		a.mu.Unlock()
 		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
 		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
@@ -110,8 +110,9 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 	}
 }
 
-// look is one page. The settler is asked before the database: what it settles in between is known to the one, and runs no
-// more in the other. A job of which any run is known has to wait: its handler may still be at work.
+// look audits one page. It asks the settler before the database: a job that is settled in between is known to the
+// settler, and no longer runs in the database. A job with any known run has to wait: its handler may still be at
+// work.
 func (a *audit) look(ctx context.Context, conn *pgx.Conn, l *lease) error {
 	known := map[string]bool{}
 	for _, r := range slices.Concat(a.sup.settler.book.all(), a.sup.settler.apart.all()) {
@@ -135,8 +136,8 @@ func (a *audit) look(ctx context.Context, conn *pgx.Conn, l *lease) error {
 
 var errForgotten = errors.New("drover: it is not known how the only run of the job ended")
 
-// giveBack ends runs in this supervisor's name that it had not known of. Most go back as if they had never been. A job with
-// a single attempt that may have started must not run again.
+// giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
+// never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
 func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJob, l *lease) error {
 	var errs []error
 	for i := range held {
@@ -159,7 +160,8 @@ func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJo
 	return errors.Join(errs...)
 }
 
-// giveUpUnfenced puts a job off that no settle can match.
+// giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
+// the job has a single attempt.
 func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn *pgx.Conn, r *run, j *heldJob) error {
 	_, err := s.client.store.giveUp(ctx, conn, &givenUp{
 		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: j.maxAttempts > 1,

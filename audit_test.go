@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// auditAll is an audit from its beginning to its end, and the settles that follow from it.
+// auditAll runs an audit from its beginning to its end, and the settles that follow from it.
 func (s *still) auditAll(t testing.TB) {
 	t.Helper()
 	a := s.claimer.audit
@@ -97,7 +97,7 @@ func TestAuditFindsForgottenSettles(t *testing.T) {
 	}
 }
 
-// C4: a connection that came back asks for an audit, and the claimer makes it.
+// C4: a reconnect asks for an audit, and the claimer makes it.
 func TestAuditOfARunningSupervisor(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -118,7 +118,7 @@ func TestAuditOfARunningSupervisor(t *testing.T) {
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs`)
 }
 
-// An audit takes little of the time, and none of it before the last one is a minute old.
+// An audit takes little time, and none before the last one is a minute old.
 func TestAuditIsPaced(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -111,8 +111,9 @@ func (s *Supervisor) wantsSlot(o *outcome) bool {
 	return s.budgeted(o.run.job)
 }
 
-// reserve takes a slot for each retry that needs one, in short transactions of its own. A retry whose reservation fails
-// for its own or its budget's numbers goes without a slot, by its own backoff. Any other error is returned.
+// reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
+// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
+// error is returned.
 func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
 	wanting := make([]wantedSlot, 0, len(outcomes))
 	for _, o := range outcomes {
@@ -132,7 +133,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 	if len(wanting) == 0 {
 		return nil
 	}
-	// Side by side, for what is wrong with a budget is wrong for all that spend from it.
+	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
 	slices.SortStableFunc(wanting, func(a, b wantedSlot) int {
 		return cmp.Or(cmp.Compare(a.o.run.job.Queue, b.o.run.job.Queue), cmp.Compare(a.o.run.job.Kind, b.o.run.job.Kind))
 	})
@@ -147,7 +148,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 	err := isolate(wanting, func(part []wantedSlot) error {
 		slots, err := s.client.store.reserve(ctx, conn, part)
 		if err != nil && (timedOut(err) || ctx.Err() != nil) {
-			return errors.New("the calendar is held: " + err.Error()) // as text: no retry is to blame
+			return errors.New("the calendar is held: " + err.Error()) // as text, so that isolate blames no retry for it
 		}
 		if err != nil {
 			return err
@@ -161,7 +162,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 		tried++
 		return without(w, err)
 	})
-	if rowsFault(err) { // of all of them
+	if rowsFault(err) { // all of them failed
 		for _, w := range wanting[tried:] {
 			_ = without(w, err)
 		}

@@ -119,7 +119,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.pickApart(base)
 				continue
 			}
-			if at := c.refused.readAt; !at.IsZero() && !now.Before(at) {
+			if at := c.refused.readAt; c.refused.reread.Swap(false) || !at.IsZero() && !now.Before(at) {
 				c.tendAside(base)
 			}
 			c.audit.page(base, &c.link, now)
@@ -484,13 +484,13 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.trouble.over(base, c.sup)
 }
 
-// failed makes the claim be made again: in parts where a row may be at fault, else as soon as the trouble allows. p is
-// nil where parts would not help.
+// failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
+// help.
 func (c *claimer) failed(ctx context.Context, p *plan, err error) {
 	c.sayAnew()
 	c.next = c.sup.now()
 	if p != nil && rowsFault(err) {
-		c.refused.failed = p
+		c.refused.failed, c.refused.why = p, err
 		return
 	}
 	c.trouble.failed(ctx, c.sup, "claiming", err)

@@ -69,12 +69,12 @@ type control struct {
 	peers     map[string]observation
 	hunts     map[string]*hunt // for the jobs of lost peers
 	orphans   *hunt            // for jobs whose owner no row speaks for
-	allBy     time.Time        // when the next such hunt reads beyond now, too
+	allBy     time.Time        // when the next such hunt also reads jobs that are not due
 	sweeps    int64            // the last turn looked at
 	sweepAt   time.Time        // not before
 	behind    sweepOrder
 	floorsBy  time.Time // nor before this as long as there are no floors
-	was       string    // our last id, if others took its lease: what they made of it is to be taken back
+	was       string    // our last id, if others took its lease; takeBack undoes what they did
 	turns     turns
 
 	mu   sync.Mutex
@@ -284,15 +284,15 @@ func (c *control) beat(ctx context.Context) error {
 	return c.afterBeat(ctx, conn, l, reply)
 }
 
-// afterBeat does what a beat does after the sign of life. A step that fails is logged, and keeps no later one from
-// running. It returns an error only if the connection is gone or no time is left.
+// afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
+// ones from running. It returns an error only if the connection is gone or no time is left.
 func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
 	for _, step := range []struct {
 		name string
 		run  func() error
 	}{
 		{"watching the others", func() error {
-			// The other steps get some of the time, however many jobs there are to rescue.
+			// However many jobs there are to rescue, some of the time is left to the other steps.
 			ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/4)
 			defer cancel()
 			c.observe(ctx, conn, l, reply)
@@ -319,10 +319,10 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 	return nil
 }
 
-// errNoTime ends work that the next beat goes on with.
+// errNoTime ends a step early; the next beat goes on with it.
 var errNoTime = errors.New("no time left before the next heartbeat")
 
-// timeFor returns errNoTime if a statement that takes so long would be cut off: that would cost the connection.
+// timeFor returns errNoTime if a statement that takes d would be cut off, which would cost the connection.
 func timeFor(ctx context.Context, d time.Duration) error {
 	if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) < d {
 		return errNoTime
@@ -334,7 +334,7 @@ func timeFor(ctx context.Context, d time.Duration) error {
 // time-outs if that job causes them, and a beat should have room for all of these.
 func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*time.Millisecond) }
 
-// takeBack undoes what others made of our silence, if they took our lease.
+// takeBack undoes what other supervisors concluded from our silence, if they took our lease.
 func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
 	if c.was == "" {
 		return nil
@@ -589,13 +589,13 @@ func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 type freed struct {
 	j      *heldJob
 	o      *outcome
-	deaths []string // that it is convicted of
+	deaths []string // of supervisors, which the job is convicted of
 	done   bool
 }
 
 // free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
-// someone holds. A job that the database refuses to settle keeps none of the others. It returns the jobs that are left
-// for the next beat, with the reason.
+// someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
+// left for the next beat, with the reason.
 func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
 	var errs []error
 	var noSlots error
@@ -633,7 +633,7 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 	}
 	left = append(left, held...)
 	if errors.Is(err, errNoTime) && len(left) == all {
-		h.part = max(h.part/8, 1) // or one job that takes all the time would take it again
+		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
 	} else {
 		h.part = min(2*h.part, maxSettle)
 	}
@@ -641,7 +641,7 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
-// decide says what becomes of a dead supervisor's job, and which deaths that explains.
+// decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
 func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, f *freed) (err error) {
 	d, started := h.death, h.started[f.j.id]
 	deaths := f.j.deathsBlamed(owner)
@@ -694,23 +694,42 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 			continue
 		}
 		later := f.j.maxAttempts > 1 && f.o.state != Discarded
-		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later); err != nil {
+		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
 			return err
 		}
 	}
-	return isolate(fenced, settle, func(f *freed, err error) error {
+	type bad struct {
+		f   *freed
+		err error
+	}
+	var refused []bad
+	passed := false
+	err := isolate(fenced, func(part []*freed) error {
+		err := settle(part)
+		passed = passed || err == nil
+		return err
+	}, func(f *freed, err error) error {
 		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
 			f.o.simplify()
 			if again := settle([]*freed{f}); again == nil || !rowsFault(again) {
+				passed = passed || again == nil
 				return again
 			}
 		}
-		return c.giveUp(ctx, conn, owner, f, err, false)
+		refused = append(refused, bad{f, err})
+		return nil
 	})
+	// If none passed, no single job may be at fault: nothing is discarded for it.
+	for _, b := range refused {
+		if fault := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); fault != nil {
+			return errors.Join(err, fault)
+		}
+	}
+	return err
 }
 
-// freeing settles jobs of one dead supervisor. What the death says goes with it, in one transaction: blame for a job
-// that is not settled would be wrong, and one that is settled is not looked at again.
+// freeing settles jobs of one dead supervisor, and records in the same transaction what the death counts against
+// them: blame for a job that is not settled would be wrong, and a settled job is not looked at again.
 func (c *control) freeing(owner string, part []*freed, settled map[string]State) *pipeline {
 	p := &pipeline{}
 	outcomes := make([]*outcome, len(part))
@@ -739,13 +758,13 @@ func (c *control) freeing(owner string, part []*freed, settled map[string]State)
 
 var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
 
-// giveUp takes a job out of the others' way that cannot be settled: discarded, put off (later), or where not even that
-// is possible left as it is for a pause.
-func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *freed, why error, later bool) error {
+// giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
+// even that is possible, it stays as it is for a pause.
+func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *freed, why error, later, aside bool) error {
 	if err := timeFor(ctx, 2*c.bound()); err != nil {
 		return err
 	}
-	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: timedOut(why)}
+	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: aside || timedOut(why)}
 	text := c.sup.client.clean(refusal(why), maxErrorText)
 	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.bound())
 	if c.sup.quiet.may("rescue "+f.j.id, c.sup.now()) {
@@ -766,7 +785,7 @@ func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *f
 	return nil
 }
 
-// refuse turns to a discard for what the database says.
+// refuse turns the outcome into a discard, reason refused, with the database's error.
 func (o *outcome) refuse(why string) {
 	o.class, o.text, o.quarantined = classRefused, why, false
 	o.discard(ReasonRefused)
@@ -912,7 +931,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	c.sup.claimer.audit.want(started)
 	c.sup.claimer.floors.hold()
 	peopled, err := c.lookBehind(ctx, conn)
-	// Jobs whose owner no row speaks for would be rescued by nobody.
+	// Nobody else rescues jobs whose owner has no row in supervisors.
 	switch {
 	case c.orphans != nil && !c.orphans.ended():
 	case !started.Before(c.allBy):
@@ -930,18 +949,18 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	return err
 }
 
-// allOrphansEvery is how often a supervisor looks for orphans among the jobs that are not due either: their due time may
-// have been changed by hand.
+// allOrphansEvery is how often a supervisor looks for orphans among all jobs, also those that are not due: their due
+// time may have been changed by hand.
 const allOrphansEvery = time.Hour
 
-// sweepOrder is where the next full sweep begins. One lane that takes too long would keep the others from being swept
-// in every turn.
+// sweepOrder is where the next full sweep begins. Without it, one lane that takes too long would keep the same lanes
+// from being swept in every turn.
 type sweepOrder struct {
 	single bool // lane by lane
 	first  int
 }
 
-// lookBehind lowers the floors to what is behind them. It returns the lanes in which there is anything.
+// lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
 func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []huntLane, err error) {
 	req := c.sup.claimer.allLanes()
 	lanes := make([]sweepLane, len(req.lanes))
@@ -968,7 +987,7 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 		}
 		behind, found, err := c.sup.client.store.sweep(ctx, conn, part, req.kinds, bound)
 		if timedOut(err) {
-			return fmt.Errorf("%w (%s)", errNoTime, err.Error()) // halves of it would take as long
+			return fmt.Errorf("%w (%s)", errNoTime, err.Error()) // half of the lanes would take as long
 		}
 		for _, found := range behind {
 			c.sup.claimer.floors.lower(found.lane, found.at)

@@ -57,11 +57,11 @@
 //	supervisor.go            SupervisorConfig, Run, drain; every go statement
 //	queue.go                 a queue inside a supervisor: its slots, its buffer, how much to claim ahead
 //	claimer.go               takes due jobs, and decides when to look for them
-//	refused_claims.go        finds the job for which the database refuses a claim, and takes it out of the way
+//	refused_claims.go        finds the job because of which the database refuses a claim, and takes it out of the way
 //	floors.go                where a claim begins to look, so that dead rows cost nothing
 //	near_sweeps.go           claims that look behind it, for what committed late
 //	hearing.go               how often a sleeper looks, where an enqueue may have taken it for awake
-//	audit.go                 looks for jobs that run in this process' name and that it does not know
+//	audit.go                 looks for jobs that run in this process' name although it does not know them
 //	run.go                   one claimed job, from its start to its outcome
 //	outcome.go               what a handler returned, and what that makes of the job
 //	tx.go                    CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
@@ -87,7 +87,7 @@
 //	telemetry.go             Hooks and log attributes
 //	failpoint.go             where the fault suite may end a process: here nothing happens
 //	failpoint_on.go          what happens where it is built with droverfail
-//	isolate.go               finds the row for which the database refuses a batch
+//	isolate.go               finds the row because of which the database refuses a batch
 //	store_pg.go              SQL: connections, pipelines, errors
 //	store_pg_enqueue.go      SQL: enqueue
 //	store_pg_claim.go        SQL: claim

@@ -39,7 +39,8 @@ func TestNumbersBeyondAnyDuration(t *testing.T) {
 	}
 }
 
-// F-15: a job that is due in centuries makes nobody look before an hour is over; one that was due passes for due.
+// F-15: because of a job that is due in centuries nobody looks before an hour is over; one that was due centuries ago
+// counts as due.
 func TestClaimOfAFarJob(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[float64]time.Duration{2.5e11: time.Hour, 1e300: time.Hour, 7200: time.Hour, 60: time.Minute, -1e300: time.Microsecond, 0: time.Microsecond} {
@@ -51,7 +52,7 @@ func TestClaimOfAFarJob(t *testing.T) {
 	}
 }
 
-// F-15: beside a job that is due in the year 9999 an idle supervisor looks as rarely as without one.
+// F-15: with a job in the queue that is due in the year 9999, an idle supervisor looks as rarely as without one.
 func TestIdleBesideAFarJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

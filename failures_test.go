@@ -607,8 +607,8 @@ func TestOddFailureGroup(t *testing.T) {
 	}
 }
 
-// F-15: of parked jobs one that the database refuses to change is set aside, one that is locked is passed over, and
-// those of other builds behind them come back. The refused one is tried again after its pause.
+// F-15: of the parked jobs, one that the database refuses to change is set aside, one that is locked is passed over,
+// and the jobs of other builds after them come back. The refused one is tried again after its pause.
 func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -36,7 +36,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	Queue       string          `json:"queue"`
 	JobKind     string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`   // null if they are longer than 3 MiB (Client.Get has them), or cannot be read
+	Args        json.RawMessage `json:"args"`   // null if longer than 3 MiB (Client.Get returns them), or if they cannot be read
 	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
 	Error       string          `json:"error"`  // of the last failed run, like Class and Fingerprint; "" if none failed
 	Class       string          `json:"class"`
@@ -53,7 +53,7 @@ func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []strin
 			return err
 		}
 		if made > 0 {
-			c.log.InfoContext(ctx, "follow-ups enqueued that the database had refused", slog.Int64("follow_ups", made))
+			c.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
 		}
 		for i := range refused {
 			refused[i].Path = pathFollowUp

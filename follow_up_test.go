@@ -227,7 +227,7 @@ func TestChainsOfFollowUpsEnd(t *testing.T) {
 	if got := value[string](t, db, `select string_agg(kind || coalesce(metadata->>'drover:follow_up', ''), ' ' order by metadata->>'drover:follow_up' nulls first) from jobs`); got != "a b1 a2 b3" {
 		t.Errorf("jobs: %s", got)
 	}
-	// They get in only where the bounds are not asked.
+	// These rows are stored only if the bounds are not checked.
 	db.exec(t, `alter table jobs disable trigger jobs_bounds`)
 	for _, junk := range []string{`{"drover:follow_up": "x"}`, `{"drover:follow_up": 1e30}`, `{"drover:follow_up": null}`} { // of psql's making
 		db.exec(t, `insert into jobs (kind, metadata) values ('a', $1)`, junk)
@@ -281,7 +281,7 @@ func following(t testing.TB, cfg Config) *testDB {
 	return db
 }
 
-// F-15: whatever stands under drover's own key, the job is discarded, and a chain of follow-ups ends.
+// F-15: whatever is stored under drover's own key, the job is discarded, and a chain of follow-ups ends.
 func TestFollowUpOfOddMetadata(t *testing.T) {
 	t.Parallel()
 	db := following(t, Config{Logger: quiet()})
@@ -300,8 +300,8 @@ func TestFollowUpOfOddMetadata(t *testing.T) {
 	}
 }
 
-// F-15: a discard never fails for its follow-up. The follow-up is set aside, logged, and enqueued once the database takes
-// it, by the supervisor that prunes.
+// F-15: a discard never fails because of its follow-up. The follow-up is set aside and logged. Once the database
+// takes it, the supervisor that prunes enqueues it.
 func TestARefusedFollowUp(t *testing.T) {
 	t.Parallel()
 	for name, does := range map[string]string{"trigger": "raise 'no'", "trigger that returns null": "return null"} {
@@ -339,7 +339,7 @@ func TestARefusedFollowUp(t *testing.T) {
 	}
 }
 
-// F-15: a follow-up over which a trigger takes longer than a statement may is found among others.
+// F-15: a follow-up that a trigger holds up for longer than a statement may last is found among others.
 func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	t.Parallel()
 	db := following(t, Config{Logger: quiet()})
@@ -384,7 +384,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 	}
 }
 
-// F-15: what cannot be read of the dead job is left out of its follow-up.
+// F-15: parts of the dead job that cannot be read are left out of its follow-up.
 func TestFollowUpOfADamagedJob(t *testing.T) {
 	t.Parallel()
 	db := following(t, Config{Logger: quiet()})
@@ -403,7 +403,7 @@ func TestFollowUpOfADamagedJob(t *testing.T) {
 	}
 }
 
-// A role that may discard, and neither enqueue nor set aside, discards all the same, and is warned.
+// A role that may discard, but neither enqueue nor set aside, discards all the same, with a warning.
 func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
 	t.Parallel()
 	db := following(t, Config{Logger: quiet()})

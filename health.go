@@ -32,7 +32,7 @@ type NotSeen struct {
 	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // after 2 s
-	Failed   bool   `json:"failed"`    // a row of it cannot be read; neither this nor TimedOut: the role may not read it
+	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it
 }
 
 // Finding is a conclusion, and what to do about it.
@@ -148,8 +148,8 @@ type SetAsideHealth struct {
 	Refused int64      `json:"refused"` // jobs discarded in the last day with ReasonRefused
 }
 
-// SetAside is a row of the table set_aside: a job that the database refuses to read or to change, where not even the
-// refusal can be written into the job's own row. Supervisors leave it alone until RetryAt.
+// SetAside is a row of the table set_aside: a job that the database refuses to read or to change, if not even the
+// refusal can be written into the job's own row. Supervisors leave the job alone until RetryAt.
 type SetAside struct {
 	Job     string    `json:"job"`
 	Path    string    `json:"path"` // what was refused: claim, settle, rescue, prune, archive, ...
@@ -526,7 +526,7 @@ func (h *Health) judgeSetAside() (found []Finding) {
 	return found
 }
 
-// inLiteral is text inside a literal of SQL.
+// inLiteral escapes text for a literal of SQL.
 func inLiteral(text string) string { return strings.ReplaceAll(text, "'", "''") }
 
 func (h *Health) judgeNotSeen() (found []Finding) {

@@ -11,7 +11,7 @@ import (
 // A statement over many rows fails as a whole when the database refuses one of them. isolate finds that row, so that
 // the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
 
-// maxRefused rows in a row, and none that passed: the fault is not theirs.
+// maxRefused is how many rows a walk lets the database refuse while none has passed: beyond that no single row is at fault.
 const maxRefused = 100
 
 // Refusal is a job that the database refuses to change, or cannot read, while the others went through.
@@ -20,20 +20,20 @@ type Refusal struct {
 	Error string `json:"error"`
 }
 
-// isolate tries all items together. What fails for the fault of a row is tried in halves, down to the one item, which
-// goes to refused. The parts grow again behind it. An error that is no row's fault ends the walk, and isolate returns
-// it: what was not tried is left as it is.
+// isolate tries all items together. If that fails and a row may be at fault, it tries halves, down to the one item,
+// which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
+// isolate returns it, and leaves the remaining items as they are.
 func isolate[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, len(items), try, refused)
 }
 
-// isolateFailed is isolate for items that have failed together. It begins with one, for the row that has been in the way
-// for longest is often the first, and a part that fails may take until its time-out.
+// isolateFailed is isolate for items that have already failed together. It begins with one item, because the row at
+// fault is often the first, and each part that fails may last until its time-out.
 func isolateFailed[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, 1, try, refused)
 }
 
-// walk begins with parts of so many items.
+// walk begins with parts of step items.
 func walk[T any](items []T, step int, try func([]T) error, refused func(T, error) error) error {
 	passed, bad := false, 0
 	for len(items) > 0 {
@@ -58,9 +58,9 @@ func walk[T any](items []T, step int, try func([]T) error, refused func(T, error
 	return nil
 }
 
-// rowsFault reports an error that a single row may have caused: what it holds, a constraint or a trigger of the
-// application's, a lock, a time-out, or damage. All others are the fault of the connection, the server, the role or the
-// schema, or of a transaction that was in the way. drover_rows_fault has the same list.
+// rowsFault reports whether a single row may have caused an error: by what it holds, by a constraint or a trigger of
+// the application's, by a lock, a time-out, or damage. All other errors are the fault of the connection, the server,
+// the role or the schema, or of a transaction that was in the way. drover_rows_fault has the same list.
 func rowsFault(err error) bool {
 	var pg *pgconn.PgError
 	var bad *rowError
@@ -79,36 +79,35 @@ func rowsFault(err error) bool {
 	return true
 }
 
-// stepFault reports an error of a statement over many jobs that one of them may have caused, although the statement finds
-// refused rows by itself: a time-out, or damage. Missing rights and columns it would have blamed on rows, so where these
-// fail all of it the role or the schema is at fault.
+// stepFault reports whether one job may have made a statement over many jobs fail, although the statement finds
+// refused rows by itself: by a time-out, or by damage. If the whole statement fails with class 42 (a right or a
+// column is missing), the role or the schema is at fault: within the statement such an error is blamed on a row.
 func stepFault(err error) bool {
 	return rowsFault(err) && !strings.HasPrefix(sqlState(err), "42")
 }
 
-// lasting reports an error that the same row will bring again, whatever the application does: its own data, their
-// size, or damage. What a function raises, such as a trigger's, may pass.
+// lasting reports whether the same row will bring the error again, whatever the application does: a number that no
+// longer fits, a value that is too large or too deep to read, or damage. What a function raises, such as a trigger's,
+// may pass.
 func lasting(err error) bool {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+	if !errors.As(err, &pg) || strings.Contains(pg.Where, "PL/") {
 		return false
 	}
-	switch pg.Code[:2] {
-	case "XX":
+	switch pg.Code {
+	case "22003", "54000", "54001", "XX001":
 		return true
-	case "22", "53", "54":
-		return !strings.Contains(pg.Where, "PL/")
 	}
 	return false
 }
 
-// rowError says that a row came and cannot be read.
+// rowError is the error of a row that came and cannot be read.
 type rowError struct{ err error }
 
 func (e *rowError) Error() string { return "row cannot be read: " + e.err.Error() }
 func (e *rowError) Unwrap() error { return e.err }
 
-// sqlState is an error's SQLSTATE, empty where the server did not raise it.
+// sqlState is an error's SQLSTATE, empty if the server did not raise it.
 func sqlState(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {

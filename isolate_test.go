@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// F-15: whichever rows are bad, all others go through, once, and in few tries.
+// F-15: whichever rows are bad, all others go through, once each, and in few tries.
 func TestIsolate(t *testing.T) {
 	t.Parallel()
 	refusal := &pgconn.PgError{Code: "23514"}
@@ -61,7 +61,7 @@ func TestIsolate(t *testing.T) {
 	})
 }
 
-// Where nothing passes at all, or the fault is no row's, nothing is set aside for it.
+// If nothing passes at all, or no row is at fault, nothing is set aside.
 func TestIsolateGivesUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -126,7 +126,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// F-15: a job is put off, discarded, or where its row takes nothing set aside with a pause that doubles.
+// F-15: a job is put off, discarded, or, if its row cannot be changed at all, set aside with a pause that doubles.
 func TestRefuse(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

@@ -106,7 +106,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 	return seen
 }
 
-// F-15: a row that nobody expects, whatever is in it, is shown as far as it can be, and keeps no other from being shown.
+// F-15: a row with unexpected contents is shown as far as it can be read, and does not keep others from being shown.
 func TestOddRowsAreRead(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -207,8 +207,8 @@ func refusedIDs(done Bulk) (ids []string) {
 	return ids
 }
 
-// F-15: a bulk verb tells which jobs a trigger or a key of the application's refuses, and changes all others; also where
-// the refused ones fill more than the first batch.
+// F-15: a bulk verb returns the jobs that a trigger or a foreign key of the application's refuses to change, and
+// changes all others, even if the refused ones fill more than the first batch.
 func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -252,7 +252,7 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 	}
 }
 
-// F-15: where nothing passes at all, a verb does not go on through a million jobs.
+// F-15: if nothing passes at all, a verb does not go on through a million jobs.
 func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -264,7 +264,7 @@ func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	}
 }
 
-// F-15: a job over which the statement's time runs out is found and told, and the others are changed.
+// F-15: a job on which the statement times out is found and reported, and the others are changed.
 func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -279,12 +279,13 @@ func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 	}
 }
 
-// F-15: cancel, discard and delete end what nobody can read or append to: an operator's way out of every odd row.
+// F-15: cancel, discard and delete end jobs that nobody can read or append to: an operator can get rid of every odd
+// row.
 func TestOddRowsAreEnded(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	pgtest.DropChecks(t, db.Pool)
-	// But the CHECKs that read a column: a damaged one fails them, whatever is changed.
+	// Except the CHECKs that read a column: a damaged column fails them, whatever is changed.
 	for _, check := range []string{`jsonb_typeof(errors) is not null`, `jsonb_typeof(metadata) <> 'x'`, `array_ndims(tags) > 0`, `jsonb_typeof(args) <> 'x'`} {
 		db.exec(t, `alter table jobs add check (`+check+`)`)
 	}
@@ -364,7 +365,7 @@ func TestHealthNamesRefusedJobs(t *testing.T) {
 	}
 }
 
-// F-15: a verb whose filter asks for what cannot be read of some rows changes those of which it can.
+// F-15: a verb whose filter asks for a part that some rows cannot show changes the rows whose part can be read.
 func TestVerbsOverManyPassWhatAFilterCannotRead(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -380,7 +381,7 @@ func TestVerbsOverManyPassWhatAFilterCannotRead(t *testing.T) {
 	}
 }
 
-// F-15: a job that others hold for longer than the role waits for a lock is told as refused, and ends nothing.
+// F-15: a job that others hold for longer than the role waits for a lock is reported as refused, and ends nothing.
 func TestVerbsOverManyPassAJobThatStaysLocked(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

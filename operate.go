@@ -124,9 +124,9 @@ func (j *JobInfo) readTags(tags []*string) {
 	}
 }
 
-// readErrors takes the errors column. An entry that cannot be decoded says so itself, and the others stay.
+// readErrors takes the errors column. An entry that cannot be decoded says so in its Error, and the others stay.
 func (j *JobInfo) readErrors(text string) {
-	if json.Unmarshal([]byte(text), &j.Errors) == nil && !slices.Contains(j.Errors, RunError{}) { // which a null would be
+	if json.Unmarshal([]byte(text), &j.Errors) == nil && !slices.Contains(j.Errors, RunError{}) { // a null entry is a zero RunError
 		return
 	}
 	entries, ok := elements(text)
@@ -172,8 +172,8 @@ func (e *RunError) read(entry []byte) bool {
 	return false
 }
 
-// elements splits the text of a JSON array, which the server wrote, where encoding/json cannot: it reads no more than
-// 10,000 levels.
+// elements splits the text of a JSON array that the server wrote. encoding/json cannot do that for every array: it
+// reads no more than 10,000 levels.
 func elements(text string) (all []string, ok bool) {
 	text, ok = strings.CutPrefix(text, "[")
 	if !ok {
@@ -406,7 +406,7 @@ func (c *Client) DeleteCompleted(ctx context.Context, cutoff time.Time) (int64, 
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	if cutoff.IsZero() { // of a Filter that would be no bound
+	if cutoff.IsZero() { // in a Filter, zero would be no bound
 		return 0, nil
 	}
 	done, err := c.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: cutoff})

@@ -21,9 +21,9 @@ type Bulk struct {
 // holds last and one by one, waiting until ctx is done. After an error Changed says how many it got to, and calling
 // again goes on with the rest. An empty filter is an *InvalidError; Filter.All means every job.
 //
-// A job that the database refuses to change does not stop the others: a trigger or a foreign key of the application's, a
-// time-out or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany gives up with an error only
-// where the first 1,000 jobs are all refused.
+// A job that the database refuses to change does not stop the others. The cause may be a trigger or a foreign key of
+// the application's, a time-out, or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany
+// gives up with an error only if the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (Bulk, error) {
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: eventCancelled}})
 }
@@ -105,8 +105,8 @@ func (d *Bulk) add(b *bulkBatch) {
 	d.Refused = append(d.Refused, b.refused[:min(len(b.refused), maxRefusals-len(d.Refused))]...)
 }
 
-// batchInParts does a batch that failed as a whole, such as by a statement time-out, with fewer jobs at a time. A job that
-// fails alone is refused.
+// batchInParts does a batch again with fewer jobs at a time, after it failed as a whole, for example by a statement
+// time-out. A job that fails alone is refused.
 func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, after string) (all bulkBatch, err error) {
 	var bad problems
 	ids, last, err := c.store.seek(ctx, v.name, filter.encode(&bad), after)

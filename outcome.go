@@ -140,8 +140,9 @@ type outcome struct {
 	death       *death          // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
 	fingerprint string          // as in entry
-	replaced    bool            // it was made simpler, for the database refused it
-	refusals    int             // by the database, since then
+	replaced    bool            // it was made simpler, because the database refused it
+	refusals    int             // how often the database has refused it since then
+	refusedAt   time.Time       // when it was refused first
 	event       eventKind
 	notBefore   time.Time // the settler's: its row was held, or refused it
 	duration    time.Duration
@@ -504,7 +505,8 @@ func (o *outcome) ended(row seenJob) *outcome {
 	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}
 }
 
-// simplify leaves out what the database may have refused: the errors entry, or of a job that is not kept its deletion.
+// simplify leaves out what the database may have refused: the errors entry, or the deletion of a job that is not
+// kept.
 func (o *outcome) simplify() {
 	o.replaced = true
 	if o.completes() {

@@ -169,7 +169,7 @@ func TestPlans(t *testing.T) {
 	check("analyzed with nothing but completed jobs")
 }
 
-// C5: a hunt asks of each running job whether it is in a list of thousands.
+// C5: a hunt checks each running job against a list of thousands.
 func TestTheHuntHashesItsLists(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

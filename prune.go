@@ -30,7 +30,7 @@ func (s *Supervisor) prune(ctx context.Context) {
 			continue
 		}
 		if rounds%60 == 0 {
-			walk = pruneWalk{whole: true} // what was too young an hour ago
+			walk = pruneWalk{whole: true} // from the start: some jobs were too young an hour ago
 		}
 		var err error
 		if walk, err = s.client.prune(ctx, walk, keep); err != nil && ctx.Err() == nil {
@@ -80,7 +80,7 @@ func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (prune
 			walk.whole = false
 			return walk, nil
 		}
-		if after = step.last; !step.odd { // behind the odd ids the young ones that grow old would not be met
+		if after = step.last; !step.odd { // jobs that grow old sort in front of the odd ids, so do not go on behind those
 			walk.after = after
 		}
 	}
@@ -121,8 +121,8 @@ const (
 	pathFollowUp = "follow-up"
 )
 
-// tellRefused logs what was set aside. A job is tried again, and logged again, once its pause is over, which grows to a
-// day, and not before the pruner comes by: never twice within a minute.
+// tellRefused logs the jobs that were set aside. A job is tried and logged again when the pruner comes by after the
+// job's pause, which grows to a day: never twice within a minute.
 func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {

@@ -273,7 +273,7 @@ func TestDeleteOnCompletion(t *testing.T) {
 	db.waitFor(t, 10*time.Second, `select count(*) = 0 from jobs`)
 }
 
-// aged are ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
+// aged returns the ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
 func (db *testDB) aged(t testing.TB, n int) []string {
 	t.Helper()
 	return value[[]string](t, db, `with aged as (
@@ -282,7 +282,7 @@ func (db *testDB) aged(t testing.TB, n int) []string {
 		from generate_series(1, $1) n returning id) select array_agg(id order by id) from aged`, n)
 }
 
-// refuses makes a trigger of an application's on a table, which does what is said for the rows that fit.
+// refuses puts a trigger of the application's on a table, which runs the given code for the rows that fit.
 func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
 	t.Helper()
 	name := "app_" + strings.ToLower(strings.Fields(event)[0]) + "_" + table
@@ -294,7 +294,7 @@ func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
 	db.exec(t, fmt.Sprintf(`create trigger %s before %s on %s for each row execute function %[1]s()`, name, event, table))
 }
 
-// noted are the jobs that are set aside on a path.
+// noted returns the jobs that are set aside on a path.
 func (db *testDB) noted(t testing.TB, path string) []string {
 	t.Helper()
 	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from set_aside where path = $1`, path)
@@ -388,8 +388,8 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 	}
 }
 
-// F-15: jobs behind a hundred and more that are refused one after another are pruned; where all are refused, one is
-// noted for all, and the table of what is set aside does not grow by each of them.
+// F-15: jobs after a hundred and more refused ones are pruned. If all are refused, one is noted for all of them, and
+// set_aside does not grow by each.
 func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -415,8 +415,8 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	}
 }
 
-// F-15: a fault in archiving never keeps anything from being deleted, nor the other way round, be it one job's or the
-// whole's, such as a full disk.
+// F-15: a fault in archiving never keeps jobs from being deleted, nor the other way round, be it the fault of one job
+// or of everything, such as a full disk.
 func TestArchivingAndDeletingFailApart(t *testing.T) {
 	t.Parallel()
 	for _, errcode := range []string{"23514", "53100"} {
@@ -501,7 +501,7 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 	}
 }
 
-// F-15: ids that are no ULIDs, wherever they sort, are pruned, and the pruner goes on to prune ULIDs.
+// F-15: ids that are not ULIDs are pruned wherever they sort, and the pruner goes on to prune ULIDs.
 func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

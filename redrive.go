@@ -134,7 +134,7 @@ type Redrive struct {
 	Filter     json.RawMessage `json:"filter"` // the plan's, with the keys that SQL takes (docs/dead-letters.md)
 	Rate       float64         `json:"rate"`   // jobs a second and queue
 	PerKey     int             `json:"per_key,omitempty"`
-	Matched    int64           `json:"matched"`           // jobs it is for, without those it skipped
+	Matched    int64           `json:"matched"`           // jobs it holds or has held, without those it skipped
 	Released   int64           `json:"released"`          // jobs it made due
 	Skipped    int64           `json:"skipped"`           // jobs it left as they were
 	Unkeyed    int64           `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them

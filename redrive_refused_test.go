@@ -22,8 +22,9 @@ func (db *testDB) refuse(t testing.TB, when string) {
 	db.exec(t, `create or replace trigger no before update on jobs for each row when (`+when+`) execute function no()`)
 }
 
-// F-15: of a hundred dead letters one is refused: the others come back, it is listed with the reason, and the progress
-// reaches its end. All by psql alone. Once the cause is gone another redrive takes it.
+// F-15: of a hundred dead letters one is refused. The others come back, the refused one is listed with the reason,
+// and the progress reaches its end. All of it works by psql alone. Once the cause is gone another redrive takes the
+// job.
 func TestRedriveSkipsARefusedRow(t *testing.T) {
 	t.Parallel()
 	const bad = `old.args @> '{"n": 7}'`
@@ -142,8 +143,8 @@ func TestRedriveCountersStopAtTheirEnd(t *testing.T) {
 	}
 }
 
-// F-15: rows that are refused while one redrive marks stop neither it nor another redrive. More than a walk takes for
-// the rows' own fault, and side by side.
+// F-15: rows that are refused while one redrive marks stop neither it nor another redrive. They lie next to each
+// other, and are more than a walk takes for the rows' own fault.
 func TestRedriveSkipsRowsRefusedWhileMarking(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -160,7 +161,7 @@ func TestRedriveSkipsRowsRefusedWhileMarking(t *testing.T) {
 	}
 }
 
-// F-15: where a whole stretch of dead letters is refused at release, those behind it come back.
+// F-15: if a whole stretch of dead letters is refused at release, those after it come back.
 func TestRedriveSkipsManyRefusedRowsInARow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -207,7 +208,7 @@ func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 	}
 }
 
-// F-15: of jobs that nobody claims one cannot be taken back: the others are, and it stays due.
+// F-15: of the jobs that nobody claims one cannot be taken back: the others are, and that one stays due.
 func TestRedriveTakesBackBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -372,7 +373,8 @@ func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 	}
 }
 
-// A tick that was cut off asks for less the next time; a failing one is logged at most once a minute, and when it works again.
+// A tick that was cut off asks for less the next time. A failing tick is logged at most once a minute, and once more
+// when ticks work again.
 func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	var book logbook
@@ -407,7 +409,7 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	}
 }
 
-// A tick that may do little lets little go, and still gets to the end.
+// A tick with a small batch lets few jobs go, and the redrive still gets to its end.
 func TestRedriveInSmallSteps(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -425,8 +427,8 @@ func TestRedriveInSmallSteps(t *testing.T) {
 	v.until(t, `select count(*) = 60 from jobs where state = 'completed'`)
 }
 
-// D-4: what a redrive is for does not depend on DateStyle and TimeZone, of the session that begins it nor of those that
-// carry it on.
+// D-4: which jobs a redrive is for does not depend on DateStyle and TimeZone, neither in the session that begins it
+// nor in those that carry it on.
 func TestRedriveInAnyDateStyle(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

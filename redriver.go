@@ -14,9 +14,9 @@ type redriver struct {
 	signal chan struct{}
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
 
-	// Of the goroutine that ticks.
+	// Only the goroutine that ticks uses these.
 	batch    int       // what a tick may do; less after one that was cut off
-	failing  bool      // it was logged that ticks fail, and not yet that they work again
+	failing  bool      // the log has that ticks fail, and not yet that they work again
 	warnedAt time.Time // when it was logged last
 }
 
@@ -93,8 +93,8 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return reply.wait, reply.idle
 }
 
-// failed logs a failed tick, at most once a minute. After one that was cut off the next asks for less, so that ticks do
-// not end at the same place for ever.
+// failed logs a failed tick, at most once a minute. After a tick that was cut off the next one asks for less, so that
+// ticks do not end at the same place for ever.
 func (r *redriver) failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || sqlState(err) == "57014" {
 		r.batch = max(r.batch/4, 1)

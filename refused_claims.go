@@ -1,18 +1,23 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// One due job that the database refuses to hand out fails the claim that it is in, and would fail each that follows. So
-// after such a failure the claimer lists the jobs that it would have taken, claims them in parts, and takes the job that
-// is at fault out of the others' way: drover_refuse puts it off, or discards it. Where the database refuses that as well
+// A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
+// a failure the claimer lists the jobs that the claim would have taken, claims them in parts, and takes the job at
+// fault out of the way of others: drover_refuse puts it off, or discards it. If the database refuses that as well,
 // the job is set aside, and claims leave it out.
 
 // asideEvery is how often the list of set-aside jobs is read while there are any.
@@ -21,25 +26,28 @@ const asideEvery = 5 * time.Second
 // asideTries is how many of them are tried again at a time.
 const asideTries = 10
 
-// skipLane is how long a lane is left out that cannot be read at all.
+// skipLane is how long claims leave out a lane that cannot be read at all.
 const skipLane = time.Minute
 
 // refusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
 type refusedClaims struct {
 	failed  *plan                 // the last claim, if it failed for the fault of a row
+	why     error                 // its error
 	slow    *head                 // a job whose claim alone did not come back in time; set aside once the doubt is over
-	aside   []string              // jobs that no claim asks for
-	due     []string              // those of them that are to be tried again
+	aside   []string              // jobs that no claim asks for, the first of them
+	reread  atomic.Bool           // others have set a job aside
+	due     []string              // those of them whose pause is over
+	strong  []string              // strong suspects among them: their turn to run alone tries them
 	readAt  time.Time             // when the list is read next; zero: it is empty
 	skipped map[laneKey]time.Time // lanes that cannot be read, and until when they are left out
-	most    int                   // jobs that a claim asks for
+	most    int                   // jobs that a claim asks for at most
 }
 
 // errClaimInDoubt ends a walk: the reply to one of its claims was lost.
 var errClaimInDoubt = errors.New("drover: claim in doubt")
 
-// asked notes how a claim went for which up to n jobs were asked. One whose reply was large or came too late asks for
-// fewer the next time; one that was filled and small doubles that again.
+// asked notes how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks for
+// fewer jobs; after one that was full and small, for twice as many.
 func (r *refusedClaims) asked(n int, reply *claimReply, err error) {
 	got := len(reply.jobs)
 	switch {
@@ -61,17 +69,21 @@ func (c *claimer) readAside(base context.Context) {
 	conn, err := c.link.get(ctx)
 	var jobs []asideJob
 	if err == nil {
-		jobs, err = c.sup.client.store.aside(ctx, conn, pathClaim)
+		jobs, err = c.sup.client.store.aside(ctx, conn, c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
 		c.sup.quiet.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}
-	c.refused.aside, c.refused.due, c.refused.readAt = nil, nil, time.Time{}
+	c.refused.aside, c.refused.due, c.refused.strong, c.refused.readAt = nil, nil, nil, time.Time{}
 	for _, j := range jobs {
 		c.refused.aside = append(c.refused.aside, j.id)
-		if j.due && len(c.refused.due) < asideTries {
+		switch {
+		case !j.due:
+		case j.strong:
+			c.refused.strong = append(c.refused.strong, j.id)
+		case len(c.refused.due) < asideTries:
 			c.refused.due = append(c.refused.due, j.id)
 		}
 	}
@@ -80,7 +92,7 @@ func (c *claimer) readAside(base context.Context) {
 	}
 }
 
-// tendAside reads the list when it is time, and tries those again whose pause is over, each by itself.
+// tendAside reads the list, and tries again the jobs whose pause is over, each by itself.
 func (c *claimer) tendAside(base context.Context) {
 	c.readAside(base)
 	l, queues := c.sup.lease.Load(), c.sup.queueStates()
@@ -89,26 +101,48 @@ func (c *claimer) tendAside(base context.Context) {
 	}
 	p := c.planOf(l, queues)
 	for _, id := range c.refused.due {
-		ctx, cancel := c.sup.tripContext(base)
-		conn, err := c.link.get(ctx)
-		mine := false
-		if err == nil {
-			mine, err = c.sup.client.store.tryAside(ctx, conn, pathClaim, id)
-		}
-		cancel()
-		if err == nil && mine {
-			err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}})
-		}
-		if err != nil {
+		if err := c.tryAside(base, p, id); err != nil {
 			c.failed(base, nil, err)
 			return
 		}
 	}
+	if err := c.forgetAside(base, c.refused.strong); err != nil {
+		c.failed(base, nil, err)
+	}
 }
 
-// leaveOut takes out of a claim what is set aside, and the lanes that cannot be read.
+// tryAside claims a job that is set aside, by itself, unless another process does.
+func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
+	ctx, cancel := c.sup.tripContext(base)
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	if mine, err := c.sup.client.store.tryAside(ctx, conn, pathClaim, id); err != nil || !mine {
+		return err
+	}
+	_, err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}}, c.sup.now().Add(c.sup.cfg.Lease/4))
+	return err
+}
+
+// forgetAside lets claims ask for jobs again.
+func (c *claimer) forgetAside(base context.Context, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	ctx, cancel := c.sup.tripContext(base)
+	defer cancel()
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		return err
+	}
+	return c.sup.client.store.passed(ctx, conn, pathClaim, ids)
+}
+
+// leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
 func (c *claimer) leaveOut(p *plan, now time.Time) {
-	p.req.but = c.refused.aside
+	p.req.but = len(c.refused.aside) > 0
 	if len(c.refused.skipped) == 0 {
 		return
 	}
@@ -129,30 +163,50 @@ func (c *claimer) leaveOut(p *plan, now time.Time) {
 // planOf is a claim of certain jobs.
 func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
 	p := &plan{lease: l}
+	var names []string
 	for _, q := range queues {
 		p.groups = append(p.groups, claimGroup{queue: q})
+		names = append(names, q.Name)
 	}
-	p.req = &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds, queues: c.sup.queueNames()}
+	p.req = &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds, queues: names, belowLane: tierStrong}
 	return p
 }
 
-// pickApart claims the jobs of a claim that failed in parts, and takes those out of the way that are at fault.
+// pickApart takes a claim that failed, claims its jobs in parts, and takes those at fault out of the way. If none of them
+// passes it tries jobs from the other end of the lanes: if none passes there either, no single job may be at fault.
 func (c *claimer) pickApart(base context.Context) {
-	p := c.refused.failed
-	c.refused.failed = nil
+	p, why := c.refused.failed, c.refused.why
+	c.refused.failed, c.refused.why = nil, nil
 	if l := c.sup.lease.Load(); l.id != p.lease.id || l.ended.Load() {
 		return
 	}
 	p.lease = c.sup.lease.Load()
-	p.req.epoch = int(p.lease.epoch.Load())
+	p.req.epoch, p.req.belowLane = int(p.lease.epoch.Load()), tierStrong+10
 	c.readAside(base)
-	p.req.but = c.refused.aside
+	p.req.but = len(c.refused.aside) > 0
 	if order := p.order; order != nil {
 		order.idle.Store(true)
 	}
-	heads, err := c.heads(base, p)
+	heads, err := c.heads(base, p, false)
+	var w walked
 	if err == nil {
-		err = c.claimParts(base, p, heads)
+		w, err = c.claimParts(base, p, heads, c.sup.now().Add(c.sup.cfg.Lease/4))
+	}
+	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
+		var others []head
+		if others, err = c.heads(base, p, true); err == nil {
+			more, fault := c.claimParts(base, p, w.without(others), c.sup.now().Add(c.sup.cfg.Lease/4))
+			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
+		}
+	}
+	if err == nil && w.claimed == 0 {
+		w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !lasting(r.err) })
+		if len(w.refused) == 0 { // nothing passed, or nothing was there
+			err = why
+		}
+	}
+	if err == nil {
+		err = c.refuseAll(base, w.refused)
 	}
 	if err != nil {
 		c.failed(base, nil, err)
@@ -162,18 +216,22 @@ func (c *claimer) pickApart(base context.Context) {
 	c.wake()
 }
 
-// heads lists what a claim would take. A lane that cannot be read is left out for a while.
-func (c *claimer) heads(base context.Context, p *plan) (all []head, err error) {
+// heads lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
+// while, if others can be read.
+func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, err error) {
+	read := 0
 	list := func(lanes []int) error {
 		ctx, cancel := c.sup.tripContext(base)
 		defer cancel()
-		conn, err := c.link.get(ctx)
+		conn, err := c.connect(ctx)
 		if err != nil {
 			return err
 		}
-		heads, err := c.sup.client.store.heads(ctx, conn, p.req.only(lanes), c.sup.walkBound())
+		heads, err := c.sup.client.store.heads(ctx, conn, p.req.only(lanes), last, c.sup.walkBound())
 		if err == nil {
 			all = append(all, heads...)
+			read += len(lanes)
+			interleave(all)
 		}
 		return err
 	}
@@ -182,23 +240,53 @@ func (c *claimer) heads(base context.Context, p *plan) (all []head, err error) {
 		lanes[i] = i
 	}
 	err = list(lanes)
-	if err == nil || !lasting(err) && !timedOut(err) {
+	if err == nil || !strings.HasPrefix(sqlState(err), "XX") {
 		return all, err
 	}
+	damaged := map[laneKey]error{}
 	err = isolateFailed(lanes, list, func(i int, err error) error {
-		key := p.req.lane(i)
+		damaged[p.req.lane(i)] = err
+		return nil
+	})
+	if err != nil || read == 0 {
+		for _, fault := range damaged {
+			err = errors.Join(err, fault)
+		}
+		return all, err
+	}
+	for key, fault := range damaged {
 		if c.refused.skipped == nil {
 			c.refused.skipped = map[laneKey]time.Time{}
 		}
 		c.refused.skipped[key] = c.sup.now().Add(skipLane)
 		c.sup.quiet.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
-			slog.String("queue", key.queue), slog.Int("lane", int(key.lane)), slog.String("error", err.Error()))
-		return nil
-	})
-	return all, err
+			slog.String("queue", key.queue), slog.Int("lane", int(key.lane)), slog.String("error", fault.Error()))
+	}
+	return all, nil
 }
 
-// timedOut reports an error that a time-out caused, the server's or ours.
+// interleave puts the first job of each lane in front, then the second of each: a lane in which every job takes its time
+// must not hold up the others.
+func interleave(heads []head) {
+	nth := map[laneKey]int{}
+	for i := range heads {
+		key := laneKey{heads[i].queue, heads[i].lane}
+		heads[i].nth = nth[key]
+		nth[key]++
+	}
+	slices.SortStableFunc(heads, func(a, b head) int { return cmp.Compare(a.nth, b.nth) })
+}
+
+// connect returns the claimer's connection. If there is none, no row is at fault, not even if it took too long.
+func (c *claimer) connect(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := c.link.get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+	}
+	return conn, nil
+}
+
+// timedOut reports whether a time-out caused the error, the server's or ours.
 func timedOut(err error) bool {
 	var pg *pgconn.PgError
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && (pg.Code == "57014" || pg.Code == "55P03")
@@ -220,51 +308,69 @@ func (req *claimRequest) lane(i int) laneKey {
 	return laneKey{req.queues[req.groupQueue[req.laneGroup[i]-1]-1], req.lanes[i]}
 }
 
-// claimParts claims the jobs together, or in parts where the database refuses that, and starts them. What it refuses by
-// itself is taken out of the way; unless nothing else passed and the same might pass later: then the fault may be
-// everybody's, and all is tried again.
-func (c *claimer) claimParts(base context.Context, p *plan, heads []head) error {
-	passed, end := 0, c.sup.now().Add(c.sup.cfg.Lease/4)
-	type bad struct {
-		head
-		err error
-	}
-	var refused []bad
-	err := isolateFailed(heads, func(part []head) error {
-		n, err := c.claimPart(base, p, part)
-		passed += n
-		if err == nil && c.sup.now().After(end) {
-			return errWalkTooLong
-		}
-		return err
-	}, func(h head, err error) error {
-		refused = append(refused, bad{h, err})
-		return nil
-	})
-	if errors.Is(err, errWalkTooLong) {
-		err = nil // the next claim goes on
-	}
-	for _, b := range refused {
-		if passed == 0 && !lasting(b.err) && b.claimSeq >= 0 {
-			err = errors.Join(err, b.err)
-			break
-		}
-		if fault := c.refuse(base, b.head, b.err); fault != nil {
-			err = errors.Join(err, fault)
-			break
-		}
-	}
-	return err
+// walked is what came of a walk over jobs to claim.
+type walked struct {
+	claimed int // jobs
+	refused []refusedHead
 }
 
-// errWalkTooLong ends a walk that has taken a quarter of a lease: other jobs wait.
+type refusedHead struct {
+	head
+	err error
+}
+
+// without leaves the refused ones out of a list.
+func (w *walked) without(heads []head) []head {
+	return slices.DeleteFunc(heads, func(h head) bool {
+		return slices.ContainsFunc(w.refused, func(r refusedHead) bool { return r.id == h.id })
+	})
+}
+
+// claimParts claims the jobs in parts, first one, then two, four and so on, and starts them, until the end has come.
+func (c *claimer) claimParts(base context.Context, p *plan, heads []head, end time.Time) (w walked, err error) {
+	tried := 0
+	err = isolateFailed(heads, func(part []head) error {
+		if tried++; tried > 1 && (c.sup.now().After(end) || c.sup.draining.Load()) {
+			return errWalkTooLong
+		}
+		n, err := c.claimPart(base, p, part)
+		w.claimed += n
+		return err
+	}, func(h head, err error) error {
+		w.refused = append(w.refused, refusedHead{h, err})
+		return nil
+	})
+	if errors.Is(err, errWalkTooLong) || rowsFault(err) { // all of a hundred were refused
+		err = nil // the next claim goes on
+	}
+	if len(heads) > 0 && heads[0].claimSeq < 0 && err == nil { // it was set aside, and stays so
+		err = c.refuseAll(base, w.refused)
+	}
+	return w, err
+}
+
+// refuseAll takes jobs out of the way of others while there is time, one at least.
+func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
+	end := c.sup.now().Add(c.sup.cfg.Lease / 4)
+	for i, r := range refused {
+		if i > 0 && (c.sup.now().After(end) || c.sup.draining.Load()) {
+			break // the next walk meets them again
+		}
+		if err := c.refuse(base, r.head, r.err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errWalkTooLong ends a walk that has taken a quarter of a lease, because other jobs wait.
 var errWalkTooLong = errors.New("drover: walk took too long")
 
 // claimPart claims some jobs, and starts what it got.
 func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, err error) {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.connect(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -294,12 +400,13 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 		p.order.ran.Store(true)
 	}
 	c.dispatch(ctx, claim, c.sup.now())
-	if part[0].claimSeq < 0 { // it was set aside
+	got := len(claim.reply.jobs)
+	if got > 0 && part[0].claimSeq < 0 { // it was set aside
 		if err := c.sup.client.store.passed(ctx, conn, pathClaim, ids); err != nil {
-			return len(part), err
+			return got, err
 		}
 	}
-	return len(part), nil
+	return got, nil
 }
 
 // setSlowAside sets a job aside that is too large to come back in time. Its row stays as it is: nobody knows whether the
@@ -314,7 +421,7 @@ func (c *claimer) setSlowAside(base context.Context) {
 	c.refused.slow = nil
 }
 
-// refuse takes a job out of the others' way.
+// refuse takes a job out of the way of others.
 func (c *claimer) refuse(base context.Context, h head, why error) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
@@ -338,12 +445,11 @@ func (c *claimer) refuse(base context.Context, h head, why error) error {
 // The paths in set_aside that belong to single jobs of a supervisor.
 const (
 	pathClaim  = "claim"
-	pathStart  = "start"
 	pathSettle = "settle"
 	pathRescue = "rescue"
 )
 
-// tellRefused logs what became of a job that the database refuses, and tells the hooks if it was discarded.
+// tellRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
 func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
 	text := s.client.clean(refusal(why), maxErrorText)
 	s.quiet.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
@@ -355,7 +461,7 @@ func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, becam
 	}
 }
 
-// walkBound is how long a single statement of a walk may take: others wait.
+// walkBound is how long a single statement of a walk may take, because other jobs wait for it.
 func (s *Supervisor) walkBound() time.Duration { return min(s.cfg.Lease/12, time.Second) }
 
 // tripContext bounds one round trip.

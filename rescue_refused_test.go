@@ -19,7 +19,7 @@ func (db *testDB) held(t testing.TB, owner string, n int) {
 		select 'job', 'running', $1, 1, 1, now() - interval '1 s' from generate_series(1, $2)`, owner, n)
 }
 
-// unrescued are what one row of a dead supervisor's may have that its rescue cannot get over.
+// unrescued are row contents that a dead supervisor's rescue cannot get past.
 var unrescued = []struct{ name, schema, row, becomes string }{
 	{
 		"a trigger refuses what the job should become",
@@ -120,7 +120,7 @@ func TestRescueOfWhatWasSetAside(t *testing.T) {
 	}
 }
 
-// F-15, P-3: what a death is evidence of is kept for those that pass.
+// F-15, P-3: what a death counts against a job is kept for the jobs that pass.
 func TestRescueBlamesThosePastARefusedOne(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -135,7 +135,7 @@ func TestRescueBlamesThosePastARefusedOne(t *testing.T) {
 	}
 }
 
-// F-15: damage in what is kept outside of a row stops neither the hunt nor the rescue of the others.
+// F-15: damaged values stored outside of a row stop neither the hunt nor the rescue of the others.
 func TestRescueOfADamagedRow(t *testing.T) {
 	t.Parallel()
 	for _, column := range []string{"errors", "retry", "args"} {
@@ -164,7 +164,7 @@ func TestRescueOfADamagedRow(t *testing.T) {
 	}
 }
 
-// F-15: garbage in one row costs the others of its lane nothing of what a hunt reads of them.
+// F-15: garbage in one row does not change what a hunt reads of the other rows in its lane.
 func TestHuntReadsGarbage(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -213,7 +213,7 @@ func TestRescueOfOneLargeProcess(t *testing.T) {
 	}
 }
 
-// F-15: a budget that cannot be reckoned with holds up neither a rescue nor a settle: its retries go by their backoff.
+// F-15: a budget with unusable numbers holds up neither a rescue nor a settle: its retries go by their own backoff.
 func TestReservationsOfABrokenBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -239,7 +239,7 @@ func TestReservationsOfABrokenBudget(t *testing.T) {
 	}
 }
 
-// F-15: of many reservations the one fails whose numbers are at fault.
+// F-15: of many reservations only that one fails whose numbers are at fault.
 func TestAReservationThatOverflows(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

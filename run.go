@@ -33,7 +33,7 @@ type run struct {
 	uncounted       int
 	expired         bool
 	unreadable      error         // why its row is not known in full; nil: it is
-	putOff          bool          // its start was refused, and its row says so
+	putOff          atomic.Bool   // its start was refused, and its row says so
 	timeBound       bool          // RetryUntil is set
 	timeLeft        time.Duration // until then, at the claim
 	deleteCompleted bool
@@ -79,7 +79,7 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	}
 	if r.job.MaxAttempts == 1 && !s.settler.noteStart(r) {
 		r.finish()
-		if !r.putOff {
+		if !r.putOff.Load() {
 			s.settler.settle(r.handedBack())
 		}
 		return true

@@ -242,7 +242,7 @@ func TestFunctionsIgnoreWhatHidesTheirNames(t *testing.T) {
 	}
 }
 
-// tooMuch is what a role that may enqueue may try. Each stands for a parameter of drover_enqueue.
+// tooMuch are inputs that a role with the right to enqueue may try. Each is for one parameter of drover_enqueue.
 func tooMuch() []struct{ field, sql string } {
 	const deep = `(repeat('[', %[1]d) || repeat(']', %[1]d))::jsonb`
 	return []struct{ field, sql string }{
@@ -318,8 +318,8 @@ func tooMuch() []struct{ field, sql string } {
 	}
 }
 
-// F-15, X-7: what a producer may not put in is refused with the name of the field, by drover_enqueue and by
-// drover_enqueue_many, and soon; and so it is by the table, whoever writes there, where it would be dear to read.
+// F-15, X-7: drover_enqueue and drover_enqueue_many refuse quickly what a producer may not store, and name the field.
+// The table refuses, whoever writes to it, what would be costly to read.
 func TestDoorsAreShut(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
@@ -410,7 +410,7 @@ func TestDoorsAreShut(t *testing.T) {
 	}
 }
 
-// F-15: a value that is compressed looks small. A producer may keep one in a temporary table, an owner in any.
+// F-15: a compressed value looks small. A producer may keep one in a temporary table, an owner in any table.
 func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
@@ -481,7 +481,8 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where `+waiting); n < 30 {
 		t.Errorf("%d jobs are due", n)
 	}
-	// The owner's statements follow no rule but the table's: chains of follow-ups hold the deepest args three times over.
+	// The owner's statements obey only the table's rules: chains of follow-ups hold the deepest args three times
+	// over.
 	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('payload', 'after', 'default'), ('after', 'payload', 'default')`)
 	for range 4 {
 		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where kind in ('payload', 'after') and finalized_at is null`)
@@ -503,5 +504,5 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	}
 }
 
-// slicesOfOnes encodes as [1,1,…] of that many bytes at most: nothing else takes so much room as jsonb.
+// slicesOfOnes encodes as [1,1,…] of at most that many bytes: no other JSON takes so much room as jsonb.
 func slicesOfOnes(size int) []int { return slices.Repeat([]int{1}, (size-1)/2) }

@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -18,8 +19,8 @@ const (
 	maxWaiting  = maxComplete      // outcomes that wait while claims go on
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
-	lockedPause      = 100 * time.Millisecond // before a row that someone holds is tried again
-	refusedPause     = 5 * time.Second        // and one whose outcome the database refuses, doubled
+	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
+	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 	retryPause       = 50 * time.Millisecond // after a failed round trip, doubled
 	maxRetryPause    = 2 * time.Second       // how long a server may be back before it is noticed
@@ -32,7 +33,7 @@ type settler struct {
 	signal chan struct{} // something to do
 	idle   chan struct{} // closed once claiming has ended and all is settled
 	book   runSet        // claimed and not yet settled
-	apart  runSet        // not in the book: the database refuses how they ended
+	apart  runSet        // not in the book: the database refuses their outcomes
 
 	mu       sync.Mutex
 	outcomes []*outcome
@@ -42,17 +43,19 @@ type settler struct {
 	// The rest is the settler goroutine's own.
 	link    link
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
-	passed  []string   // jobs whose outcomes were refused for a while
+	worked  time.Time  // when an outcome was last recorded
+	passed  []string   // jobs whose outcomes were refused, and are recorded now
 	trouble trouble
 	noting  trouble // of starts: it must not hold up the settles
 }
 
-// trouble spaces round trips after failed ones, and tells of them: when they begin, once a minute, and when they are over.
+// trouble makes a pause after each failed round trip, and logs failures: when they begin, once a minute, and when
+// they are over.
 type trouble struct {
 	failures int
 	until    time.Time // no round trip before
 	since    time.Time // the first failure
-	told     time.Time // zero: not yet
+	told     time.Time // when it was logged last; zero: not yet
 }
 
 // failed waits before the next round trip, longer each time, and not as long as others do: a server that comes back is not
@@ -102,7 +105,8 @@ type start struct {
 }
 
 // noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
-// before it the job has certainly not run. It returns false where the claim is over, or its row is held or refuses it.
+// before it the job has certainly not run. It returns false if the claim is over, its row is locked, or the database
+// refuses the note.
 func (e *settler) noteStart(r *run) bool {
 	s := &start{r, make(chan bool, 1)}
 	e.mu.Lock()
@@ -130,9 +134,20 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 		return false
 	}
 	noted := map[string]time.Time{}
+	type bad struct {
+		run *run
+		err error
+	}
+	var refused []bad
 	err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {
-		return e.startRefused(base, s.run, err)
+		refused = append(refused, bad{s.run, err})
+		return nil
 	})
+	for _, b := range refused {
+		if err == nil {
+			err = e.startRefused(base, b.run, b.err, len(noted) == 0)
+		}
+	}
 	if err != nil {
 		starts = slices.DeleteFunc(starts, func(s *start) bool { return s.run.lease.ctx.Err() != nil }) // nobody waits any more
 		e.mu.Lock()
@@ -149,11 +164,11 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	return true
 }
 
-// notePart is a round trip for some starts.
+// notePart is one round trip that notes some starts.
 func (e *settler) notePart(base context.Context, part []*start, noted map[string]time.Time) error {
 	ctx, cancel := e.sup.tripContext(base)
 	defer cancel()
-	conn, err := e.link.get(ctx)
+	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -171,25 +186,37 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	return p.send(ctx, conn)
 }
 
-// startRefused takes a job out of the others' way whose start cannot be written down. It is not started.
-func (e *settler) startRefused(base context.Context, r *run, why error) error {
+// startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
+func (e *settler) startRefused(base context.Context, r *run, why error, aside bool) error {
 	ctx, cancel := e.sup.tripContext(base)
 	defer cancel()
-	conn, err := e.link.get(ctx)
+	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
-	g := &givenUp{path: pathStart, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !lasting(why)}
+	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
+	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !lasting(why), aside: aside}
 	became, err := e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
-	if became != setAside {
-		r.putOff = true
+	if became == setAside {
+		e.sup.claimer.refused.reread.Store(true)
+	} else {
+		r.putOff.Store(true)
 		e.book.remove(r)
 	}
-	e.sup.tellRefused(base, pathStart, r.job, became, why)
+	e.sup.tellRefused(base, pathClaim, r.job, became, why)
 	return nil
+}
+
+// connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
+func (e *settler) connect(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := e.link.get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+	}
+	return conn, nil
 }
 
 func (e *settler) poke() {
@@ -245,7 +272,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 func (e *settler) behind() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.outcomes) > maxWaiting
+	return len(e.outcomes)+e.apart.len() > maxWaiting
 }
 
 // take returns outcomes for one round trip.
@@ -329,7 +356,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 			err = e.sup.client.store.passed(ctx, conn, pathSettle, ids)
 		}
 		if err != nil {
-			e.passed = ids // with the next
+			e.passed = ids // with the next round trip
 		}
 	}
 }
@@ -532,8 +559,8 @@ func unsent(out ...*outcome) {
 	}
 }
 
-// pickApart settles in parts what the database refused together. What it refuses by itself is settled again in simpler
-// words; if it refuses those as well, the outcome waits by itself, and nothing waits for it.
+// pickApart settles in parts the outcomes that the database refused together. An outcome that is refused by itself is
+// settled again in simpler words. If that is refused as well, the outcome waits by itself, and nothing waits for it.
 func (e *settler) pickApart(base context.Context, out []*outcome) error {
 	open := map[*outcome]bool{}
 	for _, o := range out {
@@ -549,7 +576,7 @@ func (e *settler) pickApart(base context.Context, out []*outcome) error {
 		return err
 	}
 	err := isolateFailed(out, settle, func(o *outcome, err error) error {
-		if !o.replaced {
+		if !o.replaced && (!timedOut(err) || o.refusals > 0) {
 			o.simplify()
 			if err = settle([]*outcome{o}); err == nil || !rowsFault(err) {
 				return err
@@ -570,7 +597,7 @@ func (e *settler) pickApart(base context.Context, out []*outcome) error {
 func (e *settler) settlePart(base context.Context, part []*outcome) error {
 	ctx, cancel := e.sup.tripContext(base)
 	defer cancel()
-	conn, err := e.link.get(ctx)
+	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -589,18 +616,21 @@ func (e *settler) settlePart(base context.Context, part []*outcome) error {
 	return nil
 }
 
-// settleTries is how often a simpler outcome is refused before the job is taken out of the way, whatever its handler said.
+// settleTries is how often a simpler outcome is refused before drover_refuse discards the job, whatever its handler
+// returned.
 const settleTries = 5
 
-// refused puts an outcome by that the database refuses. A stop does not wait for it: its job is rescued then. After some
-// tries drover_refuse discards the job, unless it may have been a time-out each time.
+// refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
+// the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out.
 func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	r := o.run
 	e.apart.add(r) // first: the audit reads the book, and then these
 	e.book.remove(r)
-	o.refusals++
+	if o.refusals++; o.refusals == 1 {
+		o.refusedAt = e.sup.now()
+	}
 	became := ""
-	if o.refusals >= settleTries && !timedOut(why) || o.refusals == 1 {
+	if o.refusals >= settleTries && !timedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
 		ctx, cancel := e.sup.tripContext(base)
 		defer cancel()
 		conn, err := e.link.get(ctx)
@@ -608,16 +638,21 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 			e.later(o, refusedPause)
 			return err
 		}
-		// The first time it is set aside for people to see.
+		// The first refusal is only noted in set_aside, for people to see.
 		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
 		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
-		e.sup.tellRefused(base, pathSettle, r.job, became, why)
-		if became != setAside {
-			e.apart.remove(r)
-			return nil // its row has ended, or is not ours
+		if became != "" {
+			e.sup.tellRefused(base, pathSettle, r.job, became, why)
+		}
+		switch became {
+		case setAside:
+		case "": // its row is locked, or not as it was: the next try finds out
+		default:
+			e.gone(o)
+			return nil
 		}
 	}
 	e.later(o, min(refusedPause<<min(o.refusals-1, 10), mostRefusedPause))
@@ -684,6 +719,7 @@ func (e *settler) later(o *outcome, pause time.Duration) {
 
 // gone forgets a run whose end is recorded, or is not ours to record.
 func (e *settler) gone(o *outcome) {
+	e.worked = e.sup.now()
 	e.book.remove(o.run)
 	if o.refusals > 0 {
 		e.apart.remove(o.run)

@@ -71,7 +71,7 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 type link struct {
 	store *store
 	conn  *pgx.Conn
-	again func() // called where it came back; may be nil
+	again func() // called after a reconnect; may be nil
 }
 
 func (l *link) get(ctx context.Context) (*pgx.Conn, error) {

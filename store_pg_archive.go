@@ -16,7 +16,7 @@ import (
 type archiveVerb struct {
 	batch int
 	step  string // takes up the next $2 jobs after id $3
-	next  string // their ids
+	next  string // lists the ids of those
 	these string // takes up the jobs $2 alone
 }
 
@@ -56,8 +56,8 @@ const (
 	rankedBatch  = 10_000 // every batch ranks all that fit
 )
 
-// sqlConstraintsNow has the application's deferred constraints checked by the statement that violates them: at the
-// commit, nobody could say which row it was.
+// sqlConstraintsNow makes the statement that violates a deferred constraint of the application's fail: at the commit
+// it could not be known which row it was.
 const sqlConstraintsNow = `set constraints all immediate`
 
 // move takes steps, each from where the one before got to, and adds up what they did.

@@ -84,7 +84,8 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 	return slots, p.send(ctx, conn)
 }
 
-// reserveWait is how long a reservation waits for a lock: a second, and no longer than leaves time for what follows it.
+// reserveWait is how long a reservation waits for a lock: a second, or a third of the time that is left, if that is
+// less.
 func reserveWait(ctx context.Context) time.Duration {
 	wait := time.Second
 	if end, ok := ctx.Deadline(); ok {

@@ -29,7 +29,8 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
 const sqlClaim = claimMe + claimDue + claimTake + claimNextDue
 
-// sqlClaimBut is sqlClaim without the jobs $12: those that are set aside.
+// sqlClaimBut is sqlClaim without the jobs that are set aside. It is used only while there are any. A subquery for each
+// job keeps the order of the index; a join might not.
 const sqlClaimBut = claimMe + claimDueBut + claimTake + claimNextDue
 
 const (
@@ -39,7 +40,8 @@ with me as materialized (
 ), due as materialized (
 	select j.id from me, `
 	claimDue    = claimQueues + claimLanes
-	claimDueBut = claimQueues + ` and id <> all($12::text[])` + claimLanes
+	claimDueBut = claimQueues + notAside + claimLanes
+	notAside    = ` and (select true from set_aside a where a.path = 'claim' and a.job = jobs.id) is null`
 	claimQueues = `unnest($4::text[], $5::int[]) with ordinality as q(name, room, n)
 	cross join lateral (
 		select j.id from unnest($6::int[], $7::int[]) with ordinality as g(q, room, n)
@@ -51,6 +53,15 @@ with me as materialized (
 					and scheduled_at <= statement_timestamp() and (scheduled_at, id) > (l.floor_at, l.floor_id) and kind = any($3)`
 	claimLanes = `
 				order by scheduled_at, id limit g.room for update skip locked
+			) j
+			where l.g = g.n limit g.room
+		) j
+		where g.q = q.n limit q.room
+	) j
+)`
+	// The other end of the lanes, a few jobs of each.
+	claimLastOnes = `
+				order by scheduled_at desc, id desc limit least(g.room, 5) for update skip locked
 			) j
 			where l.g = g.n limit g.room
 		) j
@@ -164,7 +175,8 @@ type claimRequest struct {
 	floorID    []string
 	turns      []string // queues in which it waits for its turn
 	patience   time.Duration
-	but        []string // jobs that are set aside
+	but        bool  // without the jobs that are set aside
+	belowLane  int16 // of jobs that are named: only those of lanes below this one
 }
 
 // farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
@@ -180,14 +192,14 @@ type claimReply struct {
 	at        time.Time
 	nextDue   time.Duration // 0: none known
 	jobs      []claimedJob
-	bytes     int // of args, and of what few jobs have
+	bytes     int // of args, and of the columns that few jobs set
 }
 
 const (
-	// largeReply is as much as a claim should bring; after a larger one the next asks for fewer jobs.
+	// largeReply is how many bytes a claim should bring; after a larger reply the next claim asks for fewer jobs.
 	largeReply = 64 << 20
 
-	// mostReply is as much as is kept of a claim; jobs beyond it go back.
+	// mostReply is how many bytes of a claim are kept; jobs beyond that are handed back.
 	mostReply = 256 << 20
 
 	// mostMore is as much as a job may have beside its args. The table's own bounds are far below, so decoding more
@@ -217,8 +229,8 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 		return err
 	}, sqlClaimPlan)
 	sql, args := sqlClaim, req.args()
-	if len(req.but) > 0 {
-		sql, args = sqlClaimBut, append(args, req.but)
+	if req.but {
+		sql = sqlClaimBut
 	}
 	p.claimed(reply, sql, args...)
 	p.commit()
@@ -264,7 +276,7 @@ func (r *claimRow) columns() []any {
 	}
 }
 
-// add notes what the row says. One that cannot be read is claimed all the same, and says so.
+// add takes the row into the reply. A job whose row cannot be read in full is claimed all the same, and notes why.
 func (r *claimRow) add() {
 	if !r.id.Valid {
 		if r.secondsToNext.Valid {

@@ -44,8 +44,8 @@ func orNull(s string) *string {
 
 // sqlEnqueuePlain is sqlEnqueue for a job that sets no more than a queue and a priority, without what calling a function
 // of 16 parameters costs, which is as much as the rest of the statement. Its id is fresh: there is no conflict to look for.
-// A trigger of the application's may change the id: then it raises. One that drops the row shows in the number of rows.
-// A rule that redirects the insert cannot return what this asks for, so the server refuses it.
+// If a trigger of the application's changes the id, the statement raises. If one drops the row, the number of rows
+// shows it. A rule that redirects the insert cannot return what this asks for, so the server refuses it.
 const sqlEnqueuePlain = `
 insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
@@ -74,11 +74,11 @@ func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err er
 	return existing, nil // a wake-up that failed costs one poll interval at most
 }
 
-// enqueued is what the server said of one job.
+// enqueued is what the server replied about one job.
 type enqueued struct {
-	rows      int64 // that the insert stored
+	rows      int64 // how many the insert stored
 	existing  bool  // the job was there
-	committed int64 // -1: not that we know
+	committed int64 // -1: not as far as we know
 }
 
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
@@ -256,15 +256,15 @@ const (
 	// sqlLockJobs takes the lock of a COPY, so that no trigger is created before the COPY is committed.
 	sqlLockJobs = `lock table only jobs in row exclusive mode`
 
-	// sqlTriggersBefore is whether a trigger, before insert for each row, may drop rows or change their ids. COPY cannot
-	// return what it stored, and knows no rules.
+	// sqlTriggersBefore asks whether jobs has a trigger before insert for each row, which may drop rows or change
+	// their ids. COPY cannot return what it stored, and ignores rules.
 	sqlTriggersBefore = `select exists (select from pg_trigger where tgrelid = 'jobs'::regclass and tgtype & 7 = 7 and tgenabled <> 'D')`
 
 	// sqlCountStored finds the jobs by primary key.
 	sqlCountStored = `select count(*) from jobs where id = any($1)`
 )
 
-// allStored refuses a batch of which a trigger dropped a row or changed an id.
+// allStored returns ErrNotStored for a batch if a trigger dropped a row or changed an id.
 func allStored(ctx context.Context, tx Tx, jobs []*newJob) error {
 	ids := make([]string, len(jobs))
 	for i, job := range jobs {

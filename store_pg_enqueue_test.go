@@ -209,7 +209,7 @@ func TestCopyStream(t *testing.T) {
 	}
 }
 
-// obstacle is something an application hangs on jobs, and what an enqueue must make of it.
+// obstacle is something an application puts on jobs, and what an enqueue must make of it.
 type obstacle struct {
 	name    string
 	ddl     []string
@@ -219,7 +219,7 @@ type obstacle struct {
 // code reports whether err has one of these SQLSTATEs.
 func code(err error, codes ...string) bool { return slices.Contains(codes, sqlState(err)) }
 
-// obstacles are in the way of each enqueue of the kind letter, but for the first through the unique index.
+// obstacles are in the way of each enqueue of the kind letter; only the first passes the unique index.
 func obstacles() []obstacle {
 	notStored := func(_ string, err error) bool { return errors.Is(err, ErrNotStored) }
 	// COPY knows no rules and stores the row. An upsert is refused where there is a rule, and so is RETURNING unless the

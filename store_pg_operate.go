@@ -14,7 +14,7 @@ import (
 // What operators do: through the same SQL functions and views that psql has.
 
 // jobInfoColumns are a job as people want to see it; it is joined with its kind's and its queue's policies. Times are
-// moved into what time.Time and JSON can hold; the column odd tells of those.
+// moved into what time.Time and JSON can hold; the column odd names those that were.
 const (
 	jobInfoColumns = `
 select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20),
@@ -36,8 +36,8 @@ left join queues q on q.name = j.queue
 `
 )
 
-// sqlGet stands apart from sqlList: one plan for both would be one that walks the table. sqlGetBare reads a row of which
-// sqlGet cannot read all.
+// sqlGet is a statement apart from sqlList: a plan that serves both would walk the table. sqlGetBare is for a row
+// that sqlGet cannot read as a whole.
 const (
 	sqlGet     = jobInfoColumns + jobInfoParts + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 	sqlGetBare = jobInfoColumns + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
@@ -91,8 +91,8 @@ func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	return j, nil
 }
 
-// sqlList keeps the order in which drover_list finds them, and tells where each stands. sqlListBare reads nothing of the
-// rows but that.
+// sqlList keeps the order in which drover_list finds the jobs, and returns the cursor of each. sqlListBare returns
+// only ids and cursors.
 const (
 	sqlList = jobInfoColumns + jobInfoParts + `, drover_cursor($1::jsonb, j.finalized_at, j.id)
 from drover_list($1::jsonb, $2, $3) with ordinality as j` + jobInfoPolicies + `order by j.ordinality`
@@ -117,8 +117,9 @@ func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs
 	return jobs, cursors, classify(err)
 }
 
-// listOdd reads a page on which some rows cannot be read as a whole: those are read part by part. The cursors are those of
-// all rows, also of one that has gone meanwhile; the last of limit rows tells only that there are more.
+// listOdd reads a page with rows that cannot be read as a whole: it reads those part by part. It returns the cursors
+// of all rows, even of a row that has gone meanwhile. If there are limit rows, the last one shows only that there are
+// more.
 func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
 	var ids []string
 	var id, cursor string
@@ -132,7 +133,7 @@ func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (j
 	if err != nil {
 		return nil, nil, classify(err)
 	}
-	// One by one: a row whose text is too large to send costs a second at each try, and halving the page would try it often.
+	// One by one: a row whose text is too large to send costs a second at each try, and halving would try it often.
 	for _, id := range ids[:min(len(ids), limit-1)] {
 		j, err := s.get(ctx, id)
 		switch {
@@ -148,7 +149,7 @@ func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (j
 	return jobs, cursors, nil
 }
 
-// scanJobInfo reads jobInfoColumns, with parts jobInfoParts as well, and what stands behind them.
+// scanJobInfo reads jobInfoColumns, jobInfoParts as well if parts is set, and the columns after them.
 func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, error) {
 	var j JobInfo
 	var errs, args, retry, metadata string
@@ -165,7 +166,7 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 		return &j, &rowError{err}
 	}
 	for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
-		if at != nil && (at.Year() < 0 || at.Year() > 9999) { // here, though not in UTC
+		if at != nil && (at.Year() < 0 || at.Year() > 9999) { // in the local time zone, though not in UTC
 			*at = at.UTC()
 		}
 	}
@@ -294,7 +295,7 @@ func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait b
 
 const sqlSeek = `select coalesce(ids, '{}'), last from drover_seek($1::jsonb, $2, $3)`
 
-// seek lists the jobs that the next batch of a verb would change, and where the one after that goes on.
+// seek lists the jobs that the next batch of a verb would change, and returns where the batch after that goes on.
 func (s *store) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
 	err = s.pool.QueryRow(ctx, sqlSeek, filter, verb, after).Scan(&ids, &last)
 	return ids, last, classify(err)

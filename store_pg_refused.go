@@ -11,24 +11,25 @@ import (
 // function that writes to it.
 
 const (
-	// sqlClaimHeads lists the jobs that sqlClaim would take, without reading more of them than their index and their
-	// scalars. Their locks end with its transaction.
+	// sqlClaimHeads lists the jobs that sqlClaim would take. It reads only the index and the short columns. Its locks
+	// end with its transaction.
 	sqlClaimHeads    = claimMe + claimDue + sqlHeadColumns
 	sqlClaimHeadsBut = claimMe + claimDueBut + sqlHeadColumns
+	sqlClaimTails    = claimMe + claimQueues + notAside + claimLastOnes + sqlHeadColumns
 	sqlHeadColumns   = `
-select id, claim_seq, queue, kind from jobs where id = any(array(select id from due)) order by id`
+select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id from due)) order by id`
 
 	// sqlClaimThese claims the jobs $4, if they are still due, from the queues $5.
 	sqlClaimThese = claimMe + `lateral (
 		select id from jobs
-		where id = any($4::text[]) and finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5)
+		where id = any($4::text[]) and finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5) and lane < $6
 		order by id for update skip locked
 	) j
 )` + claimTake + `, null::float8
 from me left join claimed c on true`
 
-	// sqlGiveUp takes job $3 out of the others' way: one that waits, of no owner $2, or one that runs under the claim $4 of
-	// its owner.
+	// sqlGiveUp takes job $3 out of the way of others, if claim $4 is still its last: a job that waits if owner $2 is
+	// empty, else a job that this owner runs.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
@@ -36,11 +37,13 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists what is set aside on a path, and whether it is to be tried again. Those that have ended meanwhile
-	// are forgotten.
+	// sqlAside lists what is set aside on a path, and whether its pause is over. sqlForgetAside forgets jobs that
+	// have ended.
 	sqlForgetAside = `
 delete from set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
-	sqlAside = `select job, retry_at <= clock_timestamp() from set_aside where path = $1 order by retry_at, job limit $2`
+	sqlAside = `
+select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
+from set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by s.retry_at, s.job limit $3`
 
 	// sqlTryAside gives one process the next try.
 	sqlTryAside = `
@@ -52,26 +55,31 @@ update set_aside set retry_at = clock_timestamp() + interval '1 minute' where pa
 type head struct {
 	id, queue, kind string
 	claimSeq        int
+	lane            int16
+	nth             int // of its lane
 }
 
-// bound queues a time-out for the statements behind it that is stricter than the context's: the server ends them, and the
-// connection stays.
+// bound queues a time-out for the statements after it, stricter than the context's: the server ends a statement, and
+// the connection stays.
 func (p *pipeline) bound(d time.Duration) { p.exec(nil, sqlBoundPlan, d.Milliseconds()) }
 
-func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, bound time.Duration) (heads []head, err error) {
+func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, last bool, bound time.Duration) (heads []head, err error) {
 	var p pipeline
-	sql, args := sqlClaimHeads, req.args()
-	if len(req.but) > 0 {
-		sql, args = sqlClaimHeadsBut, append(args, req.but)
+	sql := sqlClaimHeads
+	switch {
+	case last:
+		sql = sqlClaimTails
+	case req.but:
+		sql = sqlClaimHeadsBut
 	}
 	p.begin()
 	p.bound(bound)
 	p.query(func(rows pgx.Rows) error {
 		var h head
-		err := rows.Scan(&h.id, &h.claimSeq, &h.queue, &h.kind)
+		err := rows.Scan(&h.id, &h.claimSeq, &h.queue, &h.kind, &h.lane)
 		heads = append(heads, h)
 		return err
-	}, sql, args...)
+	}, sql, req.args()...)
 	p.commit()
 	return heads, p.send(ctx, conn)
 }
@@ -80,24 +88,24 @@ func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, bo
 func (p *pipeline) claimThese(req *claimRequest, ids []string, bound time.Duration, reply *claimReply) {
 	p.begin()
 	p.bound(bound)
-	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues)
+	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues, req.belowLane)
 	p.commit()
 	p.call(func() { reply.committed = true })
 }
 
 // givenUp is a job that the database refuses to hand out or to settle.
 type givenUp struct {
-	path, owner, id string // owner is empty of a job that waits
+	path, owner, id string // owner is empty if the job waits
 	seq             int
 	why             error
 	later           bool // put it off rather than discard it
 	aside           bool // leave its row as it is: what was in the way may pass
 }
 
-// setAside is what became of a job whose row takes no change.
+// setAside is what became of a job whose row cannot be changed.
 const setAside = "set aside"
 
-// giveUp returns what became of the job: a state, setAside, or nothing where it is no longer as it was.
+// giveUp returns what became of the job: a state, setAside, or nothing if the job has changed meanwhile.
 func (s *store) giveUp(ctx context.Context, conn *pgx.Conn, g *givenUp, bound time.Duration) (became string, err error) {
 	if !g.aside {
 		var p pipeline
@@ -109,12 +117,12 @@ func (s *store) giveUp(ctx context.Context, conn *pgx.Conn, g *givenUp, bound ti
 			return became, err
 		}
 	}
-	return setAside, s.setAside(ctx, conn, g.path, g.id, g.why) // not even a look at it ends
+	return setAside, s.setAside(ctx, conn, g.path, g.id, g.why) // not even reading its row works
 }
 
 func (g *givenUp) words() string { return refusalText(g.why) }
 
-// refusalText is an error as it is stored.
+// refusalText is an error's text as set_aside and errors hold it.
 func refusalText(why error) string {
 	text, _ := sanitizeText(refusal(why), 1000)
 	return text
@@ -128,25 +136,26 @@ func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, w
 	return p.send(ctx, conn)
 }
 
-// asideMost is how many are read of a path.
+// asideMost is how many rows of a path are read at most.
 const asideMost = 1000
 
 // asideJob is a job that is set aside.
 type asideJob struct {
-	id  string
-	due bool // to be tried again
+	id     string
+	due    bool // to be tried again, by a supervisor of its queue and kind
+	strong bool // it may only run alone
 }
 
-func (s *store) aside(ctx context.Context, conn *pgx.Conn, path string) (jobs []asideJob, err error) {
+func (s *store) aside(ctx context.Context, conn *pgx.Conn, queues, kinds []string) (jobs []asideJob, err error) {
 	var p pipeline
 	p.begin()
-	p.exec(nil, sqlForgetAside, path)
+	p.exec(nil, sqlForgetAside, pathClaim)
 	p.query(func(rows pgx.Rows) error {
 		var j asideJob
-		err := rows.Scan(&j.id, &j.due)
+		err := rows.Scan(&j.id, &j.due, &j.strong)
 		jobs = append(jobs, j)
 		return err
-	}, sqlAside, path, asideMost)
+	}, sqlAside, queues, kinds, asideMost)
 	p.commit()
 	return jobs, p.send(ctx, conn)
 }
@@ -161,7 +170,7 @@ func (s *store) tryAside(ctx context.Context, conn *pgx.Conn, path, id string) (
 	return n == 1, p.send(ctx, conn)
 }
 
-// passed takes jobs off the list that went through.
+// passed takes jobs that went through off the list.
 func (s *store) passed(ctx context.Context, conn *pgx.Conn, path string, ids []string) error {
 	var p pipeline
 	p.begin()

@@ -297,8 +297,8 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 // jobs a search in one statement could run out of time, again and again from the start. $8, claimed at $9, are known to be held.
 // Jobs that were set aside on one of the paths $11 are left out until their pause is over.
 //
-// Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers that are none.
-// What is kept outside of the row may be damaged. With $10 it does without that.
+// Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers of another
+// type. Values stored outside of the row may be damaged: if $10 is set it does not read those.
 const sqlHunt = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
@@ -344,7 +344,7 @@ type hunt struct {
 	found  []heldJob
 	unread []unreadLane // skipped
 
-	// Of a rescue: what the jobs found say, and how many are freed at a time.
+	// Only for a rescue: what the jobs found show, and how many are freed at a time.
 	started map[string]bool
 	death   death
 	part    int
@@ -363,8 +363,8 @@ type unreadLane struct {
 	err error
 }
 
-// huntPage is how many rows of a lane are read at a time: some 20 ms. Where that takes too long it is less, down to
-// leastHuntPage.
+// huntPage is how many rows of a lane are read at a time: some 20 ms. If that takes too long, fewer rows are read,
+// down to leastHuntPage.
 const (
 	huntPage      = 20_000
 	leastHuntPage = 100
@@ -412,7 +412,8 @@ type heldJob struct {
 	before          []crashEntry // deaths that count against it
 }
 
-// unfenced reports a time of the claim that no settle can name, such as infinity: somebody has changed the row by hand.
+// unfenced reports whether no settle can name the time of the claim, such as infinity: somebody has changed the row
+// by hand.
 func (j *heldJob) unfenced() bool { return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }
 
 // crashEntry is what a hunt reads of an errors entry of that class.
@@ -421,9 +422,9 @@ type crashEntry struct {
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// hunt reads one page of each lane of h and moves h on. known are runs that it is not for. Where one lane cannot be
-// read, the others are. That lane is read again without the columns that may be kept outside of a row, and by fewer
-// rows where it takes too long; else it is skipped.
+// hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
+// others still are. That lane is read again without the columns that may be stored outside of a row, and with fewer
+// rows if it takes too long; if that fails too, it is skipped.
 func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run) ([]heldJob, error) {
 	var held []heldJob
 	var rest []huntLane
@@ -458,7 +459,7 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run)
 	return held, err
 }
 
-// huntLanes returns what lanes hold on the next page, and those of which there is more.
+// huntLanes returns the jobs on the next page of the lanes, and the lanes that have more.
 func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []huntLane, known []*run, bare bool) (held []heldJob, rest []huntLane, err error) {
 	var p pipeline
 	var queues, fromID []string
@@ -512,7 +513,8 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 	return held, rest, nil
 }
 
-// asidePaths are those whose jobs the hunt leaves alone. A rescuer tries what the owner could not settle.
+// asidePaths are the paths of set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
+// not settle.
 func (h *hunt) asidePaths() []string {
 	if h.own {
 		return []string{pathRescue, pathSettle}
@@ -520,7 +522,7 @@ func (h *hunt) asidePaths() []string {
 	return []string{pathRescue}
 }
 
-// sqlForgive forgets what was set aside on a rescue and has ended since.
+// sqlForgive forgets the jobs that were set aside on a rescue and no longer run.
 const sqlForgive = `
 delete from set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
@@ -608,9 +610,9 @@ where id = $1`
 update ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// sqlTakeBack undoes what the death of supervisor $1 was evidence of against jobs $2, for it lives: suspects lose that
-// crash, and one that was discarded for it comes back, unless its only attempt was under way. Rows that someone holds
-// stay in blamed.
+// sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
+// that crash, and a job that was discarded because of it comes back, unless its only attempt was under way. Rows that
+// someone holds stay in blamed.
 const sqlTakeBack = `
 with dead as materialized (
 	select id from ended_supervisors where id = $1 for update
@@ -641,7 +643,8 @@ update ended_supervisors e set blamed = array(
 where e.id = $1`
 
 const (
-	// sqlBlamed begins it: the death is none. The jobs it counts against come in the order of their ids.
+	// sqlBlamed begins the take-back: it notes that the supervisor did not die. It returns the jobs that the death
+	// counts against, in the order of their ids.
 	sqlBlamed = `
 with dead as (
 	update ended_supervisors set died = false, explained_by = null where id = $1 returning blamed
@@ -650,14 +653,15 @@ select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 
 	sqlDropBlamed = `update ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
-	// sqlForgotten tells whether the rescue of supervisor $1 is over.
+	// sqlForgotten asks whether the rescue of supervisor $1 is over.
 	sqlForgotten = `select not exists (select from supervisors where id = $1)`
 
 	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from ended_supervisors where id = $1`
 )
 
-// takeBack reports whether the wrong of a death that was none is undone: while the rescue goes on there may be more. A job
-// whose row the database does not let it change is told of, and keeps its crash.
+// takeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
+// on there may be more. If the database refuses to change a job's row, refused is called, and the job keeps its
+// crash.
 func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound time.Duration, refused func(job string, err error)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
@@ -782,8 +786,8 @@ type straggler struct {
 	at   time.Time
 }
 
-// sqlBound makes each statement of the transaction end by itself, after so many ms or by the session's own stricter
-// time-out: a context that ends one costs the connection. sqlBoundPlan is that and sqlOnePlan.
+// sqlBound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
+// time-out: a context that ends a statement costs the connection. sqlBoundPlan does that and what sqlOnePlan does.
 const (
 	boundIs = `set_config('statement_timeout',
 	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
@@ -850,19 +854,19 @@ const (
 	sqlFollowUps   = `select made, refused from drover_follow_up_again($1)`
 )
 
-// retainTimeout bounds a step of the pruner. A row over which a trigger waits or loops is found by it.
+// retainTimeout bounds a step of the pruner, so that a row on which a trigger waits or loops is found.
 const retainTimeout = 30 * time.Second
 
 // retained is what one step of the pruner did; last is "" at the end of the walk.
 type retained struct {
 	last              string
-	odd               bool // it got to ids that no clock of today makes
+	odd               bool // it got to ids above every ULID of today
 	deleted, archived int64
 	refused           []refusedRow
 	followUps         []string // jobs whose follow-up is to be tried again
 }
 
-// refusedRow is a row that SQL set aside. Without an id it is an error that is no row's fault.
+// refusedRow is a row that SQL set aside. If it has no id, it is an error that is no row's fault.
 type refusedRow struct {
 	Refusal
 	Code string `json:"code"`

@@ -14,8 +14,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Rows that the database refuses to read or to change, beside good ones. They are of the kind noop, which the audit passes
-// over: the checker judges the good jobs alone.
+// Rows that the database refuses to read or to change, among good ones. They are of the kind noop, which the audit
+// passes over: the checker judges only the good jobs.
 
 func rowScenarios() []scenario {
 	alone := func(l *load, _ bool) { l.Workers, l.Slots, l.Failing = 1, 30, 0 }
@@ -41,7 +41,7 @@ const (
 	between = time.Second      // bad rows, or what an application hangs on the table
 )
 
-// unguarded takes the table's own bounds away, as an owner may by hand, or a dump of an older version.
+// unguarded removes the table's own bounds, as an owner may by hand, or as in a dump of an older version.
 const sqlUnguarded = `do $$
 declare
 	name text;
@@ -77,8 +77,8 @@ func badRows() []badRow {
 	}
 }
 
-// poisonRows puts each poison beside the load, then all at once, under a process that is killed, among the dead of a
-// redrive, and among what is pruned.
+// poisonRows inserts each poison under load, then all of them at once, then under a process that is killed, among the
+// dead jobs of a redrive, and among jobs that are pruned.
 func poisonRows(ctx context.Context, w *world, rounds int) error {
 	if _, err := w.pool.Exec(ctx, sqlUnguarded); err != nil {
 		return err
@@ -134,7 +134,7 @@ func (w *world) listsWork(ctx context.Context, client *drover.Client) error {
 	return errors.Join(list, dead, counts, summary)
 }
 
-// runningPoison kills a process while it holds poison rows beside its own jobs, and starts another.
+// runningPoison kills a process that holds poison rows as well as its own jobs, and starts another.
 func (w *world) runningPoison(ctx context.Context) error {
 	victim := w.anyWorker()
 	var owner string
@@ -197,13 +197,14 @@ func (w *world) endedPoison(ctx context.Context) error {
 	return w.pruned(ctx, 0)
 }
 
-// pruned walks as the supervisor does that prunes, and wants so many rows left.
+// pruned walks as the pruning supervisor does, and wants so many rows left.
 func (w *world) pruned(ctx context.Context, left int) error {
 	return w.eventually(ctx, "old jobs are pruned", 20*time.Second, `
 select (select count(*) from jobs where queue = 'pruned' and finalized_at < now() - interval '1 day') <= $1 from (select last from drover_retain('', '1 day', '1 day', 10000)) r`, left)
 }
 
-// allAreSetAside holds where no poison row is in anybody's way any more, and all of them can be cancelled and deleted.
+// allAreSetAside checks that no poison row is in anybody's way any more, and that all of them can be cancelled and
+// deleted.
 func (w *world) allAreSetAside(ctx context.Context) error {
 	err := w.eventually(ctx, "every poison row is out of the way", 30*time.Second, `
 select not exists (
@@ -238,7 +239,7 @@ func (w *world) isOver(ctx context.Context, sql string) error {
 	return err
 }
 
-// sparinglyLogged holds where no process tells of the same row twice in a minute.
+// sparinglyLogged checks that no process logs the same row twice in a minute.
 func sparinglyLogged(dir string) error {
 	names, err := filepath.Glob(filepath.Join(dir, "log-*"))
 	if err != nil {
@@ -273,7 +274,8 @@ func sparinglyLogged(dir string) error {
 	return nil
 }
 
-// sparinglyClaimed holds where the good jobs were claimed 1.2 times each at most, those aside that a dead process had.
+// sparinglyClaimed checks that good jobs were claimed at most 1.2 times on average, not counting the jobs of a dead
+// process.
 func sparinglyClaimed(h *history) []string {
 	claims, jobs := 0, 0
 	for _, j := range h.byJob() {
@@ -289,8 +291,8 @@ func sparinglyClaimed(h *history) []string {
 	return nil
 }
 
-// notDelayed holds where the good jobs start, 99 of 100 of them, at most twice as late as before the first fault. What a
-// kill delays is the rescue's affair, and bounded elsewhere.
+// notDelayed checks that 99 of 100 good jobs start at most twice as late as before the first fault. Delays after a
+// kill are the rescue's, and are bounded elsewhere.
 func notDelayed(h *history) []string {
 	before, after := h.startDelays()
 	normal, then := percentile(before, 0.99), percentile(after, 0.99)

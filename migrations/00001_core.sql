@@ -121,9 +121,9 @@ create table jobs (
 	tags          text[],
 	metadata      jsonb,
 
-	-- Each statement that writes to the table reads, plans and compiles these, at some 35 instructions a character of their
-	-- stored form (ADR 21), and each claim and settle evaluates them. So they are few and short, an array is one constant,
-	-- and none reads args, metadata or tags: the trigger jobs_bounds does that.
+	-- Each statement that writes to the table reads, plans and compiles these CHECKs, at some 35 instructions for
+	-- each character of their stored form (ADR 21), and each claim and settle evaluates them. So they are few and
+	-- short, a list is one array constant, and none reads args, metadata or tags: the trigger jobs_bounds does that.
 	constraint jobs_state check (state = any ('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}')),
 	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
 	constraint jobs_final_is_finalized check ((state = any ('{completed,discarded,cancelled}')) = (finalized_at is not null)),
@@ -138,7 +138,7 @@ create table jobs (
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
-	-- ASCII: an id is cut off again by its length where it goes in front of something else.
+	-- ASCII: some functions store an id in front of other text, and cut it off again by its length.
 	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry))
@@ -163,8 +163,9 @@ begin
 	if size > 8 * deepest and jsonb_path_exists(doc, format('strict $.**{%s} ? (@.type() == "array" || @.type() == "object")', deepest)::jsonpath) then
 		return format('nested deeper than %s', deepest);
 	end if;
-	-- A number of 16 bytes may be 147,456 characters long, anything else at most six for each byte. So the numbers are
-	-- written out by themselves, as far as they fit, and the whole only if that is safe and still the question.
+	-- The text of a number stored in 16 bytes may have 147,456 characters; other values have at most six for each
+	-- byte. So the numbers are written out first, until they exceed the bound, and the whole value only if that is
+	-- safe and the answer is still open.
 	if size <= 2048 then
 		return case when most_text < 9216 * size and octet_length(doc::text) > most_text then too_long end;
 	end if;
@@ -177,7 +178,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_json_fault(jsonb, int, int, int) is
-	'Why a JSON value is too large or too deep to be stored: its bytes as text, its bytes as jsonb, its arrays and objects inside each other. Null: it is not.';
+	'Why a JSON value cannot be stored: too many bytes as text, too many bytes as jsonb, or arrays and objects nested too deep. Null: it can be stored.';
 
 -- +goose StatementBegin
 create function drover_digits(doc jsonb, most int) returns bigint language plpgsql immutable as $$
@@ -193,7 +194,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_digits(jsonb, int) is 'Bytes of text of the numbers in a JSON value, with what separates them. It stops counting soon after most.';
+comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. Stops counting soon after most.';
 
 -- +goose StatementBegin
 create function drover_bounds() returns trigger language plpgsql as $$
@@ -216,7 +217,8 @@ begin
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else
-			-- A client sends 64 KiB. Here they have a space behind each comma and colon, and take up to six times that as jsonb.
+			-- A client sends at most 64 KiB. The text here has a space after each comma and colon, and jsonb takes up
+			-- to six times as much.
 			fault := drover_json_fault(new.metadata, 131072, 524288, 64);
 		end if;
 	end if;
@@ -244,11 +246,11 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md, which would be slow or impossible to read, by any way into the table.';
+comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md, whoever inserts or updates them: they would be slow or impossible to read.';
 
--- After the row: COPY goes on to store many rows at once. Claims and settles name none of these columns, so it is never
--- queued for them; nor for small args, where 516 bytes hold neither 65 levels, which take 8 bytes each, nor more numbers
--- than 5 MB of text.
+-- An AFTER trigger: so COPY still stores many rows at once. Claims and settles name none of these columns, so it is
+-- never queued for them. Nor is it for small args: 516 bytes hold neither 65 levels, which take 8 bytes each, nor
+-- numbers of more than 5 MB of text.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
 	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.metadata is not null or new.tags is not null)
 	execute function drover_bounds();
@@ -277,7 +279,7 @@ comment on column jobs.attempted_at is 'When it was last claimed. Part of the fe
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
 comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object per failed run, and what operators did, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
+comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
 comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
 comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
 comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
@@ -357,16 +359,16 @@ create table set_aside (
 	retry_at timestamptz      not null,
 	primary key (path, job)
 ) with (fillfactor = 50);
-comment on table set_aside is 'Jobs that the database refuses to read or to change, where not even the refusal can be written into their rows. Every process leaves them alone until retry_at. Delete a row here to have it tried at once.';
+comment on table set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried at once.';
 comment on column set_aside.path is 'What was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
-comment on column set_aside.code is 'The SQLSTATE; empty: it was not the server that failed.';
+comment on column set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
 comment on column set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
 
 -- +goose StatementBegin
 create function drover_rows_fault(code text) returns boolean language sql immutable as $$
-	-- A batch fails for one of its rows, or for all of them: then the connection, the server, the role or the schema is at
-	-- fault, or another transaction was in the way. 53200 is a row too large for the memory, 57014 a time-out. The library
-	-- has the same list (isolate.go).
+	-- A batch fails because of one of its rows, or as a whole: because of the connection, the server, the role, the
+	-- schema, or another transaction that was in the way. 53200 and 57014 may be one row's fault all the same: it is
+	-- too large for the memory, or causes a time-out. The library has the same list (isolate.go).
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
 -- +goose StatementEnd
@@ -376,7 +378,7 @@ comment on function drover_rows_fault(text) is 'Whether an error of this SQLSTAT
 create function drover_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
 declare
 	n     constant int := coalesce(cardinality(ids), 0);
-	most  constant int := 100; -- refused in a row, and none passed: the fault is not theirs
+	most  constant int := 100; -- if so many are refused and none has passed, no single row is at fault
 	at    int := 1;
 	step  int := n;
 	took  bigint;
@@ -390,10 +392,10 @@ begin
 		begin
 			execute statement into took using ids[at:at + step - 1], doc;
 			done := done + coalesce(took, 0);
-			began := true;
+			began := began or took > 0;
 			at := at + step;
 			step := least(2 * step, n);
-		exception when others then -- not of a time-out of the whole statement, which nothing here can outlast
+		exception when others then -- this does not catch a time-out of the whole statement, which ends the walk
 			get stacked diagnostics code = returned_sqlstate, why = message_text;
 			if not drover_rows_fault(code) or not began and jsonb_array_length(refused) >= most then
 				raise;
@@ -411,7 +413,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_walk(text[], text, jsonb) is
-	'Executes a statement over many jobs: $1 is their ids, $2 doc, and it returns how many it changed. What the database refuses is tried in halves, down to the one job that is at fault, and the others go through. refused: an array of {id, error, code}.';
+	'Executes a statement over many jobs. The statement gets their ids as $1 and doc as $2, and returns how many it changed. If the database refuses a batch, halves of it are tried, down to the one job that is at fault, and the others go through. refused: an array of {id, error, code}.';
 
 -- +goose StatementBegin
 create function drover_set_aside(path text, refused jsonb) returns void language sql as $$
@@ -423,7 +425,7 @@ create function drover_set_aside(path text, refused jsonb) returns void language
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
 -- +goose StatementEnd
-comment on function drover_set_aside(text, jsonb) is 'Notes refused jobs, as drover_walk returns them, to be left alone on a path for a pause that doubles.';
+comment on function drover_set_aside(text, jsonb) is 'Lists refused jobs, as drover_walk returns them, in set_aside: every process leaves them alone on this path for a pause that doubles.';
 
 -- +goose StatementBegin
 create function drover_refuse(path text, job_id text, seq int, why text, code text, later boolean default false, out became text) language plpgsql as $$
@@ -431,17 +433,22 @@ create function drover_refuse(path text, job_id text, seq int, why text, code te
 declare
 	j     record;
 	entry jsonb;
+	entry_was jsonb;
 	times int;
 	kept  constant int := 12; -- refusals before it is discarded after all: some five hours
 begin
 	select state, claim_seq, attempt into j from jobs where id = job_id and finalized_at is null for update skip locked;
 	if not found or j.claim_seq <> seq then
-		return; -- somebody else had more luck with it
+		return; -- another session has it locked, or has claimed or ended it
 	end if;
 	entry := jsonb_build_object('at', clock_timestamp(), 'class', 'refused', 'attempt', j.attempt, 'claim_seq', seq,
 		'error', left(format('%s refused by the database: %s', path, why), 1000));
 	begin
-		times := (select count(*) from jobs, jsonb_array_elements(errors) as e where id = job_id and e->>'class' = 'refused');
+		times := 0;
+		for entry_was in select e from jobs, jsonb_array_elements(errors) with ordinality as x(e, n) where id = job_id order by n loop
+			times := case when entry_was->>'class' = 'refused' then times + 1
+				when entry_was->>'class' = 'operator' and entry_was->>'error' like 'redriven%' then 0 else times end;
+		end loop;
 		later := later and times < kept;
 		update jobs set class = 'refused', claimed_by = null, errors = drover_append_error(errors, entry),
 			attempt = attempt - case when later and state = 'running' then least(attempt, 1) else 0 end,
@@ -469,7 +476,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse(text, text, int, text, text, boolean) is
-	'Takes an unfinished job that the database refuses to hand out or to settle out of the others'' way: puts it off (later), a dozen times, or discards it, reason refused; with the error in its errors. Where it refuses that as well the job is set aside. Tells its new state, "set aside", or null where it is not as it was.';
+	'Takes an unfinished job that the database refuses to hand out or to settle out of the way of others. Puts it off up to twelve times (later), or discards it, reason refused; the error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$ select ('drover_' || current_schema())::name::text $$;
@@ -617,7 +624,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse_job(text, text, text, text, int, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text) is
-	'Raises 22023 with the first field that is out of its bounds, and the bound; at goes in front of its name. Returns the kind if there is none.';
+	'Raises 22023 with the name of the first field that is out of bounds, and the bound; at is a prefix of the name. Returns the kind if all fields are in bounds.';
 
 -- +goose StatementBegin
 create function drover_due(scheduled_at timestamptz, delay interval) returns timestamptz language plpgsql stable as $$
@@ -656,7 +663,7 @@ declare
 	stored  text;
 	missing text[];
 begin
-	-- drover_refuse_job says which of these is wrong. Calling it costs more than asking here.
+	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
@@ -668,7 +675,7 @@ begin
 		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata);
 	end if;
 	job_id := coalesce(id, drover_ulid());
-	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
 		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
 			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
@@ -699,15 +706,15 @@ create function drover_enqueue_many(batch jsonb, wake boolean default true) retu
 declare
 	existing text[];
 	refused  text[]; -- not stored by this round
-	missing  text[]; -- and not there either
-	strays   bigint; -- stored, of ids that nobody gave
+	missing  text[]; -- those of them that no job has
+	strays   bigint; -- stored under ids that are not in the batch
 begin
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
 	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
 	-- first is stored, and the others are told as there before.
-	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
@@ -779,7 +786,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_parts(text) is 'A job''s args, errors, metadata, retry and tags as JSON text, each read on its own. why: the error where a part cannot be read, because it is damaged or too large.';
+comment on function drover_parts(text) is 'A job''s args, errors, metadata, retry and tags as JSON text, each read on its own. why: the error if the part cannot be read, because it is damaged or too large.';
 
 -- +goose StatementBegin
 create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
@@ -789,7 +796,7 @@ begin
 	)
 	delete from set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
 exception when insufficient_privilege then
-	null; -- then the rows stay, and do no harm: a path looks only at jobs it could take
+	null; -- then the rows stay, and do no harm: each path looks only at jobs it could take
 end
 $$;
 -- +goose StatementEnd
@@ -813,7 +820,8 @@ begin
 	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
 	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
 	if refused <> '[]' then
-		-- Their errors take no entry, or it is the end itself that is refused.
+		-- Either the database refuses the entry for their errors, or it refuses the end itself: try without the
+		-- entry.
 		begin
 			select changed + w.done, w.refused into changed, refused
 			from drover_walk(array(select r->>'id' from jsonb_array_elements(refused) as r), format(ending, ''), doc) w;
@@ -824,7 +832,8 @@ begin
 		end;
 	end if;
 	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
-		-- A CHECK cannot read a damaged column either, so such a row takes no change at all before the column is replaced.
+		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all before the column is
+		-- replaced.
 		select string_agg(case p.part
 			when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
 			when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
@@ -848,7 +857,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_end(text[], text, text) is
-	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. A job whose errors take no entry ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not let end.';
+	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
 
 -- +goose StatementBegin
 create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$

@@ -43,14 +43,14 @@ comment on column redrives.per_key is 'Jobs of one key that are out at once in o
 comment on column redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
 comment on column redrives.canary is 'So many go first; the others wait until these have ended well.';
 comment on column redrives.canary_failures is 'More failed canaries than this abort the redrive.';
-comment on column redrives.note is 'Why it was aborted. "held up: ...": the error that it meets now; it tries again.';
+comment on column redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
 comment on column redrives.matched is 'Jobs it holds or has held, without those it skipped.';
 comment on column redrives.released is 'Jobs it made due.';
 comment on column redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
 comment on column redrives.skipped is 'Jobs it left as they were.';
-comment on column redrives.skips is 'The first 1,000 of these, and why. refused: the database did not take the change of this row.';
+comment on column redrives.skips is 'The first 1,000 of these, each with the reason. "refused: ...": the database refused to read or to change the row.';
 comment on column redrives.canaries is 'Released canaries, with their failed runs so far.';
-comment on column redrives.locked is 'While marking: jobs that another transaction has locked, each with the time it was first seen so. They are looked at again, and skipped after 10 seconds.';
+comment on column redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. They are looked at again, and skipped after 10 seconds.';
 comment on column redrives.marked_at is 'How far marking got, with marked_id.';
 
 create table redrive_queues (
@@ -65,7 +65,7 @@ comment on table redrive_queues is 'One sequence of slots a queue, shared by all
 comment on column redrive_queues.next_at is 'The next free slot.';
 comment on column redrive_queues.key is 'The key that was looked at last.';
 comment on column redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
-comment on column redrive_queues.note is '"held up: ...": the error that the last tick of this queue met. Empty: none.';
+comment on column redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
 
 alter table kinds add column args_shape jsonb;
 comment on column kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
@@ -204,7 +204,7 @@ begin
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');
-	-- Its times mean what they mean in this session, whatever DateStyle and TimeZone a session has that marks its jobs.
+	-- Times are read with this session's DateStyle and TimeZone, and stored in a form that every session reads alike.
 	foreach moment in array '{created_after,created_before,finalized_after,finalized_before}'::text[] loop
 		if r.filter ? moment then
 			r.filter := jsonb_set(r.filter, array[moment], to_jsonb((r.filter->>moment)::timestamptz));
@@ -243,8 +243,8 @@ comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan; rais
 
 -- +goose StatementBegin
 create function drover_redrive_candidates(r redrives) returns text language sql stable set datestyle = iso as $$
-	-- What a redrive is for, as a condition on jobs j: dead when it began, and in no other redrive's hands. The time
-	-- becomes a literal, and another session reads it.
+	-- Which jobs a redrive is for, as a condition on jobs j: those that were dead when it began and that no other
+	-- redrive holds. The time becomes a literal that another session reads.
 	select drover_where(r.filter) || case
 		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
@@ -281,13 +281,14 @@ begin
 		end if;
 	end if;
 	if r.args_patch is null and r.per_key is null then
-		return; -- counting reads every row that fits
+		return; -- nothing to check: do not count, which would read every row that fits
 	end if;
 	begin
 		execute format('select count(*), count(%s), case when $1 then array_agg(distinct j.kind) end from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r))
 			into fit, keyed, patched using r.args_patch is not null;
 	exception when others then
-		-- A row that cannot be read: the redrive will skip it. The patch must fit the filter's kind, or else every kind.
+		-- A row cannot be read; the redrive will skip it. The kinds of the jobs are not known then, so the patch must
+		-- fit the filter's kind, or every kind if the filter names none.
 		if not drover_rows_fault(sqlstate) then
 			raise;
 		end if;
@@ -353,21 +354,21 @@ declare
 	code text;
 	why  text;
 begin
-	-- In any order: a hundred bad rows side by side must not look as if all were bad.
+	-- In random order: otherwise a hundred bad rows next to each other would look as if all rows were bad.
 	select w.done, w.refused into done, refused
 	from drover_walk(array(select id from unnest(ids) as i(id) order by random()), statement, doc) w;
 exception when others then
 	get stacked diagnostics code = returned_sqlstate, why = message_text;
-	if not drover_rows_fault(code) or code like '42%' then -- 42: a right is missing, or a table
+	if not drover_rows_fault(code) or code like '42%' then -- class 42: a right or a table is missing
 		raise;
 	end if;
-	-- None of a hundred passed. All of these are refused, and the redrive goes on with other jobs.
+	-- None of a hundred passed. All of these count as refused, and the redrive goes on with other jobs.
 	done := 0;
 	refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_walk(text[], text, jsonb) is 'drover_walk over jobs that a redrive has locked. Where every row is refused it says so of each.';
+comment on function drover_redrive_walk(text[], text, jsonb) is 'drover_walk over jobs that a redrive has locked. If every row is refused, it lists them all in refused instead of raising.';
 
 -- +goose StatementBegin
 create function drover_redrive_take_out(ids text[]) returns void language plpgsql as $$
@@ -382,13 +383,13 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_take_out(text[]) is 'Takes jobs, locked by the caller, out of their redrive''s hands. Where the database refuses that as well the job is set aside.';
+comment on function drover_redrive_take_out(text[]) is 'Takes jobs that the caller has locked out of their redrive. If the database refuses that as well, the job is set aside.';
 
 -- +goose StatementBegin
 create function drover_redrive_mark(redrive text, batch int default 1000, out more boolean, out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
 declare
-	patience constant interval := '10 seconds';  -- with a row that another transaction has locked
+	patience constant interval := '10 seconds';  -- how long to wait for a row that another transaction has locked
 	reach    constant int := 10 * batch;
 	until    constant timestamptz := clock_timestamp() + interval '250 milliseconds';
 	r        redrives;
@@ -423,15 +424,16 @@ begin
 	if not found or r.state <> 'marking' or r.paused_at is not null then
 		return;
 	end if;
-	-- Dead letters are walked by the index on finalized_at, others by primary key. Of the next rows the short columns pick
-	-- up to a batch; only those are read whole. So a step ends soon, also where nothing fits.
+	-- Dead letters are walked by the index on finalized_at, other jobs by primary key. A condition on the short
+	-- columns picks up to a batch of the next rows; only those are read whole. So a step ends soon, even if nothing
+	-- fits.
 	named := r.filter ? 'ids';
 	fits := drover_redrive_candidates(r);
 	quick := drover_where(r.filter - '{ids,error,tags,args}'::text[]);
 	source := case when r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
 		else format('j.discard_reason is not null and (j.finalized_at, j.id) > (greatest($1, %L), $2) and j.finalized_at <= least(%L, %L::timestamptz) order by j.finalized_at, j.id',
 			coalesce(r.filter->>'finalized_after', '-infinity'), coalesce(r.filter->>'finalized_before', 'infinity'), to_jsonb(r.created_at) #>> '{}') end;
-	-- is true: the rows are found by primary key then.
+	-- "is true" keeps the planner from any index but the primary key.
 	reading := format('
 		select j.id, case
 			when j.expires_at <= clock_timestamp() then ''expired''
@@ -458,7 +460,7 @@ begin
 		if again then
 			ids := array(select jsonb_object_keys(r.locked));
 		elsif (select count(*) from jsonb_object_keys(r.locked)) >= batch then
-			exit; -- so many are locked: wait for these first
+			exit; -- a whole batch is locked: wait for these first
 		elsif named then
 			ids := array(select distinct i.id collate "C" from jsonb_array_elements_text(r.filter->'ids') as i(id) where i.id collate "C" > r.marked_id order by 1 limit batch);
 			ended := cardinality(ids) < batch;
@@ -474,7 +476,7 @@ begin
 			end if;
 			ids := coalesce(ids, '{}');
 			ended := last_id is null;
-			last_id := coalesce(last_id, ids[cardinality(ids)]); -- and not these again, should some be locked
+			last_id := coalesce(last_id, ids[cardinality(ids)]); -- go on behind these, even if some of them are locked
 			last_at := coalesce(last_at, at);
 		end if;
 		looked := looked + 1;
@@ -485,14 +487,15 @@ begin
 			if not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
-			-- Some row cannot be read, so whether it fits is not known.
+			-- Some row cannot be read, so it is not known whether it fits.
 			select w.refused into bad from drover_redrive_walk(ids, 'select count(why) + count(key) from (' || reading || ') j') w;
 			refused := refused || bad;
 			ids := array(select i.id from unnest(ids) with ordinality as i(id, n) where i.id <> all(array(select b->>'id' from jsonb_array_elements(bad) b)) order by i.n);
 			execute 'select jsonb_object_agg(id, jsonb_build_array(why, key)) from (' || reading || ') j' into seen using ids;
 		end;
 		seen := coalesce(seen, '{}');
-		-- Of all that fit the first, as many as the plan's limit leaves; of the others those in front of these.
+		-- Of the jobs that fit, take the first ones, as many as the plan's limit still allows. List the others in
+		-- front of those as skipped.
 		select coalesce(array_agg(s.id order by s.n) filter (where s.why is null), '{}'),
 			skips || coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'why', s.why) order by s.n) filter (where s.why is not null), '[]')
 		into fit, skips
@@ -514,7 +517,7 @@ begin
 			taken := taken + cardinality(mine);
 			delete from set_aside s where s.path = 'redrive' and s.job = any(mine); -- a new chance
 		end if;
-		-- What fits and was not marked is locked, or has just changed: it is looked at again.
+		-- A job that fits and was not marked is locked, or has just changed: it is looked at again.
 		free := array(select b->>'id' from jsonb_array_elements(bad) b);
 		locked := (select coalesce(jsonb_object_agg(f.id, coalesce(r.locked->f.id, to_jsonb(clock_timestamp()))), '{}')
 			from unnest(fit) as f(id) where f.id <> all(mine) and f.id <> all(free));
@@ -544,7 +547,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_mark(text, int) is
-	'Takes up the next jobs of a redrive, in front of all pacing. They stay dead until their slot. It looks at ten times a batch at most, and stops after a quarter of a second. more: there may be others. refused: jobs whose rows cannot be read or changed; they are skipped.';
+	'Takes up the next jobs of a redrive, before any pacing: they stay dead until their slot. Each step looks at ten times batch rows at most, and no step begins after a quarter of a second. more: there may be others. refused: jobs whose rows cannot be read or changed; they are skipped.';
 
 -- +goose StatementBegin
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
@@ -553,7 +556,7 @@ create function drover_redrive_skip(redrive text, skips jsonb) returns void lang
 	where id = redrive and drover_redrive_skip.skips <> '[]'
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_skip(text, jsonb) is 'Lists jobs, an array of {id, why}, among those that a redrive left as they were.';
+comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of {id, why}, to the list of those that a redrive left as they were.';
 
 -- +goose StatementBegin
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
@@ -562,10 +565,10 @@ declare
 	-- Slots are given out so far ahead, and no further: workers that stop leave a second's worth of jobs overdue, not more.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
-	-- Some tick was cut off, and this one asks for less. Then chance decides what it does, so that none is cut off always
-	-- by the same row.
+	-- A smaller batch means that a tick was cut off. Then the tick picks its work at random, so that the same row
+	-- does not cut off every tick.
 	careful constant boolean := batch < 1000;
-	spare constant int := 100; -- looked at for each that others have locked
+	spare constant int := 100; -- so many more are looked at, to replace those that others have locked
 	q redrive_queues;
 	r redrives;
 	marking boolean := false;
@@ -591,8 +594,8 @@ declare
 begin
 	released := 0;
 	refused := '[]';
-	-- Each redrive and each queue has a block of its own: what goes wrong in one stops no other. The whole tick marks for
-	-- about a second, or less where others wait for their slots.
+	-- Each redrive and each queue has an exception block of its own, so that an error in one does not stop the
+	-- others. A tick marks for about a second, or for a quarter of one if other redrives wait for their slots.
 	select clock_timestamp() + f.time, f.time / greatest(1, f.markings) into until, share from (
 		select case when count(*) > count(*) filter (where state = 'marking') then interval '250 milliseconds' else interval '1 second' end as time,
 			count(*) filter (where state = 'marking') as markings
@@ -607,13 +610,14 @@ begin
 				select m.more, m.refused into more, bad from drover_redrive_mark(r.id, batch) m;
 				refused := refused || coalesce((select jsonb_agg(b || jsonb_build_object('redrive', r.id)) from jsonb_array_elements(bad) b), '[]');
 				exit when not more or clock_timestamp() > least(until, began + share)
-					or exists (select from redrives m where m.id = r.id and m.locked <> '{}'); -- others have to end first
+					or exists (select from redrives m where m.id = r.id and m.locked <> '{}'); -- other transactions have to end first
 			end loop;
 		exception when others then
 			update redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
 		end;
 	end loop;
-	-- What is set aside, once its pause is over: is there still a hand on it, and may that be taken off now?
+	-- Of the jobs that are set aside and whose pause is over: try again to take the marked ones out, forget the
+	-- others.
 	ids := array(select s.job from set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
@@ -634,8 +638,8 @@ begin
 	for q in select * from redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		begin
-			-- What nobody has claimed since. Where some of a kind are late, nobody works that kind: its jobs are taken back but
-			-- for one, and no more of them are let go until that one has gone.
+			-- Keep the released jobs that nobody has claimed since. If some of a kind are late, nobody works that
+			-- kind: all its jobs except one are taken back, and no more of them are let go until that one is claimed.
 			q.released := coalesce((
 				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
@@ -726,7 +730,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; where keys are capped, a job that ends makes room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
+comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; if keys are capped, a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
@@ -787,7 +791,7 @@ declare
 	stale  text[];
 	again  int;
 begin
-	-- Those that others have locked are passed over. fresh: not counted as released yet.
+	-- Jobs that others have locked are passed over. fresh: not counted as released yet.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total)) from (
 		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
@@ -822,7 +826,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(redrives, text[], timestamptz, int, boolean) is
-	'Makes the first n picked jobs that are not locked due, from the given slot on, except those that have expired meanwhile. gone: these. going: how many of them for the first time. used: slots. refused: what the database refuses; it is skipped. Part of drover_pace.';
+	'Makes jobs due, from the given slot on: the first n of the picked ones that are not locked, except those that have expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r redrives) returns void language plpgsql as $$

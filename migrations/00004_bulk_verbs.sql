@@ -71,7 +71,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_fits(text, text, text[], jsonb) is 'Whether a job has this in its last error, its tags and its args, as a filter does (null: not asked for). A job where that cannot be read does not.';
+comment on function drover_fits(text, text, text[], jsonb) is 'Whether a job matches a filter''s error, tags and args (null: the filter does not ask for it). A job whose parts cannot be read does not match.';
 
 -- +goose StatementBegin
 create function drover_find_carefully(filter jsonb) returns text language sql stable as $$
@@ -80,7 +80,7 @@ create function drover_find_carefully(filter jsonb) returns text language sql st
 $$;
 -- +goose StatementEnd
 comment on function drover_find_carefully(jsonb) is
-	'drover_find for a table with rows that cannot be read: those do not fit where the filter asks for what cannot be read. Ten times slower for a filter by error, tags or args, so it is used only after drover_find has failed.';
+	'drover_find for a table with rows that cannot be read: a row does not fit if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags or args, so it is used only after drover_find has failed.';
 
 -- One sane plan whatever the statistics say, as in the library's own transactions.
 -- +goose StatementBegin
@@ -98,8 +98,9 @@ begin
 			ids := '{}';
 			place := after;
 			if drover_dead(filter) then
-				-- The next 2,000 dead letters, in order, have a page of whatever is frequent, and cost some milliseconds. While a
-				-- million die the statistics say that there are few, and the planner would sort all that fit.
+				-- First look at the next 2,000 dead letters in order: that costs some milliseconds, and finds a page
+				-- of anything frequent. When a million jobs have just died, the statistics still say that there are
+				-- few dead letters, and the planner would sort all that fit.
 				execute 'select coalesce(array_agg(w.id), ''{}'') from (select j.id from (select j.* from jobs j where j.discard_reason is not null'
 					|| drover_beyond(filter, after, true) || ' limit $2) j where ' || fits || ' limit $1) w' into ids using page, reach;
 				if cardinality(ids) < page then
@@ -170,12 +171,12 @@ begin
 	if filter->>'state' <> all('{completed,discarded,cancelled}') then
 		raise exception 'drover: % jobs cannot be deleted, only those that have ended', filter->>'state' using errcode = '22023';
 	end if;
-	-- Nothing but a filter that names them reaches the dead letters.
+	-- The filter has to ask for dead letters, or none is deleted.
 	return 'j.finalized_at is not null' || case when drover_dead(filter) or filter ? 'ids' then '' else ' and j.discard_reason is null' end;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_eligible(jsonb, text) is 'What a verb (cancel, discard, delete) itself asks of a job, besides the filter.';
+comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, delete) itself sets for a job, besides the filter.';
 
 -- +goose StatementBegin
 create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)
@@ -189,7 +190,7 @@ begin
 	fits := drover_find(filter, verb) || eligible;
 	loop
 		begin
-			-- Of dead letters no more than so many are looked at, for the reason that drover_page has.
+			-- Of dead letters at most reach are looked at, for the reason given in drover_page.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
 				|| case when drover_dead(filter) then '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits
 					else 'jobs j where ' || fits || beyond end || ' limit $1) w' into ids, last using batch, filter, reach;
@@ -210,7 +211,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_seek(jsonb, text, text, int) is
-	'The next jobs that a verb (cancel, discard, delete) would change: up to so many that fit the filter and the verb''s own condition, which is fits. last: where the next batch goes on, null at the end. Locks nothing.';
+	'The next jobs that a verb (cancel, discard, delete) would change: up to batch jobs that fit the filter and the verb''s own condition. fits: both, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
 
 -- +goose StatementBegin
 create function drover_hold(filter jsonb, verb text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
@@ -219,8 +220,8 @@ declare
 	walked text[];
 	fits text;
 begin
-	-- Found in the order of the walk, then locked in the order of ids, as every verb does, and looked at again under
-	-- the lock.
+	-- Jobs are found in the order of the walk. Then they are locked in the order of ids, as in every verb, and
+	-- checked again under the lock.
 	select s.ids, s.last, s.fits into walked, last, fits from drover_seek(filter, verb, after, batch) s;
 	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any($1) and ' || fits
 		|| ' order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
@@ -298,7 +299,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean) is
-	'Deletes one batch of the jobs that a filter picks and that have ended, of dead letters among the next ten times as many; discarded ones only if it says state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said.';
+	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said.';
 
 -- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
 -- and spends a second of JIT on it.
@@ -316,7 +317,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_error_text(jsonb) is 'The text of the newest entry of an errors array that tells of a run; where the array cannot be read, why not.';
+comment on function drover_error_text(jsonb) is 'The text of the newest entry of an errors array that belongs to a run; if the array cannot be read, the reason.';
 
 -- +goose StatementBegin
 create function drover_failed_at(errors jsonb, newest boolean) returns timestamptz language plpgsql stable as $$
@@ -330,13 +331,13 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest, or of the first, entry of an errors array that tells of a run; null where it has none that can be read.';
+comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest, or of the first, entry of an errors array that belongs to a run; null if there is no such entry that can be read.';
 
 -- +goose StatementBegin
 create function drover_shown(value jsonb) returns jsonb language plpgsql immutable as $$
 begin
-	-- A small value is stored in the row itself, so it is there whenever the row is. Its text is small too: even of numbers such
-	-- as 1e131071 a thousand bytes hold only some 400 MB.
+	-- A small value is stored in the row itself, so it can be read whenever the row can. Its text is not too large to
+	-- send: even a thousand bytes of numbers such as 1e131071 make only some 400 MB.
 	if pg_column_size(value) > 1000 then
 		perform length(value::text);
 	end if;

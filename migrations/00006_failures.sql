@@ -83,7 +83,7 @@ declare
 	room int := 10000 - (select count(*) from failure_groups);
 	took bigint;
 begin
-	-- Counters stop at their type's end. Times are cut to what Go and JSON can tell.
+	-- Counters stop at the largest value of their type. Times are cut to the years that Go and JSON can hold.
 	with taken as (
 		delete from failure_tallies where id = any(ids::bigint[]) returning *
 	), summed as (
@@ -131,27 +131,27 @@ declare
 	code     text;
 	why      text;
 begin
-	-- One at a time: so none waits for another, none deadlocks, and one alone sees a group come back. Who finds the
-	-- table held, by another or in an open transaction of a person's, leaves the work for the next time.
+	-- One caller at a time: so none waits for another, none deadlocks, and only one sees a group come back. A caller
+	-- that finds the table locked, by another or by a person's open transaction, leaves the work for the next time.
 	begin
 		lock table failure_groups in share row exclusive mode nowait;
 	exception when lock_not_available then
 		return;
 	end;
 	resolved := array(select g.fingerprint from failure_groups g where g.status = 'resolved');
-	-- In any order: a hundred bad tallies side by side must not look as if all were bad.
+	-- In random order: otherwise a hundred bad tallies next to each other would look as if all were bad.
 	ids := array(select t.id::text from (select f.id from failure_tallies f order by f.id limit page) t order by random());
 	begin
 		select w.refused into refused from drover_walk(ids, 'select drover_failures_put($1)') w;
 	exception when others then
 		get stacked diagnostics code = returned_sqlstate, why = message_text;
 		if not drover_rows_fault(code) or code like '42%' or cardinality(ids) < page then
-			raise; -- more may come that passes
+			raise; -- tallies that pass may come later
 		end if;
 		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', why)) from unnest(ids) as i(id));
 	end;
 	if refused <> '[]' then
-		-- They are a statistic: what cannot be added is dropped.
+		-- Tallies are only a statistic: those that cannot be added are dropped.
 		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
 		raise warning 'drover: dropped % tallies of failures that failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
 		begin
@@ -199,7 +199,7 @@ begin
 		select w.refused into refused from drover_walk(array(select i.id from unnest(ids) as i(id) order by random()), statement, doc) w;
 	exception when others then
 		get stacked diagnostics code = returned_sqlstate, why = message_text;
-		if not drover_rows_fault(code) or code like '42%' then -- 42: a right is missing, or a table
+		if not drover_rows_fault(code) or code like '42%' then -- class 42: a right or a table is missing
 			raise;
 		end if;
 		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
@@ -238,7 +238,7 @@ begin
 		park_build = case when drover_failure_policy.policy = 'park' then newest end
 	where f.fingerprint = drover_failure_policy.fingerprint;
 	if g.policy = 'park' and policy is distinct from 'park' then
-		-- What is locked or refused here keeps its build; drover_unpark releases it all the same.
+		-- Jobs that are locked or refused here keep their build; drover_unpark releases them all the same.
 		parked := array(
 			select j.id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			order by j.id for update skip locked);
@@ -271,11 +271,11 @@ begin
 		select g.fingerprint from failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	-- A slot beyond what is ever given is a slip of somebody's hand.
+	-- A slot further ahead than drover ever gives one was set by hand, and is ignored.
 	start := greatest(clock_timestamp(), (select max(slots_to) from builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
-	-- First what older builds parked, then what the newest one did whose policy was lifted. Jobs that others have locked, or
-	-- that are set aside, leave their place to the next.
+	-- First the jobs that older builds parked, then those that the newest build parked under a policy that was
+	-- lifted. Jobs that others have locked, or that are set aside, leave their places to the next ones.
 	for over in
 		select o.build from (select '' as build union all select b.build from builds b where b.build <> newest union all select newest) o
 		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')

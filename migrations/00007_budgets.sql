@@ -205,7 +205,7 @@ declare
 	stored  text;
 	missing text[];
 begin
-	-- drover_refuse_job says which of these is wrong. Calling it costs more than asking here.
+	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
@@ -217,7 +217,7 @@ begin
 		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata, concurrency_key);
 	end if;
 	job_id := coalesce(id, drover_ulid());
-	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
 			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
@@ -265,15 +265,15 @@ create or replace function drover_enqueue_many(batch jsonb, wake boolean default
 declare
 	existing text[];
 	refused  text[]; -- not stored by this round
-	missing  text[]; -- and not there either
-	strays   bigint; -- stored, of ids that nobody gave
+	missing  text[]; -- those of them that no job has
+	strays   bigint; -- stored under ids that are not in the batch
 begin
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
 	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
 	-- first is stored, and the others are told as there before.
-	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
@@ -363,7 +363,7 @@ declare
 	stored  text;
 	missing text[];
 begin
-	-- drover_refuse_job says which of these is wrong. Calling it costs more than asking here.
+	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
@@ -375,7 +375,7 @@ begin
 		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata);
 	end if;
 	job_id := coalesce(id, drover_ulid());
-	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
 		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
 			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
@@ -422,15 +422,15 @@ create or replace function drover_enqueue_many(batch jsonb, wake boolean default
 declare
 	existing text[];
 	refused  text[]; -- not stored by this round
-	missing  text[]; -- and not there either
-	strays   bigint; -- stored, of ids that nobody gave
+	missing  text[]; -- those of them that no job has
+	strays   bigint; -- stored under ids that are not in the batch
 begin
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
 	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
 	-- first is stored, and the others are told as there before.
-	for round in 1..2 loop -- what was in the way of the first may have been deleted since
+	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128

@@ -22,7 +22,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_written(bigint, bigint) is 'Raises DR003 if a statement wrote fewer rows than expected, as with a trigger that returns null.';
+comment on function drover_written(bigint, bigint) is 'Raises DR003 if a statement wrote fewer rows than expected, for example because a trigger returned null.';
 
 -- +goose StatementBegin
 create function drover_make_follow_up(job_id text, job_queue text, job_kind text, reason text, class text, fingerprint text, attempts int, ended timestamptz,
@@ -41,8 +41,8 @@ begin
 	if not found then
 		return;
 	end if;
-	-- What cannot be read of the dead job, because of damage or because it is too large as text, is left out. Each value is
-	-- an argument of its own: a whole row would be read before this function could catch the error.
+	-- Parts of the dead job that cannot be read, because they are damaged or too large as text, are left out. Each
+	-- value is a separate argument: a whole row would be read before this function could catch the error.
 	begin
 		depth := drover_follow_up_depth(metadata);
 	exception when others then
@@ -52,7 +52,7 @@ begin
 		return;
 	end if;
 	begin
-		-- Args that could burst those of the new job are left out.
+		-- Args are left out if they could make those of the new job too large.
 		given := case when octet_length(args::text) <= 3145728 then args end;
 	exception when others then
 		given := null;
@@ -63,7 +63,8 @@ begin
 		error := null;
 	end;
 	begin
-		-- Due at the time of this statement, not of the transaction's start: in front of the supervisors' floors.
+		-- Due when this statement runs, not when the transaction began: a time behind the supervisors' floors would
+		-- have to wait for a sweep.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
 		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
 			'job_id', job_id, 'queue', job_queue, 'kind', job_kind, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
@@ -83,11 +84,11 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
-	'Enqueues what the kind of a discarded job asks for, once for each call. What cannot be read of the job is left out. refused: the database did not take the new job; an array as drover_set_aside takes it.';
+	'Enqueues the follow-up of a discarded job if its kind has one; each call makes another. Parts of the job that cannot be read are left out. refused: if the database refused the new job, an array for drover_set_aside.';
 
 -- +goose StatementBegin
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
-	-- Clamped before it becomes an integer: by SQL anything can be stored under that key.
+	-- Clamped before it becomes an integer: SQL can store anything under that key.
 	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
 		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
 $$;
@@ -115,7 +116,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_follow_up() is 'Enqueues what the kind of a job that is being discarded asks for, in the same transaction. A follow-up''s own follow-up ends after three. If the database refuses the follow-up, the discard goes through and the follow-up is set aside.';
+comment on function drover_follow_up() is 'Enqueues the follow-up of a job that is being discarded, if its kind has one, in the same transaction. A chain of follow-ups ends after three. If the database refuses the follow-up, the discard goes through and the follow-up is set aside.';
 
 -- +goose StatementBegin
 create function drover_follow_up_again(ids text[], out made bigint, out refused jsonb) language plpgsql set enable_seqscan = off as $$
@@ -141,7 +142,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_follow_up_again(text[]) is
-	'Tries again to enqueue the follow-ups of these jobs that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
+	'Of the follow-ups of these jobs, tries again to enqueue those that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
 
 -- Every path into discarded changes discard_reason; claim and complete do not name it, so for them the trigger is
 -- never queued.
@@ -180,12 +181,12 @@ create function drover_job_columns() returns text language sql stable as $$
 		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> 'archived_at'
 $$;
 -- +goose StatementEnd
-comment on function drover_job_columns() is 'The columns that are kept when a job moves: those that both jobs and jobs_archive have, with one type, and that neither generates.';
+comment on function drover_job_columns() is 'The columns that are kept when a job moves: those that jobs and jobs_archive both have, with the same type, and that are generated in neither.';
 
 -- +goose StatementBegin
 create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
 declare
-	few constant int := 100; -- no more than drover_walk blames one after another
+	few constant int := 100; -- so many may be refused in a row before drover_walk gives up
 	w   record;
 begin
 	begin
@@ -198,7 +199,7 @@ begin
 			raise;
 		end if;
 	end;
-	-- The first hundred are all refused. Others may stand behind them.
+	-- The first hundred are all refused. Jobs after them may pass.
 	done := 0;
 	refused := '[]';
 	for at in 1 .. cardinality(ids) by few loop
@@ -209,7 +210,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_walk_on(text[], text) is 'drover_walk that does not end at a hundred refused jobs in a row: every job is tried.';
+comment on function drover_walk_on(text[], text) is 'Like drover_walk, but it does not give up after a hundred refused jobs in a row: every job is tried.';
 
 -- +goose StatementBegin
 create function drover_pick(source text, condition text, after text, batch int, out ids text[], out last text, out refused jsonb) language plpgsql as $$
@@ -227,7 +228,7 @@ begin
 			raise;
 		end if;
 	end;
-	-- The condition reads a row that cannot be read. Find it among the next ids; the others are picked without it.
+	-- The condition has met a row that cannot be read. Find that row among the next ids, and pick the others.
 	execute format('select array_agg(id order by id) from (select id from %I where id > $1 order by id limit $2) w', source) into walked using after, batch;
 	last := walked[batch];
 	select w.refused into refused from drover_walk_on(walked, format('select count(*) from %I j where j.id = any($1) and %s', source, condition)) w;
@@ -237,7 +238,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pick(text, text, text, int) is
-	'The next ids of a table that fit a condition on j, after the given one. A row that the condition cannot read is among refused, with its error. last: where to go on, null at the end.';
+	'The next ids of a table that fit a condition on j, after the given one. A row for which the condition cannot be read is listed in refused, with its error. last: where to go on, null at the end.';
 
 -- +goose StatementBegin
 create function drover_archivable(filter jsonb, keep int default 0, batch int default 1000, after text default '',
@@ -365,7 +366,7 @@ begin
 		for one, why in
 			select i, null from unnest(picked.ids) as i union all select r->>'id', r->>'error' from jsonb_array_elements(picked.refused) as r order by 1
 		loop
-			begin -- one row at a time: what return query has returned before an error stays returned
+			begin -- one row at a time: an error does not take back rows that return query has already returned
 				if why is null then
 					return query select a.id::text, to_jsonb(a)::text, null::text from jobs_archive a where a.id = one;
 				end if;
@@ -390,13 +391,13 @@ comment on function drover_export(jsonb, int, text) is
 
 -- +goose StatementBegin
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
-	-- Months, days and time of an interval may each be huge and of different signs, though together they compare as
-	-- something sensible. Nothing is deleted by such a setting.
+	-- The months, the days and the time of an interval may each be huge, with different signs, and the interval as a
+	-- whole may still compare as a sensible one. Such a setting deletes nothing.
 	select case when kept between interval '0' and interval '1000 years' and extract(year from kept) between -2000 and 2000
 		then case when now() - kept <= now() then now() - kept end end
 $$;
 -- +goose StatementEnd
-comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before it may go. Null, none may, where the interval makes no sense.';
+comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before it may go. Null if the interval makes no sense: then none may.';
 
 -- +goose StatementBegin
 create function drover_note_refused(path text, refused jsonb, done bigint) returns jsonb language plpgsql as $$
@@ -404,7 +405,8 @@ declare
 	told jsonb := refused;
 begin
 	if done = 0 and jsonb_array_length(refused) > 100 then
-		-- None of so many passes: it is not the fault of one of them. They are tried again as ever; one is noted for all.
+		-- More than a hundred were refused and none passed, so no single job is at fault. One is noted for all, and
+		-- all are tried again as usual.
 		told := jsonb_build_array(refused->0 || jsonb_build_object('error', left(format('%s (and the same or another error for %s other jobs; none passed)',
 			refused->0->>'error', jsonb_array_length(refused) - 1), 1000)));
 	end if;
@@ -413,18 +415,19 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside what drover_walk_on refused, or where nothing at all passed one job for all. Returns what the log should have, each with its path.';
+comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on refused; if those are more than a hundred and none passed, one job for all of them. Returns the jobs to log, each with its path.';
 
 -- +goose StatementBegin
 create function drover_tidy_set_aside() returns void language sql as $$
 	delete from set_aside where (path, job) in (
 		select s.path, s.job from set_aside s
 		where not exists (select from jobs j where j.id = s.job)
-			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- it is not the pruner's any more
+			or s.path in ('settle', 'rescue') and not exists (select from jobs j where j.id = s.job and j.state = 'running')
+			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries it
 		order by s.path, s.job for update skip locked)
 $$;
 -- +goose StatementEnd
-comment on function drover_tidy_set_aside() is 'Forgets what was set aside of jobs that are gone, or that the pruner has no longer any reason to touch.';
+comment on function drover_tidy_set_aside() is 'Deletes the rows of set_aside for jobs that are gone, or that the pruner has no reason to touch any more.';
 
 -- +goose StatementBegin
 create function drover_retain_next(after text, completed interval, cancelled interval, batch int, whole boolean, out ids text[], out odd boolean) language plpgsql as $$
@@ -435,9 +438,10 @@ declare
 	strange text := drover_ulid_at(greatest(now() + interval '1 day', before));
 	rest    text[] := '{}';
 begin
-	-- Walks the primary key: an id is a ULID, so no row that ended before a time has an id made after it, and no index on
-	-- finalized_at has to be kept up by every completion. Ids that are no ULIDs sort anywhere: those above all that a clock
-	-- makes today are walked as well, those in between are met later.
+	-- Walks the primary key. An id is a ULID, so a job that ended before some time also has an id from before it.
+	-- That saves an index on finalized_at, which every completion would have to maintain. Ids that are not ULIDs sort
+	-- anywhere: those above every ULID of today are walked as well (whole), the others once the ULIDs around them are
+	-- old enough.
 	ids := array(select j.id from jobs j where j.id > after and j.id < drover_ulid_at(before) order by j.id limit batch);
 	if whole and before is not null and cardinality(ids) < batch then
 		rest := array(select j.id from jobs j where j.id > after and j.id >= strange order by j.id limit batch - cardinality(ids));
@@ -448,7 +452,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_next(text, interval, interval, int, boolean) is
-	'The ids that drover_retain takes up next, after the given one: old ones, and with whole then those that no clock of today makes (odd).';
+	'The ids that drover_retain takes up next, after the given one: old ones, and then, if whole is set, those above every ULID of today (odd).';
 
 -- +goose StatementBegin
 create function drover_retain_these(ids text[], completed interval, cancelled interval, out deleted bigint, out archived bigint, out refused jsonb)
@@ -464,7 +468,7 @@ begin
 	archived := 0;
 	refused := '[]';
 	if noted then
-		-- Not even read: they may be damaged.
+		-- Jobs that are set aside are not even read: they may be damaged.
 		ids := array(select i from unnest(ids) as i where not exists (select from set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
 	end if;
 	with retained as materialized (
@@ -490,7 +494,7 @@ begin
 			from drover_walk_on(doomed, 'with gone as (delete from jobs where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 			refused := refused || drover_note_refused('prune', bad, deleted);
 		exception when others then
-			deleted := 0; -- a fault of the whole: what is to be archived has nothing to do with it
+			deleted := 0; -- no single job is at fault; archiving goes on all the same
 			refused := refused || jsonb_build_object('path', 'prune', 'error', sqlerrm, 'code', sqlstate);
 		end;
 	end if;
@@ -517,7 +521,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval) is
-	'Deletes or archives those of these jobs whose time is over, as drover_retain does. Jobs that the database refuses to delete or to move are set aside; refused has each with its path and error, and errors that are no job''s fault without an id.';
+	'Deletes or archives those of these jobs whose time is over, as drover_retain does. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,

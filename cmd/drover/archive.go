@@ -148,7 +148,7 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
 		n, err := s.client.ExportArchive(ctx, io.Discard, flags.at(s.now))
 		var unread *drover.RefusedError
 		switch {
-		case errors.As(err, &unread): // these go as well
+		case errors.As(err, &unread): // the purge deletes these as well
 			n += int64(len(unread.Refused))
 		case err != nil:
 			return flagNames(err)

@@ -138,7 +138,7 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 	return table(a.stdout, rows)
 }
 
-// lastError is what a list shows of a job's failures; of a job that cannot be read, that.
+// lastError is what a list shows of a job's failures, and of the parts of the job that cannot be read.
 func lastError(j *drover.JobInfo) string {
 	switch text := j.LastError(); {
 	case j.Unreadable == "":
@@ -228,12 +228,12 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	return nil
 }
 
-// Reads set_aside, which is small. A time that no JSON has is as good as never.
+// sqlSetAside reads set_aside, which is small. It cuts times to the years that JSON can hold.
 const sqlSetAside = `
 select job, path, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from set_aside where job = $1 order by path`
 
-// setAside lists what of a job is set aside; nothing where the role may not see that.
+// setAside lists the rows of set_aside for a job; none if the role may not read that table.
 func (s *session) setAside(ctx context.Context, id string) ([]drover.SetAside, error) {
 	rows, err := s.pool.Query(ctx, sqlSetAside, id)
 	var list []drover.SetAside

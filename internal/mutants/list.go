@@ -285,8 +285,8 @@ func mutants() []mutant {
 		{
 			name: "refused-start", bug: "one start that cannot be written down holds up all of them",
 			file:  "settler.go",
-			old:   "err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {\n\t\treturn e.startRefused(base, s.run, err)\n\t})",
-			new:   "err := e.notePart(base, starts, noted)",
+			old:   "err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {",
+			new:   "err := isolate(starts, func([]*start) error { return e.notePart(base, starts, noted) }, func(s *start, err error) error {",
 			tests: []string{"TestARefusedStartHoldsUpNobody"},
 		},
 		{
@@ -299,15 +299,15 @@ func mutants() []mutant {
 		{
 			name: "aside-but-claimed", bug: "claims ask for what is set aside",
 			file:  "refused_claims.go",
-			old:   "	p.req.but = c.refused.aside\n	if len(",
-			new:   "	if len(",
+			old:   "\tp.req.but = len(c.refused.aside) > 0\n\tif len(c.refused.skipped)",
+			new:   "\tif len(c.refused.skipped)",
 			tests: []string{"TestWhatIsSetAsideIsLeftAloneThenTriedAgain"},
 		},
 		{
 			name: "everybody-is-at-fault", bug: "jobs are put off though the database refuses all of them",
 			file:  "refused_claims.go",
-			old:   "if passed == 0 && !lasting(b.err) && b.claimSeq >= 0 {",
-			new:   "if false {",
+			old:   "\tif err == nil && w.claimed == 0 {\n\t\tw.refused = slices",
+			new:   "\tif err == nil && w.claimed < 0 {\n\t\tw.refused = slices",
 			tests: []string{"TestClaimsThatAreAllRefusedWait"},
 		},
 		{
@@ -467,8 +467,8 @@ func mutants() []mutant {
 		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
 			file:  "control.go",
-			old:   "\treturn isolate(fenced, settle, func(f *freed, err error) error {\n",
-			new:   "\tif err := settle(fenced); err != nil || len(jobs) > 0 {\n\t\treturn err\n\t}\n\treturn isolate(fenced, settle, func(f *freed, err error) error {\n",
+			old:   "\tpassed := false\n\terr := isolate(fenced,",
+			new:   "\tif err := settle(fenced); err != nil || len(jobs) > 0 {\n\t\treturn err\n\t}\n\tpassed := false\n\terr := isolate(fenced,",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueBlamesThosePastARefusedOne"},
 		},
 		{

@@ -12,8 +12,8 @@ import (
 type OddRow struct {
 	Name            string
 	Columns, Values string // as in an insert
-	Damaged         bool   // Damage belongs behind it
-	Unreadable      string // what JobInfo.Unreadable has in it, "" for nothing
+	Damaged         bool   // call Damage after the insert
+	Unreadable      string // a part of JobInfo.Unreadable, "" if that is empty
 	Slow            bool   // its text is larger than the server can send, which it finds out after a second
 }
 
@@ -26,7 +26,7 @@ const (
 	long     = `(select string_agg(md5(n::text), '') from generate_series(1, 400) n)`
 )
 
-// OddRows are rows that nothing which reads many jobs may stumble over.
+// OddRows are rows that nothing which reads many jobs may fail on.
 func OddRows() []OddRow {
 	rows := []OddRow{
 		{Name: "errors of scalars", Columns: dead + "errors", Values: deadNow + `'[1, "x", null, true, [], {}, ` + goodPart + `]'`, Unreadable: "errors: 5 of 7 entries"},
@@ -80,7 +80,7 @@ func OddRows() []OddRow {
 	return rows
 }
 
-// DropChecks lets the table take odd rows, as it would without its CHECKs and the trigger that does their rest.
+// DropChecks removes the CHECKs of jobs and the trigger jobs_bounds, so that the table takes odd rows.
 func DropChecks(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	exec(tb, pool, `do $$ declare name text; begin
@@ -100,8 +100,8 @@ func PutOdd(tb testing.TB, pool *pgxpool.Pool, row OddRow) (id string) {
 	return id
 }
 
-// Damage takes all TOAST chunks of the table jobs away, as a failing disk does: no value of a row that is there now and was
-// moved out of it can be read any more. The role must be a superuser.
+// Damage deletes all TOAST chunks of the table jobs, as a failing disk might. Values of the rows there now that are
+// stored outside of the row can no longer be read. The role must be a superuser.
 func Damage(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	exec(tb, pool, `do $$ declare toast regclass := (select reltoastrelid from pg_class where oid = 'jobs'::regclass); begin
