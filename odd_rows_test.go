@@ -219,15 +219,19 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 		left   string // those that were not changed
 	}{
 		{"cancel", 3, func(t *testing.T, db *testDB) (Bulk, error) {
+			t.Helper()
 			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "no")
 		}, "update", "state <> 'cancelled'"},
 		{"discard", 3, func(t *testing.T, db *testDB) (Bulk, error) {
+			t.Helper()
 			return db.client.DiscardMany(t.Context(), Filter{Kind: "k"}, "no")
 		}, "update", "state <> 'discarded'"},
 		{"cancel behind 150", 150, func(t *testing.T, db *testDB) (Bulk, error) {
+			t.Helper()
 			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "no")
 		}, "update", "state <> 'cancelled'"},
 		{"delete", 3, func(t *testing.T, db *testDB) (Bulk, error) {
+			t.Helper()
 			db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
 			return db.client.DeleteMany(t.Context(), Filter{Kind: "k"})
 		}, "delete", "true"},

@@ -37,22 +37,34 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 		lateDuring string // what hangs the refusal on the table once the jobs are marked
 	}{
 		"at release": {
-			setUp: func(t *testing.T, v *virtual) { v.refuse(t, bad+` and new.finalized_at is null`) },
-			mend:  `drop trigger no on jobs`, why: "refused: no",
+			setUp: func(t *testing.T, v *virtual) {
+				t.Helper()
+				v.refuse(t, bad+` and new.finalized_at is null`)
+			},
+			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"at release, by key": {
-			plan:  RedrivePlan{PerKey: 3},
-			setUp: func(t *testing.T, v *virtual) { v.refuse(t, bad+` and new.finalized_at is null`) },
-			mend:  `drop trigger no on jobs`, why: "refused: no",
+			plan: RedrivePlan{PerKey: 3},
+			setUp: func(t *testing.T, v *virtual) {
+				t.Helper()
+				v.refuse(t, bad+` and new.finalized_at is null`)
+			},
+			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"a canary": {
-			plan:  RedrivePlan{Canary: 8},
-			setUp: func(t *testing.T, v *virtual) { v.refuse(t, bad+` and new.finalized_at is null`) },
-			mend:  `drop trigger no on jobs`, why: "refused: no",
+			plan: RedrivePlan{Canary: 8},
+			setUp: func(t *testing.T, v *virtual) {
+				t.Helper()
+				v.refuse(t, bad+` and new.finalized_at is null`)
+			},
+			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"marked": {
-			setUp: func(t *testing.T, v *virtual) { v.refuse(t, bad) },
-			mend:  `drop trigger no on jobs`, why: "refused: no",
+			setUp: func(t *testing.T, v *virtual) {
+				t.Helper()
+				v.refuse(t, bad)
+			},
+			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"any change after it was marked": {
 			mend: `drop trigger no on jobs`, why: "refused: no", aside: 1, lateDuring: bad,
@@ -62,16 +74,22 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 		},
 		"a unique index of the application's": {
 			setUp: func(t *testing.T, v *virtual) {
+				t.Helper()
 				v.exec(t, `create unique index mine on jobs ((args->>'n')) where finalized_at is null`)
 				v.exec(t, `insert into jobs (kind, queue, args) values ('other', 'elsewhere', '{"n": 7}')`)
 			},
 			mend: `drop index mine`, why: `refused: duplicate key value violates unique constraint "mine"`,
 		},
-		"redriven 32,767 times": {setUp: func(t *testing.T, v *virtual) { v.exec(t, `update jobs set redrives = 32767 where args @> '{"n": 7}'`) }},
+		"redriven 32,767 times": {setUp: func(t *testing.T, v *virtual) {
+			t.Helper()
+			v.exec(t, `update jobs set redrives = 32767 where args @> '{"n": 7}'`)
+		}},
 		"a time budget far ahead": {setUp: func(t *testing.T, v *virtual) {
+			t.Helper()
 			v.exec(t, `update jobs set created_at = '2000-01-01', retry_until = '294276-12-31' where args @> '{"n": 7}'`)
 		}},
 		"born before time": {setUp: func(t *testing.T, v *virtual) {
+			t.Helper()
 			v.unguarded(t)
 			v.exec(t, `update jobs set created_at = '-infinity', retry_until = now() where args @> '{"n": 7}'`)
 		}},

@@ -127,7 +127,9 @@ func TestAClaimThatWaitsForARow(t *testing.T) {
 			if _, err := holder.Exec(t.Context(), `select pg_advisory_lock(hashtext(current_schema()))`); err != nil {
 				t.Fatal(err)
 			}
-			defer holder.Exec(context.Background(), `select pg_advisory_unlock(hashtext(current_schema()))`)
+			defer func() {
+				_, _ = holder.Exec(context.Background(), `select pg_advisory_unlock(hashtext(current_schema()))`)
+			}()
 			db.exec(t, `insert into jobs (kind, args) values ('job', '{"bad": 1}')`)
 			edit := func(*pgxpool.Config) {}
 			if c.setting != "" {

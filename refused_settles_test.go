@@ -38,7 +38,9 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 			if _, err := holder.Exec(t.Context(), `select pg_advisory_lock(hashtext(current_schema()))`); err != nil {
 				t.Fatal(err)
 			}
-			defer holder.Exec(context.Background(), `select pg_advisory_unlock(hashtext(current_schema()))`)
+			defer func() {
+				_, _ = holder.Exec(context.Background(), `select pg_advisory_unlock(hashtext(current_schema()))`)
+			}()
 			release := make(chan bool)
 			edit := func(*pgxpool.Config) {}
 			if c.setting != "" {

@@ -20,45 +20,47 @@ func (db *testDB) held(t testing.TB, owner string, n int) {
 }
 
 // unrescued are row contents that a dead supervisor's rescue cannot get past.
-var unrescued = []struct{ name, schema, row, becomes string }{
-	{
-		"a trigger refuses what the job should become",
-		`create trigger refuse before update on jobs for each row when (old.kind = 'bad' and new.state = 'retryable') execute function refuse()`, ``,
-		`state = 'discarded' and discard_reason = 'refused'`,
-	},
-	{
-		"a trigger refuses any change",
-		`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse()`, ``,
-		`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id)`,
-	},
-	{
-		"a trigger takes all the time",
-		`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse_late()`, ``,
-		`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id and code = '57014')`,
-	},
-	{
-		"a constraint", `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 0) not valid`, ``,
-		`state = 'discarded' and discard_reason = 'refused'`,
-	},
-	{
-		"its errors are no array", `alter table jobs drop constraint if exists jobs_errors`, `errors = '5', crashes = 1`,
-		`state = 'discarded' and discard_reason = 'refused'`,
-	},
-	{"no more crashes can be counted", ``, `crashes = 32767, deaths = 32767`, `state <> 'running'`},
-	{"no more errors can be counted", ``, `errors_total = 2147483647`, `state <> 'running'`},
-	{"garbage in its errors", ``, `crashes = 1, errors = '[5, null, "x", {"class": "crash", "duration_ms": "x", "supervisor": 5},
+func unrescued() []struct{ name, schema, row, becomes string } {
+	return []struct{ name, schema, row, becomes string }{
+		{
+			"a trigger refuses what the job should become",
+			`create trigger refuse before update on jobs for each row when (old.kind = 'bad' and new.state = 'retryable') execute function refuse()`, ``,
+			`state = 'discarded' and discard_reason = 'refused'`,
+		},
+		{
+			"a trigger refuses any change",
+			`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse()`, ``,
+			`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id)`,
+		},
+		{
+			"a trigger takes all the time",
+			`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse_late()`, ``,
+			`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id and code = '57014')`,
+		},
+		{
+			"a constraint", `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 0) not valid`, ``,
+			`state = 'discarded' and discard_reason = 'refused'`,
+		},
+		{
+			"its errors are no array", `alter table jobs drop constraint if exists jobs_errors`, `errors = '5', crashes = 1`,
+			`state = 'discarded' and discard_reason = 'refused'`,
+		},
+		{"no more crashes can be counted", ``, `crashes = 32767, deaths = 32767`, `state <> 'running'`},
+		{"no more errors can be counted", ``, `errors_total = 2147483647`, `state <> 'running'`},
+		{"garbage in its errors", ``, `crashes = 1, errors = '[5, null, "x", {"class": "crash", "duration_ms": "x", "supervisor": 5},
 		{"class": "crash", "duration_ms": 1e300, "supervisor": null}, {"class": "crash"}]'`, `state = 'retryable' and crashes = 2`},
-	{"no last delay that Go can hold", ``, `last_delay_ms = 9223372036854775807`, `state = 'retryable'`},
-	{"claimed at no time", ``, `attempted_at = 'infinity'`, `state = 'scheduled' and errors->-1->>'class' = 'refused'`},
-	{"claimed before the year 1", ``, `attempted_at = '4000-01-01 BC'`, `state = 'retryable' and crashes = 1`},
-	{"never claimed", ``, `attempt = 0, max_attempts = 1`, `state = 'available' and attempt = 0`},
+		{"no last delay that Go can hold", ``, `last_delay_ms = 9223372036854775807`, `state = 'retryable'`},
+		{"claimed at no time", ``, `attempted_at = 'infinity'`, `state = 'scheduled' and errors->-1->>'class' = 'refused'`},
+		{"claimed before the year 1", ``, `attempted_at = '4000-01-01 BC'`, `state = 'retryable' and crashes = 1`},
+		{"never claimed", ``, `attempt = 0, max_attempts = 1`, `state = 'available' and attempt = 0`},
+	}
 }
 
 // F-15: whatever the database refuses about one job of a dead supervisor, the others are freed in that very beat, and its
 // row is forgotten.
 func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 	t.Parallel()
-	for _, c := range unrescued {
+	for _, c := range unrescued() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)

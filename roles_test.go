@@ -236,7 +236,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	eventually(t, func() bool { // the worker may have been archiving the restored job again meanwhile
 		_, err := operator.client.PurgeArchive(ctx, Filter{All: true}, DeleteForEver)
 		ok("operator: PurgeArchive", err)
-		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0
+		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})
 	c.waitFor(t, 30*time.Second, `select count(*) = 1 from redrives where state = 'done'`)
 	stop()

@@ -27,7 +27,7 @@ type result struct {
 	Recovery   float64     `json:"recovery_seconds"` // the longest
 	Seconds    float64     `json:"seconds"`
 	StartedMS  [2]float64  `json:"start_p99_ms"` // of jobs, from insert to claim: before the first fault, and after it
-	Verdict    string      `json:"verdict"` // pass, fail
+	Verdict    string      `json:"verdict"`      // pass, fail
 	Error      string      `json:"error,omitempty"`
 	Violations []violation `json:"violations,omitempty"`
 }

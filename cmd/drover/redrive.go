@@ -407,8 +407,13 @@ func (a *app) showRedrive(ctx context.Context, id string) error {
 	}
 	fmt.Fprintf(a.stdout, "redrive %s\n", r.ID)
 	rows := [][]string{
-		{"state", redriveState(r)}, {"filter", filterWords(r.Filter)}, {"released", fmt.Sprintf("%d of %d", r.Released, r.Matched)}, {"skipped", fmt.Sprint(r.Skipped)},
-		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By}, {"why", r.Why}, {"note", r.Note},
+		{"state", redriveState(r)},
+		{"filter", filterWords(r.Filter)},
+		{"released", fmt.Sprintf("%d of %d", r.Released, r.Matched)},
+		{"skipped", fmt.Sprint(r.Skipped)},
+		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By},
+		{"why", r.Why},
+		{"note", r.Note},
 	}
 	if err := table(a.stdout, slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })); err != nil {
 		return err

@@ -66,8 +66,14 @@ func OddRows() []OddRow {
 		{Name: "damaged tags", Columns: "tags", Values: `array(select md5(n::text) from generate_series(1, 1000) n)`, Damaged: true, Unreadable: "tags: "},
 	}
 	for _, at := range []struct{ value, unreadable string }{
-		{"infinity", " is infinity"}, {"-infinity", " is -infinity"}, {"0044-03-15 12:00+00 BC", " BC"}, {"4713-01-01+00 BC", " BC"},
-		{"0001-01-01+00", ""}, {"9999-12-31 23:59:59.999999+00", ""}, {"10000-01-01+00", " is 10000"}, {"294276-12-31+00", " is 294276"},
+		{"infinity", " is infinity"},
+		{"-infinity", " is -infinity"},
+		{"0044-03-15 12:00+00 BC", " BC"},
+		{"4713-01-01+00 BC", " BC"},
+		{"0001-01-01+00", ""},
+		{"9999-12-31 23:59:59.999999+00", ""},
+		{"10000-01-01+00", " is 10000"},
+		{"294276-12-31+00", " is 294276"},
 	} {
 		rows = append(rows,
 			OddRow{Name: "scheduled at " + at.value, Columns: "scheduled_at, state", Values: "'" + at.value + "', 'scheduled'", Unreadable: at.unreadable},
