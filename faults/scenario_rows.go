@@ -27,7 +27,7 @@ func rowScenarios() []scenario {
 		},
 		{
 			id: "L-8a", what: "the same with one supervisor", quick: 1, full: 5, minutes: 4, alone: true,
-			recovery: 5 * time.Second, unmeasured: true, change: alone, run: poisonRows, extra: both(noInnocent, both(sparinglyClaimed, notDelayed(2*quickLease))),
+			recovery: 5 * time.Second, unmeasured: true, change: alone, run: poisonRows, extra: both(noInnocent, both(sparinglyClaimed, notDelayed(5*quickLease))),
 		},
 		{
 			id: "L-9", what: "an application's trigger, foreign key, indexes and columns on jobs, added and dropped under load", quick: 1, full: 10, minutes: 4, alone: true,
