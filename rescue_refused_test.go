@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 // held puts so many jobs into the hands of a supervisor; they started one second ago.
@@ -144,15 +146,13 @@ func TestRescueOfADamagedRow(t *testing.T) {
 		t.Run(column, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.exec(t, `create extension if not exists pg_surgery schema public`)
 			db.held(t, "dead", 30)
 			db.exec(t, `alter table jobs alter column errors set storage external, alter column retry set storage external, alter column args set storage external`)
 			bad := value[string](t, db, `select max(id) from jobs`)
 			db.exec(t, `alter table jobs drop constraint jobs_retry`)
 			db.exec(t, fmt.Sprintf(`update jobs set crashes = 1, %s = jsonb_build_array(jsonb_build_object('class', 'crash', 'error', repeat('x', 9000))) where id = $1`, column), bad)
 			db.dead(t, "dead")
-			toast := value[string](t, db, `select reltoastrelid::regclass::text from pg_class where oid = 'jobs'::regclass`)
-			db.exec(t, fmt.Sprintf(`select public.heap_force_kill('%s'::regclass, array(select ctid from %[1]s))`, toast))
+			pgtest.Damage(t, db.Pool)
 			s := db.stopped(t, SupervisorConfig{})
 			s.beat(t)
 			s.beat(t)
