@@ -103,14 +103,13 @@
 //
 // Some of the logic is SQL, in migrations, beside the tables and views:
 //
-//	00001_core.sql          enqueue, wake, the verbs over one job
-//	00002_dead_letters.sql  filters and lists
-//	00003_redrives.sql      the pace of redrives
-//	00004_bulk_verbs.sql    verbs over many jobs
-//	00005_blame.sql         what is known of deaths; who judges is in Go
-//	00006_failures.sql      failure groups and their policies
-//	00007_budgets.sql       the calendar of retries
-//	00008_retention.sql     follow-ups, archive, alerts
+//	00010_jobs.sql       the tables that a claim needs; enqueue, wake; what isolates a bad row
+//	00011_operate.sql    filters, lists, the verbs over one job and over many
+//	00012_redrives.sql   the pace of redrives
+//	00013_failures.sql   failure groups and their policies
+//	00014_budgets.sql    the calendar of retries
+//	00015_blame.sql      what is known of deaths; who judges is in Go
+//	00016_retention.sql  follow-ups, archive, alerts
 //
 // The command is in cmd/drover, a program in examples/webhook, the fault suite in faults. The rest is internal: internal/demo and internal/bench,
 // which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests;

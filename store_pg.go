@@ -221,7 +221,10 @@ func notApplied(err error) bool {
 	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57P") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
 }
 
-const schemaVersion = 8
+const (
+	schemaVersion   = 16
+	firstMigratable = 10 // an older schema is of before the first release, and no file here goes on from it
+)
 
 // maxSpan is the longest duration read from a column. Two of them still add up.
 const maxSpan = 100 * 365 * 24 * time.Hour
@@ -280,6 +283,9 @@ func (s *store) check(ctx context.Context) error {
 	}
 	if err := s.pool.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
 		return fmt.Errorf("ask for the schema's version: %w", classify(err))
+	}
+	if schema < firstMigratable {
+		return fmt.Errorf("%w (version %d is from before the first release: take it down with the files that made it, or drop its schema, then migrate; %s)", ErrNotMigrated, schema, where)
 	}
 	if schema < schemaVersion {
 		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)

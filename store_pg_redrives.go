@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Redrives: the work is in the SQL functions of migrations/00003_redrives.sql, for psql does the same.
+// Redrives: the work is in the SQL functions of migrations/00012_redrives.sql, for psql does the same.
 
 const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`

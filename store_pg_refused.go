@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Jobs that the database refuses to hand out or to settle: migrations/00001_core.sql has the table set_aside and the
+// Jobs that the database refuses to hand out or to settle: migrations/00010_jobs.sql has the table set_aside and the
 // function that writes to it.
 
 const (

@@ -24,6 +24,7 @@ type producerSpec struct {
 	URL, Name, Dir string
 	Seed           uint64
 	Load           load
+	Next           bool // of a migrator: also the migration that stands for a later version's
 }
 
 const (

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +38,6 @@ type world struct {
 
 	clockError time.Duration // of the server
 	clockFile  string        // that holds it
-	old        string        // what workers and producers run while it is not empty
 	pooler     *pooler       // if there is one, workers and producers go through it
 	unmeasured bool
 
@@ -193,7 +191,7 @@ func (w *world) startWorker(l load) (*child, error) {
 	if w.started <= len(l.ClockErrors) {
 		spec.ClockError = l.ClockErrors[w.started-1]
 	}
-	c, err := startChild(cmp.Or(w.old, w.program), "worker", name, spec, w.childErrors(), clockVar+"="+spec.ClockError.String())
+	c, err := startChild(w.program, "worker", name, spec, w.childErrors(), clockVar+"="+spec.ClockError.String())
 	if c != nil {
 		w.workers = append(w.workers, c)
 	}
@@ -206,7 +204,7 @@ func (w *world) startProducers() error {
 		if w.pooler != nil {
 			url = w.pooler.url
 		}
-		c, err := startChild(cmp.Or(w.old, w.program), "producer", name, producerSpec{
+		c, err := startChild(w.program, "producer", name, producerSpec{
 			URL: url, Name: name, Dir: w.dir, Seed: w.seed + uint64(i) + 1, Load: w.load,
 		}, w.childErrors())
 		if c != nil {

@@ -20,58 +20,68 @@ import (
 // that waited for one table while it held another was in a deadlock with one of them.
 func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 	t.Parallel()
-	tables := map[int64][]string{
-		2: {"jobs"}, 3: {"kinds"}, 4: {"jobs", "kinds", "queues"}, 5: {"supervisors", "jobs"}, 6: {"jobs"}, 8: {"kinds", "jobs", "queues"},
+	type step struct{ from, to int64 }
+	tables := map[step][]string{
+		{15, 16}: {"jobs"},
+		{16, 15}: {"jobs", "jobs_archive"},
+		{15, 14}: {"ended_supervisors", "solo"},
+		{14, 13}: {"budgets", "budget_slots"},
+		{13, 12}: {"jobs", "failure_groups", "failure_tallies", "builds"},
+		{12, 11}: {"redrives", "redrive_queues"},
 	}
 	for i, name := range files(t)[1:] {
 		text, err := fs.ReadFile(migrations.FS, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		up, _, _ := strings.Cut(string(text), "-- +goose Down")
-		if regexp.MustCompile(`(?m)^(alter table|create trigger|drop view|drop index)`).MatchString(up) && tables[int64(i+2)] == nil {
-			t.Errorf("%s changes what is there and is not in this test", name)
+		up, back, _ := strings.Cut(string(text), "-- +goose Down")
+		version := first + 1 + int64(i)
+		for _, part := range []struct {
+			sql string
+			step
+		}{{up, step{version - 1, version}}, {back, step{version, version - 1}}} {
+			if regexp.MustCompile(`(?m)^(alter table|create trigger|drop table|drop trigger|drop index)`).MatchString(part.sql) && tables[part.step] == nil {
+				t.Errorf("%s changes what is there and is not in this test: %+v", name, part.step)
+			}
 		}
 	}
-	for version, tables := range tables {
+	for step, tables := range tables {
 		for _, held := range tables {
-			t.Run(fmt.Sprintf("%d behind %s", version, held), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d to %d behind %s", step.from, step.to, held), func(t *testing.T) {
 				t.Parallel()
-				pool, provider := migratedTo(t, version-1)
-				for _, to := range []int64{version, version - 1} {
-					other, err := pool.Begin(t.Context())
-					if err != nil {
-						t.Fatal(err)
+				pool, provider := migratedTo(t, step.from)
+				other, err := pool.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := other.Exec(t.Context(), `lock table `+held+` in row share mode`); err != nil {
+					t.Fatal(err)
+				}
+				done := make(chan error, 1)
+				go func() { // ends with the migration, which is waited for below
+					migrate := provider.UpTo
+					if step.to < step.from {
+						migrate = provider.DownTo
 					}
-					if _, err := other.Exec(t.Context(), `lock table `+held+` in row share mode`); err != nil {
-						t.Fatal(err)
+					_, err := migrate(t.Context(), step.to)
+					done <- err
+				}()
+				waits := `select exists (select from pg_locks where relation = '` + held + `'::regclass and not granted)`
+				for end := time.Now().Add(time.Minute); !value[bool](t, pool, waits); {
+					if time.Now().After(end) {
+						t.Fatal("the migration does not wait")
 					}
-					done := make(chan error, 1)
-					go func() { // ends with the migration, which is waited for below
-						migrate := provider.UpTo
-						if to < version {
-							migrate = provider.DownTo
-						}
-						_, err := migrate(t.Context(), to)
-						done <- err
-					}()
-					waits := `select exists (select from pg_locks where relation = '` + held + `'::regclass and not granted)`
-					for end := time.Now().Add(time.Minute); !value[bool](t, pool, waits); {
-						if time.Now().After(end) {
-							t.Fatal("the migration does not wait")
-						}
+				}
+				for _, next := range slices.DeleteFunc(slices.Clone(tables), func(name string) bool { return name == held }) {
+					if _, err := other.Exec(t.Context(), `lock table `+next+` in row exclusive mode`); err != nil {
+						t.Errorf("%s after %s: %v", next, held, err)
 					}
-					for _, next := range slices.DeleteFunc(slices.Clone(tables), func(name string) bool { return name == held }) {
-						if _, err := other.Exec(t.Context(), `lock table `+next+` in row exclusive mode`); err != nil {
-							t.Errorf("%s after %s, beside the migration to version %d: %v", next, held, to, err)
-						}
-					}
-					if err := other.Rollback(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-					if err := <-done; err != nil {
-						t.Errorf("the migration to version %d: %v", to, err)
-					}
+				}
+				if err := other.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-done; err != nil {
+					t.Errorf("the migration: %v", err)
 				}
 			})
 		}

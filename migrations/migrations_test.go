@@ -65,7 +65,7 @@ func TestUpDownUpOnAFullDatabase(t *testing.T) {
 
 func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"jobs", "queues", "kinds", "supervisors", "sleepers", "discarded_jobs", "discarded_summary", "job_counts"} {
+	for _, name := range []string{"jobs", "queues", "supervisors", "discarded_jobs", "job_counts", "redrives", "builds", "budgets", "retry_budgets", "jobs_archive"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.NewPool(t)
@@ -82,6 +82,22 @@ func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
 			exec(t, pool, `drop table `+name)
 			up(t, pool)
 		})
+	}
+}
+
+// A schema of before the first release has other files behind it: none of these goes on from there.
+func TestUpRefusesWhatWasNeverReleased(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	exec(t, pool, `create function drover_schema_version() returns int language sql immutable as 'select 8'`)
+	before := objects(t, pool)
+	err := migrations.Up(t.Context(), pool)
+	if err == nil || !strings.Contains(err.Error(), "holds version 8 of drover's tables, from before the first release") {
+		t.Fatalf("Up = %v", err)
+	}
+	after := slices.DeleteFunc(objects(t, pool), func(name string) bool { return strings.Contains(name, migrations.Table) })
+	if !slices.Equal(before, after) {
+		t.Errorf("it made %q of %q", after, before)
 	}
 }
 
@@ -177,14 +193,20 @@ func TestUpNeedsOneConnection(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	up(t, pool)
-	if n := value[int](t, pool, `select drover_schema_version()`); n != len(files(t)) {
-		t.Errorf("drover_schema_version() = %d, there are %d migrations: the last one has to raise it", n, len(files(t)))
+	if n := value[int](t, pool, `select drover_schema_version()`); int64(n) != newest(t) {
+		t.Errorf("drover_schema_version() = %d, the last migration is %d: it has to raise it", n, newest(t))
 	}
 	// The lock is given back, though the connection lives on.
 	if n := value[int](t, pool, `select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()`); n != 0 {
 		t.Errorf("%d advisory locks left", n)
 	}
 }
+
+// The migrations' numbers begin at 10: what had smaller ones was never released.
+const first = 10
+
+// newest is the number of the last migration.
+func newest(t *testing.T) int64 { return first + int64(len(files(t))) - 1 }
 
 // files are the migrations' names, in their order.
 func files(t *testing.T) []string {
@@ -206,7 +228,7 @@ func TestList(t *testing.T) {
 		}
 		var want []migrations.Status
 		for i, file := range files(t) {
-			want = append(want, migrations.Status{Version: int64(i + 1), File: file, Applied: applied})
+			want = append(want, migrations.Status{Version: first + int64(i), File: file, Applied: applied})
 		}
 		if !slices.Equal(list, want) {
 			t.Fatalf("List = %+v, want %+v", list, want)

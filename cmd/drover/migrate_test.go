@@ -21,9 +21,9 @@ type appliedList struct {
 func TestMigrate(t *testing.T) {
 	t.Parallel()
 	sh := newShell(t)
-	sh.run(t, "migrate", "status").ok(t).says(t, "00001_core.sql", "pending")
+	sh.run(t, "migrate", "status").ok(t).says(t, "00010_jobs.sql", "pending")
 	up := decode[appliedList](t, sh.run(t, "migrate", "up", "--json").ok(t))
-	if len(up.Applied) == 0 || up.Applied[0] != "00001_core.sql" {
+	if len(up.Applied) == 0 || up.Applied[0] != "00010_jobs.sql" {
 		t.Fatalf("applied %q", up.Applied)
 	}
 	sh.run(t, "migrate", "up").ok(t).says(t, "nothing to do")
@@ -45,7 +45,7 @@ func TestMigrate(t *testing.T) {
 	sh.input = "yes\n"
 	sh.run(t, "migrate", "down").ok(t).says(t, "gone")
 	sh.run(t, "stats").ends(t, 1, "not migrated")
-	sh.run(t, "migrate", "up").ok(t).says(t, "applied 00001_core.sql")
+	sh.run(t, "migrate", "up").ok(t).says(t, "applied 00010_jobs.sql")
 	sh.input = ""
 	sh.run(t, "migrate", "down", "--yes", "--json").ok(t).says(t, `{"down":true,`)
 	sh.run(t, "migrate", "down").ok(t).says(t, "nothing to drop", pgtest.Schema(sh.pool))
@@ -55,13 +55,13 @@ func TestMigrate(t *testing.T) {
 func TestMigrateThatFailsHalfWay(t *testing.T) {
 	t.Parallel()
 	sh := newShell(t)
-	sh.exec(t, `create table builds (mine int)`) // in the way of the sixth
-	if o := sh.run(t, "migrate", "up").ends(t, 1, "builds"); !strings.Contains(o.stdout, "applied 00005_blame.sql") || strings.Contains(o.stdout, "00006") {
+	sh.exec(t, `create function drover_slot(bigint, int, bigint, int) returns bigint language sql as 'select 1'`) // in the way of the budgets
+	if o := sh.run(t, "migrate", "up").ends(t, 1, "drover_slot"); !strings.Contains(o.stdout, "applied 00013_failures.sql") || strings.Contains(o.stdout, "00014") {
 		t.Errorf("it says: %s", o.stdout)
 	}
-	sh.exec(t, `drop table builds`)
+	sh.exec(t, `drop function drover_slot`)
 	o := sh.run(t, "migrate", "up").ok(t)
-	if o.says(t, "applied 00006_failures.sql"); strings.Contains(o.stdout, "00005") {
+	if o.says(t, "applied 00014_budgets.sql"); strings.Contains(o.stdout, "00013") {
 		t.Errorf("it says: %s", o.stdout)
 	}
 }

@@ -1,16 +1,8 @@
 -- drover: failure groups: what goes wrong, counted by fingerprint, and what becomes of the jobs it happens to.
 --
--- Locks: jobs exclusively, for a moment: a nullable column, no rewrite. The new index is partial and reads the table
--- once; nothing can write to it meanwhile.
+-- Locks: creates new objects only.
 
 -- +goose Up
-select drover_lock_tables('{jobs}');
-alter table jobs add column parked_build text;
-comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
-
--- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
--- Not "finalized_at is null": where few jobs are unfinished the planner would read jobs_claim_idx for it, dead entries and all.
-create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
 
 create table failure_groups (
 	fingerprint text primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
@@ -321,39 +313,21 @@ left join (select fingerprint, count(*) as parked from jobs where parked_build i
 comment on view failures is 'The failure groups, each with how many jobs are discarded and parked under it now. Reads an index of all discarded jobs.';
 
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 6';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 13';
 -- +goose StatementEnd
 
--- Every function finds drover's tables whatever the caller's search_path, and nothing of the caller's.
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-	end loop;
-end
-$$;
--- +goose StatementEnd
+select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{failures,jobs,failure_groups,failure_tallies,builds}');
+select drover_lock_tables('{jobs,failure_groups,failure_tallies,builds}');
 drop view failures;
-drop function drover_unpark(int);
-drop function drover_failure_policy(text, text, text, text);
-drop function drover_walk_parked(text[], text, jsonb);
-drop function drover_failure_status(text, text, text);
-drop function drover_failures_add(int);
-drop function drover_failures_put(text[]);
-drop function drover_newest_build();
 -- A parked job would wait for ever without what releases it.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
+drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_failure_status,
+	drover_failures_add, drover_failures_put, drover_newest_build;
 drop table builds;
 drop table failure_tallies;
 drop table failure_groups;
-drop index jobs_parked_idx;
-alter table jobs drop column parked_build;
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 5';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
 -- +goose StatementEnd

@@ -1,10 +1,10 @@
 -- drover: paced redrives. Dead jobs come back at a rate, the same few of one key at a time, and no faster than they
 -- are claimed. A redrive is a row: whoever ticks next (drover_pace) goes on where the last one was.
 --
--- Locks: kinds exclusively, for a moment. Creates new objects.
+-- Locks: creates new objects only.
 
 -- +goose Up
-select drover_lock_tables('{kinds}');
+
 create table redrives (
 	id              text collate "C" primary key default drover_ulid(),
 	state           text        not null default 'marking' check (state in ('marking', 'canary', 'running', 'done', 'aborted')),
@@ -35,7 +35,6 @@ create table redrives (
 	check ((key_from is null) or (per_key is not null)),
 	check (finished_at is null or state in ('done', 'aborted'))
 ) with (fillfactor = 50);
-create index redrives_unfinished_idx on redrives (id) where finished_at is null;
 comment on table redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
 comment on column redrives.state is 'marking: finding its jobs. canary: the first few are out. running. done. aborted: what was not released stays dead.';
 comment on column redrives.rate is 'Jobs a second that get due in one queue; redrives of one queue share its slots.';
@@ -53,6 +52,8 @@ comment on column redrives.canaries is 'Released canaries, with their failed run
 comment on column redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. They are looked at again, and skipped after 10 seconds.';
 comment on column redrives.marked_at is 'How far marking got, with marked_id.';
 
+create index redrives_unfinished_idx on redrives (id) where finished_at is null;
+
 create table redrive_queues (
 	queue    text primary key,
 	next_at  timestamptz not null default '-infinity',
@@ -66,9 +67,6 @@ comment on column redrive_queues.next_at is 'The next free slot.';
 comment on column redrive_queues.key is 'The key that was looked at last.';
 comment on column redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
 comment on column redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
-
-alter table kinds add column args_shape jsonb;
-comment on column kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
 
 -- +goose StatementBegin
 create function drover_merge_patch(target jsonb, patch jsonb) returns jsonb language plpgsql immutable as $$
@@ -154,7 +152,7 @@ $$;
 comment on function drover_release(text[], timestamptz[], int, jsonb) is 'Makes dead or parked jobs, locked by the caller, due at the given times. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
-create or replace function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
+create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
 declare
 	j jobs;
 begin
@@ -188,6 +186,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
+comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Tells the state it was in, null for no such job.';
 
 -- +goose StatementBegin
 create function drover_redrive_plan(plan jsonb) returns redrives language plpgsql stable as $$
@@ -914,97 +913,20 @@ $$;
 comment on function drover_redrive_abort(text, text) is 'Ends a redrive: what it has not made due stays dead. Tells its state, null for no such redrive; one that is done stays done.';
 
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 3';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
 -- +goose StatementEnd
 
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%'
-		and coalesce(array_to_string(proconfig, ','), '') !~ '\msearch_path=' loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-	end loop;
-end
-$$;
--- +goose StatementEnd
+select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{kinds,redrives,redrive_queues}');
-drop function drover_redrive_abort(text, text);
-drop function drover_redrive_pause(text, boolean);
-drop function drover_redrive_let_lie(redrives, timestamptz, int);
-drop function drover_redrive_judge(redrives);
-drop function drover_redrive_let_go(redrives, text[], timestamptz, int, boolean);
-drop function drover_redrive_next(redrives, text, text, int, text[], timestamptz);
-drop function drover_pace(timestamptz, int);
-drop function drover_redrive_mark(text, int);
-drop function drover_redrive_take_out(text[]);
-drop function drover_redrive_skip(text, jsonb);
-drop function drover_redrive_walk(text[], text, jsonb);
-drop function drover_redrive_preview(jsonb);
-drop function drover_redrive_start(jsonb);
-drop function drover_redrive_check(redrives);
-drop function drover_redrive_key(redrives);
-drop function drover_redrive_candidates(redrives);
-drop function drover_redrive_plan(jsonb);
-drop function drover_release(text[], timestamptz[], int, jsonb);
-drop function drover_check_patch(jsonb, text[]);
-drop function drover_patch_misfit(jsonb, jsonb);
-drop function drover_merge_patch(jsonb, jsonb);
-alter table kinds drop column args_shape;
+select drover_lock_tables('{redrives,redrive_queues}');
+drop function drover_redrive_abort, drover_redrive_pause, drover_redrive_let_lie, drover_redrive_judge,
+	drover_redrive_let_go, drover_redrive_next, drover_pace, drover_redrive_skip, drover_redrive_mark,
+	drover_redrive_take_out, drover_redrive_walk, drover_redrive_preview, drover_redrive_start,
+	drover_redrive_check, drover_redrive_key, drover_redrive_candidates, drover_redrive_plan, drover_redrive,
+	drover_release, drover_check_patch, drover_patch_misfit, drover_merge_patch;
 drop table redrive_queues;
 drop table redrives;
 -- +goose StatementBegin
-create or replace function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
-declare
-	j jobs;
-begin
-	select * into j from jobs where id = job_id for update;
-	if not found then
-		return null;
-	end if;
-	if j.state not in ('discarded', 'cancelled') then
-		-- A second redrive of a job that waits changes nothing; one that wants to change it must say so first.
-		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
-			if max_attempts <> coalesce(j.max_attempts, 0) or j.args || args_patch <> j.args then
-				raise exception 'drover: job % was redriven before and waits; cancel it first to change it', job_id using errcode = 'DR002';
-			end if;
-			return j.state;
-		end if;
-		raise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';
-	end if;
-	if j.expires_at <= clock_timestamp() then
-		raise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';
-	end if;
-	if args_patch is not null and (jsonb_typeof(args_patch) <> 'object' or jsonb_typeof(j.args) <> 'object') then
-		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
-	end if;
-	update jobs set state = 'available', scheduled_at = clock_timestamp(), finalized_at = null, discard_reason = null,
-		attempt = 0, uncounted = null, last_delay_ms = null, redrives = jobs.redrives + 1, redriven_at = clock_timestamp(),
-		crashes = case when j.discard_reason = 'crashed' then 1 else 0 end,
-		retry_until = clock_timestamp() + (j.retry_until - greatest(j.created_at, j.redriven_at)),
-		max_attempts = coalesce(drover_redrive.max_attempts, j.max_attempts),
-		args = case when args_patch is null then j.args else j.args || args_patch end,
-		errors = drover_append_error(j.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'error', 'redriven'))
-	where id = job_id;
-	perform drover_wake(j.queue);
-	return j.state;
-end
-$$;
--- +goose StatementEnd
--- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 2';
--- +goose StatementEnd
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-	end loop;
-end
-$$;
+create or replace function drover_schema_version() returns int language sql immutable as 'select 11';
 -- +goose StatementEnd

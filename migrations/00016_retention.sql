@@ -1,16 +1,9 @@
 -- drover: what becomes of jobs that have ended: follow-ups, retention by queue, the archive, alerts.
 --
--- Locks: jobs (a trigger), kinds and queues (nullable columns, no rewrite) exclusively for a moment. jobs_archive is new.
+-- Locks: jobs exclusively, for a moment: a trigger.
 
 -- +goose Up
-select drover_lock_tables('{kinds,jobs,queues}');
-alter table kinds
-	add column follow_up_kind  text,
-	add column follow_up_queue text,
-	add constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
-	add constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128);
-comment on column kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
-comment on column kinds.follow_up_queue is 'The queue of that job.';
+select drover_lock_tables('{jobs}');
 
 -- +goose StatementBegin
 create function drover_written(n bigint, expected bigint) returns bigint language plpgsql as $$
@@ -148,20 +141,6 @@ comment on function drover_follow_up_again(text[]) is
 -- never queued.
 create trigger jobs_follow_up after update of discard_reason on jobs for each row
 	when (old.discard_reason is null and new.discard_reason is not null) execute function drover_follow_up();
-
-alter table queues
-	add column completed_retention   interval,
-	add column cancelled_retention   interval,
-	add column discarded_retention   interval,
-	add column archive_discarded_after interval,
-	add constraint queues_retention check (
-		completed_retention between interval '0' and interval '1000 years' and cancelled_retention between interval '0' and interval '1000 years'
-		and discarded_retention between interval '0' and interval '1000 years' and archive_discarded_after between interval '0' and interval '1000 years'),
-	add constraint queues_archived_or_deleted check (discarded_retention is null or archive_discarded_after is null);
-comment on column queues.completed_retention is 'How long its completed jobs are kept; null: as the supervisor says that prunes.';
-comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept; null: as the supervisor says that prunes.';
-comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
-comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 
 create table jobs_archive (
 	like jobs including comments,
@@ -600,52 +579,19 @@ comment on function drover_alerts(bigint, bigint, interval, bigint, interval, te
 	'What has reached the thresholds that are given: discarded jobs, those of the last while, those that kill their process, the age in seconds of the oldest due job. No row: all is well.';
 
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 8';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 16';
 -- +goose StatementEnd
 
--- Every function finds drover's tables whatever the caller's search_path, and nothing of the caller's.
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%'
-		and coalesce(array_to_string(proconfig, ','), '') !~ '\msearch_path=' loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-	end loop;
-end
-$$;
--- +goose StatementEnd
+select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{kinds,jobs,queues,jobs_archive}');
+select drover_lock_tables('{jobs,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
-drop function drover_follow_up();
-drop function drover_follow_up_again(text[]);
-drop function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb);
-drop function drover_follow_up_depth(jsonb);
-drop function drover_alerts(bigint, bigint, interval, bigint, interval, text);
-drop function drover_retain(text, interval, interval, int, boolean);
-drop function drover_retain_these(text[], interval, interval);
-drop function drover_retain_next(text, interval, interval, int, boolean);
-drop function drover_note_refused(text, jsonb, bigint);
-drop function drover_tidy_set_aside();
-drop function drover_ended_before(interval);
-drop function drover_export(jsonb, int, text);
-drop function drover_purge(jsonb, text, int, text);
-drop function drover_restore(jsonb, int, text);
-drop function drover_archived(jsonb, text, int, text);
-drop function drover_archive(jsonb, int, int, text);
-drop function drover_archivable(jsonb, int, int, text);
-drop function drover_put_away(text[]);
-drop function drover_pick(text, text, text, int);
-drop function drover_walk_on(text[], text);
-drop function drover_written(bigint, bigint);
-drop function drover_job_columns();
+drop function drover_alerts, drover_retain, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
+	drover_note_refused, drover_ended_before, drover_export, drover_purge, drover_restore, drover_archived,
+	drover_put_away, drover_archive, drover_archivable, drover_pick, drover_walk_on, drover_job_columns,
+	drover_follow_up_again, drover_follow_up, drover_follow_up_depth, drover_make_follow_up, drover_written;
 drop table jobs_archive;
-alter table queues drop constraint queues_archived_or_deleted, drop constraint queues_retention,
-	drop column completed_retention, drop column cancelled_retention, drop column discarded_retention, drop column archive_discarded_after;
-alter table kinds drop constraint kinds_follow_up_queue, drop constraint kinds_follow_up, drop column follow_up_kind, drop column follow_up_queue;
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 7';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 15';
 -- +goose StatementEnd

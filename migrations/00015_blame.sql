@@ -1,18 +1,8 @@
 -- drover: who killed the process. What deaths are evidence against, and who may run a proven suspect.
 --
--- Locks: jobs and supervisors exclusively, for a moment: nullable columns, no rewrite, no index.
+-- Locks: creates new objects only.
 
 -- +goose Up
-select drover_lock_tables('{supervisors,jobs}');
-alter table supervisors add column process text collate "C";
-alter table jobs
-	add column deaths      smallint,
-	add column started_seq int;
-
-comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
-comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
-comment on column jobs.started_seq is 'Of a job with a single attempt: the claim under which its handler may have been called.';
-comment on column supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 
 create table ended_supervisors (
 	id           text collate "C" primary key,
@@ -50,29 +40,15 @@ insert into solo default values;
 comment on table solo is 'One row: the supervisor whose turn it is to run strong suspects, one at a time, with nothing beside them. Null: nobody''s. Free for all once that one is not alive.';
 
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 5';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 15';
 -- +goose StatementEnd
 
--- Every function finds drover's tables whatever the caller's search_path, and nothing of the caller's.
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%' and proconfig is null loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-	end loop;
-end
-$$;
--- +goose StatementEnd
+select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{supervisors,jobs,ended_supervisors,solo}');
+select drover_lock_tables('{ended_supervisors,solo}');
 drop table solo;
 drop table ended_supervisors;
-alter table supervisors drop column process;
-alter table jobs drop column deaths, drop column started_seq;
-comment on column jobs.crashes is 'Deaths of the process while it ran.';
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 4';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 14';
 -- +goose StatementEnd

@@ -1,12 +1,69 @@
--- drover: verbs over many jobs, by one filter; lists and sums of dead letters that stay quick among a million.
+-- drover: filters, lists, and the verbs over one job and over many.
 --
--- Locks: the two views of dead letters, which are made anew, and with them jobs, kinds and queues exclusively for a moment.
+-- Locks: creates new objects only.
 
 -- +goose Up
-select drover_lock_tables('{discarded_summary,discarded_jobs,jobs,kinds,queues}');
 
--- A filter's times become literals, and those must be read as they were written whatever the session's DateStyle.
-alter function drover_where(jsonb, text) set datestyle = iso;
+-- +goose StatementBegin
+create function drover_where(filter jsonb, verb text default null) returns text language plpgsql stable set datestyle = iso as $$
+declare
+	conditions text[] := '{}';
+	key text;
+	value jsonb;
+begin
+	if filter is null or jsonb_typeof(filter) <> 'object' then
+		raise exception 'drover: a filter is a JSON object' using errcode = '22023';
+	end if;
+	for key, value in select * from jsonb_each(filter) loop
+		if jsonb_typeof(value) <> (case key when 'ids' then 'array' when 'tags' then 'array' when 'args' then jsonb_typeof(value) when 'all' then 'boolean' else 'string' end) then
+			raise exception 'drover: filter key "%" cannot be %', key, value using errcode = '22023';
+		end if;
+		conditions := conditions || case key
+			when 'ids' then format('j.id = any(%L::text[])', array(select jsonb_array_elements_text(value)))
+			when 'queue' then format('j.queue = %L', value #>> '{}')
+			when 'kind' then format('j.kind = %L', value #>> '{}')
+			when 'state' then format('j.state = %L', value #>> '{}')
+			when 'reason' then format('j.discard_reason = %L', value #>> '{}')
+			when 'class' then format('j.class = %L', value #>> '{}')
+			when 'fingerprint' then format('j.fingerprint = %L', value #>> '{}')
+			when 'redrive' then format('j.redrive_id = %L', value #>> '{}')
+			when 'error' then format('strpos(lower(drover_last_error(j.errors)->>''error''), lower(%L)) > 0', value #>> '{}')
+			when 'tags' then format('j.tags @> %L::text[]', array(select jsonb_array_elements_text(value)))
+			when 'args' then format('j.args @> %L::jsonb', value)
+			when 'created_after' then format('j.created_at >= %L', (value #>> '{}')::timestamptz)
+			when 'created_before' then format('j.created_at < %L', (value #>> '{}')::timestamptz)
+			when 'finalized_after' then format('j.finalized_at >= %L', (value #>> '{}')::timestamptz)
+			when 'finalized_before' then format('j.finalized_at < %L', (value #>> '{}')::timestamptz)
+			when 'all' then 'true'
+		end;
+		if conditions[cardinality(conditions)] is null then
+			raise exception 'drover: a filter has no key "%"', key using errcode = '22023',
+				hint = 'Keys: ids, queue, kind, state, reason, class, fingerprint, redrive, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
+		end if;
+		if key = 'state' and value #>> '{}' <> all('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}') then
+			raise exception 'drover: % is no state of a job', value using errcode = '22023';
+		end if;
+	end loop;
+	if verb is not null and (cardinality(conditions) = 0 or filter - 'all' = '{}' and not (filter->>'all')::boolean) then
+		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
+	end if;
+	return coalesce(nullif(array_to_string(conditions, ' and '), ''), 'true');
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_where(jsonb, text) is
+	'A filter as a condition on jobs j, with its values as literals, so that every filter gets a plan of its own. A verb that changes jobs names itself, and an empty filter is refused.';
+
+-- +goose StatementBegin
+create function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs
+language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+	return query execute 'select j.* from unnest($1) with ordinality as p(id, n) join jobs j on j.id = p.id order by p.n' using drover_page(filter, after, page);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_list(jsonb, text, int) is
+	'Jobs that a filter picks, from beyond the cursor after: dead letters (state discarded, or a reason) latest discarded first, others newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
 
 -- +goose StatementBegin
 create function drover_dead(filter jsonb) returns boolean language sql immutable as $$
@@ -127,17 +184,6 @@ $$;
 comment on function drover_page(jsonb, text, int) is 'The ids of a page of drover_list.';
 
 -- +goose StatementBegin
-create or replace function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs
-language plpgsql stable set enable_seqscan = off set jit = off as $$
-begin
-	return query execute 'select j.* from unnest($1) with ordinality as p(id, n) join jobs j on j.id = p.id order by p.n' using drover_page(filter, after, page);
-end
-$$;
--- +goose StatementEnd
-comment on function drover_list(jsonb, text, int) is
-	'Jobs that a filter picks, from beyond the cursor after: dead letters (state discarded, or a reason) latest discarded first, others newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
-
--- +goose StatementBegin
 create function drover_count(filter jsonb default '{}') returns bigint language plpgsql stable set enable_seqscan = off set jit = off as $$
 declare
 	n bigint;
@@ -236,6 +282,118 @@ comment on function drover_hold(jsonb, text, text, int, boolean) is
 	'One batch of a verb: locks up to so many jobs that fit the filter and the verb''s own condition. locked: others hold these. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
+create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
+begin
+	foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
+		why := null;
+		begin
+			execute format('select to_jsonb(%I)::text from jobs where id = $1', part) into value using job_id;
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+			value := null;
+			why := sqlerrm;
+		end;
+		return next;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_parts(text) is 'A job''s args, errors, metadata, retry and tags as JSON text, each read on its own. why: the error if the part cannot be read, because it is damaged or too large.';
+
+-- +goose StatementBegin
+create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
+begin
+	with theirs as (
+		select path, job from set_aside where job = any(ids) order by path, job for update skip locked
+	)
+	delete from set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
+exception when insufficient_privilege then
+	null; -- then the rows stay, and do no harm: each path looks only at jobs it could take
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_forget_refused(text[]) is 'Deletes the rows of set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
+
+-- +goose StatementBegin
+create function drover_end(ids text[], final text, why text, out changed int, out running text[], out refused jsonb)
+language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	ending constant text := 'with ended as (
+		update jobs set state = $2->>''state'', finalized_at = clock_timestamp(), claimed_by = null,
+			discard_reason = case when $2->>''state'' = ''discarded'' then ''operator'' end%s
+		where id = any($1) returning id)
+		select count(*) from ended';
+	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''error'', $2->>''error'')';
+	append constant text := ', errors = drover_append_error(errors, ' || entry || ')';
+	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000));
+	job text;
+	anew text;
+begin
+	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
+	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
+	if refused <> '[]' then
+		-- Either the database refuses the entry for their errors, or it refuses the end itself: try without the
+		-- entry.
+		begin
+			select changed + w.done, w.refused into changed, refused
+			from drover_walk(array(select r->>'id' from jsonb_array_elements(refused) as r), format(ending, ''), doc) w;
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+		end;
+	end if;
+	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
+		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all before the column is
+		-- replaced.
+		select string_agg(case p.part
+			when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
+			when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
+			else format(', %I = null', p.part) end, '') || case when bool_or(p.part = 'errors') then '' else append end
+		into anew from drover_parts(job) p where p.why is not null;
+		continue when anew is null;
+		begin
+			execute format(ending, anew) using array[job], doc;
+			changed := changed + 1;
+			refused := (select coalesce(jsonb_agg(r), '[]') from jsonb_array_elements(refused) as r where r->>'id' <> job);
+		exception when others then
+			if not drover_rows_fault(sqlstate) then
+				raise;
+			end if;
+		end;
+	end loop;
+	running := array(select r.id from unnest(running) as r(id) where not refused @> jsonb_build_array(jsonb_build_object('id', r.id)) order by 1);
+	perform drover_forget_refused(array(select i.id from unnest(ids) as i(id) where not refused @> jsonb_build_array(jsonb_build_object('id', i.id))));
+	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_end(text[], text, text) is
+	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
+
+-- +goose StatementBegin
+create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	was text;
+	refused jsonb;
+begin
+	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
+	select state into was from jobs where id = job_id for update;
+	if was not in ('completed', 'discarded', 'cancelled') then
+		refused := (select e.refused from drover_end(array[job_id], 'cancelled', reason) e);
+		if refused <> '[]' then
+			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
+		end if;
+	end if;
+	return was;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_cancel(text, text) is 'Cancels a waiting or running job; tells the state it was in, null for no such job. A job in a final state stays as it is.';
+
+-- +goose StatementBegin
 create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
@@ -301,10 +459,6 @@ $$;
 comment on function drover_delete_many(jsonb, text, text, int, boolean) is
 	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said.';
 
--- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
--- and spends a second of JIT on it.
-create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
-
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$
 begin
@@ -352,9 +506,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_shown(jsonb) is 'The value, or why it cannot be read: it is damaged, or its text is larger than the server can send.';
 
-drop view discarded_summary;
-drop view discarded_jobs;
-
 create view discarded_jobs as
 select j.id, j.queue, j.kind, j.discard_reason as reason,
 	j.attempt as attempts, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) as max_attempts,
@@ -399,87 +550,18 @@ cross join lateral (
 comment on view discarded_summary is 'The dead letters counted by queue, kind, reason and what went wrong.';
 
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 4';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 11';
 -- +goose StatementEnd
 
--- Every function finds drover's tables whatever the caller's search_path, and nothing of the caller's.
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select oid from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and proname like 'drover\_%'
-		and coalesce(array_to_string(proconfig, ','), '') !~ '\msearch_path=' loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-	end loop;
-end
-$$;
--- +goose StatementEnd
+select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{discarded_summary,discarded_jobs,jobs,kinds,queues}');
-drop function drover_delete_many(jsonb, text, text, int, boolean);
-drop function drover_discard_many(jsonb, text, text, int, boolean);
-drop function drover_cancel_many(jsonb, text, text, int, boolean);
-drop function drover_discard(text, text);
-drop function drover_hold(jsonb, text, text, int, boolean);
-drop function drover_seek(jsonb, text, text, int);
-drop function drover_eligible(jsonb, text);
-drop function drover_unknown(jsonb);
-drop function drover_count(jsonb);
--- +goose StatementBegin
-create or replace function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs language plpgsql stable as $$
-begin
-	return query execute format('select j.* from jobs j where %s and ($1 = '''' or j.id < $1) order by j.id desc limit $2', drover_where(filter))
-		using after, page;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_list(jsonb, text, int) is 'Jobs that a filter picks, newest id first, from below the id after. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
-drop function drover_page(jsonb, text, int);
-drop function drover_find_carefully(jsonb);
-drop function drover_fits(text, text, text[], jsonb);
-drop function drover_beyond(jsonb, text, boolean);
-drop function drover_find(jsonb, text);
-drop function drover_cursor(jsonb, timestamptz, text);
-drop function drover_dead(jsonb);
-alter function drover_where(jsonb, text) reset datestyle;
-drop statistics jobs_failures;
--- +goose StatementBegin
-do $$
-begin
-	execute format('alter function drover_list(jsonb, text, int) set search_path = %I, pg_temp', current_schema());
-end
-$$;
--- +goose StatementEnd
-
 drop view discarded_summary;
 drop view discarded_jobs;
-drop function drover_shown(jsonb);
-drop function drover_failed_at(jsonb, boolean);
-drop function drover_error_text(jsonb);
-
-create view discarded_jobs as
-select j.id, j.queue, j.kind, j.discard_reason as reason,
-	j.attempt as attempts, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) as max_attempts,
-	e.entry->>'error' as last_error, e.entry->>'class' as class, e.entry->>'fingerprint' as fingerprint,
-	(jsonb_path_query_first(j.errors, '$[*] ? (@.class != "operator")')->>'at')::timestamptz as first_failed_at, (e.entry->>'at')::timestamptz as last_failed_at,
-	j.finalized_at as discarded_at, j.args, j.errors_total, j.errors, j.redrives, j.tags, j.created_at
-from jobs j
-left join kinds k on k.kind = j.kind
-left join queues q on q.name = j.queue
-cross join lateral (select drover_last_error(j.errors) as entry) e
-where j.discard_reason is not null;
-comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
-
-create view discarded_summary as
-select queue, kind, reason, fingerprint, count(*) as jobs,
-	min(discarded_at) as first_discarded_at, max(discarded_at) as last_discarded_at,
-	(array_agg(last_error order by discarded_at desc))[1] as newest_error, (array_agg(id order by discarded_at desc))[1] as newest_id
-from discarded_jobs
-group by queue, kind, reason, fingerprint;
-comment on view discarded_summary is 'The dead letters counted by queue, kind, reason and what went wrong.';
-
+drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
+	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_forget_refused, drover_parts,
+	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_count, drover_page, drover_find_carefully,
+	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 -- +goose StatementBegin
-create or replace function drover_schema_version() returns int language sql immutable as 'select 3';
+create or replace function drover_schema_version() returns int language sql immutable as 'select 10';
 -- +goose StatementEnd

@@ -1,4 +1,5 @@
--- drover: the queue's tables, functions and views. Unqualified names: search_path picks the schema.
+-- drover: jobs, the queues, kinds and supervisors that serve them, and the way in. Unqualified names: search_path
+-- picks the schema.
 --
 --   goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
 --
@@ -10,6 +11,7 @@
 do $$
 declare
 	foreign_name text;
+	version      int := 10; -- of a drover that is here already
 begin
 	if current_setting('server_version_num')::int < 150000 then
 		raise exception 'drover needs PostgreSQL 15 or newer, this server is %', current_setting('server_version');
@@ -17,7 +19,17 @@ begin
 	if current_schema() is null then
 		raise exception 'drover: search_path % names no schema that exists', current_setting('search_path');
 	end if;
-	foreach foreign_name in array array['jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'set_aside', 'discarded_jobs', 'discarded_summary', 'job_counts'] loop
+	if to_regprocedure(format('%I.drover_schema_version()', current_schema())) is not null then
+		execute format('select %I.drover_schema_version()', current_schema()) into version;
+	end if;
+	if version < 10 then
+		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
+	end if;
+	foreach foreign_name in array array[
+		'jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'set_aside', 'discarded_jobs',
+		'discarded_summary', 'job_counts', 'redrives', 'redrive_queues', 'ended_supervisors', 'solo', 'failure_groups',
+		'failure_tallies', 'builds', 'failures', 'budgets', 'budget_slots', 'retry_budgets', 'jobs_archive'
+	] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
 				using hint = 'Give drover a schema of its own: create schema drover, and add ?options=-csearch_path%3Ddrover to the database URL.';
@@ -28,9 +40,33 @@ $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-create function drover_schema_version() returns int language sql immutable as 'select 1';
+create function drover_schema_version() returns int language sql immutable as 'select 10';
 -- +goose StatementEnd
 comment on function drover_schema_version() is 'The version of drover''s schema: what a process asks before it works, whatever tool migrated.';
+
+-- +goose StatementBegin
+create function drover_secure() returns void language plpgsql as $$
+declare
+	f record;
+begin
+	for f in
+		select p.oid::regprocedure as name, p.prosecdef, coalesce(array_to_string(p.proconfig, ','), '') ~ '\msearch_path=' as fixed,
+			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_wake') as granted
+		from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and p.proname like 'drover\_%'
+	loop
+		if not f.fixed then
+			execute format('alter function %s set search_path = %I, pg_temp', f.name, current_schema());
+		end if;
+		if f.granted and not f.prosecdef then
+			execute format('alter function %s security definer', f.name);
+			execute format('revoke execute on function %s from public', f.name);
+		end if;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_secure() is
+	'Ends each migration. Every function finds drover''s tables whatever the caller''s search_path, and nothing of the caller''s: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer needs no right but to execute them.';
 
 -- +goose StatementBegin
 create function drover_ulid() returns text language sql volatile as $$
@@ -120,6 +156,15 @@ create table jobs (
 	discard_reason text,
 	tags          text[],
 	metadata      jsonb,
+	class          text,
+	fingerprint    text,
+	concurrency_key text,
+	redrive_id     text collate "C",
+	pace_key       text,
+	paced_at       timestamptz,
+	deaths         smallint,
+	started_seq    int,
+	parked_build   text,
 
 	-- Each statement that writes to the table reads, plans and compiles these CHECKs, at some 35 instructions for
 	-- each character of their stored form (ADR 21), and each claim and settle evaluates them. So they are few and
@@ -141,7 +186,9 @@ create table jobs (
 	-- ASCII: some functions store an id in front of other text, and cut it off again by its length.
 	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
-	constraint jobs_retry check (retry is null or drover_strategy_ok(retry))
+	constraint jobs_retry check (retry is null or drover_strategy_ok(retry)),
+	constraint jobs_concurrency_key check (concurrency_key <> '' and octet_length(concurrency_key) <= 256),
+	constraint jobs_paced check (paced_at is null or redrive_id is not null)
 ) with (
 	fillfactor = 30,
 	-- A share of the table would let millions of dead claim-index entries pile up beside a day of kept rows.
@@ -149,6 +196,46 @@ create table jobs (
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
+comment on table jobs is 'One row a job, from enqueue to its end. Discarded jobs stay here until an operator says otherwise.';
+comment on column jobs.id is 'ULID: sorts by the time of enqueueing. Made by the client, or by drover_ulid().';
+comment on column jobs.queue is 'The queue whose supervisors claim it.';
+comment on column jobs.kind is 'Names the worker. A kind that no running process knows waits.';
+comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a gate. running. Final: completed, discarded, cancelled.';
+comment on column jobs.priority is '1 to 9, lower is sooner.';
+comment on column jobs.lane is 'Where the claim looks: priority + 0 fresh, 10 after a failure, 20 after a crash, 30 after two.';
+comment on column jobs.scheduled_at is 'Due time. A retry is due here too: nothing promotes it.';
+comment on column jobs.created_at is 'When it was enqueued.';
+comment on column jobs.attempt is 'Runs that count, from 1; raised by the claim, so a crash is counted; given back by snooze, release and redrive.';
+comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
+comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id, claimed_by and attempted_at the fence of every write that ends a run.';
+comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
+comment on column jobs.attempted_at is 'When it was last claimed. Part of the fence: it tells two jobs apart that had one id after another.';
+comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
+comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
+comment on column jobs.args is 'What the worker gets.';
+comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
+comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
+comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
+comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
+comment on column jobs.last_delay_ms is 'The last wait before a retry.';
+comment on column jobs.expires_at is 'Not run after this: discarded, reason expired.';
+comment on column jobs.retry_until is 'Not retried after this: discarded, reason time_budget.';
+comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
+comment on column jobs.redrives is 'How often an operator made it due again.';
+comment on column jobs.redriven_at is 'When that was last.';
+comment on column jobs.snoozes is 'Runs that ended in a snooze; null is none.';
+comment on column jobs.uncounted is 'Failed runs that gave their attempt back (DontCount); null is none.';
+comment on column jobs.tags is 'Free words to find it by.';
+comment on column jobs.metadata is 'Free JSON beside the args; drover''s own keys begin with "drover:".';
+comment on column jobs.class is 'Class of the last failed run, as in its errors entry.';
+comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry: what went wrong, without its numbers and names.';
+comment on column jobs.concurrency_key is 'What it must not overload, e.g. a customer: a paced redrive runs at most so many of one key at once.';
+comment on column jobs.redrive_id is 'The redrive that took it up last.';
+comment on column jobs.pace_key is 'Its key in that redrive.';
+comment on column jobs.paced_at is 'While a redrive holds it back: since when it could go, of a dead job its finalized_at. infinity: let go, and counted for its key until it ends. Null: no redrive has a hold on it.';
+comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
+comment on column jobs.started_seq is 'Of a job with a single attempt: the claim under which its handler may have been called.';
+comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
 
 -- +goose StatementBegin
 create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
@@ -262,45 +349,39 @@ create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finali
 -- Serves the lists, counts and views of discarded jobs; empty until something is discarded. A claim leaves its columns alone.
 create index jobs_discarded_idx on jobs (finalized_at, id) where discard_reason is not null;
 
-comment on table jobs is 'One row a job, from enqueue to its end. Discarded jobs stay here until an operator says otherwise.';
-comment on column jobs.id is 'ULID: sorts by the time of enqueueing. Made by the client, or by drover_ulid().';
-comment on column jobs.queue is 'The queue whose supervisors claim it.';
-comment on column jobs.kind is 'Names the worker. A kind that no running process knows waits.';
-comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a gate. running. Final: completed, discarded, cancelled.';
-comment on column jobs.priority is '1 to 9, lower is sooner.';
-comment on column jobs.lane is 'Where the claim looks: priority + 0 fresh, 10 after a failure, 20 after a crash, 30 after two.';
-comment on column jobs.scheduled_at is 'Due time. A retry is due here too: nothing promotes it.';
-comment on column jobs.created_at is 'When it was enqueued.';
-comment on column jobs.attempt is 'Runs that count, from 1; raised by the claim, so a crash is counted; given back by snooze, release and redrive.';
-comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
-comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id, claimed_by and attempted_at the fence of every write that ends a run.';
-comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
-comment on column jobs.attempted_at is 'When it was last claimed. Part of the fence: it tells two jobs apart that had one id after another.';
-comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
-comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
-comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
-comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
-comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
-comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
-comment on column jobs.last_delay_ms is 'The last wait before a retry.';
-comment on column jobs.expires_at is 'Not run after this: discarded, reason expired.';
-comment on column jobs.retry_until is 'Not retried after this: discarded, reason time_budget.';
-comment on column jobs.crashes is 'Deaths of the process while it ran.';
-comment on column jobs.redrives is 'How often an operator made it due again.';
-comment on column jobs.redriven_at is 'When that was last.';
-comment on column jobs.snoozes is 'Runs that ended in a snooze; null is none.';
-comment on column jobs.uncounted is 'Failed runs that gave their attempt back (DontCount); null is none.';
-comment on column jobs.tags is 'Free words to find it by.';
-comment on column jobs.metadata is 'Free JSON beside the args; drover''s own keys begin with "drover:".';
+-- Serves the summary of dead letters (index only), failure groups, and lists of one group. A claim leaves its columns alone.
+create index jobs_discarded_groups_idx on jobs (queue, kind, discard_reason, class, fingerprint, finalized_at, id) where discard_reason is not null;
+
+-- Serves paced redrives (drover_pace). A claim leaves its columns alone.
+create index jobs_redrive_idx on jobs (redrive_id, queue, pace_key, paced_at, id) where redrive_id is not null;
+
+-- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
+-- Not "finalized_at is null": where few jobs are unfinished the planner would read jobs_claim_idx for it, dead entries and all.
+create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
+
+-- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
+-- and spends a second of JIT on it.
+create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
 
 create table queues (
 	name         text primary key check (name <> '' and octet_length(name) <= 128),
 	max_attempts int check (max_attempts > 0),
 	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
-	updated_at   timestamptz not null default now()
+	updated_at   timestamptz not null default now(),
+	completed_retention   interval,
+	cancelled_retention   interval,
+	discarded_retention   interval,
+	archive_discarded_after interval,
+	constraint queues_retention check (
+		completed_retention between interval '0' and interval '1000 years' and cancelled_retention between interval '0' and interval '1000 years'
+		and discarded_retention between interval '0' and interval '1000 years' and archive_discarded_after between interval '0' and interval '1000 years'),
+	constraint queues_archived_or_deleted check (discarded_retention is null or archive_discarded_after is null)
 );
 comment on table queues is 'Queues a supervisor has served, with the policies that must not live in one process'' code alone.';
+comment on column queues.completed_retention is 'How long its completed jobs are kept; null: as the supervisor says that prunes.';
+comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept; null: as the supervisor says that prunes.';
+comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
+comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 
 create table kinds (
 	kind         text primary key check (kind <> '' and octet_length(kind) <= 128),
@@ -308,9 +389,17 @@ create table kinds (
 	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
 	timeout_ms   bigint check (timeout_ms > 0),
 	build        text not null default '',
-	seen_at      timestamptz not null default now()
+	seen_at      timestamptz not null default now(),
+	args_shape   jsonb,
+	follow_up_kind  text,
+	follow_up_queue text,
+	constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
+	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
 comment on table kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
+comment on column kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
+comment on column kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
+comment on column kinds.follow_up_queue is 'The queue of that job.';
 
 create table supervisors (
 	id         text collate "C" not null,
@@ -329,6 +418,7 @@ create table supervisors (
 	host       text        not null default '',
 	pid        int         not null default 0,
 	build      text        not null default '',
+	process    text collate "C",
 	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
 	-- heartbeat does not.
 	primary key (id, epoch)
@@ -339,6 +429,7 @@ comment on column supervisors.lost_at is 'When others found it silent; its jobs 
 comment on column supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
 comment on column supervisors.slots is 'Concurrency by queue.';
 comment on column supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
+comment on column supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 
 create table sleepers (
 	queue        text not null,
@@ -655,11 +746,12 @@ create function drover_enqueue(
 	max_attempts int default null, retry jsonb default null, timeout interval default null,
 	expires_at timestamptz default null, retry_until timestamptz default null,
 	tags jsonb default null, metadata jsonb default null,
-	id text default null, wake boolean default true
+	id text default null, wake boolean default true, concurrency_key text default null
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
-	due     timestamptz := drover_due(scheduled_at, delay);
+	-- Calling a function that pins its search_path costs as much as reading a table.
+	due     timestamptz := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
 	stored  text;
 	missing text[];
 begin
@@ -671,16 +763,16 @@ begin
 		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
 		and coalesce(greatest(expires_at, retry_until), now()) <= '10000-01-01 00:00:00Z'
 		and (metadata is null or jsonb_typeof(metadata) = 'object' and not jsonb_path_exists(metadata, '$.keyvalue() ? (@.key starts with "drover:")'))
-		and coalesce(jsonb_typeof(tags), 'array') = 'array') is not true then
-		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata);
+		and coalesce(jsonb_typeof(tags), 'array') = 'array' and coalesce(octet_length(concurrency_key), 1) between 1 and 256) is not true then
+		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata, concurrency_key);
 	end if;
 	job_id := coalesce(id, drover_ulid());
 	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
-		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
 			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
 			case when timeout is not null then least(extract(epoch from timeout) * 1000, 3153600000000)::bigint end, expires_at, retry_until,
-			case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata)
+			case when tags is not null then array(select jsonb_array_elements_text(tags)) end, metadata, concurrency_key)
 		on conflict (id) do nothing
 		returning j.id into stored;
 		exit when stored is not null;
@@ -691,14 +783,14 @@ begin
 		perform drover_refuse_unstored(array[job_id]);
 	end if;
 	existing := stored is null;
-	if not existing and wake then
+	if not existing and wake and exists (select from sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
 		perform drover_wake(coalesce(queue, 'default'), due);
 	end if;
 	return next;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean) is
+comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text) is
 	'Enqueues one job and tells its id; repeating an id gives the job there is. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
@@ -723,21 +815,22 @@ begin
 					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
 					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'
 					and coalesce(greatest(g.expires_at, g.retry_until), now()) <= '10000-01-01 00:00:00Z'
-					and (g.metadata is null or jsonb_typeof(g.metadata) = 'object' and not jsonb_path_exists(g.metadata, '$.keyvalue() ? (@.key starts with "drover:")'))) is true
+					and (g.metadata is null or jsonb_typeof(g.metadata) = 'object' and not jsonb_path_exists(g.metadata, '$.keyvalue() ? (@.key starts with "drover:")'))
+					and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is true
 					then g.kind
 					else drover_refuse_job(format('batch[%s].', g.ordinality - 1), coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout,
-						g.expires_at, g.retry_until, null, g.metadata) end as kind,
+						g.expires_at, g.retry_until, null, g.metadata, g.concurrency_key) end as kind,
 				coalesce(g.args, '{}') as args, coalesce(g.queue, 'default') as queue, coalesce(g.priority, 5) as priority,
 				drover_due(g.scheduled_at, g.delay) as due, g.max_attempts, g.retry,
-				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata
+				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata, g.concurrency_key
 			from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
 				delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
-				metadata jsonb)) with ordinality as g
+				metadata jsonb, concurrency_key text)) with ordinality as g
 			where missing is null or g.id = any(missing)
 		), fresh as (
-			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata)
+			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 			select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
-				max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata
+				max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key
 			from given order by id, n
 			on conflict (id) do nothing
 			returning id
@@ -768,158 +861,6 @@ $$;
 comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
 
 -- +goose StatementBegin
-create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
-begin
-	foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
-		why := null;
-		begin
-			execute format('select to_jsonb(%I)::text from jobs where id = $1', part) into value using job_id;
-		exception when others then
-			if not drover_rows_fault(sqlstate) then
-				raise;
-			end if;
-			value := null;
-			why := sqlerrm;
-		end;
-		return next;
-	end loop;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_parts(text) is 'A job''s args, errors, metadata, retry and tags as JSON text, each read on its own. why: the error if the part cannot be read, because it is damaged or too large.';
-
--- +goose StatementBegin
-create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
-begin
-	with theirs as (
-		select path, job from set_aside where job = any(ids) order by path, job for update skip locked
-	)
-	delete from set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
-exception when insufficient_privilege then
-	null; -- then the rows stay, and do no harm: each path looks only at jobs it could take
-end
-$$;
--- +goose StatementEnd
-comment on function drover_forget_refused(text[]) is 'Deletes the rows of set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
-
--- +goose StatementBegin
-create function drover_end(ids text[], final text, why text, out changed int, out running text[], out refused jsonb)
-language plpgsql set enable_seqscan = off set jit = off as $$
-declare
-	ending constant text := 'with ended as (
-		update jobs set state = $2->>''state'', finalized_at = clock_timestamp(), claimed_by = null,
-			discard_reason = case when $2->>''state'' = ''discarded'' then ''operator'' end%s
-		where id = any($1) returning id)
-		select count(*) from ended';
-	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''error'', $2->>''error'')';
-	append constant text := ', errors = drover_append_error(errors, ' || entry || ')';
-	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000));
-	job text;
-	anew text;
-begin
-	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
-	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
-	if refused <> '[]' then
-		-- Either the database refuses the entry for their errors, or it refuses the end itself: try without the
-		-- entry.
-		begin
-			select changed + w.done, w.refused into changed, refused
-			from drover_walk(array(select r->>'id' from jsonb_array_elements(refused) as r), format(ending, ''), doc) w;
-		exception when others then
-			if not drover_rows_fault(sqlstate) then
-				raise;
-			end if;
-		end;
-	end if;
-	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
-		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all before the column is
-		-- replaced.
-		select string_agg(case p.part
-			when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
-			when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
-			else format(', %I = null', p.part) end, '') || case when bool_or(p.part = 'errors') then '' else append end
-		into anew from drover_parts(job) p where p.why is not null;
-		continue when anew is null;
-		begin
-			execute format(ending, anew) using array[job], doc;
-			changed := changed + 1;
-			refused := (select coalesce(jsonb_agg(r), '[]') from jsonb_array_elements(refused) as r where r->>'id' <> job);
-		exception when others then
-			if not drover_rows_fault(sqlstate) then
-				raise;
-			end if;
-		end;
-	end loop;
-	running := array(select r.id from unnest(running) as r(id) where not refused @> jsonb_build_array(jsonb_build_object('id', r.id)) order by 1);
-	perform drover_forget_refused(array(select i.id from unnest(ids) as i(id) where not refused @> jsonb_build_array(jsonb_build_object('id', i.id))));
-	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
-end
-$$;
--- +goose StatementEnd
-comment on function drover_end(text[], text, text) is
-	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
-
--- +goose StatementBegin
-create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
-declare
-	was text;
-	refused jsonb;
-begin
-	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
-	select state into was from jobs where id = job_id for update;
-	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'cancelled', reason) e);
-		if refused <> '[]' then
-			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
-		end if;
-	end if;
-	return was;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_cancel(text, text) is 'Cancels a waiting or running job; tells the state it was in, null for no such job. A job in a final state stays as it is.';
-
--- +goose StatementBegin
-create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
-declare
-	j jobs;
-begin
-	select * into j from jobs where id = job_id for update;
-	if not found then
-		return null;
-	end if;
-	if j.state not in ('discarded', 'cancelled') then
-		-- A second redrive of a job that waits changes nothing; one that wants to change it must say so first.
-		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
-			if max_attempts <> coalesce(j.max_attempts, 0) or j.args || args_patch <> j.args then
-				raise exception 'drover: job % was redriven before and waits; cancel it first to change it', job_id using errcode = 'DR002';
-			end if;
-			return j.state;
-		end if;
-		raise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';
-	end if;
-	if j.expires_at <= clock_timestamp() then
-		raise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';
-	end if;
-	if args_patch is not null and (jsonb_typeof(args_patch) <> 'object' or jsonb_typeof(j.args) <> 'object') then
-		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
-	end if;
-	update jobs set state = 'available', scheduled_at = clock_timestamp(), finalized_at = null, discard_reason = null,
-		attempt = 0, uncounted = null, last_delay_ms = null, redrives = jobs.redrives + 1, redriven_at = clock_timestamp(),
-		crashes = case when j.discard_reason = 'crashed' then 1 else 0 end,
-		retry_until = clock_timestamp() + (j.retry_until - greatest(j.created_at, j.redriven_at)),
-		max_attempts = coalesce(drover_redrive.max_attempts, j.max_attempts),
-		args = case when args_patch is null then j.args else j.args || args_patch end,
-		errors = drover_append_error(j.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'error', 'redriven'))
-	where id = job_id;
-	perform drover_wake(j.queue);
-	return j.state;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Tells the state it was in, null for no such job.';
-
--- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
 	-- The smallest ULID of that instant: 48 bits of milliseconds in 10 digits, then zeros.
 	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',
@@ -936,55 +877,15 @@ $$;
 -- +goose StatementEnd
 comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that tells of a run.';
 
-create view discarded_jobs as
-select j.id, j.queue, j.kind, j.discard_reason as reason,
-	j.attempt as attempts, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) as max_attempts,
-	e.entry->>'error' as last_error, e.entry->>'class' as class, e.entry->>'fingerprint' as fingerprint,
-	(jsonb_path_query_first(j.errors, '$[*] ? (@.class != "operator")')->>'at')::timestamptz as first_failed_at, (e.entry->>'at')::timestamptz as last_failed_at,
-	j.finalized_at as discarded_at, j.args, j.errors_total, j.errors, j.redrives, j.tags, j.created_at
-from jobs j
-left join kinds k on k.kind = j.kind
-left join queues q on q.name = j.queue
-cross join lateral (select drover_last_error(j.errors) as entry) e
-where j.discard_reason is not null;
-comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
-
-create view discarded_summary as
-select queue, kind, reason, fingerprint, count(*) as jobs,
-	min(discarded_at) as first_discarded_at, max(discarded_at) as last_discarded_at,
-	(array_agg(last_error order by discarded_at desc))[1] as newest_error, (array_agg(id order by discarded_at desc))[1] as newest_id
-from discarded_jobs
-group by queue, kind, reason, fingerprint;
-comment on view discarded_summary is 'The dead letters counted by queue, kind, reason and what went wrong.';
-
 create view job_counts as
 select queue, state, count(*) as jobs, min(scheduled_at) filter (where finalized_at is null and scheduled_at <= now() and state <> 'running') as oldest_due
 from jobs group by queue, state;
 comment on view job_counts is 'Jobs by queue and state. Reads the whole table.';
 
--- The functions find drover's tables whatever the caller's search_path, and nothing of the caller's: pg_temp last.
--- The enqueue functions run as their owner, so that a producer needs no right but to execute them: drover_enqueue,
--- drover_enqueue_many for batches, and drover_wake, without which its jobs wait for the next poll.
--- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and p.proname like 'drover\_%' loop
-		execute format('alter function %s set search_path = %I, pg_temp', f, current_schema());
-		if f::text ~ 'drover_(enqueue|enqueue_many|wake)\(' then
-			execute format('alter function %s security definer', f);
-			execute format('revoke execute on function %s from public', f);
-		end if;
-	end loop;
-end
-$$;
--- +goose StatementEnd
+select drover_secure();
 
 -- +goose Down
 drop view job_counts;
-drop view discarded_summary;
-drop view discarded_jobs;
 drop table set_aside;
 drop table sleepers;
 drop table supervisors;
