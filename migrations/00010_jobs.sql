@@ -141,8 +141,8 @@ create table jobs (
 	lane          smallint    not null generated always as
 	              (priority + case when crashes > 1 then 30 when crashes = 1 then 20 when errors_total > 0 then 10 else 0 end) stored,
 	id            text collate "C" primary key default drover_ulid(),
-	queue         text        not null default 'default',
-	kind          text        not null,
+	queue         text collate "C" not null default 'default',
+	kind          text collate "C" not null,
 	args          jsonb       not null default '{}',
 	errors        jsonb       not null default '[]',
 	retry         jsonb,
@@ -153,18 +153,18 @@ create table jobs (
 	redriven_at   timestamptz,
 	snoozes       int,
 	uncounted     int,
-	discard_reason text,
+	discard_reason text collate "C",
 	tags          text[],
 	metadata      jsonb,
-	class          text,
-	fingerprint    text,
-	concurrency_key text,
+	class          text collate "C",
+	fingerprint    text collate "C",
+	concurrency_key text collate "C",
 	redrive_id     text collate "C",
-	pace_key       text,
+	pace_key       text collate "C",
 	paced_at       timestamptz,
 	deaths         smallint,
 	started_seq    int,
-	parked_build   text,
+	parked_build   text collate "C",
 
 	-- Each statement that writes to the table reads, plans and compiles these CHECKs, at some 35 instructions for
 	-- each character of their stored form (ADR 21), and each claim and settle evaluates them. So they are few and
@@ -364,7 +364,7 @@ create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parke
 create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
 
 create table queues (
-	name         text primary key check (name <> '' and octet_length(name) <= 128),
+	name         text collate "C" primary key check (name <> '' and octet_length(name) <= 128),
 	max_attempts int check (max_attempts > 0),
 	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
 	updated_at   timestamptz not null default now(),
@@ -384,15 +384,15 @@ comment on column queues.discarded_retention is 'How long its discarded jobs are
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 
 create table kinds (
-	kind         text primary key check (kind <> '' and octet_length(kind) <= 128),
+	kind         text collate "C" primary key check (kind <> '' and octet_length(kind) <= 128),
 	max_attempts int check (max_attempts > 0),
 	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
 	timeout_ms   bigint check (timeout_ms > 0),
-	build        text not null default '',
+	build        text collate "C" not null default '',
 	seen_at      timestamptz not null default now(),
 	args_shape   jsonb,
-	follow_up_kind  text,
-	follow_up_queue text,
+	follow_up_kind  text collate "C",
+	follow_up_queue text collate "C",
 	constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
 	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
@@ -417,7 +417,7 @@ create table supervisors (
 	in_flight  text[]      not null default '{}',
 	host       text        not null default '',
 	pid        int         not null default 0,
-	build      text        not null default '',
+	build      text collate "C" not null default '',
 	process    text collate "C",
 	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
 	-- heartbeat does not.
@@ -432,7 +432,7 @@ comment on column supervisors.in_flight is 'Jobs whose handler was running at th
 comment on column supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 
 create table sleepers (
-	queue        text not null,
+	queue        text collate "C" not null,
 	supervisor   text collate "C" not null,
 	sleeps_until timestamptz,
 	primary key (queue, supervisor)
@@ -440,7 +440,7 @@ create table sleepers (
 comment on table sleepers is 'Who serves a queue, and until when it sleeps (null: awake, -infinity: has no room). An enqueue notifies only if somebody sleeps and nobody awake serves the queue.';
 
 create table set_aside (
-	path     text             not null check (path <> ''),
+	path     text collate "C" not null check (path <> ''),
 	job      text collate "C" not null,
 	error    text             not null,
 	code     text             not null,

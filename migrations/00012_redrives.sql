@@ -55,10 +55,10 @@ comment on column redrives.marked_at is 'How far marking got, with marked_id.';
 create index redrives_unfinished_idx on redrives (id) where finished_at is null;
 
 create table redrive_queues (
-	queue    text primary key,
+	queue    text collate "C" primary key,
 	next_at  timestamptz not null default '-infinity',
 	ticked_at timestamptz not null default '-infinity',
-	key      text        not null default '',
+	key      text collate "C" not null default '',
 	released jsonb       not null default '{}',
 	note     text        not null default ''
 ) with (fillfactor = 10);

@@ -5,9 +5,9 @@
 -- +goose Up
 
 create table failure_groups (
-	fingerprint text primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
-	kind        text        not null,
-	class       text        not null,
+	fingerprint text collate "C" primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
+	kind        text collate "C" not null,
+	class       text collate "C" not null,
 	error_type  text        not null default '',
 	sample      text        not null default '',
 	first_seen  timestamptz not null,
@@ -20,7 +20,7 @@ create table failure_groups (
 	regressed_at timestamptz,
 	regressions int         not null default 0,
 	policy      text        check (policy in ('discard', 'park')),
-	park_build  text,
+	park_build  text collate "C",
 	updated_at   timestamptz,
 	updated_by  text        not null default '',
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
@@ -42,10 +42,10 @@ create index failure_groups_policy_idx on failure_groups (fingerprint) where pol
 
 create table failure_tallies (
 	id          bigint generated always as identity primary key,
-	fingerprint text        not null,
+	fingerprint text collate "C" not null,
 	at          timestamptz not null default now(),
-	kind        text        not null,
-	class       text        not null,
+	kind        text collate "C" not null,
+	class       text collate "C" not null,
 	error_type  text        not null,
 	sample      text,
 	count       int         not null,
@@ -55,7 +55,7 @@ create table failure_tallies (
 comment on table failure_tallies is 'Failures that settles have recorded and no supervisor has added to failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
 
 create table builds (
-	build      text primary key check (build <> '' and octet_length(build) <= 256),
+	build      text collate "C" primary key check (build <> '' and octet_length(build) <= 256),
 	first_seen timestamptz not null default clock_timestamp(),
 	slots_to   timestamptz
 );

@@ -345,6 +345,23 @@ func TestEverythingIsCommented(t *testing.T) {
 	}
 }
 
+// Text in an index is ordered by its bytes. By a locale it would be ordered by the C library of one machine, and a
+// standby with another one would miss rows once it is promoted.
+func TestIndexedTextIsOrderedByBytes(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	up(t, pool)
+	names := values(t, pool, `
+select i.indexrelid::regclass || ', column ' || a.attname
+from pg_index i join pg_class c on c.oid = i.indrelid join pg_attribute a on a.attrelid = i.indexrelid
+where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relname <> '`+migrations.Table+`'
+	and a.attcollation not in (0, (select oid from pg_collation where collname = 'C' and collnamespace = 'pg_catalog'::regnamespace))
+order by 1`)
+	if len(names) > 0 {
+		t.Errorf("ordered by a locale: %q", names)
+	}
+}
+
 // migratedTo makes a schema as of a version, and what takes it on from there.
 func migratedTo(t *testing.T, version int64) (*pgxpool.Pool, *goose.Provider) {
 	t.Helper()
