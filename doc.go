@@ -68,8 +68,7 @@
 //	settler.go               records outcomes, many in one round trip, until each is settled
 //	retry_strategy.go        attempt to delay; pure
 //	retry_after.go           the HTTP header
-//	sanitize.go              makes error texts fit to be stored
-//	fingerprint.go           tells which failures are the same
+//	sanitize.go              reads the texts of errors and panics, and takes the secrets out
 //	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
 //	blame.go                 which job killed a process: evidence, suspects, conviction; pure
 //	redrive.go               dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
@@ -113,6 +112,7 @@
 //
 // The command is in cmd/drover, a program in examples/webhook, the fault suite in faults. The rest is internal: internal/demo and internal/bench,
 // which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests;
+// internal/pgtext makes text and JSON fit for Postgres, internal/fingerprint tells which failures are the same,
 // internal/drive runs supervisors for those that measure, internal/mutants is a list of deliberate bugs. The module bench compares with others.
 //
 // docs/adr says why things are as they are, docs/configuration.md lists the settings, docs/sql.md and its neighbours say

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // RunError is one entry of a job's errors: a failed run, or with Class operator what an operator did.
@@ -377,7 +379,7 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 	if !isID(id) {
 		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
 	}
-	why, _ = sanitizeText(why, maxWhy)
+	why, _ = pgtext.Sanitize(why, maxWhy)
 	was, found, err := c.store.verb(ctx, sql, id, why)
 	if err != nil {
 		return "", fmt.Errorf("%s job %s: %w", verb, id, err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Bulk is what a verb over many jobs did.
@@ -58,7 +60,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	if err := bad.err(); err != nil {
 		return done, err
 	}
-	v.why, _ = sanitizeText(v.why, maxWhy)
+	v.why, _ = pgtext.Sanitize(v.why, maxWhy)
 	if len(filter.IDs) > 0 {
 		if done.Missing, err = c.store.unknown(ctx, doc); err != nil {
 			return done, fmt.Errorf("%s jobs: %w", v.name, err)

@@ -9,6 +9,9 @@ import (
 	"log/slog"
 	"runtime"
 	"time"
+
+	"github.com/drover-queue/drover/internal/fingerprint"
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job. Of several
@@ -371,9 +374,9 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 		named = o.errorCase.Name
 		room -= len(named) + 16
 	}
-	o.text, _ = sanitizeText(text, room)
+	o.text, _ = pgtext.Sanitize(text, room)
 	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
-	o.fingerprint = fingerprint(r.job.Kind, kind, text, trace)
+	o.fingerprint = fingerprint.Of(r.job.Kind, kind, text, trace)
 	e := entry{
 		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Case: named, Error: o.text, Type: kind,
 		Fingerprint: o.fingerprint, DurationMS: o.duration.Milliseconds(),
@@ -392,11 +395,11 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 // clean makes a text fit to be stored and logged: redacted, valid, bounded.
 func (c *Client) clean(text string, bound int) string {
 	// Redacting comes before cutting, or half a secret could stay; bounded first, for texts of many megabytes.
-	text, _ = sanitizeText(text, maxErrorRead)
+	text, _ = pgtext.Sanitize(text, maxErrorRead)
 	if text != "" {
 		text = redact(c.cfg.Redact, text)
 	}
-	text, _ = sanitizeText(text, bound)
+	text, _ = pgtext.Sanitize(text, bound)
 	return text
 }
 

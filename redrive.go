@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // RedrivePlan says which dead jobs come back, and at what pace.
@@ -262,7 +264,7 @@ func (c *Client) ResumeRedrive(ctx context.Context, id string) error {
 // AbortRedrive ends a redrive: what it has not made due stays dead. why is kept. Aborting it again changes nothing.
 // Errors: ErrNotFound; ErrState if it is done.
 func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
-	why, _ = sanitizeText(why, 1024)
+	why, _ = pgtext.Sanitize(why, 1024)
 	return c.changeRedrive(ctx, "abort", id, func() (RedriveState, error) {
 		state, err := c.store.abortRedrive(ctx, id, why)
 		if state == RedriveAborted {

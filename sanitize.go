@@ -3,9 +3,8 @@ package drover
 import (
 	"fmt"
 	"reflect"
-	"strconv"
-	"strings"
-	"unicode/utf8"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // The way of an error into a row: errorText and errorType read it, redact takes the secrets out of the text,
@@ -43,7 +42,7 @@ func errorType(err error) (name string) {
 	name = fmt.Sprintf("%T", err)
 	defer func() {
 		_ = recover() // an Unwrap method panicked: the outermost type has to do
-		name, _ = sanitizeText(name, maxErrorType)
+		name, _ = pgtext.Sanitize(name, maxErrorType)
 	}()
 	steps := maxErrorSteps
 	if name = rootType(err, &steps); name == "" {
@@ -107,51 +106,3 @@ func redact(fn func(string) string, s string) (out string) {
 	defer func() { _ = recover() }()
 	return fn(s)
 }
-
-// sanitizeText makes s what Postgres takes as text and as a jsonb string: each NUL and each run of invalid
-// UTF-8 becomes U+FFFD, and the result has at most maxBytes bytes. What is longer ends, on a rune boundary, in
-// a mark that counts the bytes of s left out ("… [+12345 bytes]"), or without one where not even the mark
-// fits; truncated reports it. It looks at no more than twice maxBytes of s, however long s is.
-func sanitizeText(s string, maxBytes int) (out string, truncated bool) {
-	maxBytes = max(maxBytes, 0)
-	if len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
-		return s, false
-	}
-	text := make([]byte, 0, min(len(s)+utf8.UTFMax, maxBytes))
-	room := maxBytes - len(dropMark(len(s)))
-	kept, keptOf := 0, 0 // the longest prefix of text with room for the mark, and how much of s it stands for
-	for pos := 0; pos < len(s); {
-		r, size := utf8.DecodeRuneInString(s[pos:])
-		if r == utf8.RuneError && size == 1 {
-			size = invalidRun(s[pos:], maxBytes)
-		}
-		if r == 0 {
-			r = utf8.RuneError
-		}
-		if pos >= maxBytes || len(text)+utf8.RuneLen(r) > maxBytes {
-			if room < 0 {
-				return string(text), true
-			}
-			return string(text[:kept]) + dropMark(len(s)-keptOf), true
-		}
-		text = utf8.AppendRune(text, r)
-		pos += size
-		if len(text) <= room {
-			kept, keptOf = len(text), pos
-		}
-	}
-	return string(text), false
-}
-
-// invalidRun counts the bytes at the start of s that are not UTF-8; it stops at most.
-func invalidRun(s string, most int) (n int) {
-	for n < min(len(s), most) {
-		if r, size := utf8.DecodeRuneInString(s[n:]); r != utf8.RuneError || size != 1 {
-			break
-		}
-		n++
-	}
-	return n
-}
-
-func dropMark(bytes int) string { return "… [+" + strconv.Itoa(bytes) + " bytes]" }

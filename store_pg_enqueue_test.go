@@ -14,10 +14,11 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 func TestChunksAreBounded(t *testing.T) {

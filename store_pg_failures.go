@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/fingerprint"
 )
 
 // Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg_settle.go.
@@ -68,11 +70,11 @@ func (s *store) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, 
 
 const sqlFailure = failureColumns + `where fingerprint = $1`
 
-func (s *store) failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
-	if !isFingerprint(fingerprint) {
+func (s *store) failure(ctx context.Context, group string) (*FailureGroup, error) {
+	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
-	rows, err := s.pool.Query(ctx, sqlFailure, fingerprint)
+	rows, err := s.pool.Query(ctx, sqlFailure, group)
 	if err != nil {
 		return nil, classify(err)
 	}
@@ -95,19 +97,19 @@ func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
 
 const sqlFailureStatus = `select drover_failure_status($1, $2, $3) is not null`
 
-func (s *store) setFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by string) error {
-	return s.changeFailure(ctx, fingerprint, sqlFailureStatus, fingerprint, string(status), by)
+func (s *store) setFailureStatus(ctx context.Context, group string, status FailureStatus, by string) error {
+	return s.changeFailure(ctx, group, sqlFailureStatus, group, string(status), by)
 }
 
 const sqlFailurePolicy = `select drover_failure_policy($1, $2, $3, $4)`
 
-func (s *store) setFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by string) error {
-	return s.changeFailure(ctx, fingerprint, sqlFailurePolicy, fingerprint, orNull(string(policy.Action)), by, orNull(policy.Build))
+func (s *store) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by string) error {
+	return s.changeFailure(ctx, group, sqlFailurePolicy, group, orNull(string(policy.Action)), by, orNull(policy.Build))
 }
 
 // changeFailure calls a function that tells whether there is such a group.
-func (s *store) changeFailure(ctx context.Context, fingerprint, sql string, args ...any) error {
-	if !isFingerprint(fingerprint) {
+func (s *store) changeFailure(ctx context.Context, group, sql string, args ...any) error {
+	if !fingerprint.Valid(group) {
 		return ErrNotFound
 	}
 	return s.inTx(ctx, func(tx pgx.Tx) error {

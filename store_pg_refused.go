@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Jobs that the database refuses to hand out or to settle: migrations/00010_jobs.sql has the table set_aside and the
@@ -124,7 +126,7 @@ func (g *givenUp) words() string { return refusalText(g.why) }
 
 // refusalText is an error's text as set_aside and errors hold it.
 func refusalText(why error) string {
-	text, _ := sanitizeText(refusal(why), 1000)
+	text, _ := pgtext.Sanitize(refusal(why), 1000)
 	return text
 }
 

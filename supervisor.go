@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Retention words for SupervisorConfig.
@@ -250,7 +252,7 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 			cfg.Build = info.Main.Version
 		}
 	}
-	cfg.Build, _ = sanitizeText(cfg.Build, maxBuild)
+	cfg.Build, _ = pgtext.Sanitize(cfg.Build, maxBuild)
 }
 
 func (q *Queue) fillIn(bad *problems, field string) {

@@ -25,6 +25,8 @@ type jsonCase struct {
 	pgTakes            bool
 }
 
+const maxJSONDigits = 16383 // as its refusal says
+
 func jsonCases() []jsonCase {
 	nest := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
 	nines := strings.Repeat("9", maxJSONDigits)

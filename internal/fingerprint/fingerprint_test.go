@@ -1,9 +1,10 @@
-package drover
+package fingerprint
 
 import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"runtime/debug"
 	"strings"
 	"testing"
 )
@@ -32,9 +33,9 @@ func TestFingerprintIgnoresWhatDiffersFromJobToJob(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			want := fingerprint("kind", "type", texts[0], "")
+			want := Of("kind", "type", texts[0], "")
 			for _, text := range texts[1:] {
-				if got := fingerprint("kind", "type", text, ""); got != want {
+				if got := Of("kind", "type", text, ""); got != want {
 					t.Errorf("%q is %q, %q is %q", text, normalizeText(text), texts[0], normalizeText(texts[0]))
 				}
 			}
@@ -59,18 +60,18 @@ func TestFingerprintTellsFailuresApart(t *testing.T) {
 		"", "boom", "Boom", "boom!", "connection refused", "connection reset", "status:404", "error:404",
 		"can't open file", "won't open file", "it's what can't be", "order not found", "order 7 not found", "no user 'bob'", "no host 'bob'",
 	} {
-		add(text, fingerprint("kind", "type", text, ""))
+		add(text, Of("kind", "type", text, ""))
 	}
-	add("another kind", fingerprint("other", "type", "boom", ""))
-	add("another type", fingerprint("kind", "other", "boom", ""))
-	add("parts that run together", fingerprint("kindtype", "", "boom", ""))
+	add("another kind", Of("other", "type", "boom", ""))
+	add("another type", Of("kind", "other", "boom", ""))
+	add("parts that run together", Of("kindtype", "", "boom", ""))
 }
 
 // Where a long text is cut depends on the length of the numbers in it.
 func TestFingerprintOfALongText(t *testing.T) {
 	t.Parallel()
 	long := func(id, end string) string { return "order " + id + ": " + strings.Repeat("detail and ", 500) + end }
-	if fingerprint("kind", "type", long("7", "a"), "") != fingerprint("kind", "type", long("1234567", "b"), "") {
+	if Of("kind", "type", long("7", "a"), "") != Of("kind", "type", long("1234567", "b"), "") {
 		t.Error("long texts that begin alike do not share a fingerprint")
 	}
 	many := strings.Repeat("7 ", 40_000)
@@ -83,7 +84,7 @@ func TestFingerprintOfALongText(t *testing.T) {
 func tracedPanic(f func(a any, b []int)) (trace string) {
 	defer func() {
 		_ = recover()
-		trace = stack()
+		trace = string(debug.Stack())
 	}()
 	f(new(int), make([]int, 3))
 	return ""
@@ -112,11 +113,11 @@ func TestPanicsAreToldApartByTheirPlace(t *testing.T) {
 		if got := topFrame(first); !strings.HasSuffix(got, "."+name) {
 			t.Errorf("top frame = %q, want that of %s, in\n%s", got, name, first)
 		}
-		if fingerprint("kind", "type", "panic: x", first) != fingerprint("kind", "type", "panic: x", second) {
+		if Of("kind", "type", "panic: x", first) != Of("kind", "type", "panic: x", second) {
 			t.Errorf("two panics in %s do not share a fingerprint", name)
 		}
 	}
-	if fingerprint("kind", "type", "panic: x", tracedPanic(panicHere)) == fingerprint("kind", "type", "panic: x", tracedPanic(panicThere)) {
+	if Of("kind", "type", "panic: x", tracedPanic(panicHere)) == Of("kind", "type", "panic: x", tracedPanic(panicThere)) {
 		t.Error("panics in two places share a fingerprint")
 	}
 	for _, trace := range []string{"", "goroutine 1 [running]:\nmain.f()\n\t/x.go:1", "\npanic(", "\npanic(0)\n", "\npanic(0)\n\tx\n", "\npanic(0)\n\tx\nnoparen"} {
@@ -153,7 +154,7 @@ func TestFingerprintsOfRealErrors(t *testing.T) {
 			t.Fatalf("%s: %v", line, err)
 		}
 		n++
-		print := fingerprint(e.Kind, e.Type, e.Error, e.Trace)
+		print := Of(e.Kind, e.Type, e.Error, e.Trace)
 		if first, seen := prints[print]; seen && first.Group != e.Group {
 			t.Errorf("%s and %s are one:\n%s\n%s\n%s", first.Group, e.Group, first.Error, e.Error, normalizeText(e.Error))
 		}

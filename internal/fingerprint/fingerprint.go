@@ -1,4 +1,5 @@
-package drover
+// Package fingerprint tells which failures are the same.
+package fingerprint
 
 import (
 	"fmt"
@@ -6,9 +7,9 @@ import (
 	"strings"
 )
 
-// fingerprint names what went wrong: failures of one kind with one type of error, whose texts differ only in
+// Of names what went wrong: failures of one kind with one type of error, whose texts differ only in
 // numbers, ids, addresses and quoted values, share it. A panic also tells its place by the top frame of its trace.
-func fingerprint(kind, errType, text, trace string) string {
+func Of(kind, errType, text, trace string) string {
 	h := fnv.New64a()
 	for _, part := range []string{kind, errType, normalizeText(text), topFrame(trace)} {
 		h.Write([]byte(part))
@@ -276,6 +277,8 @@ func isWord(c byte) bool {
 	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
 }
 
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
 func isHex(c byte) bool { return isDigit(c) || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F' }
 
 // topFrame is the function that panicked: the first in the trace behind the runtime's own.
@@ -297,8 +300,8 @@ func topFrame(trace string) string {
 	return ""
 }
 
-// isFingerprint reports whether a failure group could have the fingerprint.
-func isFingerprint(s string) bool {
+// Valid reports whether a failure group could have the fingerprint.
+func Valid(s string) bool {
 	for i := range len(s) {
 		if !isHex(s[i]) {
 			return false
