@@ -46,59 +46,59 @@
 //
 // In the order of a job's life:
 //
-//	doc.go                   this tour
-//	jobs.go                  Args, Job, Config, Client, the states and the reasons of a discard
-//	errors.go                what callers branch on
-//	enqueue.go               EnqueueOpts; Enqueue, EnqueueMany and their twins in a caller's transaction
-//	validate.go              gathers mistakes, so that all are told at once
-//	validate_args.go         what is refused of args and names before it meets SQL
-//	worker.go                Handle, WorkerOpts: a kind's handler and its settings
-//	follow_up.go             FollowUp: the job that the database enqueues when another one is discarded
-//	supervisor.go            SupervisorConfig, Run, drain; every go statement
-//	queue.go                 a queue inside a supervisor: its slots, its buffer, how much to claim ahead
-//	claimer.go               takes due jobs, and decides when to look for them
-//	refused_claims.go        finds the job because of which the database refuses a claim, and takes it out of the way
-//	floors.go                where a claim begins to look, so that dead rows cost nothing
-//	near_sweeps.go           claims that look behind it, for what committed late
-//	hearing.go               how often a sleeper looks, where an enqueue may have taken it for awake
-//	audit.go                 looks for jobs that run in this process' name although it does not know them
-//	run.go                   one claimed job, from its start to its outcome
-//	outcome.go               what a handler returned, and what that makes of the job
-//	tx.go                    CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
-//	settler.go               records outcomes, many in one round trip, until each is settled
-//	retry_strategy.go        attempt to delay; pure
-//	retry_after.go           the HTTP header
-//	sanitize.go              reads the texts of errors and panics, and takes the secrets out
-//	control.go               heartbeat, notifications, watching the others, rescue, the full sweep
-//	blame.go                 which job killed a process: evidence, suspects, conviction; pure
-//	redrive.go               dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
-//	redriver.go              carries redrives on, whoever began them
-//	args_shape.go            what an args patch is checked against
-//	prune.go                 deletes or archives jobs that have ended, when their time is over
-//	failures.go              failure groups: what is known of a failure, and what becomes of its jobs
-//	budget.go                RetryBudget: so many retries in any minute, in every process together
-//	filter.go                Filter: which jobs a verb is for
-//	operate.go               Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
-//	operate_many.go          CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
-//	archive.go               Archive, Restore, ExportArchive, PurgeArchive
-//	alerts.go                Alerts: which thresholds are reached
-//	health.go                Health: what holds vacuum back, how the tables are, what a claim costs
-//	telemetry.go             Hooks and log attributes
-//	failpoint.go             where the fault suite may end a process: here nothing happens
-//	failpoint_on.go          what happens where it is built with droverfail
-//	isolate.go               finds the row because of which the database refuses a batch
-//	store_pg.go              SQL: connections, pipelines, errors
-//	store_pg_enqueue.go      SQL: enqueue
-//	store_pg_claim.go        SQL: claim
-//	store_pg_settle.go       SQL: settle
-//	store_pg_refused.go      SQL: jobs that the database refuses to hand out or to settle
-//	store_pg_supervisors.go  SQL: liveness, rescue, blame, sweeps, sleep, pruning
-//	store_pg_failures.go     SQL: failure groups
-//	store_pg_budgets.go      SQL: retry budgets
-//	store_pg_operate.go      SQL: what operators do
-//	store_pg_redrives.go     SQL: redrives
-//	store_pg_archive.go      SQL: the archive and alerts
-//	store_pg_health.go       SQL: health
+//	doc.go                         this tour
+//	jobs.go                        Args, Job, Config, Client, the states and the reasons of a discard
+//	errors.go                      what callers branch on
+//	enqueue.go                     EnqueueOpts; Enqueue, EnqueueMany and their twins in a caller's transaction
+//	validate.go                    gathers mistakes, so that all are told at once
+//	validate_args.go               what is refused of args and names before it meets SQL
+//	worker.go                      Handle, WorkerOpts: a kind's handler and its settings
+//	follow_up.go                   FollowUp: the job that the database enqueues when another one is discarded
+//	supervisor.go                  SupervisorConfig, Run, drain; every go statement
+//	supervisor_queue.go            a queue inside a supervisor: its slots, its buffer, how much to claim ahead
+//	supervisor_claim.go            takes due jobs, and decides when to look for them
+//	supervisor_refused_claims.go   finds the job because of which the database refuses a claim, and takes it out of the way
+//	floors.go                      where a claim begins to look, so that dead rows cost nothing
+//	near_sweeps.go                 claims that look behind it, for what committed late
+//	hearing.go                     how often a sleeper looks, where an enqueue may have taken it for awake
+//	supervisor_audit.go            looks for jobs that run in this process' name although it does not know them
+//	supervisor_run.go              one claimed job, from its start to its outcome
+//	outcome.go                     what a handler returned, and what that makes of the job
+//	tx.go                          CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
+//	supervisor_settle.go           records outcomes, many in one round trip, until each is settled
+//	retry_strategy.go              attempt to delay; pure
+//	retry_after.go                 the HTTP header
+//	sanitize.go                    reads the texts of errors and panics, and takes the secrets out
+//	supervisor_lease.go            heartbeat, notifications, watching the others, rescue, the full sweep
+//	blame.go                       which job killed a process: evidence, suspects, conviction; pure
+//	operate_redrive.go             dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
+//	supervisor_redrive.go          carries redrives on, whoever began them
+//	args_shape.go                  what an args patch is checked against
+//	supervisor_prune.go            deletes or archives jobs that have ended, when their time is over
+//	operate_failures.go            failure groups: what is known of a failure, and what becomes of its jobs
+//	budget.go                      RetryBudget: so many retries in any minute, in every process together
+//	operate_filter.go              Filter: which jobs a verb is for
+//	operate.go                     Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
+//	operate_many.go                CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
+//	operate_archive.go             Archive, Restore, ExportArchive, PurgeArchive
+//	alerts.go                      Alerts: which thresholds are reached
+//	health.go                      Health: what holds vacuum back, how the tables are, what a claim costs
+//	telemetry.go                   Hooks and log attributes
+//	failpoint.go                   where the fault suite may end a process: here nothing happens
+//	failpoint_on.go                what happens where it is built with droverfail
+//	isolate.go                     finds the row because of which the database refuses a batch
+//	store_pg.go                    SQL: connections, pipelines, errors
+//	store_pg_enqueue.go            SQL: enqueue
+//	store_pg_claim.go              SQL: claim
+//	store_pg_settle.go             SQL: settle
+//	store_pg_refused.go            SQL: jobs that the database refuses to hand out or to settle
+//	store_pg_supervisors.go        SQL: liveness, rescue, blame, sweeps, sleep, pruning
+//	store_pg_failures.go           SQL: failure groups
+//	store_pg_budgets.go            SQL: retry budgets
+//	store_pg_operate.go            SQL: what operators do
+//	store_pg_redrives.go           SQL: redrives
+//	store_pg_archive.go            SQL: the archive and alerts
+//	store_pg_health.go             SQL: health
 //
 // Some of the logic is SQL, in migrations, beside the tables and views:
 //

@@ -12,7 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if !childProcess() { // process_test.go: tests that kill processes start this binary again
+	if !childProcess() { // story_process_test.go: tests that kill processes start this binary again
 		pgtest.Main(m)
 	}
 }
