@@ -78,7 +78,7 @@
 //	operate_failures.go            failure groups: what is known of a failure, and what becomes of its jobs
 //	budget.go                      RetryBudget: so many retries in any minute, in every process together
 //	operate_filter.go              Filter: which jobs a verb is for
-//	operate.go                     Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard, DeleteCompleted
+//	operate.go                     Get, List, Count, Counts, Summary, RedriveJob, Cancel, Discard
 //	operate_many.go                CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
 //	operate_archive.go             Archive, Restore, ExportArchive, PurgeArchive
 //	alerts.go                      Alerts: which thresholds are reached

@@ -34,9 +34,6 @@ type EnqueueOpts struct {
 	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's.
 	MaxAttempts int
 
-	// MaxRetries says the same without the first run: MaxRetries 3 is MaxAttempts 4. Zero means unset.
-	MaxRetries int
-
 	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name, which the worker's
 	// process must have registered; one that has not uses its own strategy and says so. Nil means the worker's.
 	Retry RetryStrategy
@@ -246,8 +243,9 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 	if opts.Delay > 0 {
 		j.Delay = interval(opts.Delay)
 	}
-	if n := bad.attempts("", opts.MaxAttempts, opts.MaxRetries); n > 0 {
-		j.MaxAttempts = &n
+	bad.attempts("MaxAttempts", opts.MaxAttempts)
+	if opts.MaxAttempts > 0 {
+		j.MaxAttempts = new(opts.MaxAttempts)
 	}
 	if mistakes := len(bad.errs); opts.Retry != nil {
 		if bad.strategy("Retry", opts.Retry); len(bad.errs) == mistakes {

@@ -119,8 +119,6 @@ func enqueueOptions() []struct {
 		{"Delay", EnqueueOpts{Delay: math.MaxInt64}, `scheduled_at > now() + interval '292 years' and state = 'scheduled'`},
 		{"MaxAttempts", EnqueueOpts{MaxAttempts: 3}, `max_attempts = 3`},
 		{"MaxAttempts", EnqueueOpts{MaxAttempts: math.MaxInt32}, `max_attempts = 2147483647`},
-		{"MaxRetries", EnqueueOpts{MaxRetries: 3}, `max_attempts = 4`},
-		{"MaxRetries", EnqueueOpts{MaxAttempts: 4, MaxRetries: 3}, `max_attempts = 4`},
 		{"Retry", EnqueueOpts{Retry: Linear{Step: 90 * time.Second}}, `retry = '{"type": "linear", "step": "1m30s", "jitter": "none"}'`},
 		{"Retry", EnqueueOpts{Retry: Custom{Name: "slow"}}, `retry = '{"type": "custom", "name": "slow"}'`},
 		{"Timeout", EnqueueOpts{Timeout: 1500 * time.Millisecond}, `timeout_ms = 1500`},
@@ -305,9 +303,6 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"year 0":                       {opts: EnqueueOpts{RetryUntil: time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "RetryUntil"},
 		"negative attempts":            {opts: EnqueueOpts{MaxAttempts: -1}, field: "MaxAttempts"},
 		"attempts beyond the column":   {opts: EnqueueOpts{MaxAttempts: math.MaxInt32 + 1}, field: "MaxAttempts"},
-		"negative retries":             {opts: EnqueueOpts{MaxRetries: -1}, field: "MaxRetries"},
-		"retries beyond the column":    {opts: EnqueueOpts{MaxRetries: math.MaxInt32}, field: "MaxRetries"},
-		"attempts against retries":     {opts: EnqueueOpts{MaxAttempts: 3, MaxRetries: 3}, field: "MaxRetries"},
 		"strategy with a bad setting":  {opts: EnqueueOpts{Retry: Exponential{Multiplier: 0.5}}, field: "Retry.Multiplier"},
 		"strategy with a bad jitter":   {opts: EnqueueOpts{Retry: Linear{Jitter: "zigzag"}}, field: "Retry.Jitter"},
 		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
@@ -386,13 +381,13 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 	t.Parallel()
 	client := offline(t, Config{Kinds: []string{"letter"}})
 	opts := &EnqueueOpts{
-		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, MaxRetries: -2, Timeout: -1,
+		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, Timeout: -1,
 		Retry: Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
 		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, ConcurrencyKey: "\xff",
 	}
 	_, err := client.Enqueue(t.Context(), anyKind(""), opts)
 	want := []string{
-		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "MaxRetries", "Retry.Base", "Retry.Max", "Timeout",
+		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "Retry.Base", "Retry.Max", "Timeout",
 		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "ConcurrencyKey", "Metadata",
 	}
 	if got := fields(t, err); !slices.Equal(got, want) {
@@ -1199,14 +1194,14 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"Check":           client.Check(t.Context()),
-		"Get":             func() error { _, err := client.Get(t.Context(), id); return err }(),
-		"List":            func() error { _, err := client.List(t.Context(), Filter{}, "", 0); return err }(),
-		"Counts":          func() error { _, err := client.Counts(t.Context()); return err }(),
-		"Cancel":          func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
-		"RedriveJob":      client.RedriveJob(t.Context(), id, nil),
-		"DeleteCompleted": func() error { _, err := client.DeleteCompleted(t.Context(), time.Now()); return err }(),
-		"Run":             sup.Run(t.Context()),
+		"Check":      client.Check(t.Context()),
+		"Get":        func() error { _, err := client.Get(t.Context(), id); return err }(),
+		"List":       func() error { _, err := client.List(t.Context(), Filter{}, "", 0); return err }(),
+		"Counts":     func() error { _, err := client.Counts(t.Context()); return err }(),
+		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
+		"RedriveJob": client.RedriveJob(t.Context(), id, nil),
+		"DeleteMany": func() error { _, err := client.DeleteMany(t.Context(), Filter{State: Completed}); return err }(),
+		"Run":        sup.Run(t.Context()),
 	} {
 		if !errors.Is(err, ErrNotMigrated) {
 			t.Errorf("%s = %v", name, err)
@@ -1258,8 +1253,8 @@ func TestReadOnlyByDefault(t *testing.T) {
 		t.Errorf("%s ran, want %s", got, id)
 	}
 	eventually(t, func() bool { j, err := db.client.Get(t.Context(), id); return err == nil && j.State == Completed })
-	if n, err := db.client.DeleteCompleted(t.Context(), time.Now().Add(time.Hour)); err != nil || n != 1 {
-		t.Errorf("DeleteCompleted = %d, %v", n, err)
+	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}); err != nil || done.Changed != 1 {
+		t.Errorf("DeleteMany = %d, %v", done.Changed, err)
 	}
 }
 

@@ -104,7 +104,7 @@ func ExampleClient_PurgeArchive() {
 	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
 	must(err)
 
-	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}, drover.DeleteForEver))
+	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}))
 	// Output: 1 <nil>
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -120,26 +119,6 @@ func ExampleClient_Cancel() {
 	// Output:
 	// available <nil>
 	// cancelled <nil>
-}
-
-// Completed jobs go, discarded ones stay.
-func ExampleClient_DeleteCompleted() {
-	pool, end := migratedPool()
-	defer end()
-	client := clientOf(pool)
-	discardOne(pool)
-	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
-	runOnce(pool, drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 8})
-
-	cutoff := time.Now().Add(time.Minute) // an hour ago would be more usual
-	fmt.Println(client.DeleteCompleted(context.Background(), cutoff))
-
-	counts, err := client.Counts(context.Background())
-	must(err)
-	fmt.Println(len(counts), counts[0].State)
-	// Output:
-	// 1 <nil>
-	// 1 discarded
 }
 
 // How many have failed of what, without reading them.

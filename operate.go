@@ -340,7 +340,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 	if opts == nil {
 		opts = &RedriveOpts{}
 	}
-	bad.attempts("", opts.MaxAttempts, 0)
+	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	bad.join(c.checkPatch(opts.ArgsPatch))
 	if err := bad.err(); err != nil {
 		return err
@@ -399,21 +399,3 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 
 // maxWhy bounds what an operator says of a verb, in bytes.
 const maxWhy = 256
-
-// DeleteCompleted deletes completed jobs that ended before the cutoff, and never any other, and returns how many: it is
-// DeleteMany with a State and FinalizedBefore.
-func (c *Client) DeleteCompleted(ctx context.Context, cutoff time.Time) (int64, error) {
-	var bad problems
-	cutoff = *instant(&bad, "cutoff", cutoff)
-	if err := bad.err(); err != nil {
-		return 0, err
-	}
-	if cutoff.IsZero() { // in a Filter, zero would be no bound
-		return 0, nil
-	}
-	done, err := c.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: cutoff})
-	if err != nil {
-		return done.Changed, fmt.Errorf("delete completed jobs: %w", err)
-	}
-	return done.Changed, nil
-}

@@ -88,18 +88,12 @@ func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
 	return moved, nil
 }
 
-// DeleteForEver confirms a purge.
-const DeleteForEver = "delete for ever"
-
 // PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. If the
-// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. Confirm must be
-// DeleteForEver; otherwise, and for an empty filter, the error is an *InvalidError.
-func (c *Client) PurgeArchive(ctx context.Context, filter Filter, confirm string) (int64, error) {
+// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. For an
+// empty filter the error is an *InvalidError.
+func (c *Client) PurgeArchive(ctx context.Context, filter Filter) (int64, error) {
 	var bad problems
 	doc := filterFor(&bad, filter)
-	if confirm != DeleteForEver {
-		bad.add("confirm", "is not DeleteForEver (%q)", DeleteForEver)
-	}
 	if err := bad.err(); err != nil {
 		return 0, err
 	}

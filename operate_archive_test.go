@@ -166,10 +166,10 @@ func TestArchiveAndPurgeInBatches(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}, DeleteForEver); n != 0 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}); n != 0 || err != nil {
 		t.Errorf("PurgeArchive of another kind = %d, %v", n, err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}, DeleteForEver); n != 2497 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}); n != 2497 || err != nil {
 		t.Errorf("PurgeArchive = %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 3 {
@@ -190,8 +190,7 @@ func TestTheArchiveAsksTwice(t *testing.T) {
 		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), Filter{State: Available}, nil)),
 		"Archive, keep":           ret2(db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{KeepNewest: -1})),
 		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), Filter{})),
-		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{}, DeleteForEver)),
-		"Purge, not confirmed":    ret2(db.client.PurgeArchive(t.Context(), Filter{All: true}, "")),
+		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{})),
 		"ExportArchive, bad JSON": ret2(db.client.ExportArchive(t.Context(), io.Discard, Filter{Args: []byte("{")})),
 	} {
 		if !errors.Is(err, ErrInvalid) {
@@ -374,7 +373,7 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 			}
 
 			db.refuses(t, "delete", "jobs_archive", fits("old"), does)
-			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true}, DeleteForEver)
+			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true})
 			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
 				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
 			}
@@ -485,7 +484,7 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}
 	checkRefused(t, moved.Refused, bad)
-	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}, DeleteForEver); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
+	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
 		t.Errorf("PurgeArchive = %d, %v", gone, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 351 {

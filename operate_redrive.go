@@ -88,7 +88,7 @@ func (c *Client) encodePlan(p RedrivePlan) (string, error) {
 	if p.KeyFrom != "" && p.PerKey == 0 {
 		bad.add("KeyFrom", "needs PerKey: how many of one key may be out at once")
 	}
-	bad.attempts("", p.MaxAttempts, 0)
+	bad.attempts("MaxAttempts", p.MaxAttempts)
 	bad.join(c.checkPatch(p.ArgsPatch))
 	bad.join(checkText("KeyFrom", p.KeyFrom, 256))
 	bad.join(checkText("By", p.By, 128))

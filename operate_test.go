@@ -499,7 +499,7 @@ func TestCancel(t *testing.T) {
 }
 
 // D-1: only what is completed, and ended before the cutoff, goes.
-func TestDeleteCompleted(t *testing.T) {
+func TestDeleteManyByTheEnd(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	old := "now() - interval '2 days'"
@@ -514,24 +514,24 @@ func TestDeleteCompleted(t *testing.T) {
 		db.put(t, "scheduled_at", old),
 		db.put(t, "state, claimed_by, scheduled_at", "'running', 's', "+old),
 	}
-	if n, err := db.client.DeleteCompleted(t.Context(), time.Now().Add(-24*time.Hour)); err != nil || n != 2503 {
-		t.Errorf("DeleteCompleted = %d, %v", n, err)
+	before := func(cutoff time.Time) (int64, error) {
+		done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed, FinalizedBefore: cutoff})
+		return done.Changed, err
+	}
+	if n, err := before(time.Now().Add(-24 * time.Hour)); err != nil || n != 2503 {
+		t.Errorf("deleted %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where id = any($1)`, kept); n != len(kept) {
 		t.Errorf("%d of %d other jobs left", n, len(kept))
 	}
-	if n, err := db.client.DeleteCompleted(t.Context(), time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)); err != nil || n != 1 {
-		t.Errorf("DeleteCompleted of all = %d, %v", n, err)
+	if n, err := before(time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)); err != nil || n != 1 {
+		t.Errorf("of all, deleted %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 4 {
 		t.Errorf("%d jobs left", n)
 	}
-	db.put(t, "state, finalized_at", "'completed', now()")
-	if n, err := db.client.DeleteCompleted(t.Context(), time.Time{}); err != nil || n != 0 {
-		t.Errorf("DeleteCompleted before the year 1 = %d, %v", n, err)
-	}
 	for _, cutoff := range []time.Time{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(1<<55, 0)} {
-		if _, err := db.client.DeleteCompleted(t.Context(), cutoff); !errors.Is(err, ErrInvalid) {
+		if _, err := before(cutoff); !errors.Is(err, ErrInvalid) {
 			t.Errorf("cutoff in %d: %v", cutoff.Year(), err)
 		}
 	}

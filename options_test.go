@@ -56,7 +56,6 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"Queue.ArchiveDiscardedAfter": "TestRetentionOfQueues",
 
 		"WorkerOpts.MaxAttempts":    "TestWhoDecidesMaxAttempts",
-		"WorkerOpts.MaxRetries":     "TestWhoDecidesMaxAttempts",
 		"WorkerOpts.Retry":          "TestWhoDecidesTheStrategy",
 		"WorkerOpts.Timeout":        "TestWhoDecidesTheTimeout",
 		"WorkerOpts.DiscardOnPanic": "TestHowARunCanEnd",
@@ -87,7 +86,6 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"EnqueueOpts.ScheduledAt": "TestJobsWaitUntilTheyAreDue",
 		"EnqueueOpts.Delay":       "TestJobsWaitUntilTheyAreDue",
 		"EnqueueOpts.MaxAttempts": "TestWhoDecidesMaxAttempts",
-		"EnqueueOpts.MaxRetries":  "TestWhoDecidesMaxAttempts",
 		"EnqueueOpts.Retry":       "TestWhoDecidesTheStrategy",
 		"EnqueueOpts.Timeout":     "TestWhoDecidesTheTimeout",
 		"EnqueueOpts.ExpiresAt":   "TestHowARunCanEnd",

@@ -217,7 +217,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil)
 			return err
 		}},
-		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}, DeleteForEver); return err }},
+		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}); return err }},
 		{"DeleteMany", func(o *Client) error {
 			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled})
 			return err
@@ -234,7 +234,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: "+v.what, v.do(operator.client))
 	}
 	eventually(t, func() bool { // the worker may have been archiving the restored job again meanwhile
-		_, err := operator.client.PurgeArchive(ctx, Filter{All: true}, DeleteForEver)
+		_, err := operator.client.PurgeArchive(ctx, Filter{All: true})
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})

@@ -45,9 +45,9 @@ func restoreStep() archiveVerb {
 func purgeStep() archiveVerb {
 	return archiveVerb{
 		batch: archiveBatch,
-		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, '` + DeleteForEver + `', $2, $3)`,
+		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, 'delete for ever', $2, $3)`,
 		next:  `select ids, refused, last from drover_archived($1::jsonb, 'purge', $2, $3)`,
-		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), '` + DeleteForEver + `', cardinality($2::text[]))`,
+		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), 'delete for ever', cardinality($2::text[]))`,
 	}
 }
 

@@ -144,7 +144,7 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 		{Delay: 1},
 		{ScheduledAt: time.Now()},
 		{MaxAttempts: 1},
-		{MaxRetries: 1},
+		{MaxAttempts: 2},
 		{Retry: Exponential{}},
 		{Timeout: time.Millisecond},
 		{ExpiresAt: time.Now()},

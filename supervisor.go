@@ -266,7 +266,7 @@ func (q *Queue) fillIn(bad *problems, field string) {
 	case q.Concurrency < 0 || q.Concurrency > 10_000:
 		bad.add(field+".Concurrency", "%d is not 1 to 10,000", q.Concurrency)
 	}
-	bad.attempts(field+".", q.MaxAttempts, 0)
+	bad.attempts(field+".MaxAttempts", q.MaxAttempts)
 	bad.strategy(field+".Retry", q.Retry)
 	q.checkRetention(bad, field)
 	q.RetryBudget.fillIn(bad, field+".RetryBudget")

@@ -81,23 +81,12 @@ func (p *problems) completedRetention(field string, d time.Duration) {
 	}
 }
 
-// attempts checks the pair and returns the total number of runs, 0 if neither is set.
-func (p *problems) attempts(field string, maxAttempts, maxRetries int) int {
+// attempts checks a number of runs, of which 0 is unset.
+func (p *problems) attempts(field string, n int) {
 	switch {
-	case maxAttempts < 0:
-		p.add(field+"MaxAttempts", "%d is negative; 1 means never retry", maxAttempts)
-	case maxAttempts > math.MaxInt32:
-		p.add(field+"MaxAttempts", "%d is more than %d", maxAttempts, math.MaxInt32)
+	case n < 0:
+		p.add(field, "%d is negative; 1 means never retry", n)
+	case n > math.MaxInt32:
+		p.add(field, "%d is more than %d", n, math.MaxInt32)
 	}
-	switch {
-	case maxRetries < 0:
-		p.add(field+"MaxRetries", "%d is negative; MaxAttempts: 1 means never retry", maxRetries)
-	case maxRetries >= math.MaxInt32:
-		p.add(field+"MaxRetries", "%d is more than %d", maxRetries, math.MaxInt32-1)
-	case maxAttempts > 0 && maxRetries > 0 && maxAttempts != maxRetries+1:
-		p.add(field+"MaxRetries", "%d contradicts MaxAttempts %d, which counts the first run too", maxRetries, maxAttempts)
-	case maxRetries > 0:
-		return maxRetries + 1
-	}
-	return maxAttempts
 }

@@ -19,9 +19,6 @@ type WorkerOpts struct {
 	// own EnqueueOpts.MaxAttempts goes before it, that of a matching ErrorCase before both.
 	MaxAttempts int
 
-	// MaxRetries says the same without the first run. Zero means unset.
-	MaxRetries int
-
 	// Retry decides how long a failed job waits. Nil means the queue's, then Exponential{}. A job's own goes before it,
 	// that of a matching ErrorCase before both.
 	Retry RetryStrategy
@@ -88,7 +85,7 @@ func (c *ErrorCase) validate(bad *problems, field string) {
 		bad.add(field+".Discard", "excludes Retry and MaxAttempts")
 	}
 	bad.strategy(field+".Retry", c.Retry)
-	bad.attempts(field+".", c.MaxAttempts, 0)
+	bad.attempts(field+".MaxAttempts", c.MaxAttempts)
 }
 
 // maxCaseName leaves room in an entry of 1 KiB.
@@ -151,7 +148,7 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 		return
 	}
 	bad.join(checkName(field+".kind", w.kind))
-	w.opts.MaxAttempts = bad.attempts(field+".", w.opts.MaxAttempts, w.opts.MaxRetries)
+	bad.attempts(field+".MaxAttempts", w.opts.MaxAttempts)
 	bad.strategy(field+".Retry", w.opts.Retry)
 	w.opts.RetryBudget.fillIn(bad, field+".RetryBudget")
 	bad.atLeast(field+".Timeout", w.opts.Timeout, leastTimeout)

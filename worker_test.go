@@ -87,8 +87,6 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 		Workers: []Worker{
 			dynWorker("unset", WorkerOpts{}, fails),
 			dynWorker("three", WorkerOpts{MaxAttempts: 3}, fails),
-			dynWorker("retries", WorkerOpts{MaxRetries: 3}, fails),
-			dynWorker("both", WorkerOpts{MaxAttempts: 3, MaxRetries: 2}, fails),
 			dynWorker("once", WorkerOpts{MaxAttempts: 1}, fails),
 		},
 	}
@@ -104,13 +102,10 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 		{"three", EnqueueOpts{MaxAttempts: 5}, 5},
 		{"three", EnqueueOpts{MaxAttempts: 2}, 2},
 		{"three", EnqueueOpts{MaxAttempts: 1}, 1},
-		{"three", EnqueueOpts{MaxRetries: 1}, 2},
 		{"three", EnqueueOpts{MaxAttempts: 9, Queue: "seven"}, 9},
 		{"unset", EnqueueOpts{MaxAttempts: 25}, 25},
-		{"retries", EnqueueOpts{}, 4},
-		{"both", EnqueueOpts{}, 3},
 		{"once", EnqueueOpts{}, 1},
-		{"once", EnqueueOpts{MaxRetries: 3}, 4},
+		{"once", EnqueueOpts{MaxAttempts: 4}, 4},
 	}
 	ids := make([]string, len(cases))
 	for i, c := range cases {
@@ -381,9 +376,8 @@ func TestConfigurationMistakes(t *testing.T) {
 		"a kind that panics":     {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, kindPanics) error { return nil }, WorkerOpts{})}}, []string{"Workers[0]", "panics"}},
 		"a kind with NUL":        {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, nulKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
 		"an empty kind":          {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, noKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
-		"contradicting attempts": {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{MaxAttempts: 3, MaxRetries: 3})}, []string{"Workers[0].MaxRetries"}},
-		"negative attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: -1}}, Workers: with(WorkerOpts{MaxAttempts: -1, MaxRetries: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts", "Workers[0].MaxRetries"}},
-		"too many attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(WorkerOpts{MaxRetries: math.MaxInt32})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxRetries"}},
+		"negative attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: -1}}, Workers: with(WorkerOpts{MaxAttempts: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
+		"too many attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(WorkerOpts{MaxAttempts: math.MaxInt32 + 1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
 		"negative durations": {
 			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
 			[]string{"Workers[0].Timeout", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},

@@ -158,7 +158,7 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
 			return err
 		}
 	}
-	n, err := s.client.PurgeArchive(ctx, flags.at(s.now), drover.DeleteForEver)
+	n, err := s.client.PurgeArchive(ctx, flags.at(s.now))
 	if a.json {
 		if printErr := a.printJSON(struct {
 			Deleted int64 `json:"deleted"`
