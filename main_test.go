@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 func TestMain(m *testing.M) {
@@ -17,7 +16,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// testDB is a migrated schema of one test's own.
+// testDB is a migrated schema that one test has for itself.
 type testDB struct {
 	*pgxpool.Pool
 	client *Client
@@ -30,10 +29,7 @@ func newTestDB(t testing.TB) *testDB {
 
 func newTestDBWith(t testing.TB, cfg Config) *testDB {
 	t.Helper()
-	pool := pgtest.NewPool(t)
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := pgtest.NewMigratedPool(t)
 	client, err := New(pool, cfg)
 	if err != nil {
 		t.Fatal(err)

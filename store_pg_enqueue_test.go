@@ -134,7 +134,7 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 func TestPlainJobsGoByCopy(t *testing.T) {
 	t.Parallel()
 	tr := &tracer{}
-	db := newTestDBOn(t, pgtest.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
 	var batch []Batch
 	for range 3000 {
 		batch = append(batch, Batch{letter{}, nil}, Batch{letter{}, &EnqueueOpts{Queue: "post", Priority: 1}})
@@ -325,7 +325,7 @@ func TestReceiptsAreRows(t *testing.T) {
 func TestATriggerInABatch(t *testing.T) {
 	t.Parallel()
 	tr := &tracer{}
-	db := newTestDBOn(t, pgtest.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{})
 	db.exec(t, `create function hang() returns trigger language plpgsql as $$ begin
 		case new.args->>'to' when 'nobody' then return null; when 'other' then new.id := drover_ulid(); else new.priority := 7; end case;
 		return new; end $$`)
