@@ -1131,6 +1131,7 @@ from unnest($1::text[]) with ordinality as r(id, nth), jobs j, cast(args->>'to' 
 // Args of the greatest size there is get in, however much bigger jsonb makes them.
 func TestArgsOfTheGreatestSize(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDBWith(t, Config{MaxArgsBytes: 4 << 20})
 	ones := payload{json.RawMessage("[" + strings.Repeat("1,", 2<<20-2) + "1]")}
 	if _, err := db.client.Enqueue(t.Context(), ones, nil); err != nil {

@@ -133,6 +133,7 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 // E-3: what needs no option goes by COPY, the rest in as few statements as there may be.
 func TestPlainJobsGoByCopy(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	tr := &tracer{}
 	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
 	var batch []Batch
@@ -264,6 +265,7 @@ func obstacles() []obstacle {
 // row that is not there, none leaves a row behind an error, and a job that was there before is found as ever.
 func TestReceiptsAreRows(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, o := range obstacles() {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()

@@ -434,7 +434,7 @@ func mutants() []mutant {
 			file:  "migrations/00012_redrives.sql",
 			old:   "slot := greatest(q.next_at, as_of);",
 			new:   "slot := as_of;",
-			tests: []string{"TestRedriveOf45000IsPaced"},
+			tests: []string{"TestRedriveIsPaced"},
 		},
 		{
 			name: "two-tickers", bug: "two supervisors give the slots of a redrive at once",
