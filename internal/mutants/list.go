@@ -24,6 +24,13 @@ func mutants() []mutant {
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
+			name: "retries-wait-for-polls", bug: "what is known to be due is looked for with the next poll",
+			file:  "supervisor_claim.go",
+			old:   "if !c.due.IsZero() && c.due.Before(c.next) {",
+			new:   "if c.due.After(c.next.Add(time.Hour)) {",
+			tests: []string{"TestRetriesStartOnTime"},
+		},
+		{
 			name: "sleep-past-its-end", bug: "who slept until a time does not say anew that it sleeps when that is over",
 			file:  "supervisor_claim.go",
 			old:   "\tover := !c.until.IsZero() && !now.Before(c.until)\n",
