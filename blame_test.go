@@ -356,6 +356,7 @@ func (s *sim) tally(into *tally) {
 // P-3, W-1, W-2: who kills is found, and nobody else, in at most one of twenty runs.
 func TestBlameSimulation(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	runs := 200
 	if raceDetector() { // there is nothing to race, and it takes ten times as long
 		runs = 20

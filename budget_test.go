@@ -300,6 +300,7 @@ func TestABudgetChangedByHandApplies(t *testing.T) {
 // What waits for no backoff spends nothing, nor does what ends.
 func TestWhatSpendsABudget(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, tc := range []struct {
 		name  string
 		err   error

@@ -19,7 +19,6 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // What the documents say is held to what the code does.
@@ -115,10 +114,7 @@ select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', n
 // Every recipe runs, and each of its statements finds or changes something: E-8, F-11, D-8.
 func TestSQLOfTheDocuments(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.NewPool(t)
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := pgtest.NewMigratedPool(t)
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -674,7 +674,7 @@ func (w *wire) loseReplyTo(fits func(written []byte) bool) {
 func TestEnqueueIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
-	db := newTestDBOn(t, pgtest.NewPool(t, w.edit), Config{})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), Config{})
 	opts := &EnqueueOpts{Delay: time.Hour, Tags: []string{"a"}, Retry: Every(time.Second)}
 	turns := func(do func()) int {
 		do()
@@ -707,7 +707,7 @@ func TestEnqueueIsOneRoundTrip(t *testing.T) {
 func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
-	db := newTestDBOn(t, pgtest.NewPool(t, w.edit), Config{})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), Config{})
 	db.enqueue(t, letter{}, &EnqueueOpts{ID: ulid.Make().String()}) // the statements are cached
 	for i := range 20 {
 		opts := &EnqueueOpts{ID: ulid.Make().String()}
@@ -738,12 +738,9 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 	}
 }
 
-// newTestDBOn is newTestDB on a pool of the caller's.
+// newTestDBOn is newTestDB on a pool of the caller's, in a migrated schema.
 func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *testDB {
 	t.Helper()
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
 	return &testDB{pool, newClientOn(t, pool, cfg)}
 }
 
@@ -1134,6 +1131,7 @@ from unnest($1::text[]) with ordinality as r(id, nth), jobs j, cast(args->>'to' 
 // Args of the greatest size there is get in, however much bigger jsonb makes them.
 func TestArgsOfTheGreatestSize(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDBWith(t, Config{MaxArgsBytes: 4 << 20})
 	ones := payload{json.RawMessage("[" + strings.Repeat("1,", 2<<20-2) + "1]")}
 	if _, err := db.client.Enqueue(t.Context(), ones, nil); err != nil {
@@ -1272,6 +1270,9 @@ func TestStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
+	if err := migrations.Up(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
 	db := newTestDBOn(t, pool, Config{})
 	id := db.enqueue(t, letter{}, nil)
 	signal := filepath.Join(value[string](t, db, `show data_directory`), "standby.signal")

@@ -7,7 +7,6 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // What the examples share. An application has a pool and a migrated database before it meets drover; each example
@@ -21,11 +20,7 @@ type Parcel struct {
 
 func (Parcel) Kind() string { return "parcel" }
 
-func migratedPool() (pool *pgxpool.Pool, end func()) {
-	pool, end = pgtest.Example()
-	must(migrations.Up(context.Background(), pool))
-	return pool, end
-}
+func migratedPool() (pool *pgxpool.Pool, end func()) { return pgtest.MigratedExample() }
 
 func newClient() (client *drover.Client, end func()) {
 	pool, end := migratedPool()

@@ -342,6 +342,7 @@ func TestARefusedFollowUp(t *testing.T) {
 // F-15: a follow-up that a trigger holds up for longer than a statement may last is found among others.
 func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := following(t, Config{Logger: quiet()})
 	db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
 	db.exec(t, `insert into jobs (kind, args) select 'a', to_jsonb(n) from generate_series(1, 5) n`)

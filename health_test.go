@@ -183,6 +183,7 @@ func TestHealthLeavesOutWaitingTurns(t *testing.T) {
 // Those who wait for a lock on a table, and for a row of it, have one who holds them all up.
 func TestHealthNamesWhoBlocks(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	app := "hand " + pgtest.Schema(db.Pool)
 	db.exec(t, `insert into queues (name) values ('q')`)
@@ -237,6 +238,7 @@ func TestHealthNamesWhoBlocks(t *testing.T) {
 // A backlog that came since the last ANALYZE is not counted to its end, and is not what its index is too big for.
 func TestHealthOfABacklogOfLate(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`) // and nobody analyzes it
 	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, $1::int)`, healthLiveCount+10_000)
@@ -557,6 +559,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 // A part that takes too long is left out: the others are told.
 func TestHealthDoesNotWaitForLocks(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.hold(t, `lock table supervisors`)
 	h := db.health(t)

@@ -2,13 +2,14 @@ package drover
 
 import (
 	"context"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 func TestMain(m *testing.M) {
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// testDB is a migrated schema of one test's own.
+// testDB is a migrated schema that one test has for itself.
 type testDB struct {
 	*pgxpool.Pool
 	client *Client
@@ -30,10 +31,7 @@ func newTestDB(t testing.TB) *testDB {
 
 func newTestDBWith(t testing.TB, cfg Config) *testDB {
 	t.Helper()
-	pool := pgtest.NewPool(t)
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := pgtest.NewMigratedPool(t)
 	client, err := New(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -55,6 +53,29 @@ func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return v
+}
+
+// slow is for tests that take more than a second: with go test -short they do not run, for a quick look while editing.
+// Nothing else may skip a test, and CI fails on one that was skipped.
+func slow(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("slow, and this is -short")
+	}
+}
+
+// sizeOf is the environment variable of that name, a number from 1, or what is usual: .ci/nightly sets it to more.
+func sizeOf(t testing.TB, name string, usual int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%s is not a number from 1", name, text)
+	}
+	return n
 }
 
 // hold runs a statement in a transaction that stays open until it is ended, at the latest with the test.

@@ -22,6 +22,7 @@ import (
 // I1, I3, I4, I5, I6, I7, F-8.
 func TestStoreAgainstItsModel(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	rapidMachine{steps: 1000, run: 50, seed: "7"}.drive(t, func(tb *rapidTB) machine { return newReference(tb, db) })
 }

@@ -222,6 +222,7 @@ func nearSweepsModel(r *rand.Rand) error {
 // sweep that looks at all there is helps it.
 func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for window, open := range []time.Duration{100 * time.Millisecond, 1200 * time.Millisecond, 3 * time.Second} {
 		for _, full := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, full %t", open, full), func(t *testing.T) {

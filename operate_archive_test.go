@@ -335,6 +335,7 @@ func checkRefused(t testing.TB, got []Refusal, want ...string) {
 // time-out over one of them, which ends the whole step, is found as well.
 func TestMovingAroundRefusedJobs(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, does := range map[string]string{
 		"trigger": "raise 'no'", "trigger that returns null": "return null", "statement time-out": "perform pg_sleep(3600)",
 	} {

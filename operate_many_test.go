@@ -343,6 +343,7 @@ func TestVerbsOverMany(t *testing.T) {
 // D-1, D-8: dead letters go only where the filter names them, unfinished jobs never, and from psql not without a word.
 func TestDeleteManyIsCareful(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	db.inEveryState(t, "x")
 	for _, f := range []Filter{{All: true}, {Kind: "letter"}, {Class: "error"}, {State: Completed}} {

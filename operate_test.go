@@ -729,6 +729,7 @@ from discarded_summary where fingerprint = 'f1' and reason = 'panic' and kind = 
 
 func TestULIDsMadeBySQL(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	before := time.Now().Add(-time.Minute)
 	// Unique, valid, and in the order of their making up to the millisecond.

@@ -17,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // every option has a test that fails when the option is ignored. Whoever adds one names its test here.
@@ -291,10 +290,7 @@ func (c *countClaims) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.Trac
 func TestPollInterval(t *testing.T) {
 	t.Parallel()
 	var claims countClaims
-	pool := pgtest.NewPool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &claims })
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := pgtest.NewMigratedPool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &claims })
 	client, err := New(pool, Config{Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)

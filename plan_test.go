@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -160,7 +159,7 @@ func TestPlans(t *testing.T) {
 	check("no statistics")
 	db.exec(t, `analyze jobs`)
 	check("analyzed empty")
-	db.fill(t, rowsForPlans())
+	db.fill(t, rowsForPlans(t))
 	check("filled since")
 	db.exec(t, `analyze jobs`)
 	check("analyzed full")
@@ -218,12 +217,10 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 	check("analyzed")
 }
 
-// rowsForPlans is 20,000, or DROVER_PLAN_ROWS: 1000000 is what X-3 asks for.
-func rowsForPlans() int {
-	if n, err := strconv.Atoi(os.Getenv("DROVER_PLAN_ROWS")); err == nil {
-		return n
-	}
-	return 20_000
+// rowsForPlans: 1000000 is what X-3 asks for.
+func rowsForPlans(t testing.TB) int {
+	t.Helper()
+	return sizeOf(t, "DROVER_PLAN_ROWS", 20_000)
 }
 
 // checkPrune sees whether the functions of the pruner and of monitors, whose plans plpgsql keeps, ever read the whole table.
@@ -259,6 +256,7 @@ func (db *testDB) checkPrune(t testing.TB, when string) {
 // scans in one settle.
 func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
@@ -272,7 +270,7 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 			p.explain(t, st, "analyze, buffers")
 		}
 	}
-	db.fill(t, max(100_000, rowsForPlans()))
+	db.fill(t, max(100_000, rowsForPlans(t)))
 	owner := s.lease.Load().id
 	db.exec(t, `update jobs set state = 'running', claimed_by = $1, claim_seq = 1, attempt = 1, attempted_at = $2
 		where id in (select id from jobs order by id limit 100)`, owner, planClaim())
@@ -340,9 +338,10 @@ var errRollback = errors.New("roll back")
 // of them among many finished jobs, and many. With DROVER_PLAN_ROWS=1000000 it tells the milliseconds too.
 func TestPlansOfTheDead(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	n := rowsForPlans()
+	n := rowsForPlans(t)
 	type bound struct {
 		sql  string
 		most int // buffers

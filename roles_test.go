@@ -113,6 +113,7 @@ func refused(err error) bool {
 // snoozes, discards with a follow-up, archives, prunes and rescues; a reader reads; an operator operates.
 func TestRolesDoTheirWork(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	c := newCast(t)
 	var log lockedBuffer
 	cfg := Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}

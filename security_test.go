@@ -150,6 +150,7 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 // X-7: a schema, queues, kinds, tags and keys whose names look like SQL are names, from an enqueue to a redrive.
 func TestNamesAreNames(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	admin := newTestDB(t)
 	const hostile = `x'); drop table jobs; --"%s\$1`
 	quoted := pgx.Identifier{hostile + pgtest.Schema(admin.Pool)}.Sanitize()
@@ -322,6 +323,7 @@ func tooMuch() []struct{ field, sql string } {
 // The table refuses, whoever writes to it, what would be costly to read.
 func TestDoorsAreShut(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	c := newCast(t)
 	producer := c.as(t, "producer", Config{})
 	refusedAs := func(field, sql string, err error) {
@@ -413,6 +415,7 @@ func TestDoorsAreShut(t *testing.T) {
 // F-15: a compressed value looks small. A producer may keep one in a temporary table, an owner in any table.
 func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	c := newCast(t)
 	for role, enqueue := range map[string]string{
 		"producer": `select drover_enqueue('k', args) from small`,
@@ -440,6 +443,7 @@ func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 // F-15, E-7: what is accepted at the bounds, by SQL or by a Client, can be claimed, read and discarded with its follow-ups.
 func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	c := newCast(t)
 	producer := c.as(t, "producer", Config{MaxArgsBytes: 4 << 20})
 	db := &testDB{c.Pool, newClientOn(t, c.Pool, Config{Logger: quiet(), MaxArgsBytes: 4 << 20})}

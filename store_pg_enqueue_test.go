@@ -133,8 +133,9 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 // E-3: what needs no option goes by COPY, the rest in as few statements as there may be.
 func TestPlainJobsGoByCopy(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	tr := &tracer{}
-	db := newTestDBOn(t, pgtest.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
 	var batch []Batch
 	for range 3000 {
 		batch = append(batch, Batch{letter{}, nil}, Batch{letter{}, &EnqueueOpts{Queue: "post", Priority: 1}})
@@ -264,6 +265,7 @@ func obstacles() []obstacle {
 // row that is not there, none leaves a row behind an error, and a job that was there before is found as ever.
 func TestReceiptsAreRows(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, o := range obstacles() {
 		t.Run(o.name, func(t *testing.T) {
 			t.Parallel()
@@ -325,7 +327,7 @@ func TestReceiptsAreRows(t *testing.T) {
 func TestATriggerInABatch(t *testing.T) {
 	t.Parallel()
 	tr := &tracer{}
-	db := newTestDBOn(t, pgtest.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{})
 	db.exec(t, `create function hang() returns trigger language plpgsql as $$ begin
 		case new.args->>'to' when 'nobody' then return null; when 'other' then new.id := drover_ulid(); else new.priority := 7; end case;
 		return new; end $$`)

@@ -35,6 +35,7 @@ func (db *testDB) hot(t testing.TB, s *still) float64 {
 // DESIGN.md, section 4.1: a claim changes no indexed column, and there is room on the page for the claimed row.
 func TestClaimsAreHOT(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, fillfactor := range []int{30, 45} {
 		for _, size := range []int{10, 200, 1 << 10, 4 << 10} {
 			t.Run(fmt.Sprintf("fillfactor %d, args of %d bytes", fillfactor, size), func(t *testing.T) {
@@ -60,6 +61,7 @@ func TestClaimsAreHOT(t *testing.T) {
 // DESIGN.md, section 4.1: what a job writes to the WAL, from enqueue to completion, of tiny args.
 func TestWALOfAJob(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	server, err := pgdev.Start(t.Context(), pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local},
 		Settings: map[string]string{"autovacuum": "off", "checkpoint_timeout": "1h", "max_wal_size": "8GB", "bgwriter_lru_maxpages": "0"},

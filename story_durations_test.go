@@ -55,6 +55,7 @@ func TestClaimOfAFarJob(t *testing.T) {
 // F-15: with a job in the queue that is due in the year 9999, an idle supervisor looks as rarely as without one.
 func TestIdleBesideAFarJob(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, scheduled_at, state) values ('job', '9999-12-31', 'scheduled'), ('job', '294276-12-31', 'scheduled')`)
 	traced, counted := db.traced(t, Config{})

@@ -2,9 +2,7 @@ package drover
 
 import (
 	"context"
-	"os"
 	"runtime"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +18,7 @@ import (
 //
 //nolint:paralleltest // see above
 func TestAllocationsOfAJob(t *testing.T) {
+	slow(t)
 	db := newQuietDB(t)
 	const jobs = 20_000
 	fill := func() {
@@ -81,14 +80,6 @@ func TestStatementsUnderLoad(t *testing.T) {
 	}
 }
 
-// rowsForClaims is 100,000, or DROVER_CLAIM_ROWS: with 1000000 the guard takes a minute, and every claim the same.
-func rowsForClaims() int {
-	if n, err := strconv.Atoi(os.Getenv("DROVER_CLAIM_ROWS")); err == nil {
-		return n
-	}
-	return 100_000
-}
-
 // claimCost is how many buffers the supervisor's next claim would touch, with its floors or from the left edge.
 func (p *planner) claimCost(t testing.TB, s *still, floors bool) (buffers int) {
 	t.Helper()
@@ -109,8 +100,8 @@ func TestCostOfAClaim(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `alter table jobs set unlogged`) // is filled sooner
-	n := rowsForClaims()
+	db.exec(t, `alter table jobs set unlogged`)  // is filled sooner
+	n := sizeOf(t, "DROVER_CLAIM_ROWS", 100_000) // with 1000000 it takes a minute, and every claim the same
 	full := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1000}}})
 	clean := db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: "clean", Concurrency: 1000}}})
 	p := db.planner(t)

@@ -27,6 +27,7 @@ import (
 //
 //nolint:paralleltest // see above
 func TestNothingIsLeftBehindLongerThanOneSweep(t *testing.T) {
+	slow(t)
 	db := newQuietDB(t)
 	rapidMachine{steps: 900, run: 60, seed: "6"}.drive(t, func(tb *rapidTB) machine { return newScene(tb, db) })
 }

@@ -156,6 +156,7 @@ func TestOddRowsAreRead(t *testing.T) {
 // F-15: rows whose text is larger than the server can send are listed without it.
 func TestHugeRowsAreRead(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	pgtest.DropChecks(t, db.Pool)
 	good := db.enqueue(t, letter{To: "x"}, nil)
@@ -259,6 +260,7 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 // F-15: if nothing passes at all, a verb does not go on through a million jobs.
 func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 2500)`)
 	db.refusing(t, "update", db.idsOf(t, `select id from jobs`)...)
@@ -271,6 +273,7 @@ func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 // F-15: a job on which the statement times out is found and reported, and the others are changed.
 func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 40)`)
 	slow := db.idsOf(t, `select id from jobs order by id offset 17 limit 1`)
@@ -287,6 +290,7 @@ func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 // row.
 func TestOddRowsAreEnded(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	pgtest.DropChecks(t, db.Pool)
 	// Except the CHECKs that read a column: a damaged column fails them, whatever is changed.

@@ -293,13 +293,8 @@ func (db *testDB) enqueueErrands(t testing.TB, n int, do ...string) {
 // X-2, I1, I3, I4, I8. DROVER_X2_JOBS=100000 is the whole of X-2; without it 10,000 jobs run.
 func TestEightProcessesLoseAndRepeatNothing(t *testing.T) {
 	t.Parallel()
-	jobs := 10_000
-	if text := os.Getenv("DROVER_X2_JOBS"); text != "" {
-		var err error
-		if jobs, err = strconv.Atoi(text); err != nil {
-			t.Fatal(err)
-		}
-	}
+	slow(t)
+	jobs := sizeOf(t, "DROVER_X2_JOBS", 10_000)
 	db := newQuietDB(t)
 	db.audit(t)
 	for range 8 {
@@ -345,6 +340,7 @@ func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string
 // P-1, W-1
 func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	spec := processSpec{Concurrency: 4, Lease: time.Second, Poll: 100 * time.Millisecond}
 	id := db.enqueue(t, errand{Do: "block"}, &EnqueueOpts{Retry: Constant{Delay: time.Hour}})
@@ -456,6 +452,7 @@ func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 // P-5, W-6: SIGTERM with handlers that never return: the process ends in time, and nothing is held in its name.
 func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.enqueueErrands(t, 6, "deaf")
 	p := db.spawn(t, processSpec{Concurrency: 3, Lease: 10 * time.Second, Drain: 100 * time.Millisecond})
@@ -514,6 +511,7 @@ func (p *process) rss(t testing.TB) int {
 // P-1: a job with one attempt is not run again once it has started, and runs if it had not.
 func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `create table effects (job text, pid int);
 		create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not now'; end $$;
@@ -548,13 +546,8 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 // DROVER_PILL_JOBS=2000 is the whole of it; without it 200 innocents run.
 func TestPillsAmongInnocents(t *testing.T) {
 	t.Parallel()
-	innocents := 200
-	if text := os.Getenv("DROVER_PILL_JOBS"); text != "" {
-		var err error
-		if innocents, err = strconv.Atoi(text); err != nil {
-			t.Fatal(err)
-		}
-	}
+	slow(t)
+	innocents := sizeOf(t, "DROVER_PILL_JOBS", 200)
 	for name, pills := range map[string][]string{"one": {"exit"}, "three": {"exit", "overflow", "hog"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -27,6 +27,7 @@ func (db *testDB) refuse(t testing.TB, when string) {
 // job.
 func TestRedriveSkipsARefusedRow(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	const bad = `old.args @> '{"n": 7}'`
 	for name, c := range map[string]struct {
 		plan       RedrivePlan
@@ -287,6 +288,7 @@ func TestRedriveGoesPastLockedRows(t *testing.T) {
 // of them, gets on though nothing fits, and another redrive gives slots meanwhile.
 func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	v := newVirtual(t)
 	v.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason, errors, errors_total)
 		select 'job', 'discarded', now() - interval '1 day' + n * interval '1 ms', 'attempts_exhausted',

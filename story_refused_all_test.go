@@ -64,6 +64,7 @@ func TestOutcomesThatAreAllRefusedWait(t *testing.T) {
 // If the database refuses every claim of several supervisors, no job is at fault.
 func TestClaimsThatAreAllRefusedToSeveralWait(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin if new.state = 'running' then raise exception 'no'; end if; return new; end $$`)
 	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
@@ -80,6 +81,7 @@ func TestClaimsThatAreAllRefusedToSeveralWait(t *testing.T) {
 // The same with a trigger whose condition cannot be computed.
 func TestClaimsThatAreAllRefusedForDataWait(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `create function fine() returns trigger language plpgsql as $$ begin return new; end $$`)
 	db.exec(t, `create trigger fine before update on jobs for each row when (new.state = 'running' and current_setting('app.tenant', true)::int > 0) execute function fine()`)
@@ -96,6 +98,7 @@ func TestClaimsThatAreAllRefusedForDataWait(t *testing.T) {
 // An error of a claim that belongs to no job is met again after a pause, not at once.
 func TestAFailingRoundTripIsNotRepeatedAtOnce(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `create sequence looks`)
 	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin perform nextval('looks'); raise exception 'no'; end $$`)
@@ -112,6 +115,7 @@ func TestAFailingRoundTripIsNotRepeatedAtOnce(t *testing.T) {
 // After a lock of the whole table under a lock_timeout, every lane is claimed from again.
 func TestATableLockLeavesNoLaneOut(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	edit := func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "50ms" }
 	db.via(t, Config{}, edit).launch(t, SupervisorConfig{})
@@ -142,6 +146,7 @@ func TestATableLockLeavesNoLaneOut(t *testing.T) {
 // A supervisor of another queue leaves a job that is set aside where it is.
 func TestWhatIsSetAsideIsTriedByWhoServesIt(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.refuseRow(t, "true", `raise exception 'no';`)
 	id := value[string](t, db, insertBad)
@@ -213,6 +218,7 @@ func TestRescuesThatAreAllRefusedWait(t *testing.T) {
 // A strong suspect that is set aside does not keep the one of another queue from its turn.
 func TestWhatIsSetAsideStarvesNoSuspect(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, crashes, errors_total, scheduled_at) values ('job', 'a', 3, 3, now() - interval '1 hour'), ('job', 'b', 3, 3, now() - interval '1 minute')`)
 	t.Log(value[string](t, db, `select string_agg(queue || ' ' || lane, ', ') from jobs`))
@@ -271,6 +277,7 @@ func TestALockLeavesTheErrorsText(t *testing.T) {
 // Rows that each run into a time-out do not hold up another queue for long.
 func TestAWalkThatTakesItsTimeLetsOthersGo(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.refuseRow(t, "new.state = 'running'", `perform pg_sleep(600);`)
 	db.exec(t, `insert into jobs (kind) values ('job')`)
@@ -289,6 +296,7 @@ func TestAWalkThatTakesItsTimeLetsOthersGo(t *testing.T) {
 // A start that can be neither noted nor refused is tried again after a pause, not at once.
 func TestAStartThatIsRefusedIsNotRepeatedAtOnce(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.refuseRow(t, "(new.started_seq is distinct from old.started_seq or new.class = 'refused')", `raise exception 'no';`)
 	id := value[string](t, db, `insert into jobs (kind, args, max_attempts) values ('job', '{"bad": 1}', 1) returning id`)
@@ -304,6 +312,7 @@ func TestAStartThatIsRefusedIsNotRepeatedAtOnce(t *testing.T) {
 // Of more than a thousand jobs that are set aside, none is tried before its time, and others run.
 func TestMoreThanAThousandSetAside(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.refuseRow(t, "true", `raise exception 'no';`)
 	db.exec(t, `insert into jobs (kind, args) select 'job', '{"bad": 1}' from generate_series(1, 1300)`)

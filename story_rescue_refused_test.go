@@ -62,6 +62,7 @@ func unrescued() []struct{ name, schema, row, becomes string } {
 // row is forgotten.
 func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, c := range unrescued() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -194,6 +195,7 @@ func TestHuntReadsGarbage(t *testing.T) {
 // C5: a process with very many running handlers is rescued in one beat, and twice as many take some twice as long.
 func TestRescueOfOneLargeProcess(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	const n = 20_000
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, state, claimed_by, attempt, claim_seq, attempted_at)
@@ -413,6 +415,7 @@ func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
 // F-15: a supervisor's row that somebody changed by hand stops neither the beats nor the rescues of others.
 func TestSupervisorsRowsChangedByHand(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, change := range map[string]string{
 		"a huge lease":           `lease_ms = 9223372036854775807`,
 		"no lease":               `lease_ms = 0`,

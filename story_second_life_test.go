@@ -77,6 +77,7 @@ func (db *testDB) theRows(t testing.TB, ids []string) string {
 // F-8, I7: however the first life went and whatever its handler returns, alone or beside runs of the second claim.
 func TestSettleOfAnEarlierLife(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	endings := []func(*run) *outcome{
 		func(r *run) *outcome { return r.decide(nil) },
 		func(r *run) *outcome { return r.decide(errBoom) },
@@ -185,6 +186,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 // Runs of both lives end in one round trip, in either order and in every pair of ways; so do those of a claim beside it.
 func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	endings := map[string]error{"completed": nil, "failed": errBoom, "discarded": Discard(errBoom)}
 	for was, first := range endings {
 		for is, second := range endings {
@@ -279,6 +281,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 // F-8, F-9: the first handler's transaction fails, however early its snapshot.
 func TestTransactionOfAnEarlierLife(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
 		db := newQuietDB(t)
 		s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 1000}}})

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,20 +20,6 @@ import (
 func (db *testDB) asleep(t testing.TB) {
 	t.Helper()
 	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
-}
-
-// wakeTries is how often the moment of falling asleep is tried in each way; DROVER_WAKE_TRIES makes it more.
-func wakeTries(t testing.TB) int {
-	t.Helper()
-	text := os.Getenv("DROVER_WAKE_TRIES")
-	if text == "" {
-		return 300
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("DROVER_WAKE_TRIES=%s is not a number from 1", text)
-	}
-	return n
 }
 
 // ears hear what the queue notifies.
@@ -149,7 +133,7 @@ func tryMany(t *testing.T, try func(t *testing.T, db *testDB, d *dozing) (lost s
 		queue := fmt.Sprint("q", i)
 		t.Run(queue, func(t *testing.T) {
 			t.Parallel()
-			d, tries, lost := db.dozing(t, queue), wakeTries(t)/streams, 0
+			d, tries, lost := db.dozing(t, queue), sizeOf(t, "DROVER_WAKE_TRIES", 300)/streams, 0
 			for range tries {
 				if how := try(t, db, d); how != "" {
 					lost++
@@ -193,6 +177,7 @@ func TestEnqueueWhileFallingAsleep(t *testing.T) {
 // by the polls, no later after its commit than it is old, and two of the last polls before it fell asleep.
 func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead} {
 		t.Run(string(isolation), func(t *testing.T) {
 			t.Parallel()
@@ -292,6 +277,7 @@ func TestEnqueueTxThatOutlastsFallingAsleep(t *testing.T) {
 // A supervisor that sleeps hears of jobs, whoever enqueues them and however: the polls alone would take a minute.
 func TestSleepingSupervisorIsWoken(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, enqueue := range map[string]func(t *testing.T, db *testDB){
 		"Enqueue":     func(t *testing.T, db *testDB) { t.Helper(); db.enqueue(t, job{}, nil) },
 		"EnqueueMany": func(t *testing.T, db *testDB) { t.Helper(); db.enqueueJobs(t, 1, nil) },
@@ -335,6 +321,7 @@ func TestSleepingSupervisorIsWoken(t *testing.T) {
 // However close to the moment of falling asleep a job is enqueued, it is found.
 func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	other := db.via(t, Config{})
 	var queues []Queue
@@ -530,6 +517,7 @@ func (db *testDB) traced(t testing.TB, cfg Config) (*testDB, *statements) {
 // where it hears no notifications.
 func TestIdleSupervisorIsQuiet(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	const window = 16 * time.Second
 	for name, c := range map[string]struct {
 		cfg  SupervisorConfig
@@ -682,6 +670,7 @@ func (db *testDB) fullBesideIdle(t testing.TB) (release chan struct{}, started c
 // Q-3: a slot that gets free is used at once, also where another queue has room and nothing to do.
 func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
 	db.enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
@@ -728,6 +717,7 @@ func TestDrainingSupervisorIsNotTakenForAwake(t *testing.T) {
 // behind the floors of a busy queue when they commit, by the near sweeps.
 func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.hold(t, snapshot)
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 30000)`)

@@ -35,6 +35,7 @@ func (s *still) auditAll(t testing.TB) {
 // F-15: rows that somebody changed by hand under a living owner are given back. What still runs here is left alone.
 func TestAuditFindsRowsChangedByHand(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, change := range map[string]string{
 		"claim_seq":        `claim_seq = claim_seq + 1`,
 		"attempted_at":     `attempted_at = attempted_at - interval '1 s'`,
@@ -121,6 +122,7 @@ func TestAuditOfARunningSupervisor(t *testing.T) {
 // An audit takes little time, and none before the last one is a minute old.
 func TestAuditIsPaced(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.fill(t, 5*auditPage*9)

@@ -539,6 +539,7 @@ func TestBufferedJobsOfALostLeaseAreNotStarted(t *testing.T) {
 // back, and it is not claimed again before there is a slot.
 func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	release := make(chan struct{})
 	started := make(chan struct{}, 100)

@@ -68,6 +68,7 @@ func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 // P-3: against whom a death is evidence.
 func TestDeathIsEvidenceAgainstTheStrongestSuspects(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, c := range []struct {
 		name, supervisor string // what else there is
 		crashes, want    []int  // of the jobs that ran there, and what they are afterwards
@@ -357,6 +358,7 @@ func TestSurvivingTakesACrashOff(t *testing.T) {
 // F-6: the third deaf run convicts, or what QuarantineAfter says.
 func TestDeafRunsConvict(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for after, want := range map[int]State{0: Discarded, 4: Retryable} {
 		var book diary
 		db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
@@ -831,6 +833,7 @@ func TestEpochFencesClaims(t *testing.T) {
 // P-4
 func TestLongJobWithALiveOwnerRunsOnce(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	var runs atomic.Int64
 	cfg := SupervisorConfig{Lease: time.Second, PollInterval: 50 * time.Millisecond, Workers: handling(func(ctx context.Context, _ *Job, _ int) error {
@@ -854,6 +857,7 @@ func TestLongJobWithALiveOwnerRunsOnce(t *testing.T) {
 // P-6, S-4: the tables are locked for leases on end. Handlers are told in time, nobody is rescued, and all goes on.
 func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var book diary
 	db := newQuietDB(t)
 	const lease = 2 * time.Second
@@ -1009,6 +1013,7 @@ func TestTerminatedConnectionsAreReplaced(t *testing.T) {
 // S-1: the server dies under load, and is back before and after a lease is over. Nothing acknowledged is lost.
 func TestServerKilledUnderLoad(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local}})
 	if err != nil {
 		t.Fatal(err)
@@ -1076,6 +1081,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 // The sign-off of a stop leaves nothing behind; an outage at the stop leaves the row for a rescuer.
 func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var book logbook
 	plain := newQuietDB(t)
 	db := plain.via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) {

@@ -305,6 +305,7 @@ const aDay = 24 * time.Hour
 // F-15: one job that cannot be deleted, whatever the reason, is set aside, and all others are pruned.
 func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	keep := keeping{keepFor(aDay), keepFor(aDay)}
 	for name, c := range map[string]struct {
 		hang func(t *testing.T, db *testDB, id string)
@@ -504,6 +505,7 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 // F-15: ids that are not ULIDs are pruned wherever they sort, and the pruner goes on to prune ULIDs.
 func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	put := func(id, state string, ago time.Duration) {
 		t.Helper()
@@ -537,7 +539,7 @@ func TestPruningReadsNoYoungIDs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `insert into jobs (id, kind) select left(drover_ulid_at(now() - interval '1 hour'), 10) || lpad(n::text, 16, '0'), 'job' from generate_series(1, $1) n`, rowsForPlans())
+	db.exec(t, `insert into jobs (id, kind) select left(drover_ulid_at(now() - interval '1 hour'), 10) || lpad(n::text, 16, '0'), 'job' from generate_series(1, $1) n`, rowsForPlans(t))
 	db.finished(t, "completed", 2*aDay)
 	db.exec(t, `insert into jobs (id, kind) values ('order-00000000000000000001', 'job')`)
 	db.exec(t, `analyze jobs`)

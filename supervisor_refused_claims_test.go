@@ -56,6 +56,7 @@ func poisons() []struct{ name, insert, trigger, becomes string } {
 // another, whatever the number of supervisors.
 func TestARefusedClaimHoldsUpNobody(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, c := range poisons() {
 		for _, supervisors := range []int{1, 3} {
 			t.Run(fmt.Sprintf("%s, %d supervisors", c.name, supervisors), func(t *testing.T) {
@@ -90,6 +91,7 @@ func TestARefusedClaimHoldsUpNobody(t *testing.T) {
 // F-15: all of them at once.
 func TestManyRefusedClaimsHoldUpNobody(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.unguarded(t)
 	db.refuseRow(t, "new.state = 'running'", `raise exception 'no';`)
@@ -110,6 +112,7 @@ func TestManyRefusedClaimsHoldUpNobody(t *testing.T) {
 // F-15: a row for which the claim waits, for a lock or for ever, costs the others one time-out.
 func TestAClaimThatWaitsForARow(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, c := range []struct{ name, do, setting string }{
 		{"lock_timeout", `perform pg_advisory_xact_lock(hashtext(tg_table_schema));`, "lock_timeout"},
 		{"statement_timeout", `perform pg_sleep(600);`, "statement_timeout"},
@@ -171,6 +174,7 @@ func TestAClaimThatAnIndexRefuses(t *testing.T) {
 // F-15: if everything is refused no row is at fault: nothing is put off or discarded, and all jobs run afterwards.
 func TestClaimsThatAreAllRefusedWait(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	var book logbook
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin if new.state = 'running' then raise exception 'not today'; end if; return new; end $$`)
@@ -198,6 +202,7 @@ func TestClaimsThatAreAllRefusedWait(t *testing.T) {
 // job by itself, and once it passes claims are as they were.
 func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.refuseRow(t, "true", `raise exception 'no';`)
 	bad := value[string](t, db, `insert into jobs (kind, args) values ('job', '{"bad": 1}') returning id`)
@@ -342,6 +347,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 // F-15: a job that is too large to come back before the claim's time is over is set aside once the doubt is over.
 func TestAJobTooLargeToClaim(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.unguarded(t)
 	bad := value[string](t, db, `insert into jobs (kind, metadata) values ('job', jsonb_build_object('x', repeat(chr(1), 30000000))) returning id`)

@@ -17,6 +17,7 @@ const insertBad = `insert into jobs (kind, args) values ('job', '{"bad": 1}') re
 // F-15: an outcome that the database refuses, for whatever reason, holds up no other, and a stop does not wait for it.
 func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, c := range []struct {
 		name, when, do, setting string
 	}{

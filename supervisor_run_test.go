@@ -39,6 +39,7 @@ func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, st
 // F-6: whose timeout a run has: the job's, the worker's, the supervisor's.
 func TestWhoDecidesTheTimeout(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	left := make(chan time.Duration, 1)
@@ -80,6 +81,7 @@ func TestWhoDecidesTheTimeout(t *testing.T) {
 // F-6: a handler that ignores the end of its context loses its slot, and what it returns later.
 func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, wait := range map[string]func(end *atomic.Bool){
 		"blocks": func(end *atomic.Bool) {
 			tick := time.NewTicker(time.Millisecond)
@@ -149,6 +151,7 @@ func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 // F-5: every runtime.Goexit takes a goroutine with it, and no slot.
 func TestGoexitsLeaveAllSlots(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	var batch []Batch
@@ -189,6 +192,7 @@ func TestGoexitsLeaveAllSlots(t *testing.T) {
 // Runs that need no handler leave room for the next claim all the same.
 func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	var batch []Batch
@@ -223,6 +227,7 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 // A retry that comes too late is not run, and the story of its failures stays.
 func TestAJobExpiresBetweenTwoRuns(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)})
@@ -336,6 +341,7 @@ func TestCancelARunningJob(t *testing.T) {
 // The word that a run is to be cancelled may come late: when an operator has redriven the job and it runs again.
 func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
@@ -411,6 +417,7 @@ func TestHowARunEndsInAStop(t *testing.T) {
 // F-9: where a handler that was given up commits in the end, the row decides what is told.
 func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, c := range map[string]struct {
 		retention time.Duration
 		settle    error
@@ -619,6 +626,7 @@ func TestCancelOfABufferedJob(t *testing.T) {
 // F-6, P-5: a deaf handler is given up although its job was cancelled, redriven and run again meanwhile.
 func TestADeafHandlerBesideTheNextRun(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDBWith(t, Config{Logger: quiet()})
 	release, started := make(chan struct{}), make(chan struct{})
 	defer close(release)

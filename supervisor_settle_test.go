@@ -185,6 +185,7 @@ func TestCompletionsShareRoundTrips(t *testing.T) {
 // F-8, I7: whatever a run that was taken away says, the row stays, and only stale_settle tells of it.
 func TestStaleSettleChangesNothing(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for what, err := range map[string]error{
 		"completed": nil, "failed": errors.New("no"), "discarded": Discard(errors.New("no")), "snoozed": Snooze(time.Minute), "cancelled": Cancel(nil),
 	} {
@@ -288,6 +289,7 @@ func TestDelaysGoByTheServersClock(t *testing.T) {
 // F-12, W-3: the reply to a settle's commit is lost; the settle is sent again and recognised as its own.
 func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for what, end := range map[string]struct {
 		err   error
 		sql   string
@@ -440,6 +442,7 @@ func (e *settler) retryLocked() {
 // claims and settles work however pgx sends statements: some modes know no types of parameters.
 func TestRunInEveryExecMode(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {

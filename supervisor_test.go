@@ -360,6 +360,7 @@ func TestStopNowDoesNotWaitForTheDrainTime(t *testing.T) {
 // P-5: a handler that never returns is left behind: its job is handed back over its head, its late result refused.
 func TestStopLeavesDeafHandlersBehind(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var book diary
 	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
 	started, release, returned := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})

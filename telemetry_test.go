@@ -130,6 +130,7 @@ func everyHook(f func(context.Context, Event)) (h Hooks) {
 // O-1: over a mixed load, every run that started has exactly one end event, which says what the row says.
 func TestEveryRunHasOneEnd(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var heard, again eventLog
 	broken := everyHook(func(context.Context, Event) { panic("a broken subscriber") })
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), broken, {}, again.hooks()}})

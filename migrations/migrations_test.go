@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -111,7 +112,9 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	pool := otherPool(t, admin, quoted)
 	t.Cleanup(func() {
 		pool.Close()
-		if _, err := admin.Exec(context.Background(), `drop schema `+quoted+` cascade`); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if _, err := admin.Exec(ctx, `drop schema `+quoted+` cascade`); err != nil {
 			t.Error(err)
 		}
 	})
@@ -127,7 +130,9 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	}
 	exec(t, pool, `insert into sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity')`)
 	exec(t, pool, `select drover_enqueue('k')`)
-	if note, err := conn.Conn().WaitForNotification(t.Context()); err != nil || note.Payload != "wake default" {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if note, err := conn.Conn().WaitForNotification(ctx); err != nil || note.Payload != "wake default" {
 		t.Fatalf("notification %v, %v", note, err)
 	}
 	exec(t, pool, `unlisten *`)

@@ -29,15 +29,18 @@ type shell struct {
 // newShell returns a shell on an empty schema.
 func newShell(t *testing.T) *shell {
 	t.Helper()
-	pool := pgtest.NewPool(t)
+	return shellOn(t, pgtest.NewPool(t))
+}
+
+func shellOn(t *testing.T, pool *pgxpool.Pool) *shell {
+	t.Helper()
 	return &shell{pool: pool, flags: []string{"--url", pgtest.URL(t), "--schema", pgtest.Schema(pool)}}
 }
 
 // newMigratedShell returns a shell on a schema with drover's tables, and a client.
 func newMigratedShell(t *testing.T) (*shell, *drover.Client) {
 	t.Helper()
-	sh := newShell(t)
-	sh.run(t, "migrate", "up").ok(t)
+	sh := shellOn(t, pgtest.NewMigratedPool(t))
 	client, err := drover.New(sh.pool, drover.Config{})
 	if err != nil {
 		t.Fatal(err)

@@ -24,6 +24,13 @@ func mutants() []mutant {
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
+			name: "retries-wait-for-polls", bug: "what is known to be due is looked for with the next poll",
+			file:  "supervisor_claim.go",
+			old:   "if !c.due.IsZero() && c.due.Before(c.next) {",
+			new:   "if c.due.After(c.next.Add(time.Hour)) {",
+			tests: []string{"TestRetriesStartOnTime"},
+		},
+		{
 			name: "sleep-past-its-end", bug: "who slept until a time does not say anew that it sleeps when that is over",
 			file:  "supervisor_claim.go",
 			old:   "\tover := !c.until.IsZero() && !now.Before(c.until)\n",
@@ -434,7 +441,7 @@ func mutants() []mutant {
 			file:  "migrations/00012_redrives.sql",
 			old:   "slot := greatest(q.next_at, as_of);",
 			new:   "slot := as_of;",
-			tests: []string{"TestRedriveOf45000IsPaced"},
+			tests: []string{"TestRedriveIsPaced"},
 		},
 		{
 			name: "two-tickers", bug: "two supervisors give the slots of a redrive at once",

@@ -15,6 +15,12 @@ func Example() (pool *pgxpool.Pool, end func()) {
 	return NewPool(e), e.end
 }
 
+// MigratedExample is Example on a migrated schema: what NewMigratedPool is to NewPool.
+func MigratedExample() (pool *pgxpool.Pool, end func()) {
+	e := &example{}
+	return NewMigratedPool(e), e.end
+}
+
 // example is as much of a testing.TB as this package needs.
 type example struct {
 	testing.TB
@@ -22,6 +28,7 @@ type example struct {
 }
 
 func (*example) Helper()                  {}
+func (*example) Failed() bool             { return false } // one that fails has panicked
 func (*example) Context() context.Context { return context.Background() }
 
 func (e *example) Cleanup(f func()) { e.cleanups = append(e.cleanups, f) }

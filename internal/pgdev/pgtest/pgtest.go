@@ -4,8 +4,12 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,20 +26,35 @@ var shared server
 
 // server starts on first use.
 type server struct {
-	once sync.Once
-	s    *pgdev.Server
-	err  error
+	once  sync.Once
+	s     *pgdev.Server
+	err   error
+	shelf shelf
 }
 
 // Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
 // nothing behind either, but does not wait for the cluster's end.
 func Main(m *testing.M) {
+	flag.Parse()
+	moreAtOnce()
+	shared.shelf.open = true
 	code := m.Run()
 	if err := shared.close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// moreAtOnce has three tests for each processor run at the same time, unless the command line says how many: most of
+// the time they wait, for the server, for a lease to end or for a job to be due.
+func moreAtOnce() {
+	const name = "test.parallel"
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if !given {
+		_ = flag.Set(name, strconv.Itoa(3*runtime.GOMAXPROCS(0))) // fails only if it is no number
+	}
 }
 
 // URL returns the connection string of the test binary's Postgres: DATABASE_URL if it is set, else of a
@@ -54,18 +73,25 @@ func URL(tb testing.TB) string {
 // a connection that tb has not given back by then fails it.
 func NewPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
+	name := newName()
+	admin(tb, `create schema `+name)
+	tb.Cleanup(func() { dropSchema(tb, name) })
+	return openPool(tb, name, edit)
+}
+
+func newName() string { return "t_" + strings.ToLower(rand.Text()[:12]) }
+
+func openPool(tb testing.TB, schema string, edit []func(*pgxpool.Config)) *pgxpool.Pool {
+	tb.Helper()
 	config, err := pgxpool.ParseConfig(URL(tb))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	schema := "t_" + strings.ToLower(rand.Text()[:12])
 	config.MaxConns = 20
 	config.ConnConfig.RuntimeParams["search_path"] = schema
 	for _, change := range edit {
 		change(config)
 	}
-	admin(tb, `create schema `+schema)
-	tb.Cleanup(func() { dropSchema(tb, schema) })
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		tb.Fatal(err)
@@ -74,9 +100,10 @@ func NewPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	return pool
 }
 
-// Schema returns the name of the schema that NewPool made for the pool.
+// Schema returns the name of the schema that NewPool or NewMigratedPool gave to the pool. A schema whose name was asked
+// for is not lent again: with the name, others than the pool may write to it, and later than the test's end.
 func Schema(pool *pgxpool.Pool) string {
-	return pool.Config().ConnConfig.RuntimeParams["search_path"]
+	return shared.shelf.nameOf(pool)
 }
 
 func (s *server) start() (*pgdev.Server, error) {
@@ -100,6 +127,13 @@ func (s *server) close() error {
 	s.once.Do(func() {})
 	if s.s == nil {
 		return nil
+	}
+	if !s.s.Owned() {
+		ctx, cancel := context.WithTimeout(context.Background(), adminTime)
+		defer cancel()
+		if err := s.shelf.clear(ctx, s.s.URL()); err != nil {
+			return errors.Join(err, s.s.Close())
+		}
 	}
 	return s.s.Close()
 }
@@ -131,17 +165,26 @@ func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
+// adminTime bounds what this package itself does in the database.
+const adminTime = 30 * time.Second
+
 // admin runs one statement on a connection of its own: an idle pool between tests would look like a leak.
 func admin(tb testing.TB, sql string) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), adminTime)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, URL(tb))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	conn := connect(ctx, tb)
 	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
 	if _, err := conn.Exec(ctx, sql); err != nil {
 		tb.Errorf("%s: %v", sql, err)
 	}
+}
+
+func connect(ctx context.Context, tb testing.TB) *pgx.Conn {
+	tb.Helper()
+	conn, err := pgx.Connect(ctx, URL(tb))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return conn
 }

@@ -1,0 +1,47 @@
+package drover
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A size that only an environment variable reaches is reached at night, in a test that exists.
+func TestNightlyKnowsEverySize(t *testing.T) {
+	t.Parallel()
+	script, err := os.ReadFile(".ci/nightly")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(text)
+	}
+	sizes := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\tsize (DROVER_\w+) \d+ '?([\w|]+)'?$`).FindAllStringSubmatch(string(script), -1) {
+		sizes[m[1]] = true
+		for name := range strings.SplitSeq(m[2], "|") {
+			if !strings.Contains(tests.String(), "\nfunc "+name+"(t *testing.T) {") {
+				t.Errorf(".ci/nightly runs %s for %s, and there is no such test", name, m[1])
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?:sizeOf\(t, |Getenv\()"(DROVER_\w+)"`).FindAllStringSubmatch(tests.String(), -1) {
+		if !sizes[m[1]] {
+			t.Errorf(".ci/nightly does not set %s", m[1])
+		}
+	}
+	if len(sizes) < 7 {
+		t.Errorf("found only %v", sizes)
+	}
+}
