@@ -4,7 +4,6 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -26,10 +25,9 @@ var shared server
 
 // server starts on first use.
 type server struct {
-	once  sync.Once
-	s     *pgdev.Server
-	err   error
-	shelf shelf
+	once sync.Once
+	s    *pgdev.Server
+	err  error
 }
 
 // Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
@@ -37,7 +35,6 @@ type server struct {
 func Main(m *testing.M) {
 	flag.Parse()
 	moreAtOnce()
-	shared.shelf.open = true
 	code := m.Run()
 	if err := shared.close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -46,14 +43,14 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// moreAtOnce has three tests for each processor run at the same time, unless the command line says how many: most of
+// moreAtOnce has two tests for each processor run at the same time, unless the command line says how many: most of
 // the time they wait, for the server, for a lease to end or for a job to be due.
 func moreAtOnce() {
 	const name = "test.parallel"
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
 	if !given {
-		_ = flag.Set(name, strconv.Itoa(3*runtime.GOMAXPROCS(0))) // fails only if it is no number
+		_ = flag.Set(name, strconv.Itoa(2*runtime.GOMAXPROCS(0))) // fails only if it is no number
 	}
 }
 
@@ -100,11 +97,8 @@ func openPool(tb testing.TB, schema string, edit []func(*pgxpool.Config)) *pgxpo
 	return pool
 }
 
-// Schema returns the name of the schema that NewPool or NewMigratedPool gave to the pool. A schema whose name was asked
-// for is not lent again: with the name, others than the pool may write to it, and later than the test's end.
-func Schema(pool *pgxpool.Pool) string {
-	return shared.shelf.nameOf(pool)
-}
+// Schema returns the name of the schema that NewPool or NewMigratedPool gave to the pool.
+func Schema(pool *pgxpool.Pool) string { return pool.Config().ConnConfig.RuntimeParams["search_path"] }
 
 func (s *server) start() (*pgdev.Server, error) {
 	s.once.Do(func() {
@@ -127,13 +121,6 @@ func (s *server) close() error {
 	s.once.Do(func() {})
 	if s.s == nil {
 		return nil
-	}
-	if !s.s.Owned() {
-		ctx, cancel := context.WithTimeout(context.Background(), adminTime)
-		defer cancel()
-		if err := s.shelf.clear(ctx, s.s.URL()); err != nil {
-			return errors.Join(err, s.s.Close())
-		}
 	}
 	return s.s.Close()
 }
@@ -173,18 +160,12 @@ func admin(tb testing.TB, sql string) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), adminTime)
 	defer cancel()
-	conn := connect(ctx, tb)
-	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
-	if _, err := conn.Exec(ctx, sql); err != nil {
-		tb.Errorf("%s: %v", sql, err)
-	}
-}
-
-func connect(ctx context.Context, tb testing.TB) *pgx.Conn {
-	tb.Helper()
 	conn, err := pgx.Connect(ctx, URL(tb))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return conn
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		tb.Errorf("%s: %v", sql, err)
+	}
 }
