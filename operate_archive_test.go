@@ -197,6 +197,12 @@ func TestTheArchiveAsksTwice(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	for _, sql := range []string{`select drover_purge('{"all": true}')`, `select drover_purge('{"all": true}', 'yes')`} {
+		var pg *pgconn.PgError
+		if _, err := db.Exec(t.Context(), sql); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "confirm => 'delete for ever'") {
+			t.Errorf("%s: %v, which does not say how", sql, err)
+		}
+	}
 	for _, sql := range []string{
 		`select drover_purge('{"all": true}', null)`, `select drover_purge('{"all": true}', 'yes')`, `select drover_purge('{}', 'delete for ever')`,
 		`select drover_archive('{}')`, `select drover_restore('{}')`, `select drover_restore('{"all": false}')`,

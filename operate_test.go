@@ -610,11 +610,19 @@ func TestTheFunctionsFromPSQL(t *testing.T) {
 	for _, step := range [][2]string{
 		{`drover_redrive(repeat('0', 26))`, "null"},
 		{`drover_cancel(repeat('0', 26))`, "null"},
-		{`drover_cancel(job_id => $1, reason => 'no use')`, "scheduled"},
+		{`drover_cancel(job_id => $1, reason => 'no use')`, "cancelled"},
 		{`drover_cancel(job_id => $1)`, "cancelled"},
-		{`drover_redrive(job_id => $1, max_attempts => 3, args_patch => '{"OrderID": 43}')`, "cancelled"},
+		{`drover_redrive(job_id => $1, max_attempts => 3, args_patch => '{"OrderID": 43}')`, "available"},
 		{`drover_redrive($1)`, "available"},
-		{`drover_cancel($1, null)`, "available"},
+		{`drover_cancel($1, null)`, "cancelled"},
+		{`drover_discard(repeat('0', 26))`, "null"},
+		{`drover_discard(j.id) from drover_enqueue('k', id => repeat('1', 26)) as e(id, was), jobs j where j.id = $1`, "cancelled"},
+		{`drover_discard(repeat('1', 26), 'odd')`, "discarded"},
+		{`drover_discard(repeat('1', 26))`, "discarded"},
+		{`drover_redrive(repeat('1', 26))`, "available"},
+		{`changed from drover_delete_many('{"kind": "k"}', confirm => 'delete')`, "0"},
+		{`drover_cancel(repeat('1', 26))`, "cancelled"},
+		{`changed from drover_delete_many('{"kind": "k"}', confirm => 'delete')`, "1"},
 	} {
 		sql, args := `select `+step[0], []any{id}
 		if !strings.Contains(sql, "$1") {

@@ -32,8 +32,18 @@ const (
 
 	// sqlOnePlan leaves the planner one sane plan whatever the statistics say. jobs goes from empty to a million
 	// rows and back; a plan that a connection cached while the table filled one page scans all of it later, a
-	// thousand times in one settle. Transaction-local, so it needs no session state.
-	sqlOnePlan = `select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+	// thousand times in one settle. Transaction-local, so it needs no session state. It sets plainText as well.
+	sqlOnePlan  = `select ` + onePlanIs
+	onePlanIs   = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
+	plainTextIs = `set_config('datestyle', 'ISO', true), set_config('extra_float_digits', '1', true)`
+
+	// sqlPlainText makes the server write times and numbers in the one form that the driver can read. The exec modes
+	// exec and simple_protocol get them as text, and the database or the role may have set a DateStyle such as German.
+	// Whatever reads a time or a float begins its transaction with this, or with one of the statements that contain it.
+	sqlPlainText = `select ` + plainTextIs
+
+	// sqlBeginReading is for reads that need no more than sqlPlainText. Standbys allow it.
+	sqlBeginReading = `begin isolation level read committed read only`
 )
 
 // store is drover's way to the database. It is safe for concurrent use.
@@ -143,6 +153,28 @@ func (p *pipeline) query(read func(pgx.Rows) error, sql string, args ...any) {
 	})
 }
 
+// readAll runs a query on the pool, in a transaction of its own because of sqlPlainText, and collects its rows.
+func readAll[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, classify(err)
+	}
+	defer conn.Release()
+	var p pipeline
+	p.exec(nil, sqlBeginReading)
+	p.exec(nil, sqlPlainText)
+	p.batch.Queue(sql, args...)
+	p.reads = append(p.reads, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err == nil {
+			list, err = pgx.CollectRows(rows, row)
+		}
+		return err
+	})
+	p.commit()
+	return list, p.send(ctx, conn.Conn())
+}
+
 // call runs fn where its statements' results have been read: what came before is committed.
 func (p *pipeline) call(fn func()) {
 	p.reads = append(p.reads, func(pgx.BatchResults) error { fn(); return nil })
@@ -189,7 +221,7 @@ func classify(err error) error {
 	switch code := db.SQLState(); {
 	case code == "42883" || code == "42P01": // undefined function, undefined table
 		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
-	case code == "25006", code == "0A000" && strings.Contains(err.Error(), "recovery"): // read-only, standby
+	case code == "25006", code == "0A000" && refusedBegin(err): // read-only, standby
 		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
 	case code == "26000" || code == "42P05": // a prepared statement is not there, or is there already
 		return fmt.Errorf("%w (%w)", ErrPooler, err)
@@ -199,8 +231,55 @@ func classify(err error) error {
 		return fmt.Errorf("%w (%w)", ErrState, err)
 	case code == "DR003":
 		return fmt.Errorf("%w (%w)", ErrNotStored, err)
+	case code == "23514":
+		return namesField(err)
 	}
 	return err
+}
+
+// namesField makes an *InvalidError of the refusal by a check of the table jobs on what a caller has chosen. Checks of the
+// application's own stay what they are.
+func namesField(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.TableName != "jobs" || errors.Is(err, ErrInvalid) {
+		return err
+	}
+	field := ""
+	switch pg.ConstraintName {
+	case "jobs_id":
+		field = "ID"
+	case "jobs_names":
+		field = "Kind or Queue"
+	case "jobs_priority":
+		field = "Priority"
+	case "jobs_max_attempts":
+		field = "MaxAttempts"
+	case "jobs_timeout":
+		field = "Timeout"
+	case "jobs_times":
+		field = "ScheduledAt, ExpiresAt or RetryUntil"
+	case "jobs_retry":
+		field = "Retry"
+	case "jobs_concurrency_key":
+		field = "ConcurrencyKey"
+	case "jobs_args":
+		field = "args"
+	case "jobs_metadata":
+		field = "Metadata"
+	case "jobs_tags":
+		field = "Tags"
+	default:
+		return err
+	}
+	return &InvalidError{Field: field, Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
+}
+
+// refusedBegin reports a standby's refusal of "begin read write". Its SQLSTATE, feature not supported, is that of many
+// errors, and its words depend on lc_messages. The server's function that checks the settings of a transaction is named in
+// no other error of this SQLSTATE that a statement of drover's gets.
+func refusedBegin(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Routine == "call_bool_check_hook"
 }
 
 // badData reports an error that the data of a statement caused, so that the same will fail again: data exceptions,

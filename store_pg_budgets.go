@@ -98,16 +98,11 @@ const sqlBudgets = `
 select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
 
 func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	rows, err := s.pool.Query(ctx, sqlBudgets)
-	if err != nil {
-		return nil, classify(err)
-	}
-	budgets, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (BudgetInfo, error) {
+	return readAll(ctx, s, func(row pgx.CollectableRow) (BudgetInfo, error) {
 		var b BudgetInfo
 		var per float64
 		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
 		b.Per = seconds(per).Truncate(time.Millisecond)
 		return b, err
-	})
-	return budgets, classify(err)
+	}, sqlBudgets)
 }

@@ -60,12 +60,7 @@ const sqlFailures = failureColumns + `
 where ($1 = '' or kind = $1) and ($2 = '' or status = $2) order by last_seen desc, fingerprint limit $3`
 
 func (s *store) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
-	rows, err := s.pool.Query(ctx, sqlFailures, f.Kind, string(f.Status), f.Limit)
-	if err != nil {
-		return nil, classify(err)
-	}
-	groups, err := pgx.CollectRows(rows, scanFailure)
-	return groups, classify(err)
+	return readAll(ctx, s, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
 }
 
 const sqlFailure = failureColumns + `where fingerprint = $1`
@@ -74,16 +69,12 @@ func (s *store) failure(ctx context.Context, group string) (*FailureGroup, error
 	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
-	rows, err := s.pool.Query(ctx, sqlFailure, group)
-	if err != nil {
-		return nil, classify(err)
-	}
-	groups, err := pgx.CollectRows(rows, scanFailure)
+	groups, err := readAll(ctx, s, scanFailure, sqlFailure, group)
 	if err == nil && len(groups) == 0 {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return nil, classify(err)
+		return nil, err
 	}
 	return &groups[0], nil
 }

@@ -53,15 +53,14 @@ func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
 }
 
 func (s *store) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	rows, err := s.pool.Query(ctx, sql, id)
+	jobs, err := readAll(ctx, s, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
+	if err == nil && len(jobs) == 0 {
+		err = ErrNotFound
+	}
 	if err != nil {
-		return nil, classify(err)
+		return nil, err
 	}
-	job, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) })
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, ErrNotFound
-	}
-	return job, classify(err)
+	return jobs[0], nil
 }
 
 // getOdd reads what it can of a row that cannot be read as a whole.
@@ -101,20 +100,16 @@ select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1:
 )
 
 func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	rows, err := s.pool.Query(ctx, sqlList, filter, after, limit)
-	if err != nil {
-		return nil, nil, classify(err)
-	}
-	jobs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (JobInfo, error) {
+	jobs, err = readAll(ctx, s, func(row pgx.CollectableRow) (JobInfo, error) {
 		var cursor string
 		job, err := scanJobInfo(row, true, &cursor)
 		cursors = append(cursors, cursor)
 		return *job, err
-	})
+	}, sqlList, filter, after, limit)
 	if rowsFault(err) && ctx.Err() == nil {
 		return s.listOdd(ctx, filter, after, limit)
 	}
-	return jobs, cursors, classify(err)
+	return jobs, cursors, err
 }
 
 // listOdd reads a page with rows that cannot be read as a whole: it reads those part by part. It returns the cursors
@@ -193,16 +188,11 @@ select queue, state, jobs, case when oldest_due is not null then least(greatest(
 from job_counts order by queue, state`
 
 func (s *store) counts(ctx context.Context) ([]Count, error) {
-	rows, err := s.pool.Query(ctx, sqlCounts)
-	if err != nil {
-		return nil, classify(err)
-	}
-	counts, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Count, error) {
+	return readAll(ctx, s, func(row pgx.CollectableRow) (Count, error) {
 		var c Count
 		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
 		return c, err
-	})
-	return counts, classify(err)
+	}, sqlCounts)
 }
 
 const sqlCount = `select drover_count($1::jsonb)`
@@ -234,7 +224,7 @@ func (s *store) summary(ctx context.Context) (groups []DiscardedGroup, err error
 	return groups, err
 }
 
-const sqlRedrive = `select drover_redrive($1, $2, $3::jsonb)`
+const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
 
 func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
 	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
@@ -245,22 +235,22 @@ func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was 
 	return was, found, err
 }
 
+// stateBefore reads the state of job $1 and locks it, by primary key, before one of the functions changes it: they
+// return the state after.
 const (
-	sqlCancel  = `select drover_cancel($1, $2)`
-	sqlDiscard = `select drover_discard($1, $2)`
+	stateBefore = `with was as materialized (select state from jobs where id = $1 for update) select state, `
+	sqlCancel   = stateBefore + `drover_cancel($1, $2) from was`
+	sqlDiscard  = stateBefore + `drover_discard($1, $2) from was`
 )
 
-// verb calls a function that tells the state a job was in, null for no such job.
+// verb runs one of these, and returns the state the job was in.
 func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
 	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		var state *string
-		if err := tx.QueryRow(ctx, sql, args...).Scan(&state); err != nil {
-			return classify(err)
+		err := tx.QueryRow(ctx, sql, args...).Scan(&was, nil)
+		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
+			return nil
 		}
-		if found = state != nil; found {
-			was = State(*state)
-		}
-		return nil
+		return classify(err)
 	})
 	return was, found, err
 }

@@ -91,11 +91,7 @@ func (s *store) listRedrives(ctx context.Context, limit int) ([]Redrive, error) 
 }
 
 func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
-	rows, err := s.pool.Query(ctx, sql, arg)
-	if err != nil {
-		return nil, classify(err)
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Redrive, error) {
+	return readAll(ctx, s, func(row pgx.CollectableRow) (Redrive, error) {
 		var r Redrive
 		var filter, skips string
 		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
@@ -105,8 +101,7 @@ func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, e
 		}
 		r.Filter = raw(filter)
 		return r, json.Unmarshal([]byte(skips), &r.Skips)
-	})
-	return list, classify(err)
+	}, sql, arg)
 }
 
 func (s *store) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {

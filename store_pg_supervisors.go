@@ -793,7 +793,7 @@ const (
 	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
 
 	sqlBound     = `select ` + boundIs
-	sqlBoundPlan = `select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + boundIs
+	sqlBoundPlan = sqlOnePlan + `, ` + boundIs
 )
 
 // sweepLane is a lane, and the floor that a full sweep looks behind.

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/migrations"
 )
 
 // transactionPooler gives every client's transactions to the one session that it has, as PgBouncer does in transaction
@@ -134,6 +136,27 @@ func TestModesBehindATransactionPooler(t *testing.T) {
 				t.Errorf("%d supervisors are registered", n)
 			}
 		})
+	}
+}
+
+// L6: a migration locks by session. Behind a transaction pooler it is refused before anything is done.
+func TestMigrateBehindATransactionPooler(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
+		pooler := newTransactionPooler(t, db)
+		pooled := db.via(t, Config{}, func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.DialFunc = mode, pooler.dial
+		})
+		_, listErr := migrations.List(t.Context(), pooled.Pool)
+		for what, err := range map[string]error{"Up": migrations.Up(t.Context(), pooled.Pool), "Down": migrations.Down(t.Context(), pooled.Pool), "List": listErr} {
+			if !errors.Is(err, migrations.ErrPooler) {
+				t.Errorf("%s, %v = %v", what, mode, err)
+			}
+		}
+		if n := value[int](t, db, `select count(*) from pg_locks where locktype = 'advisory' and pid = $1`, pooler.server.PID); n > 0 {
+			t.Errorf("%d locks are left behind", n)
+		}
 	}
 }
 

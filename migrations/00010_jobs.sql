@@ -12,6 +12,10 @@ do $$
 declare
 	foreign_name text;
 	version      int := 10; -- of a drover that is here already
+	versions     regclass; -- a version table of goose
+	used         boolean;
+	fresh        boolean := false;
+	recorded     regclass;
 begin
 	if current_setting('server_version_num')::int < 150000 then
 		raise exception 'drover needs PostgreSQL 15 or newer, this server is %', current_setting('server_version');
@@ -24,6 +28,24 @@ begin
 	end if;
 	if version < 10 then
 		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
+	end if;
+	-- goose has made the version table of this run, and it holds no version yet. Without -table that is goose_db_version.
+	-- If there are versions in it, and no other version table is empty, it is an application's.
+	for versions in
+		select c.oid from pg_class c where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
+			and (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in ('version_id', 'is_applied', 'tstamp')) = 3
+		order by c.relname = 'drover_goose_version'
+	loop
+		execute format('select exists (select from %s where version_id > 0)', versions) into used;
+		fresh := fresh or not used;
+		recorded := case when used then versions else recorded end;
+	end loop;
+	if to_regprocedure(format('%I.drover_schema_version()', current_schema())) is not null then
+		raise exception 'drover: schema "%" holds drover already, applied %', current_schema(), 
+			coalesce('by goose with another version table. Run: goose -dir migrations -table ' || recorded || ' postgres "$DATABASE_URL" up', 'by another tool than goose');
+	end if;
+	if not fresh and to_regclass(format('%I.goose_db_version', current_schema())) is not null then
+		raise exception 'drover: goose_db_version holds the versions of other migrations, where drover''s would be taken for theirs. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
 	end if;
 	foreach foreign_name in array array[
 		'jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'set_aside', 'discarded_jobs',
@@ -50,9 +72,9 @@ declare
 	f record;
 begin
 	for f in
-		select p.oid::regprocedure as name, p.prosecdef, coalesce(array_to_string(p.proconfig, ','), '') ~ '\msearch_path=' as fixed,
+		select p.oid::regprocedure as name, p.prosecdef, coalesce(array_to_string(p.proconfig, ','), '') ~ '(^|,)search_path=' as fixed,
 			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_wake') as granted
-		from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and p.proname like 'drover\_%'
+		from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and starts_with(p.proname, 'drover_')
 	loop
 		if not f.fixed then
 			execute format('alter function %s set search_path = %I, pg_temp', f.name, current_schema());
@@ -690,10 +712,10 @@ declare
 		when octet_length(id) <> 26 or length(id) <> 26 then format('id: %s is not 26 characters of ASCII', quote_literal(left(id, 40)))
 		when kind is null or kind = '' then 'kind: is missing'
 		when octet_length(kind) > 128 then format('kind: %s bytes; at most 128', octet_length(kind))
-		when kind ~ '[\x01-\x1f\x7f-\x9f]' then 'kind: has a control character'
+		when kind ~ E'[\\x01-\\x1f\\x7f-\\x9f]' then 'kind: has a control character'
 		when queue = '' then 'queue: is empty'
 		when octet_length(queue) > 128 then format('queue: %s bytes; at most 128', octet_length(queue))
-		when queue ~ '[\x01-\x1f\x7f-\x9f]' then 'queue: has a control character'
+		when queue ~ E'[\\x01-\\x1f\\x7f-\\x9f]' then 'queue: has a control character'
 		when priority not between 1 and 9 then format('priority: %s is not 1 to 9', priority)
 		when max_attempts < 1 then format('max_attempts: %s is not 1 or more', max_attempts)
 		when not drover_strategy_ok(retry) then format('retry: %s is no retry strategy, such as {"type": "constant", "delay": "30s"}', left(retry::text, 200))
@@ -757,7 +779,7 @@ declare
 begin
 	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
-		and concat(kind, queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(priority, 5) between 1 and 9
+		and concat(kind, queue) !~ E'[\\x01-\\x1f\\x7f-\\x9f]' and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
 		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
 		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
@@ -810,7 +832,7 @@ begin
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
-					and concat(g.kind, g.queue) !~ '[\x01-\x1f\x7f-\x9f]' and coalesce(g.priority, 5) between 1 and 9
+					and concat(g.kind, g.queue) !~ E'[\\x01-\\x1f\\x7f-\\x9f]' and coalesce(g.priority, 5) between 1 and 9
 					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
 					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
 					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'
@@ -897,7 +919,7 @@ do $$
 declare
 	f regprocedure;
 begin
-	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and p.proname like 'drover\_%' loop
+	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and starts_with(p.proname, 'drover_') loop
 		execute format('drop function %s', f);
 	end loop;
 end

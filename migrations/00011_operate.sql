@@ -5,6 +5,14 @@
 -- +goose Up
 
 -- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
 create function drover_where(filter jsonb, verb text default null) returns text language plpgsql stable set datestyle = iso as $$
 declare
 	conditions text[] := '{}';
@@ -386,12 +394,13 @@ begin
 		if refused <> '[]' then
 			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
+		return 'cancelled';
 	end if;
 	return was;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel(text, text) is 'Cancels a waiting or running job; tells the state it was in, null for no such job. A job in a final state stays as it is.';
+comment on function drover_cancel(text, text) is 'Cancels a waiting or running job. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
 create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -405,12 +414,13 @@ begin
 		if refused <> '[]' then
 			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
+		return 'discarded';
 	end if;
 	return was;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard(text, text) is 'Discards a waiting or running job, reason operator; tells the state it was in, null for no such job. A job in a final state stays as it is.';
+comment on function drover_discard(text, text) is 'Discards a waiting or running job, reason operator. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
 create function drover_cancel_many(filter jsonb, reason text default '', after text default '', batch int default 1000, wait boolean default false,

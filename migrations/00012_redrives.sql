@@ -5,6 +5,14 @@
 
 -- +goose Up
 
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
 create table redrives (
 	id              text collate "C" primary key default drover_ulid(),
 	state           text        not null default 'marking' check (state in ('marking', 'canary', 'running', 'done', 'aborted')),
@@ -182,11 +190,11 @@ begin
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
 	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch);
 	perform drover_wake(j.queue);
-	return j.state;
+	return (select state from jobs where id = job_id);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Tells the state it was in, null for no such job.';
+comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Returns the state the job is in now, null if there is no such job.';
 
 -- +goose StatementBegin
 create function drover_redrive_plan(plan jsonb) returns redrives language plpgsql stable as $$
@@ -729,7 +737,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, select drover_pace() \watch 0.25 does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; if keys are capped, a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
+comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, a session that calls it four times a second does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; if keys are capped, a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
@@ -898,10 +906,10 @@ comment on function drover_redrive_let_lie(redrives, timestamptz, int) is 'Takes
 create function drover_redrive_pause(redrive text, pause boolean default true) returns text language sql as $$
 	update redrives set paused_at = case when pause then coalesce(paused_at, clock_timestamp()) end where id = redrive and finished_at is null and state <> 'aborted';
 	select pg_notify(drover_channel(), 'redrive ' || redrive) where not pause;
-	select state from redrives where id = redrive
+	select case when paused_at is not null and finished_at is null then 'paused' else state end from redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_pause(text, boolean) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). Tells its state, null for no such redrive.';
+comment on function drover_redrive_pause(text, boolean) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). Returns paused or the state the redrive is in now, null if there is no such redrive.';
 
 -- +goose StatementBegin
 create function drover_redrive_abort(redrive text, why text default '') returns text language sql as $$
@@ -910,7 +918,7 @@ create function drover_redrive_abort(redrive text, why text default '') returns 
 	select state from redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_abort(text, text) is 'Ends a redrive: what it has not made due stays dead. Tells its state, null for no such redrive; one that is done stays done.';
+comment on function drover_redrive_abort(text, text) is 'Ends a redrive: what it has not made due stays dead. Returns the state the redrive is in now, null if there is no such redrive; one that is done stays done.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';

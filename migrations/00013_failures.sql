@@ -4,6 +4,14 @@
 
 -- +goose Up
 
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
 create table failure_groups (
 	fingerprint text collate "C" primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
 	kind        text collate "C" not null,
@@ -174,11 +182,11 @@ begin
 			resolved_at = case when drover_failure_status.status = 'resolved' then clock_timestamp() end
 		where g.fingerprint = drover_failure_status.fingerprint;
 	end if;
-	return was;
+	return case when was is not null then drover_failure_status.status end;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_status(text, text, text) is 'Makes a failure group open, resolved or ignored; tells what it was, null for no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
+comment on function drover_failure_status(text, text, text) is 'Makes a failure group open, resolved or ignored. Returns the status it has now, null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
 
 -- +goose StatementBegin
 create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$

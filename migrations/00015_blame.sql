@@ -4,6 +4,14 @@
 
 -- +goose Up
 
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
 create table ended_supervisors (
 	id           text collate "C" primary key,
 	process      text collate "C",

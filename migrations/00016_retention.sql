@@ -3,6 +3,14 @@
 -- Locks: jobs exclusively, for a moment: a trigger.
 
 -- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
 select drover_lock_tables('{jobs}');
 
 -- +goose StatementBegin
@@ -310,7 +318,7 @@ comment on function drover_restore(jsonb, int, text) is
 	'Moves jobs back from jobs_archive as they were, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
-create function drover_purge(filter jsonb, confirm text, batch int default 1000, after text default '',
+create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '',
 	out deleted bigint, out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;

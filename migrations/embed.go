@@ -11,6 +11,8 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -38,7 +40,9 @@ type Status struct {
 
 // Up applies what is missing, in the first schema of the pool's search_path. Many processes may call it at once: one
 // works, the others wait. Where drover is in a later schema of the path but not in the first it changes nothing and
-// returns an error, like Down and List: two sets of tables would be two queues, one of them unserved.
+// returns an error, like Down and List: two sets of tables would be two queues, one of them unserved. Where drover's
+// versions are in another table than Table, such as the one of goose without -table, the error says how to go on. Behind
+// a transaction pooler it is ErrPooler.
 func Up(ctx context.Context, pool *pgxpool.Pool) error {
 	return with(ctx, pool, func(p *goose.Provider) error {
 		// Up looks for work before it takes the lock, and would make its table then, in many first processes at once.
@@ -73,11 +77,15 @@ func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) error) (err error) {
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := checkSchema(ctx, db); err != nil {
+	err = checkPooler(ctx, pool)
+	if err == nil {
+		err = checkSchema(ctx, db)
+	}
+	if err != nil {
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, FS,
-		goose.WithTableName(Table), goose.WithSessionLocker(schemaLock{}), goose.WithDisableGlobalRegistry(true))
+		goose.WithTableName(Table), goose.WithSessionLocker(&schemaLock{}), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
@@ -91,17 +99,20 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) erro
 	return nil
 }
 
-// sqlSchemas is the schema that a migration goes to, and the first one of the path where drover is.
+// sqlSchemas is the schema that a migration goes to, the first one of the path where drover is, and whether each of the
+// two version tables is in the first.
 const sqlSchemas = `select coalesce(current_schema(), ''), current_setting('search_path'), coalesce((
 	select s from unnest(current_schemas(false)) with ordinality as path (s, place)
 	where exists (select from pg_proc where proname = 'drover_schema_version' and pronamespace = quote_ident(s)::regnamespace)
-	order by place limit 1), '')`
+	order by place limit 1), ''),
+	to_regclass(quote_ident(current_schema()) || '.` + Table + `') is not null, to_regclass(quote_ident(current_schema()) || '.goose_db_version') is not null`
 
 // checkSchema tells of a search_path to nowhere, for goose would miss its table without saying why, and of one that
 // reaches drover in a schema behind the first, where it would make a second queue that nobody serves.
 func checkSchema(ctx context.Context, db *sql.DB) error {
 	var first, path, drover string
-	if err := db.QueryRowContext(ctx, sqlSchemas).Scan(&first, &path, &drover); err != nil {
+	var own, usual bool
+	if err := db.QueryRowContext(ctx, sqlSchemas).Scan(&first, &path, &drover, &own, &usual); err != nil {
 		return err
 	}
 	switch {
@@ -110,16 +121,82 @@ func checkSchema(ctx context.Context, db *sql.DB) error {
 	case drover != "" && drover != first:
 		return fmt.Errorf("drover is in the schema %q already, search_path %s would put a second queue into %q: "+
 			"migrate with a search_path of %[1]q alone", drover, path, first)
+	case drover != "" && !own:
+		return otherTable(ctx, db, drover, usual)
 	}
 	return nil
+}
+
+const (
+	sqlVersion = `select drover_schema_version()`
+
+	// sqlRecorded reports about the table of a goose without -table: whether all of drover's versions $1 are in it, up
+	// to that of the schema, and how many others.
+	sqlRecorded = `
+select not exists (select from unnest($1::bigint[]) as v where v <= drover_schema_version() and v not in (select version_id from goose_db_version)),
+	(select count(*) from goose_db_version where version_id > 0 and version_id <> all($1))`
+)
+
+// otherTable returns an error if drover was not recorded in Table, and what to run. The goose command without -table
+// records it in goose_db_version. What is older than all files the first of them refuses.
+func otherTable(ctx context.Context, db *sql.DB, schema string, usual bool) error {
+	files, err := versions()
+	var version int64
+	if err == nil {
+		err = db.QueryRowContext(ctx, sqlVersion).Scan(&version)
+	}
+	if err != nil || version < slices.Min(files) {
+		return err
+	}
+	recorded, others := false, 0
+	if usual {
+		if err := db.QueryRowContext(ctx, sqlRecorded, files).Scan(&recorded, &others); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !recorded:
+		return fmt.Errorf("drover is in the schema %q already, but the table %s is not: another tool, or goose with another -table, has applied the migrations, and has to go on", schema, Table)
+	case others > 0:
+		return fmt.Errorf("drover is in the schema %q already, recorded in goose_db_version among other migrations: go on with: %s", schema, gooseUp)
+	}
+	return fmt.Errorf("drover is in the schema %q already, recorded in goose_db_version, because goose was run without -table. "+
+		"Go on with: %s. Or, to go on in this way: alter table goose_db_version rename to %s", schema, gooseUp, Table)
+}
+
+const gooseUp = `goose -dir migrations postgres "$DATABASE_URL" up`
+
+// versions are the numbers of the files.
+func versions() (list []int64, err error) {
+	names, err := fs.Glob(FS, "*.sql")
+	for _, name := range names {
+		version, bad := goose.NumericComponent(name)
+		list, err = append(list, version), errors.Join(err, bad)
+	}
+	return list, err
 }
 
 // schemaLock lets one process migrate a schema at a time, and many schemas of a database at once: goose's own lock
 // is one for all of them, and looks again only after five seconds. It is a session's, for a lock on a table would
 // need a table, made in whatever order many first processes come.
-type schemaLock struct{}
+//
+// While it is held, the session has the settings that the files need. A database or a role may have set others.
+type schemaLock struct {
+	was string // the session's own settings, a JSON object
+}
 
-var _ lock.SessionLocker = schemaLock{}
+var _ lock.SessionLocker = &schemaLock{}
+
+// settings are those of a session that migrates. The server may be too old to have all of them.
+const settings = `{"client_encoding": "UTF8", "standard_conforming_strings": "on", "default_transaction_isolation": "read committed",
+	"default_transaction_read_only": "off", "statement_timeout": "0", "transaction_timeout": "0", "idle_in_transaction_session_timeout": "0"}`
+
+const (
+	sqlSettings = `
+select json_object_agg(name, current_setting(name))::text from pg_settings where name in (select json_object_keys($1::json))`
+	sqlSet = `
+select count(set_config(name, value, false)) from json_each_text($1::json) as s(name, value) join pg_settings using (name)`
+)
 
 const (
 	sqlTryLock = `select pg_try_advisory_lock(hashtextextended('drover ' || current_schema(), 0))`
@@ -130,11 +207,14 @@ const (
 
 // SessionLock waits for the lock until ctx is done. It asks again and again: a statement that waits in the server
 // holds a snapshot, which an index built concurrently would wait for in turn.
-func (schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
+func (l *schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	for {
 		var locked bool
-		if err := conn.QueryRowContext(ctx, sqlTryLock).Scan(&locked); err != nil || locked {
+		if err := conn.QueryRowContext(ctx, sqlTryLock).Scan(&locked); err != nil {
 			return err
+		}
+		if locked {
+			return l.set(ctx, conn)
 		}
 		select {
 		case <-time.After(lockPause):
@@ -144,8 +224,23 @@ func (schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	}
 }
 
-// SessionUnlock gives the lock back; a session that ends does so too.
-func (schemaLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, sqlUnlock)
+// set keeps the session's own settings. If it fails the lock is given back, for goose will not.
+func (l *schemaLock) set(ctx context.Context, conn *sql.Conn) error {
+	err := conn.QueryRowContext(ctx, sqlSettings, settings).Scan(&l.was)
+	if err == nil {
+		_, err = conn.ExecContext(ctx, sqlSet, settings)
+	}
+	if err != nil {
+		err = errors.Join(err, l.SessionUnlock(context.WithoutCancel(ctx), conn))
+	}
 	return err
+}
+
+// SessionUnlock gives the session its settings back, and then the lock; a session that ends gives the lock back too.
+func (l *schemaLock) SessionUnlock(ctx context.Context, conn *sql.Conn) (err error) {
+	if l.was != "" {
+		_, err = conn.ExecContext(ctx, sqlSet, l.was)
+	}
+	_, unlock := conn.ExecContext(ctx, sqlUnlock)
+	return errors.Join(err, unlock)
 }

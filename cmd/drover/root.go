@@ -148,6 +148,7 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 	if params["application_name"] == "" {
 		params["application_name"] = "drover"
 	}
+	params["datestyle"] = "ISO" // of exec modes that get times as text, the driver reads no other
 	if a.schema != "" {
 		params["search_path"] = pgx.Identifier{a.schema}.Sanitize()
 	}

@@ -1,0 +1,198 @@
+package migrations_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// with is a pool whose sessions begin with other settings, as the database or the role may have them.
+func with(t *testing.T, pool *pgxpool.Pool, settings map[string]string) *pgxpool.Pool {
+	t.Helper()
+	config := pool.Config()
+	config.MaxConns = 2
+	for name, value := range settings {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	other, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	return other
+}
+
+// gooseIn is a goose that keeps its versions in a table, "" being the one that the command uses without -table.
+func gooseIn(t *testing.T, pool *pgxpool.Pool, table string) *goose.Provider {
+	t.Helper()
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	options := []goose.ProviderOption{goose.WithDisableGlobalRegistry(true)}
+	if table != "" {
+		options = append(options, goose.WithTableName(table))
+	}
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return provider
+}
+
+// The schema is the same whatever the sessions are set to, and the sessions keep their settings.
+func TestUpInAnySession(t *testing.T) {
+	t.Parallel()
+	for _, settings := range []map[string]string{
+		{"standard_conforming_strings": "off", "escape_string_warning": "off", "backslash_quote": "off"},
+		{"default_transaction_isolation": "serializable", "default_transaction_read_only": "on"},
+		{"client_encoding": "LATIN1", "datestyle": "German", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15"},
+	} {
+		t.Run(fmt.Sprint(settings), func(t *testing.T) {
+			t.Parallel()
+			plain := pgtest.NewPool(t)
+			pool := with(t, plain, settings)
+			config := pool.Config()
+			config.MaxConns = 1
+			one, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(one.Close)
+			up(t, one)
+			for name := range settings {
+				if got, want := value[string](t, one, `show `+name), value[string](t, pool, `show `+name); got != want {
+					t.Errorf("%s is %s afterwards, was %s", name, got, want)
+				}
+			}
+			if !value[bool](t, plain, `select drover_strategy_ok('{"type": "constant", "delay": "30µs"}')`) {
+				t.Error("µs is no unit")
+			}
+			if settings["standard_conforming_strings"] != "" {
+				exec(t, pool, `select drover_enqueue('kind')`)
+				if _, err := pool.Exec(t.Context(), `select drover_enqueue('a' || chr(7))`); err == nil || !strings.Contains(err.Error(), "control character") {
+					t.Errorf("a kind with a bell: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// A migration that waits for its turn is not cut off by the time-out of statements.
+func TestUpOutlastsTheStatementTimeout(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	provider := gooseIn(t, pool, migrations.Table)
+	sources := provider.ListSources()
+	if _, err := provider.UpTo(t.Context(), sources[len(sources)-2].Version); err != nil { // the last one locks jobs
+		t.Fatal(err)
+	}
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), `lock table jobs in row exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	hasty := with(t, pool, map[string]string{"statement_timeout": "2s", "application_name": "hasty " + pgtest.Schema(pool)})
+	done := make(chan error, 1)
+	go func() { done <- migrations.Up(t.Context(), hasty) }() // ends with the migration, which is waited for below
+	waited := `select exists (select from pg_sleep(0.1), pg_stat_activity where application_name = 'hasty ` + pgtest.Schema(pool) + `' and query ~ '^select drover_lock_tables' and state = 'active' and query_start < clock_timestamp() - interval '3 s')`
+	for len(done) == 0 && !value[bool](t, pool, waited) {
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// The command goose takes the settings of its session.
+func TestGooseWithoutConformingStrings(t *testing.T) {
+	t.Parallel()
+	plain := pgtest.NewPool(t)
+	provider := gooseIn(t, with(t, plain, map[string]string{"standard_conforming_strings": "off"}), migrations.Table)
+	if _, err := provider.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	odd := objects(t, plain)
+	if _, err := provider.DownTo(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	up(t, plain)
+	if usual := objects(t, plain); fmt.Sprint(usual) != fmt.Sprint(odd) {
+		t.Errorf("made %q, usually %q", odd, usual)
+	}
+}
+
+// goose without -table is the first thing a user of goose types. On an empty schema it works, and what comes after says
+// how to go on.
+func TestGooseWithoutATable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	provider := gooseIn(t, pool, "")
+	if _, err := provider.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, listErr := migrations.List(t.Context(), pool)
+	for _, err := range []error{migrations.Up(t.Context(), pool), migrations.Down(t.Context(), pool), listErr} {
+		if err == nil || !strings.Contains(err.Error(), `goose -dir migrations postgres "$DATABASE_URL" up`) || !strings.Contains(err.Error(), "alter table goose_db_version rename to "+migrations.Table) {
+			t.Errorf("after goose without -table: %v", err)
+		}
+	}
+	if _, err := provider.Up(t.Context()); err != nil { // what the error says
+		t.Error(err)
+	}
+	if _, err := gooseIn(t, pool, migrations.Table).Up(t.Context()); err == nil || !strings.Contains(err.Error(), `goose -dir migrations -table goose_db_version postgres`) {
+		t.Errorf("goose with another table: %v", err)
+	}
+	if err := migrations.Up(t.Context(), pool); err == nil || !strings.Contains(err.Error(), `goose -dir migrations -table goose_db_version postgres`) {
+		t.Errorf("Up next to an empty table of drover's: %v", err)
+	}
+	exec(t, pool, `drop table `+migrations.Table)
+	exec(t, pool, `alter table goose_db_version rename to `+migrations.Table) // the other thing that the error says
+	up(t, pool)
+	if _, err := gooseIn(t, pool, "").Up(t.Context()); err == nil || !strings.Contains(err.Error(), `goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`) {
+		t.Errorf("goose without -table, next to drover's own: %v", err)
+	}
+	list, err := migrations.List(t.Context(), pool)
+	if err != nil || len(list) == 0 || !list[len(list)-1].Applied {
+		t.Errorf("List = %+v, %v", list, err)
+	}
+}
+
+// In an application's goose table drover's numbers would be taken for the application's: nothing is done.
+func TestGooseInAnApplicationsTable(t *testing.T) {
+	t.Parallel()
+	for _, theirs := range []string{"1, 2, 3", "9", "10, 11, 12, 13", "20260101000000"} {
+		t.Run(theirs, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.NewPool(t)
+			exec(t, pool, `create table goose_db_version (id int generated by default as identity primary key, version_id bigint not null, is_applied boolean not null, tstamp timestamp not null default now())`)
+			exec(t, pool, `insert into goose_db_version (version_id, is_applied) select v, true from unnest(array[0, `+theirs+`]::bigint[]) v`)
+			before := objects(t, pool)
+			_, err := gooseIn(t, pool, "").Up(t.Context())
+			if err == nil || theirs[0] != '2' && !strings.Contains(err.Error(), `goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`) {
+				t.Errorf("goose without -table: %v", err)
+			}
+			if after := objects(t, pool); fmt.Sprint(before) != fmt.Sprint(after) {
+				t.Errorf("made %q, there was %q", after, before)
+			}
+			if n := value[int](t, pool, `select count(*) from goose_db_version`); n != 2+strings.Count(theirs, ",") {
+				t.Errorf("%d versions", n)
+			}
+			if _, err := gooseIn(t, pool, "herd_versions").Up(t.Context()); err != nil { // a table of its own, of whatever name
+				t.Error(err)
+			}
+			if err := migrations.Up(t.Context(), pool); err == nil || !strings.Contains(err.Error(), "goose with another -table") {
+				t.Errorf("Up = %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,319 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// oddSettings are what a database or a role may have set for every session.
+var oddSettings = []map[string]string{
+	{"datestyle": "SQL, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15"},
+	{"datestyle": "German", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "bytea_output": "escape"},
+	{"datestyle": "Postgres, YMD", "intervalstyle": "postgres_verbose", "timezone": "Europe/Dublin", "default_transaction_isolation": "serializable"},
+}
+
+// C6: exec and simple_protocol get times and numbers as text. Whatever the settings of the session, a job's whole life
+// is the same as everywhere.
+func TestLifeInAnyDateStyle(t *testing.T) {
+	t.Parallel()
+	for _, settings := range oddSettings {
+		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+			t.Run(settings["datestyle"]+" "+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				plain := newQuietDB(t)
+				var log logbook
+				odd := plain.via(t, Config{Logger: slog.New(&log)}, func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode = mode
+					for name, value := range settings {
+						c.ConnConfig.RuntimeParams[name] = value
+					}
+				})
+				l := &oddLife{testDB: odd, plain: plain, due: time.Now().Truncate(time.Microsecond)}
+				l.enqueueAll(t)
+				l.runAll(t)
+				l.inspect(t)
+				l.bringBack(t)
+				l.putAway(t)
+				for _, text := range log.from(slog.LevelWarn) {
+					if !strings.HasPrefix(text, "job discarded") {
+						t.Error("logged " + text)
+					}
+				}
+			})
+		}
+	}
+}
+
+// oddLife is one life of some jobs, seen through odd settings.
+type oddLife struct {
+	*testDB
+	plain *testDB // the same schema, without the settings
+	due   time.Time
+	ids   [6]string
+}
+
+const (
+	lifeGood = iota
+	lifeFails
+	lifeDies
+	lifeSnoozes
+	lifeInTx
+	lifeLater
+)
+
+func (l *oddLife) enqueueAll(t *testing.T) {
+	l.ids[lifeGood] = l.enqueue(t, job{lifeGood}, nil)
+	l.ids[lifeFails] = l.enqueue(t, job{lifeFails}, &EnqueueOpts{ScheduledAt: l.due, Tags: []string{"a"}, ExpiresAt: time.Now().Add(time.Hour), RetryUntil: time.Now().Add(time.Hour), Timeout: time.Minute})
+	receipts, err := l.client.EnqueueMany(t.Context(), []Batch{{Args: job{lifeDies}}, {Args: job{lifeSnoozes}, Opts: &EnqueueOpts{ScheduledAt: l.due}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.ids[lifeDies], l.ids[lifeSnoozes] = receipts[0].ID, receipts[1].ID
+	tx, err := l.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	receipt, err := l.client.EnqueueTx(t.Context(), tx, job{lifeInTx}, &EnqueueOpts{Delay: 10 * time.Millisecond, ConcurrencyKey: "key"})
+	if err = errors.Join(err, tx.Commit(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	l.ids[lifeInTx] = receipt.ID
+	l.ids[lifeLater] = l.enqueue(t, job{lifeLater}, &EnqueueOpts{ScheduledAt: l.due.AddDate(500, 0, 0)})
+}
+
+func (l *oddLife) handle(ctx context.Context, j *Job, n int) error {
+	switch {
+	case n == lifeFails && j.Attempt == 1:
+		var due, claimed time.Time
+		if err := l.plain.QueryRow(ctx, `select scheduled_at, attempted_at from jobs where id = $1`, j.ID).Scan(&due, &claimed); err != nil || !j.ScheduledAt.Equal(due) || !j.run.attemptedAt.Equal(claimed) {
+			return Discard(fmt.Errorf("due at %v and not %v, claimed at %v and not %v, %w", j.ScheduledAt, due, j.run.attemptedAt, claimed, err))
+		}
+		return errors.New("once")
+	case n == lifeDies && j.Redrives == 0:
+		return Discard(errors.New("dead"))
+	case n == lifeSnoozes && j.Snoozes == 0:
+		return Snooze(20 * time.Millisecond)
+	case n == lifeInTx:
+		tx, err := l.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		return errors.Join(j.CompleteTx(ctx, tx), tx.Commit(ctx))
+	}
+	return nil
+}
+
+func (l *oddLife) runAll(t *testing.T) {
+	workers := handling(l.handle)
+	workers[0].opts.Retry = Constant{Delay: 20 * time.Millisecond, Jitter: NoJitter}
+	workers[0].opts.RetryBudget = RetryBudget{Retries: 60000}
+	workers[0].opts.MaxAttempts = 2
+	l.run(t, SupervisorConfig{Workers: workers, Queues: []Queue{{}}, Lease: 10 * time.Second})
+	t.Cleanup(func() {
+		if t.Failed() {
+			var jobs string
+			err := l.plain.QueryRow(context.Background(), `select string_agg(concat_ws(' ', args, state, discard_reason, drover_last_error(errors)->>'error'), '; ') from jobs`).Scan(&jobs)
+			t.Log(jobs, err)
+		}
+	})
+	eventually(t, func() bool {
+		return value[bool](t, l.plain, `select count(*) filter (where state = 'completed') = 4 and count(*) filter (where state = 'discarded') = 1 from jobs`)
+	})
+}
+
+// same fails the test unless the time that was read is the one in the column.
+func (l *oddLife) same(t *testing.T, what string, read time.Time, sql string, args ...any) {
+	t.Helper()
+	if want := value[time.Time](t, l.plain, sql, args...); !read.Equal(want) {
+		t.Errorf("%s is %v, want %v", what, read, want)
+	}
+}
+
+func (l *oddLife) inspect(t *testing.T) {
+	ctx := t.Context()
+	for n, id := range l.ids {
+		j, err := l.client.Get(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.same(t, "created_at", j.CreatedAt, `select created_at from jobs where id = $1`, id)
+		l.same(t, "scheduled_at", j.ScheduledAt, `select scheduled_at from jobs where id = $1`, id)
+		if n != lifeLater {
+			l.same(t, "finalized_at", *j.FinalizedAt, `select finalized_at from jobs where id = $1`, id)
+			l.same(t, "attempted_at", *j.AttemptedAt, `select attempted_at from jobs where id = $1`, id)
+		}
+	}
+	if at := value[time.Time](t, l.plain, `select scheduled_at from jobs where id = $1`, l.ids[lifeLater]); !at.Equal(l.due.AddDate(500, 0, 0)) {
+		t.Errorf("enqueued for %v, want %v", at, l.due.AddDate(500, 0, 0))
+	}
+	for _, filter := range []Filter{{State: Discarded, FinalizedAfter: time.Now().Add(-time.Hour)}, {Kind: "job", CreatedAfter: time.Now().Add(-time.Hour)}} {
+		page, err := l.client.List(ctx, filter, "", 1)
+		if err != nil || len(page.Jobs) != 1 {
+			t.Fatalf("List = %+v, %v", page, err)
+		}
+		l.same(t, "listed created_at", page.Jobs[0].CreatedAt, `select created_at from jobs where id = $1`, page.Jobs[0].ID)
+	}
+	counts, err := l.client.Counts(ctx)
+	if err != nil || len(counts) != 3 {
+		t.Errorf("Counts = %+v, %v", counts, err)
+	}
+	summary, err := l.client.Summary(ctx)
+	if err != nil || len(summary) != 1 {
+		t.Fatalf("Summary = %+v, %v", summary, err)
+	}
+	l.same(t, "last_discarded_at", summary[0].LastDiscardedAt, `select finalized_at from jobs where state = 'discarded'`)
+	var groups []FailureGroup
+	eventually(t, func() bool { // a heartbeat adds them up
+		groups, err = l.client.Failures(ctx, FailureFilter{})
+		return err != nil || len(groups) == 2
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.same(t, "last_seen", groups[0].LastSeen, `select last_seen from failure_groups where fingerprint = $1`, groups[0].Fingerprint)
+	if _, err := l.client.Failure(ctx, groups[0].Fingerprint); err != nil {
+		t.Error(err)
+	}
+	health, err := l.client.Health(ctx)
+	if err != nil || len(health.NotSeen) > 0 || time.Since(health.At).Abs() > time.Hour {
+		t.Errorf("Health = %+v, %v", health, err)
+	}
+	if budgets, err := l.client.RetryBudgets(ctx); err != nil || len(budgets) != 1 || budgets[0].Per != time.Minute || time.Since(budgets[0].NextFree).Abs() > time.Hour {
+		t.Errorf("RetryBudgets = %+v, %v", budgets, err)
+	}
+	if alerts, err := l.client.Alerts(ctx, Thresholds{Discarded: 1, NewDiscarded: 1, Within: time.Hour, Oldest: time.Minute}); err != nil || len(alerts) != 2 {
+		t.Errorf("Alerts = %+v, %v", alerts, err)
+	}
+}
+
+// bringBack redrives the dead letter at a pace.
+func (l *oddLife) bringBack(t *testing.T) {
+	plan := RedrivePlan{Filter: Filter{State: Discarded, FinalizedAfter: time.Now().Add(-time.Hour)}, Rate: 1234.5678}
+	if groups, err := l.client.PreviewRedrive(t.Context(), plan); err != nil || len(groups) != 1 {
+		t.Errorf("PreviewRedrive = %+v, %v", groups, err)
+	}
+	r, err := l.client.Redrive(t.Context(), plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.same(t, "created_at of a redrive", r.CreatedAt, `select created_at from redrives`)
+	eventually(t, func() bool {
+		list, err := l.client.Redrives(t.Context(), 10)
+		if err != nil || len(list) != 1 || list[0].Rate != 1234.5678 {
+			t.Fatalf("Redrives = %+v, %v", list, err)
+		}
+		return list[0].State == RedriveDone && value[string](t, l.plain, `select state from jobs where id = $1`, l.ids[lifeDies]) == "completed"
+	})
+}
+
+func (l *oddLife) putAway(t *testing.T) {
+	ctx := t.Context()
+	filter := Filter{State: Completed, FinalizedAfter: time.Now().Add(-time.Hour)}
+	if moved, err := l.client.Archive(ctx, filter, nil); err != nil || moved.Jobs != 5 {
+		t.Errorf("Archive = %+v, %v", moved, err)
+	}
+	var lines bytes.Buffer
+	if n, err := l.client.ExportArchive(ctx, &lines, filter); err != nil || n != 5 || strings.Count(lines.String(), "\n") != 5 {
+		t.Errorf("ExportArchive = %d, %v", n, err)
+	}
+	if moved, err := l.client.Restore(ctx, filter); err != nil || moved.Jobs != 5 {
+		t.Errorf("Restore = %+v, %v", moved, err)
+	}
+	if done, err := l.client.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: time.Now().Add(time.Hour)}); err != nil || done.Changed != 5 {
+		t.Errorf("DeleteMany = %+v, %v", done, err)
+	}
+	if state, err := l.client.Cancel(ctx, l.ids[lifeLater], ""); err != nil || state != Scheduled {
+		t.Errorf("Cancel = %v, %v", state, err)
+	}
+}
+
+// A supervisor that dies leaves its jobs to others, whose reading of its rows no setting changes.
+func TestRescueInAnyDateStyle(t *testing.T) {
+	t.Parallel()
+	for _, settings := range oddSettings {
+		t.Run(settings["datestyle"], func(t *testing.T) {
+			t.Parallel()
+			plain := newQuietDB(t)
+			id := plain.enqueue(t, job{1}, nil)
+			plain.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
+			plain.exec(t, `update jobs set state = 'running', claimed_by = 'dead', attempt = 1, claim_seq = 1, attempted_at = now() - interval '1 hour'`)
+			var ran atomic.Bool
+			var log logbook
+			workers := handling(func(_ context.Context, j *Job, _ int) error {
+				ran.Store(j.ID == id && j.Attempt == 2)
+				return nil
+			})
+			workers[0].opts.Retry = Constant{Delay: time.Millisecond}
+			plain.via(t, Config{Logger: slog.New(&log)}, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+				for name, value := range settings {
+					c.ConnConfig.RuntimeParams[name] = value
+				}
+			}).run(t, SupervisorConfig{Lease: time.Second, Queues: []Queue{{}}, Workers: workers})
+			eventually(t, func() bool {
+				for _, text := range log.from(slog.LevelWarn) {
+					if strings.Contains(text, "date/time") || strings.Contains(text, "scan") {
+						t.Fatal("logged " + text)
+					}
+				}
+				return ran.Load()
+			})
+		})
+	}
+}
+
+// L4: a standby is known by what no lc_messages translates.
+func TestAStandbyInAnyLanguage(t *testing.T) {
+	t.Parallel()
+	refused := &pgconn.PgError{Code: "0A000", Message: "kann den Transaktionsmodus nicht auf Lesen/Schreiben setzen", Routine: "call_bool_check_hook"}
+	if err := classify(refused); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("in German: %v", err)
+	}
+	for _, routine := range []string{"RevalidateCachedQuery", "transformOnConflictClause", "rewriteRuleAction", ""} {
+		if err := classify(&pgconn.PgError{Code: "0A000", Message: "not during recovery", Routine: routine}); errors.Is(err, ErrReadOnly) {
+			t.Errorf("%s: %v", routine, err)
+		}
+	}
+}
+
+// A check that refuses what a caller has chosen is an *InvalidError that names the field.
+func TestChecksNameTheField(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for columns, field := range map[string]string{
+		"id) values ('short'":                                       "ID",
+		"queue) values (''":                                         "Kind or Queue",
+		"priority) values (11":                                      "Priority",
+		"max_attempts) values (0":                                   "MaxAttempts",
+		"timeout_ms) values (-1":                                    "Timeout",
+		"expires_at) values ('0044-03-15 BC'":                       "ScheduledAt, ExpiresAt or RetryUntil",
+		"retry) values ('{}'":                                       "Retry",
+		"concurrency_key) values (''":                               "ConcurrencyKey",
+		"args) values ((repeat('[', 70) || repeat(']', 70))::jsonb": "args",
+		"metadata) values ('[]'":                                    "Metadata",
+		"tags) values (array['']":                                   "Tags",
+		"errors) values ('{}'":                                      "",
+		"claim_seq) values (-1":                                     "",
+	} {
+		_, err := db.Exec(t.Context(), `insert into jobs (kind, `+strings.Replace(columns, "values (", "values ('k', ", 1)+`)`)
+		if err == nil {
+			t.Errorf("%s is stored", columns)
+			continue
+		}
+		var invalid *InvalidError
+		if err = classify(classify(err)); errors.As(err, &invalid) != (field != "") || field != "" && (invalid.Field != field || sqlState(err) != "23514") {
+			t.Errorf("%s: %v, want %q", columns, err, field)
+		}
+	}
+}
