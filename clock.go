@@ -75,7 +75,7 @@ func (h *Health) judgeClock() []Finding {
 		return ok("clock", what+"; no job waits for that")
 	}
 	return []Finding{{
-		levelWarning, "clock", fmt.Sprintf("%s; %d jobs from before wait until then", what, c.Waiting),
+		levelWarning, "clock", fmt.Sprintf("%s; jobs from before that wait until then: %d", what, c.Waiting),
 		"a job is due when the server's clock says so. If the clock was right before, set it right: the jobs are due at once. If it is right now, move the jobs by the statement here, once",
 		fmt.Sprintf("update %s set scheduled_at = greatest(clock_timestamp(), scheduled_at - interval '%d s') where finalized_at is null and state in ('available', 'scheduled', 'retryable') "+
 			"and scheduled_at > now() and scheduled_at <= timestamptz '%s' + interval '1 minute' and greatest(created_at, attempted_at, redriven_at) > now();",

@@ -66,7 +66,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 
 	h := look(t, db)
 	f := findingOf(t, h, "clock")
-	if f.Level != levelWarning || h.Clock.Waiting != 4 || h.Clock.Since == nil || !strings.Contains(f.What, "4 jobs from before wait") {
+	if f.Level != levelWarning || h.Clock.Waiting != 4 || h.Clock.Since == nil || !strings.Contains(f.What, "that wait until then: 4") {
 		t.Fatalf("health: %+v, %+v", f, h.Clock)
 	}
 	if by := h.Clock.Latest.Sub(h.At); by < 50*time.Minute || by > time.Hour {
