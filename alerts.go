@@ -14,12 +14,12 @@ type Thresholds struct {
 	NewDiscarded int           // so many of them discarded within Within
 	Within       time.Duration // zero means 15 min
 	Quarantined  int           // so many jobs discarded because processes died of them
-	Oldest       time.Duration // the longest that a due job has waited to be claimed
+	Oldest       time.Duration // the longest that a due job has waited to be claimed, or has to wait because the server's clock has gone back
 }
 
 // Alert is a threshold that was reached.
 type Alert struct {
-	Name      string  `json:"name"`      // discarded, new_discarded, quarantined, oldest
+	Name      string  `json:"name"`      // discarded, new_discarded, quarantined, oldest, clock
 	Level     string  `json:"level"`     // critical for quarantined, else warning
 	Value     float64 `json:"value"`     // jobs, or seconds
 	Threshold float64 `json:"threshold"` // in the same unit

@@ -82,6 +82,7 @@
 //	operate_many.go                CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
 //	operate_archive.go             Archive, Restore, ExportArchive, PurgeArchive
 //	alerts.go                      Alerts: which thresholds are reached
+//	clock.go                       the server's clock has gone back: tells of it
 //	health.go                      Health: what holds vacuum back, how the tables are, what a claim costs
 //	telemetry.go                   Hooks and log attributes
 //	failpoint.go                   where the fault suite may end a process: here nothing happens

@@ -21,6 +21,7 @@ type Health struct {
 	Claim       ClaimHealth       `json:"claim"`
 	Supervisors SupervisorsHealth `json:"supervisors"`
 	SetAside    SetAsideHealth    `json:"set_aside"`
+	Clock       ClockHealth       `json:"clock"`
 	NotSeen     []NotSeen         `json:"not_seen"` // what is missing here, and why
 
 	schema, role string // quoted
@@ -29,7 +30,7 @@ type Health struct {
 
 // NotSeen is a part that could not be looked at: its facts are zero, and nothing is concluded from them.
 type NotSeen struct {
-	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused
+	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, clock
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // after 2 s
 	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it
@@ -38,7 +39,7 @@ type NotSeen struct {
 // Finding is a conclusion, and what to do about it.
 type Finding struct {
 	Level string `json:"level"` // ok, warning, critical
-	Name  string `json:"name"`  // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, set_aside, refused, not_seen
+	Name  string `json:"name"`  // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, set_aside, refused, clock, not_seen
 	What  string `json:"what"`
 	Why   string `json:"why"` // it matters; "" where all is well
 	Do    string `json:"do"`  // SQL, a statement a line, or a command, never run by drover; "" where there is none
@@ -195,7 +196,7 @@ const (
 // judge draws the conclusions, causes before effects.
 func (h *Health) judge() {
 	var all []Finding
-	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgeNotSeen} {
+	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgeClock, h.judgeNotSeen} {
 		all = append(all, look()...)
 	}
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(badness(b.Level), badness(a.Level)) })

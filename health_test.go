@@ -540,7 +540,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused"}; !slices.Equal(parts, want) {
+	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "clock"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if len(h.Tables) != len(healthTables()) || h.Level == "ok" {
@@ -570,7 +570,7 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"tables", "supervisors", "queues"}; !slices.Equal(parts, want) { // a table's size is locked as it is
+	if want := []string{"tables", "supervisors", "queues", "clock"}; !slices.Equal(parts, want) { // a table's size is locked as it is
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 }
@@ -745,6 +745,10 @@ func TestHealthFindings(t *testing.T) {
 		}},
 		{"cannot be read", Health{NotSeen: []NotSeen{{Part: "queues", Why: "missing chunk", Failed: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: missing chunk", "a row that it reads is damaged or out of range", ""}}},
 		{"not seen", Health{NotSeen: []NotSeen{{Part: "queues", Why: "no"}}}, []Finding{{"warning", "not_seen", "not seen: queues: no", "this role may not read it", "grant it select on drover's tables"}}},
+		{"a clock that went back, but no job waits", Health{Clock: ClockHealth{Latest: ago(-time.Hour)}}, nil},
+		{"jobs that wait for the clock", Health{Clock: ClockHealth{Latest: ago(-time.Hour), Since: ago(time.Minute), Waiting: 813}}, []Finding{{
+			"warning", "clock", "the server's clock has gone back: it is 1h0m0s behind 2026-03-01T13:00:00Z, which it has shown before; first seen at 2026-03-01T11:59:00Z by the clock as it is now; jobs from before that wait until then: 813", "", "",
+		}}},
 		{"not in time", Health{NotSeen: []NotSeen{{Part: "queues", Why: "slow", TimedOut: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: slow", "it waited for a lock, or stepped over very many rows, dead ones included", ""}}},
 	} {
 		h := c.facts
@@ -781,7 +785,7 @@ func TestHealthFindings(t *testing.T) {
 	for _, f := range well.Findings {
 		names = append(names, f.Name)
 	}
-	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside"}; !slices.Equal(names, want) {
+	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside", "clock"}; !slices.Equal(names, want) {
 		t.Errorf("all is well, says %v", names)
 	}
 	if share := (&TableHealth{LiveRows: 1, DeadRows: 3}).DeadShare(); share != 0.75 {

@@ -308,24 +308,23 @@ const (
 // maxSpan is the longest duration read from a column. Two of them still add up.
 const maxSpan = 100 * 365 * 24 * time.Hour
 
-// seconds and millis turn a number from the database into a duration. A row may hold any number: what is longer than
-// maxSpan becomes maxSpan, where a plain conversion would overflow, often to a negative duration.
-func seconds(s float64) time.Duration {
-	switch limit := maxSpan.Seconds(); {
-	case s >= limit:
+// span turns a number from the database into a duration. Every such number goes through it: a row may hold any, and
+// what is longer than maxSpan becomes maxSpan, where a plain conversion would overflow, often to a negative duration.
+func span[N int64 | float64](n N, unit time.Duration) time.Duration {
+	switch limit := N(maxSpan / unit); {
+	case n >= limit:
 		return maxSpan
-	case s <= -limit:
+	case n <= -limit:
 		return -maxSpan
-	case s != s: // NaN
+	case n != n: // NaN
 		return 0
 	}
-	return time.Duration(s * float64(time.Second))
+	whole := time.Duration(n)
+	return whole*unit + time.Duration((n-N(whole))*N(unit))
 }
 
-func millis(ms int64) time.Duration {
-	const limit = int64(maxSpan / time.Millisecond)
-	return time.Duration(min(max(ms, -limit), limit)) * time.Millisecond
-}
+func seconds(s float64) time.Duration { return span(s, time.Second) }
+func millis(ms int64) time.Duration   { return span(ms, time.Millisecond) }
 
 // sqlCheck asks nothing of drover's own, so that it works on an empty database.
 const sqlCheck = `

@@ -76,7 +76,7 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 		if err := rows.Scan(&n, &got.dueUS, &us, &got.reason); err != nil {
 			return err
 		}
-		got.delay = millis(us/1000) + time.Duration(us%1000)*time.Microsecond
+		got.delay = span(us, time.Microsecond)
 		slots[n-1] = got
 		return nil
 	}, sqlReserve, kinds, queues, delays, latest)

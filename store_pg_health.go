@@ -191,6 +191,18 @@ select count(*) filter (where discard_reason = 'refused') from (
 	order by finalized_at desc, id desc limit $1
 ) j`
 
+// sqlClock tells whether the server's clock has gone back, and counts at most $1 jobs a lane that wait because of it.
+const sqlClock = `select latest, since, waiting from drover_clock($1)`
+
+func (s *store) waitForClock(ctx context.Context, conn *pgx.Conn, bound time.Duration) (waits int64, err error) {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
+	p.commit()
+	return waits, p.send(ctx, conn)
+}
+
 const (
 	healthDeadCount = 100_000         // dead letters looked through for refused ones
 	healthTimeout   = 2 * time.Second // of each part
@@ -249,6 +261,7 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlHealthIndex, healthLiveCount)
 	look("set_aside", h.readSetAside, sqlHealthSetAside)
 	look("refused", func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, sqlHealthRefused, healthDeadCount)
+	look("clock", func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, sqlClock, healthLaneCount)
 	if failed != nil {
 		return nil, failed
 	}

@@ -12,8 +12,10 @@ import (
 
 // Liveness, rescue, sweeps, sleep and pruning: all by the supervisor's control connection but where said.
 
+// sqlRegister takes over how far the server's clock had got, from those that live and from those that have ended.
 const sqlRegister = `
-insert into supervisors (id, lease_ms, queues, slots, host, pid, build, process) values ($1, $2, $3, $4, $5, $6, $7, $8)`
+insert into supervisors (id, lease_ms, queues, slots, host, pid, build, process, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
+	greatest(now(), (select max(clock_at) from supervisors where isfinite(clock_at)), (select max(ended_at) from ended_supervisors where isfinite(ended_at))))`
 
 // Policies stand in tables, for a rescuer, psql and the command may not know this process' code.
 const (
@@ -132,12 +134,13 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 // touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
-	update supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
+	update supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4,
+		clock_at = greatest(clock_at, now()), behind_since = case when clock_at >= now() + interval '10 s' then coalesce(behind_since, now()) end
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
 select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues,
-	extract(epoch from now())::float8, exists (select from mine),
+	extract(epoch from now())::float8, extract(epoch from (select max(clock_at) from supervisors where isfinite(clock_at)) - clock_timestamp())::float8, exists (select from mine),
 	exists (select from redrives where finished_at is null and paused_at is null),
 	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
@@ -178,6 +181,7 @@ type beatReply struct {
 	failures bool // failure groups are to be tended
 	peers    []peer
 	clock    float64       // the server's, in seconds
+	behind   time.Duration // the latest that any supervisor has seen; more than 0: it has gone back
 	gone     map[*run]bool // those in flight that are over, and whether an operator ended them
 	scope    []string      // of the retry budgets there are
 	solo     string        // a queue in which a strong suspect is due
@@ -203,10 +207,14 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	p.query(func(rows pgx.Rows) error {
 		var other peer
 		var leaseMS, silentMS int64
+		var behind *float64
 		var queues []*string
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &reply.alive,
+		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &behind, &reply.alive,
 			&reply.paces, &reply.failures, &reply.scope, &reply.solo); err != nil {
 			return err
+		}
+		if behind != nil {
+			reply.behind = seconds(*behind)
 		}
 		for _, queue := range queues {
 			if queue != nil {
@@ -496,7 +504,7 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 		if lastDelayMS != nil {
 			j.lastDelay = millis(*lastDelayMS)
 		}
-		j.flight = time.Duration(min(flight, 1e9) * float64(time.Second))
+		j.flight = seconds(flight)
 		if last {
 			at.key.queue, at.fromID = j.queue, j.id
 			rest = append(rest, at)

@@ -27,6 +27,11 @@ func TestNumbersBeyondAnyDuration(t *testing.T) {
 			t.Errorf("millis(%d) = %v, want %v", ms, got, want)
 		}
 	}
+	for us, want := range map[int64]time.Duration{1: time.Microsecond, -1_500_001: -1_500_001 * time.Microsecond, math.MaxInt64: maxSpan, math.MinInt64: -maxSpan} {
+		if got := span(us, time.Microsecond); got != want {
+			t.Errorf("%d microseconds = %v, want %v", us, got, want)
+		}
+	}
 	if seconds(1e300)+millis(math.MaxInt64) < 0 {
 		t.Error("the sum of two overflows")
 	}
@@ -52,12 +57,81 @@ func TestClaimOfAFarJob(t *testing.T) {
 	}
 }
 
-// F-15: with a job in the queue that is due in the year 9999, an idle supervisor looks as rarely as without one.
+// Whatever number a row holds: its duration has its sign, keeps the order of numbers, is as close as a duration can be,
+// and two of them add up.
+func FuzzSpan(f *testing.F) {
+	for _, n := range []float64{0, 0.5, -1, 1e-10, 9.3e9, 9.2233720368e9, 2.5e11, 1e300, math.MaxFloat64, math.Inf(1), math.Inf(-1), math.NaN()} {
+		f.Add(n, int64(n))
+	}
+	f.Add(0.0, int64(math.MaxInt64))
+	f.Add(0.0, int64(math.MinInt64))
+	f.Fuzz(func(t *testing.T, s float64, n int64) {
+		for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
+			got, limit := span(s, unit), float64(maxSpan/unit)
+			switch {
+			case got > maxSpan || got < -maxSpan || got+got > 0 != (got > 0):
+				t.Fatalf("span(%v, %v) = %v", s, unit, got)
+			case s != s:
+				if got != 0 {
+					t.Fatalf("span(NaN, %v) = %v", unit, got)
+				}
+			case math.Abs(s) < limit && math.Abs(float64(got)-s*float64(unit)) > 1+math.Abs(s*float64(unit))*1e-9:
+				t.Fatalf("span(%v, %v) = %v", s, unit, got)
+			case s > 1 && got < unit, s < -1 && got > -unit, span(s/2, unit) > got && s > 0:
+				t.Fatalf("span(%v, %v) = %v: sign or order", s, unit, got)
+			}
+			if whole := span(n, unit); float64(n) < limit && float64(n) > -limit && (whole/unit != time.Duration(n) || whole%unit != 0) {
+				t.Fatalf("span(%d, %v) = %v", n, unit, whole)
+			}
+		}
+	})
+}
+
+// What a row says of its time-outs ends up within the bounds of both, as a claim reads it.
+func TestTimeoutsBeyondAnyDuration(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	db.exec(t, `
+insert into jobs (kind, queue, args, timeout_ms, retry_until, created_at)
+select 'job', 'default', '{}', t, r, '0001-01-01 00:00:00Z'
+from unnest(array[1, 9223372036854775807]) t, unnest(array['0001-01-01 00:00:00Z', '9999-12-31 00:00:00Z', '294276-12-31 00:00:00Z']::timestamptz[]) r`)
+	for i := range 20 {
+		runs := s.claim(t)
+		for _, r := range runs {
+			if r.timeout <= 0 || r.timeout > maxTimeout || r.timeLeft > maxSpan || r.timeLeft < -maxSpan || r.unreadable != nil {
+				t.Errorf("timeout %v, time left %v, unreadable %v", r.timeout, r.timeLeft, r.unreadable)
+			}
+		}
+		if len(runs) == 0 && i > 5 {
+			break
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 6 {
+		t.Errorf("claimed %d jobs of 6", n)
+	}
+}
+
+// A dead job that may be retried until the last year there is can be redriven.
+func TestRedriveOfFarRetryUntil(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, until := range []string{"0001-01-01 00:00:00Z", "9999-12-31 00:00:00Z", "294276-12-31 00:00:00Z"} {
+		id := value[string](t, db, `
+insert into jobs (kind, state, discard_reason, class, created_at, finalized_at, retry_until)
+values ('job', 'discarded', 'panic', 'error', '0001-01-01 00:00:00Z', now(), '`+until+`') returning id`)
+		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+			t.Errorf("retry until %s: %v", until, err)
+		}
+	}
+}
+
+// F-15: with jobs in the queue that are due in centuries or never, an idle supervisor looks as rarely as without them.
 func TestIdleBesideAFarJob(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, scheduled_at, state) values ('job', '9999-12-31', 'scheduled'), ('job', '294276-12-31', 'scheduled')`)
+	db.exec(t, `insert into jobs (kind, scheduled_at, state) select 'job', d::timestamptz, 'scheduled' from unnest('{2318-12-31,2400-01-01,9999-12-31,294276-12-31,infinity}'::text[]) d`)
 	traced, counted := db.traced(t, Config{})
 	traced.launch(t, SupervisorConfig{})
 	db.asleep(t)

@@ -76,6 +76,7 @@ type control struct {
 	floorsBy  time.Time // nor before this as long as there are no floors
 	was       string    // our last id, if others took its lease; takeBack undoes what they did
 	turns     turns
+	clock     clockTrouble
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -307,6 +308,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.solo) }},
 		{"taking back a death", func() error { return c.takeBack(ctx, conn) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
+		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.behind) }},
 	} {
 		err := step.run()
 		if err != nil && c.sup.quiet.may(step.name+sqlState(err), c.sup.now()) {

@@ -428,11 +428,10 @@ func (r *run) override(more *moreOfJob) {
 	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
 	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.unreadable
 	if more.TimeoutMS > 0 {
-		r.timeout = time.Duration(min(more.TimeoutMS, int64(maxTimeout/time.Millisecond))) * time.Millisecond
+		r.timeout = min(millis(more.TimeoutMS), maxTimeout)
 	}
 	if more.RetryLeftMS != nil {
-		left := max(min(*more.RetryLeftMS, float64(maxTimeout/time.Millisecond)), -float64(maxTimeout/time.Millisecond))
-		r.timeBound, r.timeLeft = true, time.Duration(left)*time.Millisecond
+		r.timeBound, r.timeLeft = true, span(*more.RetryLeftMS, time.Millisecond)
 	}
 	if string(more.Retry) != "" && string(more.Retry) != "null" {
 		strategy, err := decodeStrategy(more.Retry, r.sup.strategies)

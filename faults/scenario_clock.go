@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -20,6 +21,9 @@ func clockScenarios() []scenario {
 		change: func(l *load, _ bool) {
 			l.ClockErrors, l.Long, l.Rate = []time.Duration{-time.Hour, time.Hour}, 0.04, 20
 		},
+	}, {
+		id: "S-7", what: "the server's clock goes back by an hour beside a backlog of due jobs, and on again; health names the step and the jobs", quick: 1, full: 6, minutes: 3,
+		clock: true, deathless: true, recovery: 5 * time.Second, before: knowClockError, run: stepClockBack, change: func(l *load, _ bool) { l.Rate = 20 },
 	}}
 }
 
@@ -85,26 +89,8 @@ func stepClock(ctx context.Context, w *world, rounds int) error {
 		if n%2 == 0 {
 			to = clockStep
 		}
-		if err := w.setClockError(ctx, to); err != nil {
+		if err := w.moveClock(ctx, to); err != nil {
 			return err
-		}
-		err := w.inject(fmt.Sprintf("restart, clock %v ahead", to), "", func() error {
-			return errors.Join(w.server.Kill(), os.WriteFile(w.clockFile, fmt.Appendf(nil, "+%d", int(to.Seconds())), 0o644),
-				pause(ctx, 200*time.Millisecond), w.server.Restart(ctx))
-		})
-		if err != nil {
-			return err
-		}
-		w.clockError = to
-		if err := w.recovered(ctx, 30*time.Second); err != nil {
-			return err
-		}
-		var ahead float64
-		if err := w.pool.QueryRow(ctx, `select extract(epoch from clock_timestamp() - $1)::float8`, time.Now()).Scan(&ahead); err != nil {
-			return err
-		}
-		if off := ahead - to.Seconds(); off > 5 || off < -5 {
-			return fmt.Errorf("the server's clock is %.0f s ahead, not %v", ahead, to)
 		}
 		if n == last {
 			break
@@ -112,6 +98,82 @@ func stepClock(ctx context.Context, w *world, rounds int) error {
 		if err := w.sleepThrough(ctx, w.workers[n%2]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+const (
+	longStep = time.Hour
+	backlog  = 400 // jobs, more than the workers can run before the step
+)
+
+// stepClockBack moves the server's clock on by an hour and back, while a backlog is due that it was on. The backlog waits
+// then: by the clock it is not due. What is enqueued meanwhile runs, and health names the step and the jobs. Once the
+// clock is where it was the backlog runs.
+func stepClockBack(ctx context.Context, w *world, rounds int) error {
+	client, err := quietClient(w.pool)
+	if err != nil {
+		return err
+	}
+	for range rounds {
+		if err := w.moveClock(ctx, longStep); err != nil {
+			return err
+		}
+		ids, err := w.enqueue(ctx, w.many(backlog, 300, ""), drover.EnqueueOpts{})
+		if err != nil {
+			return err
+		}
+		if err := w.moveClock(ctx, 0); err != nil {
+			return err
+		}
+		waiting := int64(0)
+		if err := w.pool.QueryRow(ctx, `select count(*) from jobs where finalized_at is null and state <> 'running' and scheduled_at > now() + interval '50 min' and id = any($1)`, ids).Scan(&waiting); err != nil {
+			return err
+		}
+		err = until(ctx, fmt.Sprintf("health names the step and %d jobs", waiting), 10*time.Second, func() (bool, error) {
+			h, err := client.Health(ctx)
+			return err == nil && h.Clock.Waiting >= waiting && waiting > 0 && slices.ContainsFunc(h.Findings, func(f drover.Finding) bool {
+				return f.Name == "clock" && f.Level == "warning" && strings.Contains(f.Do, "update")
+			}), err
+		})
+		if err != nil {
+			return err
+		}
+		if err := w.moveClock(ctx, longStep); err != nil {
+			return err
+		}
+		if err := w.eventually(ctx, "the backlog has run", time.Minute, `select count(*) = 0 from jobs where finalized_at is null and id = any($1)`, ids); err != nil {
+			return err
+		}
+		if h, err := client.Health(ctx); err != nil || h.Clock.Latest != nil {
+			return errors.Join(fmt.Errorf("health still says that the clock has gone back, to before %v", h.Clock.Latest), err)
+		}
+	}
+	return nil
+}
+
+// moveClock gives the server's clock another error and waits until jobs run again.
+func (w *world) moveClock(ctx context.Context, to time.Duration) error {
+	if err := w.setClockError(ctx, to); err != nil {
+		return err
+	}
+	err := w.inject(fmt.Sprintf("restart, clock %v ahead", to), "", func() error {
+		return errors.Join(w.server.Kill(), os.WriteFile(w.clockFile, fmt.Appendf(nil, "+%d", int(to.Seconds())), 0o644),
+			pause(ctx, 200*time.Millisecond), w.server.Restart(ctx))
+	})
+	if err != nil {
+		return err
+	}
+	w.clockError = to
+	if err := w.recovered(ctx, 30*time.Second); err != nil {
+		return err
+	}
+	var ahead float64
+	if err := w.pool.QueryRow(ctx, `select extract(epoch from clock_timestamp() - $1)::float8`, time.Now()).Scan(&ahead); err != nil {
+		return err
+	}
+	if off := ahead - to.Seconds(); off > 5 || off < -5 {
+		return fmt.Errorf("the server's clock is %.0f s ahead, not %v", ahead, to)
 	}
 	return nil
 }

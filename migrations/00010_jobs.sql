@@ -429,6 +429,8 @@ create table supervisors (
 	beat       bigint      not null default 0,
 	beat_at    timestamptz not null default now(),
 	started_at timestamptz not null default now(),
+	clock_at   timestamptz not null default now(),
+	behind_since timestamptz,
 	lost_at    timestamptz,
 	silent_at_beat bigint,
 	silent_ms  bigint,
@@ -447,6 +449,8 @@ create table supervisors (
 ) with (fillfactor = 50);
 comment on table supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
 comment on column supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
+comment on column supervisors.clock_at is 'The latest time that the server''s clock has shown at a beat: later than now if the clock has gone back.';
+comment on column supervisors.behind_since is 'Since when, by the clock as it is now, that has been behind clock_at by 10 s or more. Null: it is not.';
 comment on column supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
 comment on column supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
 comment on column supervisors.slots is 'Concurrency by queue.';
@@ -634,6 +638,45 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time, go on without.';
+
+-- +goose StatementBegin
+create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out since timestamptz, out waiting bigint) language plpgsql stable as $$
+begin
+	-- clock_timestamp() is read after the snapshot was taken: what others have written by then was earlier, unless the
+	-- clock has gone back.
+	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from supervisors s where isfinite(s.clock_at);
+	if latest - clock_timestamp() >= interval '10 s' then
+		latest := least(latest, timestamptz '9999-12-30+00');
+		since := least(greatest(since, timestamptz '0001-01-02+00'), timestamptz '9999-12-30+00');
+	else
+		latest := null;
+		since := null;
+		waiting := 0;
+		return;
+	end if;
+	-- The queues, and of each lane of each what is due between now and then, a heartbeat included that did not come: by
+	-- jobs_claim_idx. What happened to a job in the future was before the clock went back.
+	with recursive held(name) as (
+		select min(j.queue) from jobs j where j.finalized_at is null
+		union all
+		select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from held h where h.name is not null
+	)
+	select count(*) into waiting
+	from held h
+	cross join generate_series(0, 30, 10) as t(tier)
+	cross join generate_series(1, 9) as p(n)
+	cross join lateral (
+		select from jobs j
+		where j.finalized_at is null and j.state <> 'running' and j.queue = h.name and j.lane = (t.tier + p.n)::smallint
+			and j.scheduled_at > now() and j.scheduled_at <= latest + interval '1 minute' and greatest(j.created_at, j.attempted_at, j.redriven_at) > now()
+		order by j.scheduled_at, j.id limit most
+	) waits
+	where h.name is not null and (drover_clock.queue is null or h.name = drover_clock.queue);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_clock(int, text) is
+	'If the server''s clock has gone back by 10 s or more: the latest time that it has shown, since when supervisors have seen it behind that, and how many jobs from before wait until it gets there again, counted up to so many a lane. Else nulls and 0.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$

@@ -579,12 +579,15 @@ begin
 		if age >= drover_alerts.oldest then
 			return query select 'oldest', 'warning', extract(epoch from age)::float8, extract(epoch from drover_alerts.oldest)::float8;
 		end if;
+		-- Jobs wait for as long as the server's clock has gone back, and none of them looks late.
+		return query select 'clock', 'warning', extract(epoch from c.latest - now())::float8, extract(epoch from drover_alerts.oldest)::float8
+			from drover_clock(1, drover_alerts.queue) c where c.waiting > 0 and c.latest - now() >= drover_alerts.oldest;
 	end if;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_alerts(bigint, bigint, interval, bigint, interval, text) is
-	'What has reached the thresholds that are given: discarded jobs, those of the last while, those that kill their process, the age in seconds of the oldest due job. No row: all is well.';
+	'What has reached the thresholds that are given: discarded jobs, those of the last while, those that kill their process, the age in seconds of the oldest due job, by how many seconds the server''s clock has gone back if jobs wait because of it. No row: all is well.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';

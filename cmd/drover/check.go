@@ -74,7 +74,7 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 		f.IntVar(&limits[i].given, limits[i].name, 0, limits[i].usage)
 	}
 	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --max-new-discarded looks")
-	f.DurationVar(&t.Oldest, "max-oldest", 0, "a due job that has waited longer is a warning")
+	f.DurationVar(&t.Oldest, "max-oldest", 0, "a due job that has waited longer is a warning, or that has to because the server's clock has gone back")
 	f.StringVar(&t.Queue, "queue", "", "look at this queue only")
 	return cmd
 }
@@ -150,6 +150,8 @@ func finding(alert drover.Alert, t drover.Thresholds) string {
 		text = fmt.Sprintf("%s quarantined, at most %d: drover jobs list --reason crashed", plural(n, "job"), most)
 	case "oldest":
 		text = fmt.Sprintf("a due job has waited %s, at most %s", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+	case "clock":
+		text = fmt.Sprintf("the server's clock has gone back by %s, at most %s, and jobs wait because of it: drover health", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
 	}
 	if t.Queue != "" {
 		text += ", queue " + t.Queue

@@ -43,6 +43,19 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A server's clock that went back makes jobs wait although none of them is late.
+func TestCheckOfTheServersClock(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	sh.exec(t, `insert into supervisors (id, lease_ms, queues, clock_at) values ('a', 30000, '{default}', now() + interval '59 min')`)
+	sh.run(t, "check", "--max-oldest", "15m").ok(t)
+	sh.exec(t, `insert into jobs (kind, created_at, scheduled_at) values ('k', now() + interval '50 min', now() + interval '50 min')`)
+	sh.run(t, "check", "--max-oldest", "15m").ends(t, 1).says(t, "warning: the server's clock has gone back by ", "at most 15m, and jobs wait because of it: drover health\n")
+	sh.run(t, "check", "--max-oldest", "15m", "--queue", "default").ends(t, 1)
+	sh.run(t, "check", "--max-oldest", "2h").ok(t)
+	sh.run(t, "health", "--strict").ends(t, 1).says(t, "jobs from before that wait until then: 1", "update ")
+}
+
 // What keeps it from looking is neither a warning nor critical.
 func TestCheckThatCannotLook(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,7 @@ func newHealthCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "health",
 		Short: "Tell what holds vacuum back, how the tables are, what a claim costs, and what to do",
-		Long: `Tell what holds vacuum back, how the tables are, what a claim costs, what is late, and what to do.
+		Long: `Tell what holds vacuum back, how the tables are, what a claim costs, what is late, whether the server's clock has gone back, and what to do.
 
 It changes nothing: what it says to do is for a person to run. Findings that are not well do not make it fail, unless --strict says so.`,
 		Args: args(cobra.NoArgs),

@@ -648,5 +648,26 @@ func mutants() []mutant {
 			tests: []string{"TestGooseInAnApplicationsTable"},
 			in:    "migrations",
 		},
+		{
+			name: "clock-goes-back-unseen", bug: "a heartbeat forgets how far the server's clock had got",
+			file:  "store_pg_supervisors.go",
+			old:   "clock_at = greatest(clock_at, now())",
+			new:   "clock_at = now()",
+			tests: []string{"TestJobsThatWaitForTheClockAreNamed"},
+		},
+		{
+			name: "newcomers-trust-the-clock", bug: "a supervisor that starts after a step of the server's clock knows nothing of it",
+			file:  "store_pg_supervisors.go",
+			old:   "greatest(now(), (select max(clock_at) from supervisors where isfinite(clock_at)), (select max(ended_at)",
+			new:   "greatest(now(), (select min(ended_at)",
+			tests: []string{"TestNewcomersKnowThatTheClockWentBack"},
+		},
+		{
+			name: "far-times-overflow", bug: "a job that is due in centuries makes an idle supervisor look all the time",
+			file:  "store_pg.go",
+			old:   "\tcase n >= limit:\n",
+			new:   "\tcase n >= limit && n < 0:\n",
+			tests: []string{"TestClaimOfAFarJob", "TestNumbersBeyondAnyDuration"},
+		},
 	}
 }

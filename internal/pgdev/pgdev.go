@@ -2,7 +2,8 @@
 // nothing behind. Start tries four ways in turn and says in one line which it took:
 //
 //  1. [FromEnv]: the database of DATABASE_URL, used as it is and never stopped;
-//  2. [Local]: server binaries on this machine, run as a throwaway cluster on a free loopback port;
+//  2. [Local]: server binaries on this machine, those in DROVER_PG_BIN if that is set, run as a throwaway cluster on a
+//     free loopback port;
 //  3. [Docker]: a container of a running Docker engine;
 //  4. [Download]: a verified archive of server binaries, kept in the user's cache directory.
 //
@@ -34,6 +35,9 @@ const (
 // ErrNotCluster reports Kill or Restart of a server that is no cluster of this process' own.
 var ErrNotCluster = errors.New("drover: only a cluster made of server binaries can be killed and restarted")
 
+// binVar names a directory of server binaries, to run tests and fault scenarios on another version.
+const binVar = "DROVER_PG_BIN"
+
 // errNotSet is the one reason for which a DATABASE_URL is passed over: any other is the user's to hear.
 var errNotSet = errors.New("not set")
 
@@ -54,8 +58,8 @@ type Options struct {
 	// Ways are tried in this order. Nil means FromEnv, Local, Docker, Download.
 	Ways []Way
 
-	// BinDir is the one directory Local looks into, to run a chosen version. Empty means PATH and then the
-	// places where packages put servers, newest first.
+	// BinDir is the one directory Local looks into, to run a chosen version. Empty means that of DROVER_PG_BIN,
+	// and without one PATH and then the places where packages put servers, newest first.
 	BinDir string
 
 	// Image is what Docker runs. Empty means "postgres:17-alpine".
@@ -67,6 +71,7 @@ type Options struct {
 	// CacheDir keeps downloaded archives. Empty means "drover/pgdev" in the user's cache directory.
 	CacheDir string
 
+	binEnv bool                // BinDir is that of DROVER_PG_BIN
 	port   func() (int, error) // chooses a cluster's port; a test makes it choose a taken one
 	getenv func(string) string // os.Getenv, but in tests
 }
@@ -84,8 +89,9 @@ type Server struct {
 // and the start, not the server's life: Close ends it. A server that Start made is also ended, and its
 // files removed, when the program exits or is killed without a Close.
 //
-// A DATABASE_URL that is set but does not answer is an error; no other database is taken in its place. If
-// no way works, the error tells for each of them why, and how to get a Postgres.
+// A DATABASE_URL that is set but does not answer is an error, and so is a DROVER_PG_BIN without a server that
+// starts; no other is taken in its place. If no way works, the error tells for each of them why, and how to get a
+// Postgres.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -99,7 +105,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 			return s, nil
 		}
 		err = fmt.Errorf("%s: %w", way, err)
-		if ctx.Err() != nil || way == FromEnv && !errors.Is(err, errNotSet) {
+		if ctx.Err() != nil || way == FromEnv && !errors.Is(err, errNotSet) || way == Local && o.binEnv {
 			return nil, fmt.Errorf("drover: %w", err)
 		}
 		failed = append(failed, err)
@@ -185,6 +191,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.getenv == nil {
 		o.getenv = os.Getenv
+	}
+	if dir := o.getenv(binVar); o.BinDir == "" && dir != "" {
+		o.BinDir, o.binEnv = dir, true
 	}
 	settings, err := serverSettings(o.Settings)
 	o.Settings = settings

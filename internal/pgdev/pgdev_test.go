@@ -126,6 +126,20 @@ func TestErrorTellsWhyEachOfTheFourWaysFailed(t *testing.T) {
 	}
 }
 
+// DROVER_PG_BIN chooses the server, and nothing takes its place where there is none.
+func TestBinariesOfTheEnvironment(t *testing.T) {
+	t.Parallel()
+	empty := t.TempDir()
+	_, err := Start(t.Context(), Options{getenv: env("DROVER_PG_BIN", empty), Ways: []Way{Local, Download}, BaseURL: "http://127.0.0.1:1", CacheDir: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "no postgres and initdb that run in "+empty) || strings.Contains(err.Error(), "download") {
+		t.Errorf("Start = %v, want an error of the named directory and no other server", err)
+	}
+	o, err := Options{getenv: env("DROVER_PG_BIN", empty), BinDir: "/a"}.withDefaults()
+	if err != nil || o.BinDir != "/a" || o.binEnv {
+		t.Errorf("BinDir %q, %v: a directory in the options goes first", o.BinDir, err)
+	}
+}
+
 func TestStartStopsTryingWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
