@@ -65,12 +65,14 @@
 //	supervisor_run.go              one claimed job, from its start to its outcome
 //	outcome.go                     what a handler returned, and what that makes of the job
 //	tx.go                          CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
+//	tx_refused.go                  why one of these was refused: a lost claim, or something else
 //	supervisor_settle.go           records outcomes, many in one round trip, until each is settled
 //	retry_strategy.go              attempt to delay; pure
 //	retry_after.go                 the HTTP header
 //	sanitize.go                    reads the texts of errors and panics, and takes the secrets out
 //	supervisor_lease.go            heartbeat, notifications, watching the others, rescue, the full sweep
 //	blame.go                       which job killed a process: evidence, suspects, conviction; pure
+//	beside.go                      what ran beside a convicted job need not wait any longer
 //	operate_redrive.go             dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
 //	supervisor_redrive.go          carries redrives on, whoever began them
 //	args_shape.go                  what an args patch is checked against

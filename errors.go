@@ -11,7 +11,7 @@ var (
 	ErrInvalid = errors.New("drover: invalid")
 
 	// ErrLeaseLost reports that the job belongs to someone else by now; the outcome was not recorded. It is
-	// also the cause of the handler's context when its supervisor lost the lease.
+	// also the cause of the handler's context when its supervisor lost the lease, or could not keep it up.
 	ErrLeaseLost = errors.New("drover: lease lost")
 
 	// ErrIDConflict reports an enqueue whose ID exists with another kind, queue or args.
@@ -41,8 +41,8 @@ var (
 	ErrPooler = errors.New("drover: the pooler gives each transaction to another session, and the driver prepares statements there: " +
 		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
 
-	// ErrNotCommitted is the failure of a run whose handler returned nil after CompleteTx or SettleTx without
-	// committing that transaction.
+	// ErrNotCommitted is the failure of a run whose handler returned nil although its CompleteTx or SettleTx failed,
+	// or its transaction was not committed. It wraps the error of the CompleteTx or SettleTx that failed.
 	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")
 
 	// ErrCancelled is the cause of a handler's context when its job was cancelled, or discarded by an operator.

@@ -111,11 +111,12 @@ type reference struct {
 	runs     []*modelRunning
 	redrives []*modelRedrive
 	fresh    map[string]letGo // by id, until a tick finds that it is claimed or gone
+	crashed  map[*modelJob]modelCrash
 }
 
 func newReference(tb *rapidTB, db *testDB) *reference {
 	db.exec(tb, `truncate jobs, jobs_archive, supervisors, sleepers, ended_supervisors, redrives, redrive_queues, failure_groups, failure_tallies`)
-	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}}
+	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}, crashed: map[*modelJob]modelCrash{}}
 	m.start(false)
 	m.start(true)
 	return m
@@ -595,6 +596,7 @@ func (m *reference) die(r *rapid.T) bool {
 func (m *reference) rescued(s *modelSup, draining bool) {
 	held := m.those(m.jobs, func(j *modelJob) bool { return j.state == Running && j.owner == s.id })
 	started, degree := 0, 0
+	var killers []*modelJob
 	hadStarted := func(j *modelJob) bool { return j.max > 1 || j.started == j.seq }
 	for _, j := range held {
 		if hadStarted(j) {
@@ -613,7 +615,7 @@ func (m *reference) rescued(s *modelSup, draining bool) {
 		j.entries++
 		j.due = j.crashes == 0 || !counts
 		switch {
-		case convicted || j.max == 1:
+		case convicted || j.max == 1 || j.started == j.seq:
 			j.state, j.reason = Discarded, ReasonCrashed
 		default:
 			j.state = Retryable
@@ -621,13 +623,36 @@ func (m *reference) rescued(s *modelSup, draining bool) {
 				j.attempt--
 			}
 		}
+		if convicted {
+			killers = append(killers, j)
+		}
 		if counts {
 			j.crashes++
 			j.deaths++
 			s.blamed = append(s.blamed, j.id)
+			m.crashed[j] = modelCrash{s, j.entries}
 		}
 		m.left(j)
 	}
+	for _, killer := range killers {
+		m.hurry(killer)
+	}
+}
+
+// hurry makes those due that wait for nothing but the backoff of a death of which the killer is convicted.
+func (m *reference) hurry(killer *modelJob) {
+	deaths := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(id), '{}') from ended_supervisors where explained_by = $1`, killer.id)
+	for j, crash := range m.crashed {
+		if j != killer && m.jobs[j.id] == j && crash.sup.judged && slices.Contains(deaths, crash.sup.id) && j.entries == crash.entries && j.state == Retryable {
+			j.due = true
+		}
+	}
+}
+
+// modelCrash is the last death that counted against a job, and how many entries the job's errors had then.
+type modelCrash struct {
+	sup     *modelSup
+	entries int
 }
 
 // takeBack undoes what a death was taken for that was none.
@@ -657,7 +682,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		}
 		j.crashes, j.deaths = max(j.crashes-1, 0), max(j.deaths-1, 0)
 		j.entries++
-		if j.reason == ReasonCrashed && j.max > 1 && lastCrash[id] {
+		if j.reason == ReasonCrashed && j.max > 1 && j.started != j.seq && lastCrash[id] {
 			j.state, j.reason, j.due, j.hold = Retryable, "", true, free
 		}
 	}

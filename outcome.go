@@ -178,10 +178,24 @@ func (r *run) decide(err error) *outcome {
 	case r.interrupted() && (!hasVerdict || v.how != verdictDiscard || errors.Is(err, context.Canceled)):
 		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
 		// earlier run, before a redrive, the job must not be lost.
-		o.state, o.now, o.giveBack, o.event = Available, true, true, eventReleased
-		return o
+		return r.cutShort(err, v)
 	}
 	o.fail(err, v)
+	o.entry = r.errorEntry(o)
+	return o
+}
+
+// cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again as if nothing
+// had been, unless this was its only attempt: that one has failed. v is what the handler said, nil if it said nothing.
+func (r *run) cutShort(err error, v *verdict) *outcome {
+	if !r.once() {
+		return r.handedBack()
+	}
+	if v == nil {
+		v = worthRetry() // the error is no answer of the handler's that RetryIf or a case could judge
+	}
+	o := &outcome{run: r, duration: r.ran()}
+	o.fail(fmt.Errorf("the only attempt was cut short (%w): %w", r.cause(), err), v)
 	o.entry = r.errorEntry(o)
 	return o
 }
@@ -427,7 +441,7 @@ func (o *outcome) found(row seenJob, exists bool) finding {
 	r := o.run
 	tx := r.txOutcome.Load()
 	ours := exists && row.lastClaimedBy(r)
-	held := ours && row.state == Running && row.owner == r.owner
+	held := exists && row.heldBy(r)
 	switch {
 	case held && tx != nil:
 		return foundNotCommitted
@@ -492,7 +506,7 @@ func (o *outcome) notCommitted() *outcome {
 		return o
 	}
 	failed := &outcome{run: r, duration: o.duration}
-	failed.fail(ErrNotCommitted, worthRetry())
+	failed.fail(r.errNotCommitted(), worthRetry())
 	failed.entry = r.errorEntry(failed)
 	return failed
 }

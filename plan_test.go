@@ -62,6 +62,8 @@ func theStatements(s *still, ids []string) []planned {
 		{"complete in a transaction", sqlCompleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"delete in a transaction", sqlCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"hold in a transaction", sqlHoldTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
+		{"still held in a transaction", sqlStillOursTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
+		{"due for a conviction", sqlHurry, []any{ids, ids[:1]}, true, len(ids)},
 	}
 }
 

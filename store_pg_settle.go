@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -15,10 +13,15 @@ import (
 
 // sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
 // which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
+//
+// me: no start is noted once the lease is lost. A rescuer declares the supervisor lost, which waits for this lock, and
+// only then reads which jobs have started. So a job that it found unstarted stays so, and may be given to others.
 const sqlStart = `
-with held as materialized (
+with me as materialized (
+	select from supervisors where id = $3 and lost_at is null for key share
+), held as materialized (
 	select id from jobs
-	where id = any($1) and claimed_by = $3 and state = 'running'
+	where exists (select from me) and id = any($1) and claimed_by = $3 and state = 'running'
 		and ((id, claim_seq, attempted_at) in (select unnest($1::text[]), unnest($2::int[]), unnest($4::timestamptz[]))) is true
 	order by id for update skip locked
 )
@@ -106,14 +109,14 @@ const settleHeld = `
 const settleRules = `
 	) j
 ), ruled as materialized (
-	select '[{"at": ' || to_json(now())::text || ', ' as head, jsonb_object_agg(h.id, case g.policy
+	select '[{"at": ' || to_json(statement_timestamp())::text || ', ' as head, jsonb_object_agg(h.id, case g.policy
 		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
 		else jsonb_build_object('state', 'discarded', 'reason', 'operator') end) as rules
 	from held h join failure_groups g on g.fingerprint = h.failure and g.policy is not null
 	where h.state = 'retryable'
 ), tallied as (
-	insert into failure_tallies (fingerprint, kind, class, error_type, count, jobs, last_job, sample)
-	select failure, kind, entry->>'class', coalesce(entry->>'type', ''), count, jobs, last_job,
+	insert into failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job, sample)
+	select failure, statement_timestamp(), kind, entry->>'class', coalesce(entry->>'type', ''), count, jobs, last_job,
 		case when not exists (select from failure_groups g where g.fingerprint = failure) then entry->>'error' end
 	from (
 		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job,
@@ -130,19 +133,20 @@ const toldState = `case when j.state = 'parked' and j.parked_build is null then 
 //
 // waits: the row goes back into a redrive's hands. One that a redrive let run within its key's cap gives its place back
 // when its run fails, and waits until the redrive has one again. due_us is the slot of a retry budget: the server's own
-// reading, for a delay would begin anew with this transaction. A job that is due "at once" gets the time of this
-// statement, not of the transaction's start: in front of the floors.
+// reading, for a delay would begin anew with this transaction. All times are the statement's: SettleTx may come hours
+// after its transaction has begun. A delay counts from when the row is written, so that also one of nothing, like a job
+// that is due "at once", ends in front of the floors.
 //
 // added: the new entry, with the time, as an array. drover_append_error is called only where something has to go for it:
 // a function that pins its search_path costs more than the rest of a row's columns.
 const settleUpdate = `
 update jobs j set
 	state = case when h.waits then 'parked' else h.became end,
-	finalized_at = case when h.became in ('discarded', 'cancelled') then now() end,
+	finalized_at = case when h.became in ('discarded', 'cancelled') then statement_timestamp() end,
 	discard_reason = h.reason,
 	parked_build = h.build,
 	claimed_by = null,
-	paced_at = case when h.waits then coalesce(h.due, now()) when h.became <> 'parked' then j.paced_at end,
+	paced_at = case when h.waits then coalesce(h.due, statement_timestamp()) when h.became <> 'parked' then j.paced_at end,
 	scheduled_at = case when h.waits or h.became = 'parked' then 'infinity' when h.at_once then clock_timestamp() else coalesce(h.due, j.scheduled_at) end,
 	last_delay_ms = coalesce(h.delay_ms, j.last_delay_ms),
 	attempt = j.attempt - case when h.give_back then 1 else 0 end,
@@ -160,7 +164,7 @@ update jobs j set
 from (
 	select id, became, coalesce(rule->>'reason', nullif(reason, '')) as reason, rule->>'build' as build, became in ('retryable', 'scheduled') and paced as waits,
 		case when due_us is not null then timestamptz '1970-01-01 00:00:00Z' + due_us * interval '1 microsecond'
-			else now() + delay_us * interval '1 microsecond' end as due,
+			else clock_timestamp() + delay_us * interval '1 microsecond' end as due,
 		delay_ms, at_once, give_back, snoozed, uncounted, crashed, survived, failed, nullif(class, '') as class, nullif(fingerprint, '') as fingerprint,
 		case when rule is null then entry_at else entry_at #- '{0,delay_ms}' end as added
 	from (
@@ -197,7 +201,7 @@ with held as materialized (
 	settleHeld + `no key update` + settleRules + settleUpdate + toldState
 
 const sqlCompleteTx = `
-update jobs set state = 'completed', finalized_at = now(), claimed_by = null
+update jobs set state = 'completed', finalized_at = statement_timestamp(), claimed_by = null
 where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
 returning state`
 
@@ -208,19 +212,17 @@ delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attemp
 const sqlHoldTx = `
 select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
 
-// fencedTx runs one of these in a caller's transaction and tells what the job became. A row that changed under a repeatable read or serializable
-// transaction shows as a serialization failure; only another owner changes it, so that is a lost lease too.
-func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (State, error) {
-	var became State
-	err := tx.QueryRow(ctx, sql, args...).Scan(&became)
-	var db interface{ SQLState() string }
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return "", ErrLeaseLost
-	case errors.As(err, &db) && db.SQLState() == "40001":
-		return "", fmt.Errorf("%w (%w)", ErrLeaseLost, err)
-	}
-	return became, classify(err)
+// sqlStillOursTx asks whether the claim may still hold, where one of these matched nothing. A snapshot that is older than
+// the claim cannot tell.
+const sqlStillOursTx = `
+select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
+	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
+
+// fencedTx runs one of these in a caller's transaction and returns what the job became. Its errors are the driver's:
+// run.refused explains them.
+func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (became State, err error) {
+	err = tx.QueryRow(ctx, sql, args...).Scan(&became)
+	return became, err
 }
 
 // change is what sqlSettle does to one row. Absent keys change nothing.
@@ -330,6 +332,11 @@ type seenJob struct {
 // lastClaimedBy reports whether nobody has claimed the job since the run.
 func (j *seenJob) lastClaimedBy(r *run) bool {
 	return j.claimSeq == r.claimSeq && j.attemptedAt.Time.Equal(r.attemptedAt)
+}
+
+// heldBy reports whether the run still has its claim.
+func (j *seenJob) heldBy(r *run) bool {
+	return j.state == Running && j.owner == r.owner && j.lastClaimedBy(r)
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {

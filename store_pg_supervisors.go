@@ -353,9 +353,10 @@ type hunt struct {
 	unread []unreadLane // skipped
 
 	// Only for a rescue: what the jobs found show, and how many are freed at a time.
-	started map[string]bool
-	death   death
-	part    int
+	started   map[string]bool
+	death     death
+	part      int
+	convicted []conviction // whose innocents wait still
 }
 
 // huntLane is a lane, and where in it the search goes on. A due time may be infinite.
@@ -423,6 +424,10 @@ type heldJob struct {
 // unfenced reports whether no settle can name the time of the claim, such as infinity: somebody has changed the row
 // by hand.
 func (j *heldJob) unfenced() bool { return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }
+
+// once reports whether the job must not run again if its handler may have begun. Whoever claimed it decides, by noting the
+// start: the settings in the tables may have changed since.
+func (j *heldJob) once() bool { return j.startedSeq || j.maxAttempts == 1 }
 
 // crashEntry is what a hunt reads of an errors entry of that class.
 type crashEntry struct {
@@ -618,6 +623,43 @@ where id = $1`
 update ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
+// sqlBeside lists the jobs against which the deaths $1 counted that job $2 was convicted of. sqlHurry makes those among jobs
+// $1 due that wait because of the deaths $2; by primary key. It passes rows that are locked: they keep their backoff.
+const (
+	sqlBeside = `
+select distinct b from ended_supervisors e, unnest(e.blamed) as b where e.id = any($1) and e.explained_by = $2 and b <> $2 order by b`
+	sqlHurry = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and state = 'retryable' and scheduled_at > clock_timestamp()
+		and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = any($2)
+	order by id for update skip locked
+)
+update jobs set scheduled_at = clock_timestamp() where id = any(array(select id from held))`
+)
+
+func (s *store) beside(ctx context.Context, conn *pgx.Conn, v conviction) (jobs []string, err error) {
+	var p pipeline
+	p.begin()
+	p.query(func(rows pgx.Rows) error {
+		var job string
+		err := rows.Scan(&job)
+		jobs = append(jobs, job)
+		return err
+	}, sqlBeside, v.deaths, v.job)
+	p.commit()
+	return jobs, p.send(ctx, conn)
+}
+
+func (s *store) hurry(ctx context.Context, conn *pgx.Conn, v conviction, jobs []string, bound time.Duration) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.exec(nil, sqlHurry, jobs, v.deaths)
+	p.commit()
+	return p.send(ctx, conn)
+}
+
 // sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
 // that crash, and a job that was discarded because of it comes back, unless its only attempt was under way. Rows that
 // someone holds stay in blamed.
@@ -628,7 +670,7 @@ with dead as materialized (
 	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
 ), wronged as materialized (
 	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
-		and drover_last_error(j.errors)->>'supervisor' = $1 as back
+		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1 as back
 	from jobs j left join kinds k on k.kind = j.kind left join queues q on q.name = j.queue
 	where j.id = any(array(select id from held))
 ), acquitted as (

@@ -54,7 +54,7 @@ func unrescued() []struct{ name, schema, row, becomes string } {
 		{"no last delay that Go can hold", ``, `last_delay_ms = 9223372036854775807`, `state = 'retryable'`},
 		{"claimed at no time", ``, `attempted_at = 'infinity'`, `state = 'scheduled' and errors->-1->>'class' = 'refused'`},
 		{"claimed before the year 1", ``, `attempted_at = '4000-01-01 BC'`, `state = 'retryable' and crashes = 1`},
-		{"never claimed", ``, `attempt = 0, max_attempts = 1`, `state = 'available' and attempt = 0`},
+		{"never claimed", ``, `attempt = 0, max_attempts = 1`, `state = 'discarded' and attempt = 0 and discard_reason = 'crashed'`}, // it was at work at the last beat
 	}
 }
 

@@ -285,6 +285,7 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
 		db := newQuietDB(t)
 		s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 1000}}})
+		s.answers(t)
 		for _, b := range db.beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				for what, settle := range map[string]func(context.Context, *Job, Tx) error{
@@ -494,4 +495,28 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 			}
 		})
 	}
+}
+
+// answers looks for transactions that ask whether their claim is over, on a connection of its own.
+func (s *still) answers(t *testing.T) {
+	t.Helper()
+	conn, err := s.client.store.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer closeConn(ctx, conn)
+		for {
+			select {
+			case <-s.settler.signal:
+				s.settler.answer(ctx, conn)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
 }

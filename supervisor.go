@@ -299,8 +299,8 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 }
 
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
-// waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back. It
-// returns nil after a stop, and an error only if it could not start: ErrNotMigrated, ErrReadOnly,
+// waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back; jobs with a
+// single attempt it discards instead. It returns nil after a stop, and an error only if it could not start: ErrNotMigrated, ErrReadOnly,
 // ErrServerTooOld, ErrPooler, or the connection's. A database that fails later is waited for. A Supervisor runs once.
 //
 // It returns only after every goroutine it started has, but for handlers that ignored their context:
@@ -374,6 +374,8 @@ const handBack = 5 * time.Second
 // lastSettle is how long the last outcomes have to be recorded: a database that is away must not keep the process.
 const lastSettle = 2 * time.Second
 
+var errIgnoredStop = errors.New("the handler has not returned since")
+
 // drain waits for the running jobs, then cancels them, then gives up on them.
 func (s *Supervisor) drain(ctx context.Context, giveUp func()) {
 	idle := s.settler.idle
@@ -395,8 +397,8 @@ func (s *Supervisor) drain(ctx context.Context, giveUp func()) {
 	for _, r := range s.inFlight.all() {
 		if r.end() {
 			s.abandoned.Add(1)
-			s.log.WarnContext(ctx, "handler ignores its cancelled context, job handed back", slog.Any("job", r.job))
-			s.settler.settle(r.handedBack())
+			s.log.WarnContext(ctx, "handler ignores its cancelled context, job given up", slog.Any("job", r.job))
+			s.settler.settle(r.cutShort(errIgnoredStop, nil))
 			s.slots.Done()
 		}
 	}

@@ -149,7 +149,7 @@ func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJo
 		}
 		o := r.handedBack()
 		o.giveBack = j.attempt > 0
-		if j.maxAttempts == 1 && j.startedSeq {
+		if j.startedSeq {
 			o = &outcome{run: r, err: errForgotten, class: classError}
 			o.discard(ReasonCrashed)
 			o.entry = r.errorEntry(o)
@@ -164,7 +164,7 @@ func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJo
 // the job has a single attempt.
 func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn *pgx.Conn, r *run, j *heldJob) error {
 	_, err := s.client.store.giveUp(ctx, conn, &givenUp{
-		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: j.maxAttempts > 1,
+		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: !j.once(),
 	}, s.cfg.Lease/24)
 	return err
 }

@@ -82,7 +82,7 @@ func TestAuditFindsForgottenSettles(t *testing.T) {
 	once := db.enqueue(t, job{1}, &EnqueueOpts{MaxAttempts: 1})
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 3}}})
 	runs := s.claim(t)
-	db.exec(t, `update jobs set started_seq = claim_seq where id = $1`, once)
+	db.exec(t, `update jobs set started_seq = claim_seq, max_attempts = 3 where id = $1`, once) // what was so when it started counts
 	db.exec(t, `create table before as select * from jobs`)
 	for _, r := range runs {
 		r.finish()

@@ -628,12 +628,18 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 		}
 		err = c.settleFreed(ctx, conn, owner, jobs)
 		for _, f := range append(jobs, wait...) {
+			if f.done && f.o.quarantined {
+				h.convicted = append(h.convicted, conviction{f.j.id, f.deaths})
+			}
 			if !f.done {
 				left = append(left, *f.j)
 			}
 		}
 	}
 	left = append(left, held...)
+	if err == nil {
+		err = c.hurry(ctx, conn, h)
+	}
 	if errors.Is(err, errNoTime) && len(left) == all {
 		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
 	} else {
@@ -695,7 +701,7 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 			fenced = append(fenced, f)
 			continue
 		}
-		later := f.j.maxAttempts > 1 && f.o.state != Discarded
+		later := !f.j.once() && f.o.state != Discarded
 		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
 			return err
 		}
@@ -815,7 +821,7 @@ func (j *heldJob) suspect() suspect {
 
 // startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
 // is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
-// a single attempt the row says so.
+// a single attempt the row says so, or the last beat does: the dead process may have known of more attempts.
 func startedJobs(held []heldJob) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {
@@ -825,8 +831,8 @@ func startedJobs(held []heldJob) map[string]bool {
 	}
 	started := make(map[string]bool, len(held))
 	for _, j := range held {
-		if j.maxAttempts == 1 {
-			started[j.id] = j.startedSeq
+		if j.once() {
+			started[j.id] = j.inFlight || j.startedSeq
 		} else {
 			started[j.id] = j.inFlight || j.slots == 0 || busy[j.queue] < j.slots
 		}
@@ -856,7 +862,7 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 	o.crashed = d.spares(j.crashes) == ""
 	o.quarantined = o.crashed && d.convicts(j.suspect(), s.cfg.QuarantineAfter, b)
 	switch {
-	case o.quarantined || j.maxAttempts == 1:
+	case o.quarantined || j.once():
 		o.discard(ReasonCrashed)
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts && j.attempt > 0

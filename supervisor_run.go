@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -47,6 +48,7 @@ type run struct {
 	phase     atomic.Int32
 	unwanted  atomic.Bool             // an operator has ended its job
 	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
+	txFailed  atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
 	lateTx    *outcome                // the same, once that transaction was seen open after the run's end; the settler's
 }
 
@@ -77,7 +79,7 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		s.settler.settle(r.handedBack())
 		return true
 	}
-	if r.job.MaxAttempts == 1 && !s.settler.noteStart(r) {
+	if r.once() && !s.settler.noteStart(r) {
 		r.finish()
 		if !r.putOff.Load() {
 			s.settler.settle(r.handedBack())
@@ -285,7 +287,18 @@ func (r *run) outcomeOf(err error) (o *outcome) {
 			o.entry = r.errorEntry(o)
 		}
 	}()
+	if err == nil && r.txFailed.Load() != nil && r.txOutcome.Load() == nil {
+		err = Retry(r.errNotCommitted()) // nil is no completion
+	}
 	return r.decide(err)
+}
+
+// errNotCommitted is the failure of a run that was to be settled in its handler's transaction and was not.
+func (r *run) errNotCommitted() error {
+	if failed := r.txFailed.Load(); failed != nil {
+		return fmt.Errorf("%w: %w", ErrNotCommitted, *failed)
+	}
+	return ErrNotCommitted
 }
 
 // expiredOutcome ends a job that came too late to be run.
@@ -303,7 +316,10 @@ func (r *run) unreadableOutcome() *outcome {
 	return o
 }
 
-// handedBack is the outcome of a run that did not take place, or was given up by a stop.
+// once reports whether the job must not run again once its handler may have begun, unless the handler itself asks for it.
+func (r *run) once() bool { return r.job.MaxAttempts == 1 }
+
+// handedBack is the outcome of a run that did not take place, or was cut short for reasons that are not the job's.
 func (r *run) handedBack() *outcome {
 	return &outcome{run: r, state: Available, now: true, giveBack: true, event: eventReleased, duration: r.ran()}
 }

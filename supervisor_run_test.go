@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -346,7 +347,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	sup := db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 1}, func(ctx context.Context, job *Job) error {
+		dynWorker("k", WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, job *Job) error {
 			if job.run.claimSeq > 1 {
 				return nil
 			}
@@ -363,14 +364,36 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	if heard.count(id, "released") != 1 || heard.ends(id) != 2 {
 		t.Errorf("events = %+v", heard.of(id))
 	}
+	once := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{MaxAttempts: 1})
+	heard.wait(t, once, "started")
+	sup.heard("cancel " + once)
+	heard.wait(t, once, "discarded")
+	if row := db.endRow(t, once); row.State != Discarded || row.ClaimSeq != 1 || len(row.Errors) != 1 {
+		t.Errorf("the one with a single attempt = %+v", row)
+	}
 }
 
-// A stop is not the job's fault: what it cut short is due again at once, with its attempt.
+// A stop is not the job's fault: what it cut short is due again at once, with its attempt. Only a job with a single attempt
+// must not run again: it is discarded, and an entry tells why.
 func TestHowARunEndsInAStop(t *testing.T) {
 	t.Parallel()
+	for _, attempts := range []int{1, 2} {
+		t.Run(fmt.Sprint(attempts), func(t *testing.T) {
+			t.Parallel()
+			testHowARunEndsInAStop(t, attempts)
+		})
+	}
+}
+
+func testHowARunEndsInAStop(t *testing.T, attempts int) {
+	t.Helper()
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	released := endRow{State: Available}
+	if attempts == 1 {
+		released = endRow{State: Discarded, Attempt: 1, Total: 1}
+	}
+	deaf := make(chan struct{})
 	cases := map[string]struct {
 		end  func(ctx context.Context) error
 		want endRow
@@ -385,12 +408,14 @@ func TestHowARunEndsInAStop(t *testing.T) {
 		"nil":                      {func(context.Context) error { return nil }, endRow{State: Completed, Attempt: 1}},
 		"Snooze":                   {func(context.Context) error { return Snooze(time.Hour) }, endRow{State: Scheduled}},
 		"Cancel":                   {func(context.Context) error { return Cancel(errBoom) }, endRow{State: Cancelled, Attempt: 1}},
+		"nothing, it works on":     {func(context.Context) error { <-deaf; return nil }, released},
 	}
+	t.Cleanup(func() { close(deaf) })
 	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases)}}, DrainTimeout: 20 * time.Millisecond}
 	ids := map[string]string{}
 	for name, c := range cases {
 		ids[name] = db.enqueue(t, dyn{kind: name}, nil)
-		cfg.Workers = append(cfg.Workers, dynWorker(name, WorkerOpts{MaxAttempts: 1, DiscardOnPanic: true}, func(ctx context.Context, _ *Job) error {
+		cfg.Workers = append(cfg.Workers, dynWorker(name, WorkerOpts{MaxAttempts: attempts, RetryIf: func(error) bool { return false }}, func(ctx context.Context, _ *Job) error {
 			<-ctx.Done()
 			if cause := context.Cause(ctx); !errors.Is(cause, ErrShutdown) {
 				t.Errorf("%s: cause = %v", name, cause)
@@ -407,6 +432,15 @@ func TestHowARunEndsInAStop(t *testing.T) {
 		row := db.endRow(t, ids[name])
 		if row.State != c.want.State || row.Attempt != c.want.Attempt || row.Total != c.want.Total || row.ClaimSeq != 1 {
 			t.Errorf("%s: row = %+v", name, row)
+		}
+		if row.State == Discarded && name != "Discard" {
+			text := row.Errors[0].Error
+			if !strings.Contains(text, "the only attempt was cut short ("+ErrShutdown.Error()+")") {
+				t.Errorf("%s: the entry says %q", name, text)
+			}
+			if want := ReasonAttemptsExhausted; *row.Reason != want && !strings.HasPrefix(name, "Discard") {
+				t.Errorf("%s: discarded, %s", name, *row.Reason)
+			}
 		}
 		if n := heard.ends(ids[name]); n != 1 || c.want.State == Available != (heard.count(ids[name], "released") == 1) {
 			t.Errorf("%s: events = %+v", name, heard.of(ids[name]))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -35,10 +36,11 @@ type settler struct {
 	book   runSet        // claimed and not yet settled
 	apart  runSet        // not in the book: the database refuses their outcomes
 
-	mu       sync.Mutex
-	outcomes []*outcome
-	asks     []*ask
-	starts   []*start
+	mu        sync.Mutex
+	outcomes  []*outcome
+	asks      []*ask
+	starts    []*start
+	inquiries []*inquiry
 
 	// The rest is the settler goroutine's own.
 	link    link
@@ -105,8 +107,8 @@ type start struct {
 }
 
 // noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
-// before it the job has certainly not run. It returns false if the claim is over, its row is locked, or the database
-// refuses the note.
+// before it the job has certainly not run. It returns false if the claim or the lease is over, the row is locked, or the
+// database refuses the note.
 func (e *settler) noteStart(r *run) bool {
 	s := &start{r, make(chan bool, 1)}
 	e.mu.Lock()
@@ -115,7 +117,7 @@ func (e *settler) noteStart(r *run) bool {
 	e.poke()
 	select {
 	case noted := <-s.noted:
-		return noted
+		return noted && r.lease.ctx.Err() == nil // a handler that began now could only be cut short
 	case <-r.lease.ctx.Done():
 		return false
 	}
@@ -177,12 +179,14 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
 	}
 	var p pipeline
+	read := map[string]time.Time{} // not noted before the commit, which the database may refuse
 	p.begin()
 	p.bound(e.sup.cfg.Lease / 12)
 	for owner, runs := range byOwner {
-		p.start(noted, owner, runs)
+		p.start(read, owner, runs)
 	}
 	p.commit()
+	p.call(func() { maps.Copy(noted, read) })
 	return p.send(ctx, conn)
 }
 
@@ -325,6 +329,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		e.trouble.failed(base, e.sup, "settling", err)
 		return
 	}
+	e.answer(ctx, conn)
 	if out = e.reserve(ctx, conn, out); len(out) == 0 {
 		return
 	}
@@ -407,7 +412,7 @@ func (e *settler) slotFor(ctx context.Context, o *outcome) error {
 func (e *settler) asked() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.asks) > 0
+	return len(e.asks)+len(e.inquiries) > 0
 }
 
 // reservePause is before a reservation is tried again that the database refused.
@@ -666,14 +671,8 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 	for i, o := range unsure {
 		ids[i] = o.run.job.ID
 	}
-	var p pipeline
-	seen, alive := map[string]seenJob{}, map[string]bool{}
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.look(ids, seen)
-	p.alive(alive)
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	seen, alive, err := e.lookAt(ctx, conn, ids)
+	if err != nil {
 		unsent(unsure...)
 		e.putBack(unsure)
 		return
@@ -709,6 +708,18 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			e.sup.reporter.tell(o.tell(eventStaleSettle))
 		}
 	}
+}
+
+// lookAt reads what has become of jobs, and then which supervisors have their lease.
+func (e *settler) lookAt(ctx context.Context, conn *pgx.Conn, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
+	seen, alive = map[string]seenJob{}, map[string]bool{}
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.look(ids, seen)
+	p.alive(alive)
+	p.commit()
+	return seen, alive, p.send(ctx, conn)
 }
 
 // later tries an outcome again after a pause.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -50,39 +49,49 @@ func (r sqlRow) Scan(dest ...any) error {
 }
 
 // CompleteTx completes the job in the handler's transaction: its rows and the completion commit together, or
-// neither. Return nil after committing; a handler that returns nil without it fails the run with
-// ErrNotCommitted, and an error returned after the commit is ignored, with a warning in the log. Errors: ErrLeaseLost
-// if the job is someone else's by now, ErrState if this run has settled it already; roll back.
+// neither. Return nil after committing. An error returned after the commit is ignored, with a warning in the log.
+//
+// If CompleteTx fails, or its transaction does not commit, the job is not completed, and a handler that returns nil all the
+// same fails the run with ErrNotCommitted. After an error or a rollback it may settle the job in another transaction: the
+// one that commits counts.
+//
+// Errors: ErrLeaseLost if the job is someone else's by now, ErrState if this run has settled it already; roll back. A
+// serialization failure (SQLSTATE 40001) is returned as the driver's error, unless the job is someone else's.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
 // SettleTx records in the handler's transaction how the run ended: err is read as if the handler returned it, so
-// that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. It is fenced like
-// CompleteTx, with the same errors; what the handler returns after committing is ignored likewise.
+// that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. A delay counts from this call. It is
+// fenced like CompleteTx, with the same errors; what the handler returns after committing is ignored likewise, and a nil
+// without a commit fails the run.
 func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
-	if j.run == nil {
+	r := j.run
+	if r == nil {
 		return ErrLeaseLost
 	}
+	failed := r.trySettleTx(ctx, tx, err)
+	if failed == nil {
+		r.txFailed.Store(nil)
+	} else {
+		r.txFailed.Store(&failed)
+	}
+	return failed
+}
+
+func (r *run) trySettleTx(ctx context.Context, tx Tx, err error) error {
 	if err := checkTx(tx); err != nil {
 		return err
 	}
-	o := j.run.decide(err)
-	if err := j.run.sup.settler.slotFor(ctx, o); err != nil {
+	o := r.decide(err)
+	if err := r.sup.settler.slotFor(ctx, o); err != nil {
 		return err
 	}
-	became, failed := j.run.settleTx(ctx, tx, o)
-	if failed == nil {
-		o.became(became)
-		j.run.txOutcome.Store(o)
+	became, err := r.settleTx(ctx, tx, o)
+	if err != nil {
+		return r.refused(ctx, tx, err)
 	}
-	return j.run.refused(failed)
-}
-
-// refused tells a second settle from a lost lease: the row matches neither. After a rollback another settle goes well.
-func (r *run) refused(err error) error {
-	if errors.Is(err, ErrLeaseLost) && r.txOutcome.Load() != nil && !r.lease.ended.Load() {
-		return fmt.Errorf("this run has settled job %s already: %w", r.job.ID, ErrState)
-	}
-	return err
+	o.became(became)
+	r.txOutcome.Store(o)
+	return nil
 }
 
 func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
@@ -111,7 +120,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	}
 	r := j.run
 	if _, err := fencedTx(ctx, tx, sqlHoldTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt); err != nil {
-		return Receipt{}, r.refused(err)
+		return Receipt{}, r.refused(ctx, tx, err)
 	}
 	return r.sup.client.EnqueueTx(ctx, tx, args, opts)
 }

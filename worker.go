@@ -16,7 +16,8 @@ const NoTimeout time.Duration = math.MaxInt64
 // WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table kinds.
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's, then 20. A job's
-	// own EnqueueOpts.MaxAttempts goes before it, that of a matching ErrorCase before both.
+	// own EnqueueOpts.MaxAttempts goes before it, that of a matching ErrorCase before both. With 1 a job does not run
+	// again once its handler may have begun: a stop, an outage or a crash that cuts it short discards it.
 	MaxAttempts int
 
 	// Retry decides how long a failed job waits. Nil means the queue's, then Exponential{}. A job's own goes before it,

@@ -256,7 +256,7 @@ comment on column jobs.redrive_id is 'The redrive that took it up last.';
 comment on column jobs.pace_key is 'Its key in that redrive.';
 comment on column jobs.paced_at is 'While a redrive holds it back: since when it could go, of a dead job its finalized_at. infinity: let go, and counted for its key until it ends. Null: no redrive has a hold on it.';
 comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
-comment on column jobs.started_seq is 'Of a job with a single attempt: the claim under which its handler may have been called.';
+comment on column jobs.started_seq is 'Of a job that has a single attempt as the process sees it that claimed it: the claim under which its handler may have been called.';
 comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
 
 -- +goose StatementBegin
