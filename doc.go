@@ -118,6 +118,6 @@
 // internal/pgtext makes text and JSON fit for Postgres, internal/fingerprint tells which failures are the same,
 // internal/drive runs supervisors for those that measure, internal/mutants is a list of deliberate bugs. The module bench compares with others.
 //
-// docs/adr says why things are as they are, docs/configuration.md lists the settings, docs/sql.md and its neighbours say
-// what to ask from psql, and docs/crashes.md what becomes of jobs that kill their process.
+// docs/README.md lists the pages for users in reading order, docs/glossary.md explains the words, and docs/adr says why
+// things are as they are.
 package drover

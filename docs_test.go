@@ -222,32 +222,53 @@ func TestMapOfTheFiles(t *testing.T) {
 	}
 }
 
-// Every link to a file leads to one.
+// Every link to a file leads to one, and every link to a heading too.
 func TestLinksOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	files := []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
-	for _, pattern := range []string{"docs/*.md", "docs/*/*.md"} {
+	for _, pattern := range []string{"docs/*.md", "docs/*/*.md", "*/README.md"} {
 		more, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
 		files = append(files, more...)
 	}
+	fenced := regexp.MustCompile("(?ms)^ *```.*?^ *```")
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		for _, link := range regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`).FindAllStringSubmatch(string(raw), -1) {
+		for _, link := range regexp.MustCompile(`\]\(([^)#]*)(#[^)]*)?\)`).FindAllStringSubmatch(fenced.ReplaceAllString(string(raw), ""), -1) {
 			if strings.Contains(link[1], "://") {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join(filepath.Dir(file), link[1])); err != nil {
+			to := filepath.Join(filepath.Dir(file), link[1])
+			if link[1] == "" {
+				to = file
+			}
+			if _, err := os.Stat(to); err != nil {
 				t.Errorf("%s: %v", file, err)
+			} else if link[2] != "" && !slices.Contains(anchors(t, to), link[2]) {
+				t.Errorf("%s: %s has no heading %s", file, to, link[2])
 			}
 		}
 	}
+}
+
+// anchors returns what links to the headings of a Markdown file end with.
+func anchors(t *testing.T, file string) (found []string) {
+	t.Helper()
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(raw), -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		found = append(found, "#"+strings.ReplaceAll(name, " ", "-"))
+	}
+	return found
 }
 
 // Every function and method that a user calls has an example that runs.

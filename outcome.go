@@ -159,7 +159,7 @@ func (o *outcome) survived() bool {
 // completes reports whether the plain complete statement says all there is to say.
 func (o *outcome) completes() bool { return o.state == Completed }
 
-// decide turns what a handler returned into an outcome: "How a run can end" in README.md.
+// decide turns what a handler returned into an outcome: "How a run can end" in docs/outcomes.md.
 func (r *run) decide(err error) *outcome {
 	o := &outcome{run: r, duration: r.ran()}
 	if err == nil {
