@@ -17,17 +17,19 @@ import (
 )
 
 // oddSettings are what a database or a role may have set for every session.
-var oddSettings = []map[string]string{
-	{"datestyle": "SQL, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15"},
-	{"datestyle": "German", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "bytea_output": "escape"},
-	{"datestyle": "Postgres, YMD", "intervalstyle": "postgres_verbose", "timezone": "Europe/Dublin", "default_transaction_isolation": "serializable"},
+func oddSettings() []map[string]string {
+	return []map[string]string{
+		{"datestyle": "SQL, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15"},
+		{"datestyle": "German", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "bytea_output": "escape"},
+		{"datestyle": "Postgres, YMD", "intervalstyle": "postgres_verbose", "timezone": "Europe/Dublin", "default_transaction_isolation": "serializable"},
+	}
 }
 
 // C6: exec and simple_protocol get times and numbers as text. Whatever the settings of the session, a job's whole life
 // is the same as everywhere.
 func TestLifeInAnyDateStyle(t *testing.T) {
 	t.Parallel()
-	for _, settings := range oddSettings {
+	for _, settings := range oddSettings() {
 		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 			t.Run(settings["datestyle"]+" "+mode.String(), func(t *testing.T) {
 				t.Parallel()
@@ -73,6 +75,7 @@ const (
 )
 
 func (l *oddLife) enqueueAll(t *testing.T) {
+	t.Helper()
 	l.ids[lifeGood] = l.enqueue(t, job{lifeGood}, nil)
 	l.ids[lifeFails] = l.enqueue(t, job{lifeFails}, &EnqueueOpts{ScheduledAt: l.due, Tags: []string{"a"}, ExpiresAt: time.Now().Add(time.Hour), RetryUntil: time.Now().Add(time.Hour), Timeout: time.Minute})
 	receipts, err := l.client.EnqueueMany(t.Context(), []Batch{{Args: job{lifeDies}}, {Args: job{lifeSnoozes}, Opts: &EnqueueOpts{ScheduledAt: l.due}}})
@@ -115,6 +118,7 @@ func (l *oddLife) handle(ctx context.Context, j *Job, n int) error {
 }
 
 func (l *oddLife) runAll(t *testing.T) {
+	t.Helper()
 	workers := handling(l.handle)
 	workers[0].opts.Retry = Constant{Delay: 20 * time.Millisecond, Jitter: NoJitter}
 	workers[0].opts.RetryBudget = RetryBudget{Retries: 60000}
@@ -141,6 +145,7 @@ func (l *oddLife) same(t *testing.T, what string, read time.Time, sql string, ar
 }
 
 func (l *oddLife) inspect(t *testing.T) {
+	t.Helper()
 	ctx := t.Context()
 	for n, id := range l.ids {
 		j, err := l.client.Get(ctx, id)
@@ -199,6 +204,7 @@ func (l *oddLife) inspect(t *testing.T) {
 
 // bringBack redrives the dead letter at a pace.
 func (l *oddLife) bringBack(t *testing.T) {
+	t.Helper()
 	plan := RedrivePlan{Filter: Filter{State: Discarded, FinalizedAfter: time.Now().Add(-time.Hour)}, Rate: 1234.5678}
 	if groups, err := l.client.PreviewRedrive(t.Context(), plan); err != nil || len(groups) != 1 {
 		t.Errorf("PreviewRedrive = %+v, %v", groups, err)
@@ -218,6 +224,7 @@ func (l *oddLife) bringBack(t *testing.T) {
 }
 
 func (l *oddLife) putAway(t *testing.T) {
+	t.Helper()
 	ctx := t.Context()
 	filter := Filter{State: Completed, FinalizedAfter: time.Now().Add(-time.Hour)}
 	if moved, err := l.client.Archive(ctx, filter, nil); err != nil || moved.Jobs != 5 {
@@ -241,7 +248,7 @@ func (l *oddLife) putAway(t *testing.T) {
 // A supervisor that dies leaves its jobs to others, whose reading of its rows no setting changes.
 func TestRescueInAnyDateStyle(t *testing.T) {
 	t.Parallel()
-	for _, settings := range oddSettings {
+	for _, settings := range oddSettings() {
 		t.Run(settings["datestyle"], func(t *testing.T) {
 			t.Parallel()
 			plain := newQuietDB(t)

@@ -16,7 +16,7 @@ import (
 
 // skew makes the transaction's next statement fail with a serialization failure that has nothing to do with any job: two
 // transactions read what the other one writes.
-func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) { //nolint:revive // the test comes first here
+func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
 	t.Helper()
 	other, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
 	if err != nil {
@@ -49,7 +49,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 					if err := tx.exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
 						t.Error(err)
 					}
-					db.exec(t, `update jobs set tags = '{seen}' where id = $1`, j.ID)
+					db.exec(t, `update jobs set tags = '{seen}' where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				}},
 				"write skew elsewhere": {"serializable", func(ctx context.Context, _ *Job, tx testTx) { db.skew(t, ctx, tx) }},
 			} {
@@ -132,10 +132,10 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 				return j.CompleteTx(ctx, tx)
 			},
 			"a trigger that keeps the row": func(ctx context.Context, j *Job, tx pgx.Tx) error {
-				db.exec(t, `update jobs set tags = '{kept}' where id = $1`, j.ID)
+				db.exec(t, `update jobs set tags = '{kept}' where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				err := j.CompleteTx(ctx, tx)
 				_ = tx.Rollback(ctx) // it holds the row
-				db.exec(t, `update jobs set tags = null where id = $1`, j.ID)
+				db.exec(t, `update jobs set tags = null where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				if err == nil || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "a trigger") {
 					t.Errorf("a row that a trigger keeps: %v", err)
 				}

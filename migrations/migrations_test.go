@@ -211,7 +211,10 @@ func TestUpNeedsOneConnection(t *testing.T) {
 const first = 10
 
 // newest is the number of the last migration.
-func newest(t *testing.T) int64 { return first + int64(len(files(t))) - 1 }
+func newest(t *testing.T) int64 {
+	t.Helper()
+	return first + int64(len(files(t))) - 1
+}
 
 // files are the migrations' names, in their order.
 func files(t *testing.T) []string {
