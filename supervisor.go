@@ -220,7 +220,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
-	s.claimer.link.again, s.settler.link.again = s.claimer.audit.reconnected, s.claimer.audit.reconnected
+	s.claimer.link.again, s.settler.link.again = s.goneBack, s.claimer.audit.reconnected
 	return s, nil
 }
 

@@ -523,7 +523,9 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		c.sup.control.interrupt()
 		return
 	}
-	c.near.saw(reply.seen)
+	if c.near.saw(reply.seen) {
+		c.sup.goneBack()
+	}
 	c.near.swept(p.sweep, took, now)
 	if p.order != nil {
 		p.order.ran.Store(len(reply.jobs) > 0)
@@ -774,11 +776,12 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		c.hunt.own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	held, err := store.hunt(ctx, conn, c.hunt, slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all()))
+	known := slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all())
+	held, err := store.hunt(ctx, conn, c.hunt, known)
 	if err != nil {
 		return err
 	}
-	if err := c.sup.giveBack(ctx, conn, held, l); err != nil {
+	if err := c.sup.giveBack(ctx, conn, c.sup.withoutReruns(held, known), l); err != nil {
 		return err
 	}
 	if c.hunt.ended() {
