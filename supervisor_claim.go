@@ -39,6 +39,8 @@ type claimer struct {
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
+	sleeping atomic.Int64 // queues in which sleepers should say that we sleep
+
 	mu    sync.Mutex
 	anew  bool      // sleepers may say something else than asleep does
 	poked bool      // claim now, whatever the poll timer says
@@ -443,7 +445,17 @@ func (c *claimer) sleepFull(base context.Context) {
 		c.trouble.failed(base, c.sup, "falling asleep", err)
 		return
 	}
-	c.asleep, c.until, c.full = true, time.Time{}, all
+	c.says(true, time.Time{}, all)
+}
+
+// says notes what sleepers says by now.
+func (c *claimer) says(asleep bool, until time.Time, full []string) {
+	c.asleep, c.until, c.full = asleep, until, full
+	if asleep {
+		c.sleeping.Store(int64(len(c.sup.queueNames())))
+	} else {
+		c.sleeping.Store(0)
+	}
 }
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
@@ -732,7 +744,7 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	}
 	p.commit()
 	p.call(func() {
-		c.asleep, c.until, c.full = asleep, until, full
+		c.says(asleep, until, full)
 		c.hearing.asleep(now)
 	})
 }

@@ -63,23 +63,31 @@ func (c *claimer) distrust() {
 	c.wake()
 }
 
-// reassert puts right what the tables say of this supervisor, for they may be of an older state: no sleepers are missing,
-// they say what the claimer thinks they say, and the turn to run strong suspects is not ours unless we use it. A full sweep
-// does this, so that it costs the fleet a transaction every 15 s.
-func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease) error {
+// reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
+// sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
+func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+	sleepless := reply.sleeping < c.sup.claimer.sleeping.Load()
+	idle := reply.turn && c.sup.solo.Load() == nil
+	if !sleepless && !idle {
+		return nil
+	}
 	var p pipeline
 	p.begin()
-	if !c.sup.cfg.DisableNotify {
+	if sleepless {
 		for _, queue := range c.sup.queueNames() {
 			p.exec(nil, sqlRegisterSleeper, queue, l.id)
 		}
-		c.sup.claimer.sayAnew()
 	}
-	if c.sup.solo.Load() == nil {
+	if idle {
 		p.exec(nil, sqlReleaseSolo, l.id)
 	}
 	p.commit()
-	return p.send(ctx, conn)
+	err := p.send(ctx, conn)
+	if sleepless {
+		c.sup.claimer.sayAnew()
+		c.sup.claimer.wake()
+	}
+	return err
 }
 
 // hurry makes a pause between beats that come before their time, longer each time: what calls for them may do so again

@@ -202,7 +202,7 @@ func (f *fleet) worksAgain(t testing.TB) {
 	began := time.Now()
 	for _, queue := range []string{"default", "narrow"} {
 		id := f.db.enqueue(t, job{done}, &EnqueueOpts{Queue: queue})
-		f.db.waitFor(t, 15*f.lease, `select state = 'completed' from jobs where id = $1`, id)
+		f.db.soon(t, 15*f.lease, "a new job of queue "+queue+" waits for ever", `select state = 'completed' from jobs where id = $1`, id)
 	}
 	t.Logf("works again after %v, with a lease of %v", time.Since(began).Round(time.Millisecond), f.lease)
 }
@@ -415,7 +415,7 @@ func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	eventually(t, func() bool { return !sup.claimer.floors.none() })
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
-	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs where id = $1`, id)
+	db.soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
 }
 
 func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
@@ -486,8 +486,7 @@ func TestARefusedOutcomeAsksForAnAudit(t *testing.T) {
 	receive(t, started)
 	db.exec(t, `update jobs set attempted_at = attempted_at - interval '1 s'`)
 	close(release)
-	receive(t, started)
-	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
+	db.soon(t, 30*time.Second, "nobody gives the job back", `select state = 'completed' from jobs`)
 }
 
 // A handler is at work under a claim that the database has forgotten; the row is as an earlier claim of ours left it. A
@@ -518,13 +517,13 @@ func TestLostClaimBesideAForgottenOne(t *testing.T) {
 	}
 }
 
-// The turn to run strong suspects is of who took it. If an older state says that it is ours, a full sweep gives it up.
+// The turn to run strong suspects is of who took it. If an older state says that it is ours, the next beat gives it up.
 func TestATurnThatCameBackIsGivenUp(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `update solo set supervisor = $1`, s.lease.Load().id)
-	s.sweep(t)
+	s.beat(t)
 	if value[bool](t, db, `select exists (select from solo where supervisor is not null)`) {
 		t.Error("others can never take it")
 	}
@@ -549,7 +548,7 @@ func TestSleepersThatWentBackAreWrittenAnew(t *testing.T) {
 				t.Fatal("it does not sleep")
 			}
 			db.exec(t, change)
-			s.sweep(t)
+			s.beat(t)
 			fallAsleep()
 			if !value[bool](t, db, asleep) {
 				t.Error("it passes for awake")

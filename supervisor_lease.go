@@ -321,6 +321,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 			}
 			return c.tendFailures(ctx, conn)
 		}},
+		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
 		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.solo) }},
 		{"taking back a death", func() error { return c.takeBack(ctx, conn) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
@@ -975,7 +976,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		c.orphans = newHunt("", nil, false)
 		c.orphans.lanes = peopled
 	}
-	err = errors.Join(err, c.reassert(ctx, conn, l), c.orphaned(ctx, conn, c.orphans))
+	err = errors.Join(err, c.orphaned(ctx, conn, c.orphans))
 	if c.orphans.all && c.orphans.ended() {
 		err = errors.Join(err, c.sup.client.store.forgive(ctx, conn, c.bound()))
 		c.orphans = nil

@@ -626,10 +626,10 @@ func mutants() []mutant {
 			tests: []string{"TestLostClaimBesideAForgottenOne"},
 		},
 		{
-			name: "sleepers-not-reasserted", bug: "a full sweep does not put sleepers and the turn of the suspects right",
-			file:  "supervisor_lease.go",
-			old:   "c.reassert(ctx, conn, l), ",
-			new:   "",
+			name: "not-reasserted", bug: "nobody puts sleepers and the turn of the suspects right",
+			file:  "supervisor_gone_back.go",
+			old:   "\tif !sleepless && !idle {\n",
+			new:   "\tif !sleepless || !idle {\n",
 			tests: []string{"TestATurnThatCameBackIsGivenUp", "TestSleepersThatWentBackAreWrittenAnew"},
 		},
 		{
