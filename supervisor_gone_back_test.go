@@ -409,12 +409,11 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	name := "floors " + value[string](t, db, `select current_schema()`)
-	named := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = name })
-	sup := named.launch(t, SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
+	resettable, reset := db.resettable(t)
+	sup := resettable.launch(t, SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
 	eventually(t, func() bool { return !sup.claimer.floors.none() })
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
-	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
+	reset()
 	db.soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
 }
 
@@ -436,26 +435,32 @@ func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
 func TestForgottenSettleAndAReset(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var broken atomic.Pointer[atomic.Bool]
-	broken.Store(&atomic.Bool{})
-	resettable := db.via(t, Config{}, func(c *pgxpool.Config) {
-		dial := c.ConnConfig.DialFunc
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return &resetConn{Conn: conn, broken: broken.Load()}, err
-		}
-	})
+	resettable, reset := db.resettable(t)
 	ran := make(chan string, 10)
 	sup := resettable.launch(t, SupervisorConfig{Lease: time.Hour, Workers: handling(func(_ context.Context, j *Job, _ int) error { ran <- j.ID; return nil })})
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
 	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.lease.Load().id)
-	broken.Swap(&atomic.Bool{}).Store(true)
+	reset()
 	if again := receive(t, ran); again != id {
 		t.Errorf("%s ran", again)
 	}
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
+}
+
+// resettable is a client whose connections can be reset. Nothing is under way then, so that no claim is in doubt.
+func (db *testDB) resettable(t testing.TB) (client *testDB, reset func()) {
+	t.Helper()
+	var broken atomic.Pointer[atomic.Bool]
+	broken.Store(&atomic.Bool{})
+	return db.via(t, Config{}, func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return &resetConn{Conn: conn, broken: broken.Load()}, err
+		}
+	}), func() { broken.Swap(&atomic.Bool{}).Store(true) }
 }
 
 // resetConn is a connection that the other side has reset, once it is broken.

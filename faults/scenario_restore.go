@@ -74,9 +74,9 @@ func forgetLastSeconds(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// cutWorkers ends the workers' connections, twice: the claim that follows the first is under way at the second.
+// cutWorkers ends the workers' connections again and again, until each supervisor has lost the reply to a claim.
 func (w *world) cutWorkers(ctx context.Context) error {
-	for range 2 {
+	for range 6 {
 		_, err := w.pool.Exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name ~ '^w[0-9]'`)
 		if err := errors.Join(err, pause(ctx, 200*time.Millisecond)); err != nil {
 			return err
