@@ -64,7 +64,7 @@ type control struct {
 	beaten    time.Time // when the last successful beat was sent
 	counted   int64     // by our row: beats, the last successful one included
 	trouble   trouble   // of beats that fail
-	hurry     hurry     // of beats that come before their time
+	urgent    hurry     // beats that come before their time
 	beats     int       // successful ones
 	steady    int       // their number when one had come late: the database may have stood still
 	steadyAt  time.Time // and when that was
@@ -131,12 +131,12 @@ func (c *control) run(ctx context.Context) {
 		c.expire(ctx)
 		now := c.sup.now()
 		if c.interrupted() {
-			next = c.hurry.next(now, next)
+			next = c.urgent.next(now, next)
 		}
 		if ctx.Err() != nil || now.Before(next) {
 			continue
 		}
-		c.hurry.went(now, due)
+		c.urgent.went(now, due)
 		err := c.beat(ctx)
 		due = now.Add(period)
 		switch {
