@@ -62,6 +62,7 @@
 //	near_sweeps.go                 claims that look behind it, for what committed late
 //	hearing.go                     how often a sleeper looks, where an enqueue may have taken it for awake
 //	supervisor_audit.go            looks for jobs that run in this process' name although it does not know them
+//	supervisor_gone_back.go        what a supervisor does where the database has gone back to an older state
 //	supervisor_run.go              one claimed job, from its start to its outcome
 //	outcome.go                     what a handler returned, and what that makes of the job
 //	tx.go                          CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql

@@ -15,7 +15,9 @@ import (
 // and the worker's own policies.
 type EnqueueOpts struct {
 	// ID is a ULID of the caller's, which makes the enqueue idempotent: repeating it returns the job there is,
-	// for as long as its row exists. Its time should be about now, for the pruner goes by it. Empty makes a fresh one.
+	// for as long as its row exists. A completed job's row stays for CompletedRetention. With DeleteOnCompletion it goes
+	// at once, so a repeated enqueue may store the job again and run it twice; so it is after pruning, archiving and
+	// deleting. The id's time should be about now, for the pruner goes by it. Empty makes a fresh one.
 	ID string
 
 	// Queue defaults to "default".
@@ -70,7 +72,8 @@ type Receipt struct {
 
 // Enqueue stores one job in a transaction of its own and wakes a supervisor if all sleep. One round trip.
 //
-// After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID.
+// After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID. Do so while the
+// job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrNotMigrated, ErrReadOnly. An error of an
 // application's own index, constraint or trigger on jobs comes back as the driver's error, and nothing is stored.
 func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {

@@ -1344,3 +1344,36 @@ func TestTimeOfAJob(t *testing.T) {
 		})
 	}
 }
+
+// C2: what ends the promise of EnqueueOpts.ID. A reply was lost, the job ran meanwhile, and its row has gone.
+func TestTheSameIDAfterItsRowHasGone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		retention time.Duration
+		runs      int
+	}{
+		"kept":                  {time.Hour, 1},
+		"deleted on completion": {DeleteOnCompletion, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			ran := make(chan struct{}, 10)
+			db.launch(t, SupervisorConfig{CompletedRetention: c.retention, Workers: handling(func(context.Context, *Job, int) error { ran <- struct{}{}; return nil })})
+			id := db.enqueue(t, job{1}, nil)
+			receive(t, ran)
+			db.waitFor(t, 30*time.Second, `select not exists (select from jobs where finalized_at is null)`)
+			receipt, err := db.client.Enqueue(t.Context(), job{1}, &EnqueueOpts{ID: id})
+			if err != nil || receipt.Existing != (c.runs == 1) {
+				t.Errorf("repeated: %+v, %v", receipt, err)
+			}
+			for range c.runs - 1 {
+				receive(t, ran)
+			}
+			db.waitFor(t, 30*time.Second, `select not exists (select from jobs where finalized_at is null)`)
+			if len(ran) > 0 {
+				t.Error("it ran again")
+			}
+		})
+	}
+}

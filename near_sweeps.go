@@ -110,22 +110,35 @@ func (n *nearSweeps) share(supervisors int) {
 	n.sharing = max(supervisors, 1)
 }
 
-// saw notes what a claim says of the server's transactions.
-func (n *nearSweeps) saw(now transactions) {
+// reset forgets what was in progress when.
+func (n *nearSweeps) reset() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.past = n.past[:0]
+	for i := range n.windows {
+		clear(n.windows[i].since)
+	}
+}
+
+// saw notes what a claim says of the server's transactions. It reports whether the database has gone back: a claim has a
+// higher id than the claims before it.
+func (n *nearSweeps) saw(now transactions) (wentBack bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if last := len(n.past) - 1; last >= 0 {
+		wentBack = now.own < n.past[last].own
 		switch since := now.at.Sub(n.past[last].at); {
 		case since < 0: // the server's clock went back
 			n.past = n.past[:0]
 		case since < pastStep:
-			return
+			return wentBack
 		}
 	}
 	if len(n.past) == pastMost {
 		n.past = append(n.past[:0], n.past[1:]...)
 	}
 	n.past = append(n.past, now)
+	return wentBack
 }
 
 // read notes that a claim with this sweep has looked into a lane, and what was in progress then.

@@ -153,7 +153,8 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 				and id <> all(array(select job from set_aside where path = 'claim'))
 			order by scheduled_at, id limit 1
 		) j
-		order by j.scheduled_at limit 1), '')
+		order by j.scheduled_at limit 1), ''),
+	(select count(*) from sleepers where supervisor = $1 and sleeps_until is not null), exists (select from solo where supervisor = $1)
 from supervisors s`
 
 // sqlGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
@@ -185,6 +186,8 @@ type beatReply struct {
 	gone     map[*run]bool // those in flight that are over, and whether an operator ended them
 	scope    []string      // of the retry budgets there are
 	solo     string        // a queue in which a strong suspect is due
+	sleeping int64         // queues in which sleepers says that we sleep
+	turn     bool          // to run strong suspects: it is ours
 }
 
 // strongLanes are those of strong suspects.
@@ -210,7 +213,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		var behind *float64
 		var queues []*string
 		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &behind, &reply.alive,
-			&reply.paces, &reply.failures, &reply.scope, &reply.solo); err != nil {
+			&reply.paces, &reply.failures, &reply.scope, &reply.solo, &reply.sleeping, &reply.turn); err != nil {
 			return err
 		}
 		if behind != nil {

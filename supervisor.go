@@ -20,8 +20,8 @@ import (
 
 // Retention words for SupervisorConfig.
 const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. It is a word for
-	// CompletedRetention alone.
+	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is repeated
+	// under its id after that makes a new job (EnqueueOpts.ID). It is a word for CompletedRetention alone.
 	DeleteOnCompletion time.Duration = 1
 
 	// KeepCompleted keeps completed jobs for ever, and as CancelledRetention cancelled ones.
@@ -220,7 +220,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
-	s.claimer.link.again, s.settler.link.again = s.claimer.audit.reconnected, s.claimer.audit.reconnected
+	s.claimer.link.again, s.settler.link.again = s.goneBack, s.claimer.audit.reconnected
 	return s, nil
 }
 

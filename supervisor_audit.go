@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	auditGap   = time.Minute     // between audits that full sweeps ask for
+	auditGap   = time.Minute     // between audits that full sweeps ask for, or two leases
 	auditPause = 5 * time.Second // between any two: connections may break all the time
 	auditPage  = 2000            // rows of a lane in one page, some 2 ms
 	auditShare = 100             // a page takes at most a hundredth of the time
@@ -39,7 +39,7 @@ type audit struct {
 // want asks for an audit, unless there was one a short while ago.
 func (a *audit) want(now time.Time) {
 	a.mu.Lock()
-	recent := now.Sub(a.ended) < auditGap
+	recent := now.Sub(a.ended) < min(auditGap, 2*a.sup.cfg.Lease)
 	a.mu.Unlock()
 	if !recent {
 		a.by(now)

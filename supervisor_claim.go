@@ -39,6 +39,8 @@ type claimer struct {
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
+	sleeping atomic.Int64 // queues in which sleepers should say that we sleep
+
 	mu    sync.Mutex
 	anew  bool      // sleepers may say something else than asleep does
 	poked bool      // claim now, whatever the poll timer says
@@ -443,7 +445,17 @@ func (c *claimer) sleepFull(base context.Context) {
 		c.trouble.failed(base, c.sup, "falling asleep", err)
 		return
 	}
-	c.asleep, c.until, c.full = true, time.Time{}, all
+	c.says(true, time.Time{}, all)
+}
+
+// says notes what sleepers says by now.
+func (c *claimer) says(asleep bool, until time.Time, full []string) {
+	c.asleep, c.until, c.full = asleep, until, full
+	if asleep {
+		c.sleeping.Store(int64(len(c.sup.queueNames())))
+	} else {
+		c.sleeping.Store(0)
+	}
 }
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
@@ -523,7 +535,9 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		c.sup.control.interrupt()
 		return
 	}
-	c.near.saw(reply.seen)
+	if c.near.saw(reply.seen) {
+		c.sup.goneBack()
+	}
 	c.near.swept(p.sweep, took, now)
 	if p.order != nil {
 		p.order.ran.Store(len(reply.jobs) > 0)
@@ -730,7 +744,7 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	}
 	p.commit()
 	p.call(func() {
-		c.asleep, c.until, c.full = asleep, until, full
+		c.says(asleep, until, full)
 		c.hearing.asleep(now)
 	})
 }
@@ -774,11 +788,12 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		c.hunt.own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	held, err := store.hunt(ctx, conn, c.hunt, slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all()))
+	known := slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all())
+	held, err := store.hunt(ctx, conn, c.hunt, known)
 	if err != nil {
 		return err
 	}
-	if err := c.sup.giveBack(ctx, conn, held, l); err != nil {
+	if err := c.sup.giveBack(ctx, conn, c.sup.withoutReruns(held, known), l); err != nil {
 		return err
 	}
 	if c.hunt.ended() {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -63,6 +62,9 @@ type control struct {
 	link      link
 	listening *pgx.Conn // the connection that has sent LISTEN
 	beaten    time.Time // when the last successful beat was sent
+	counted   int64     // by our row: beats, the last successful one included
+	trouble   trouble   // of beats that fail
+	urgent    hurry     // beats that come before their time
 	beats     int       // successful ones
 	steady    int       // their number when one had come late: the database may have stood still
 	steadyAt  time.Time // and when that was
@@ -108,14 +110,12 @@ func (c *control) register(ctx context.Context) error {
 		return err
 	}
 	c.sup.knowBudgets(reg.scopes)
-	c.beaten = sent
+	c.beaten, c.counted = sent, 0
 	c.turns = turns{}
 	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
 	c.sup.solo.Store(nil)
 	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
-	c.sup.claimer.floors.reset()
-	c.sup.claimer.sayAnew()
-	c.sup.claimer.wake()
+	c.sup.claimer.distrust()
 	return nil
 }
 
@@ -123,20 +123,33 @@ func (c *control) register(ctx context.Context) error {
 func (c *control) run(ctx context.Context) {
 	defer c.link.close(ctx)
 	period := c.sup.cfg.Lease / 6
-	next := c.sup.now() // the first tells how the others look
-	c.listens()         //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
+	due := c.sup.now() // the first tells how the others look
+	next := due        // or earlier, where something waits for it
+	c.listens()        //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
 	for ctx.Err() == nil {
 		c.wait(ctx, c.sooner(next))
 		c.expire(ctx)
-		if ctx.Err() != nil || c.sup.now().Before(next) && !c.interrupted() {
+		now := c.sup.now()
+		if c.interrupted() {
+			next = c.urgent.next(now, next)
+		}
+		if ctx.Err() != nil || now.Before(next) {
 			continue
 		}
-		next = c.sup.now().Add(period)
-		if err := c.beat(ctx); err != nil && ctx.Err() == nil {
-			pause := min(period, time.Second)
-			next = c.sup.now().Add(pause - rand.N(pause/2)) //nolint:gosec // to spread them
-			c.sup.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
+		c.urgent.went(now, due)
+		err := c.beat(ctx)
+		due = now.Add(period)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			c.trouble.failed(ctx, c.sup, "heartbeat", err)
+			if c.trouble.until.Before(due) {
+				due = c.trouble.until
+			}
+		default:
+			c.trouble.over(ctx, c.sup)
 		}
+		next = due
 	}
 }
 
@@ -252,10 +265,10 @@ func (c *control) beat(ctx context.Context) error {
 	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
 	defer cancel()
 	conn, err := c.link.get(beating)
-	running := c.sup.inFlight.under(l.id)
+	running, epoch := c.sup.inFlight.under(l.id), int(l.epoch.Load())
 	var reply beatReply
 	if err == nil {
-		reply, err = c.sup.client.store.beat(beating, conn, l.id, int(l.epoch.Load()), running, c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
+		reply, err = c.sup.client.store.beat(beating, conn, l.id, epoch, running, c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.expire(ctx)
@@ -264,8 +277,11 @@ func (c *control) beat(ctx context.Context) error {
 	// What follows may read much, and must leave time for the next beat.
 	ctx, cancelRest := context.WithTimeout(ctx, c.sup.cfg.Lease/3)
 	defer cancelRest()
-	if !reply.alive {
-		return c.refused(ctx, conn, l)
+	switch {
+	case !reply.alive:
+		return c.refused(ctx, conn, l, epoch)
+	case c.forgotten(l.id, epoch, reply.peers):
+		return c.startOver(ctx, l, wentBack)
 	}
 	c.sup.knowBudgets(reply.scope)
 	c.beats++
@@ -305,6 +321,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 			}
 			return c.tendFailures(ctx, conn)
 		}},
+		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
 		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.solo) }},
 		{"taking back a death", func() error { return c.takeBack(ctx, conn) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
@@ -407,24 +424,34 @@ func (c *control) tellGone(running []*run, reply beatReply) {
 			r.cancel(ErrCancelled)
 		} else {
 			r.cancel(ErrLeaseLost)
+			c.sup.goneBack() // for nobody may take it while we have the lease
 		}
 	}
 }
 
-// refused finds out why our row did not take a beat. Either the claimer raised the epoch, perhaps without having
-// heard of it: the next beat, at once, has it. Or others have declared us lost.
-func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease) error {
+// refused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
+// having heard of it: the next beat has it. Or others have declared us lost, or the database has forgotten the epoch.
+func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease, sent int) error {
 	epoch, lost := 0, true
 	err := conn.QueryRow(ctx, sqlEpoch, l.id).Scan(&epoch, &lost)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	switch {
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return err
+	case lost:
+		return c.startOver(ctx, l, "lease lost")
+	case epoch < sent:
+		return c.startOver(ctx, l, wentBack)
 	}
-	if !lost {
-		l.raise(epoch)
-		c.interrupt()
-		return nil
+	l.raise(epoch)
+	c.interrupt()
+	return nil
+}
+
+// startOver gives up the lease, and goes on under another id.
+func (c *control) startOver(ctx context.Context, l *lease, why string) error {
+	if c.sup.quiet.may("start over "+l.id, c.sup.now()) { // registering may fail, and be tried again
+		c.sup.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.id))
 	}
-	c.sup.log.ErrorContext(ctx, "lease lost, running jobs are cancelled", slog.String("supervisor", l.id))
 	l.lose()
 	if err := c.register(ctx); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -48,6 +49,7 @@ type settler struct {
 	worked  time.Time  // when an outcome was last recorded
 	passed  []string   // jobs whose outcomes were refused, and are recorded now
 	trouble trouble
+	blind   error   // of the last round trip: what was not settled could not be looked at
 	noting  trouble // of starts: it must not hold up the settles
 }
 
@@ -60,17 +62,21 @@ type trouble struct {
 	told     time.Time // when it was logged last; zero: not yet
 }
 
-// failed waits before the next round trip, longer each time, and not as long as others do: a server that comes back is not
-// met by all processes at once.
+// growing is the pause after the n-th failure in a row: longer each time, and not as long as others' is. A server that
+// comes back is not met by all processes at once. Whatever is tried again at once must wait so.
+func growing(n int) time.Duration {
+	pause := min(retryPause<<min(n, 10), maxRetryPause)
+	return pause - rand.N(pause/2) //nolint:gosec // to spread them
+}
+
+// failed waits before the next round trip.
 func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
 	now := s.now()
 	if t.failures == 0 {
 		t.since = now
 	}
-	pause := min(retryPause<<min(t.failures, 10), maxRetryPause)
-	pause -= rand.N(pause / 2) //nolint:gosec // to spread them
+	t.until = now.Add(growing(t.failures))
 	t.failures++
-	t.until = now.Add(pause)
 	if t.told.IsZero() || now.Sub(t.told) >= time.Minute {
 		t.told = now
 		s.log.WarnContext(ctx, what+" failed, will be tried again", slog.String("error", err.Error()), slog.Int("failures", t.failures))
@@ -349,6 +355,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	} else {
 		e.afterSettle(ctx, conn, out, s, err)
 	}
+	err, e.blind = cmp.Or(err, e.blind), nil
 	if err != nil {
 		e.trouble.failed(base, e.sup, "settling", err)
 		return
@@ -675,6 +682,7 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 	if err != nil {
 		unsent(unsure...)
 		e.putBack(unsure)
+		e.blind = err
 		return
 	}
 	for _, o := range unsure {
@@ -706,6 +714,9 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		case foundStale:
 			e.gone(o)
 			e.sup.reporter.tell(o.tell(eventStaleSettle))
+			if exists && !o.run.lease.ended.Load() {
+				e.sup.goneBack() // for nobody may take it while we have the lease
+			}
 		}
 	}
 }

@@ -29,6 +29,7 @@ type history struct {
 
 	deadlocks int // that the server has counted since its start
 	victims   int // lines in the logs of workers and producers that tell of one
+	wentBack  int // lines that tell of a database that went back
 
 	faults    []fault
 	resources *resources // nil: not measured
@@ -133,6 +134,8 @@ type fault struct {
 	Count  int       `json:"count"`
 	Begun  time.Time `json:"begun"`
 	Ended  time.Time `json:"ended"`
+
+	Forgotten time.Time `json:"forgotten,omitzero"` // what was committed after this is forgotten; zero: nothing is
 }
 
 // resources are gauges before the load and after it.

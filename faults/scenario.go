@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -16,6 +17,7 @@ type scenario struct {
 	deathless    bool // no process dies, so no run may be blamed on a death
 	asynchronous bool // commits are not durable
 	mustLose     bool
+	forgetful    bool                                      // the database forgets commits: the faults say from when on
 	tag          string                                    // workers are built with it; empty: they are this program
 	racy         bool                                      // its handlers race on purpose
 	unmeasured   bool                                      // workers change, so there is nothing to compare resources with
@@ -31,7 +33,7 @@ type scenario struct {
 func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
-		serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
+		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
 		migrationScenarios(), producerScenarios(), rowScenarios(), soakScenarios(),
 	} {
 		all = append(all, some...)
@@ -64,6 +66,9 @@ func (sc *scenario) load(full bool) load {
 // verdict is what the checker says, and the scenario itself.
 func (sc *scenario) verdict(h *history) []violation {
 	found := check(h)
+	if sc.forgetful {
+		found = slices.DeleteFunc(found, func(v violation) bool { return h.explained(v, h.policy.Restart) })
+	}
 	for _, text := range h.races {
 		found = append(found, violation{Invariant: "race", What: text})
 	}

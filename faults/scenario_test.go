@@ -97,3 +97,38 @@ func TestRacesAndDeadlocksAreViolations(t *testing.T) {
 		}
 	}
 }
+
+// What a database forgot explains what followed from it, and nothing else.
+func TestForgottenCommitsExplain(t *testing.T) {
+	t.Parallel()
+	h := &history{
+		faults: []fault{{Forgotten: at(1000), Begun: at(5000), Ended: at(6000)}, {Begun: at(20_000), Ended: at(21_000)}},
+		calls: []call{
+			{At: at(900), What: "ok", Job: "before"}, {At: at(2000), What: "ok", Job: "forgotten"}, {At: at(2000), What: "unknown", Job: "unsure"},
+			{At: at(9000), What: "ok", Job: "after"}, {At: at(20_500), What: "ok", Job: "durable"},
+		},
+		notes:   []note{{At: at(3000), Job: "told"}, {At: at(900), Job: "told before"}},
+		outside: []effect{{At: at(7000), Job: "worked on"}, {At: at(9000), Job: "worked long"}},
+	}
+	for _, c := range []struct {
+		invariant, job string
+		want           bool
+	}{
+		{"I1", "before", false},
+		{"I1", "forgotten", true},
+		{"I1", "unsure", false},
+		{"I1", "after", false},
+		{"I1", "durable", false},
+		{"I7", "told", true},
+		{"I7", "told before", false},
+		{"I8", "worked on", true},
+		{"I8", "worked long", false},
+		{"I4", "told", false},
+		{"I3", "forgotten", false},
+		{"I10", "", false},
+	} {
+		if got := h.explained(violation{Invariant: c.invariant, Job: c.job}, 2*time.Second); got != c.want {
+			t.Errorf("%s of %q: explained %v", c.invariant, c.job, got)
+		}
+	}
+}

@@ -318,7 +318,7 @@ func (w *world) history(ctx context.Context) (*history, error) {
 }
 
 func (h *history) readFiles(dir string) (err error) {
-	var errs [8]error
+	var errs [9]error
 	h.calls, errs[0] = readJournals[call](dir, "calls-")
 	h.notes, errs[1] = readJournals[note](dir, "notes-")
 	h.outside, errs[2] = readJournals[effect](dir, "outside-")
@@ -327,6 +327,7 @@ func (h *history) readFiles(dir string) (err error) {
 	h.waits, errs[5] = readJournals[wait](dir, "waits")
 	h.races, errs[6] = raceReports(filepath.Join(dir, "stderr"))
 	h.victims, errs[7] = countLines(dir, "40P01", "log-", "calls-")
+	h.wentBack, errs[8] = countLines(dir, "gone back to an older state", "log-")
 	return errors.Join(errs[:]...)
 }
 

@@ -856,7 +856,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text) is
-	'Enqueues one job and tells its id; repeating an id gives the job there is. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+	'Enqueues one job and tells its id; repeating an id gives the job there is, as long as its row is kept: not after it was deleted on completion, pruned or archived. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$

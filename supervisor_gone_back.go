@@ -1,0 +1,119 @@
+package drover
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A database can go back to an older state under the processes that work on it: an asynchronous standby takes over, a
+// server that commits without waiting for its log crashes, somebody restores a backup. What a process remembers of the
+// tables may then never have been. A supervisor sees it by its own row (forgotten, refused), by a run whose row is not as
+// the run left it, by transaction ids that fall, and must suspect it wherever a connection broke.
+//
+// By its row, the lease is lost: it goes on under another id, which no forgotten commit has ever seen. Otherwise the lease
+// holds, and it looks again at what it would have passed over: docs/adr/0028-a-database-that-goes-back.md.
+
+const wentBack = "the database has gone back to an older state"
+
+// forgotten reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
+// may have changed it by hand, too.
+func (c *control) forgotten(id string, epoch int, peers []peer) bool {
+	for _, x := range peers {
+		if x.id != id || x.epoch != epoch {
+			continue
+		}
+		if x.beat < c.counted {
+			c.counted = math.MaxInt64 // until there is a new id: registering may fail, and these beats count
+			return true
+		}
+		c.counted = x.beat + 1
+	}
+	return false
+}
+
+// goneBack looks again at all rows: those that came back behind the floors, and those that run in our name.
+func (s *Supervisor) goneBack() {
+	s.claimer.distrust()
+	s.claimer.audit.reconnected()
+}
+
+// withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
+// forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
+func (s *Supervisor) withoutReruns(held []heldJob, known []*run) []heldJob {
+	return slices.DeleteFunc(held, func(j heldJob) bool {
+		again := slices.ContainsFunc(known, func(r *run) bool {
+			return r.job.ID == j.id && r.attemptedAt.After(j.attemptedAt.Time)
+		})
+		if again {
+			s.goneBack()
+		}
+		return again
+	})
+}
+
+// distrust forgets where jobs have been looked for, and what sleepers says.
+func (c *claimer) distrust() {
+	c.floors.reset()
+	c.near.reset()
+	c.sayAnew()
+	c.wake()
+}
+
+// reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
+// sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
+func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+	sleepless := reply.sleeping < c.sup.claimer.sleeping.Load()
+	idle := reply.turn && c.sup.solo.Load() == nil
+	if !sleepless && !idle {
+		return nil
+	}
+	var p pipeline
+	p.begin()
+	if sleepless {
+		for _, queue := range c.sup.queueNames() {
+			p.exec(nil, sqlRegisterSleeper, queue, l.id)
+		}
+	}
+	if idle {
+		p.exec(nil, sqlReleaseSolo, l.id)
+	}
+	p.commit()
+	err := p.send(ctx, conn)
+	if sleepless {
+		c.sup.claimer.sayAnew()
+		c.sup.claimer.wake()
+	}
+	return err
+}
+
+// hurry makes a pause between beats that come before their time, longer each time: what calls for them may do so again
+// after each.
+type hurry struct {
+	n    int       // such beats in a row
+	last time.Time // the last beat
+}
+
+// next is when to beat because something waits for it: at once, unless the last beat had such a reason too.
+func (h *hurry) next(now, planned time.Time) time.Time {
+	at := now
+	if h.n > 0 {
+		at = h.last.Add(growing(h.n - 1))
+	}
+	if planned.Before(at) {
+		return planned
+	}
+	return at
+}
+
+// went notes a beat that was due at a time.
+func (h *hurry) went(now, due time.Time) {
+	if h.last = now; now.Before(due) {
+		h.n++
+	} else {
+		h.n = 0
+	}
+}
