@@ -134,7 +134,7 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 			"a trigger that keeps the row": func(ctx context.Context, j *Job, tx pgx.Tx) error {
 				db.exec(t, `update jobs set tags = '{kept}' where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				err := j.CompleteTx(ctx, tx)
-				_ = tx.Rollback(ctx) // it holds the row
+				_ = tx.Rollback(ctx)                                          // it holds the row
 				db.exec(t, `update jobs set tags = null where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				if err == nil || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "a trigger") {
 					t.Errorf("a row that a trigger keeps: %v", err)
