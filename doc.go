@@ -72,6 +72,7 @@
 //	retry_after.go                 the HTTP header
 //	sanitize.go                    reads the texts of errors and panics, and takes the secrets out
 //	supervisor_lease.go            heartbeat, notifications, watching the others, rescue, the full sweep
+//	supervisor_unheard.go          asks for what nobody may have said: cancelled runs, queues added in passing
 //	blame.go                       which job killed a process: evidence, suspects, conviction; pure
 //	beside.go                      what ran beside a convicted job need not wait any longer
 //	operate_redrive.go             dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
@@ -91,7 +92,9 @@
 //	failpoint.go                   where the fault suite may end a process: here nothing happens
 //	failpoint_on.go                what happens where it is built with droverfail
 //	isolate.go                     finds the row because of which the database refuses a batch
-//	store_pg.go                    SQL: connections, pipelines, errors
+//	supervisor_links.go            a supervisor's own connections: how they are made, and when they are replaced
+//	supervisor_outage.go           what its parts have with the database: pauses, and one log of it
+//	store_pg.go                    SQL: pipelines, errors, Check
 //	store_pg_enqueue.go            SQL: enqueue
 //	store_pg_claim.go              SQL: claim
 //	store_pg_settle.go             SQL: settle

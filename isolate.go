@@ -65,6 +65,8 @@ func rowsFault(err error) bool {
 	var pg *pgconn.PgError
 	var bad *rowError
 	switch {
+	case errors.Is(err, ErrReadOnly): // a standby says so by 0A000, which a trigger may raise as well
+		return false
 	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
 		return true
 	case !errors.As(err, &pg) || len(pg.Code) != 5, pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC":

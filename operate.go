@@ -363,7 +363,8 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 
 // Cancel ends a job that nobody wants any more; reason may be empty. A running one is final at once: its handler's
 // context is cancelled with ErrCancelled, in this process directly, in others by a notification, and whatever it
-// returns is refused. Cancelling a job that has ended changes nothing. It returns the state the job was in.
+// returns is refused. A process that hears no notifications asks for that about once a second; one that only believes it
+// hears them, behind a pooler, finds out by its next heartbeat, a sixth of its lease later at most. Cancelling a job that has ended changes nothing. It returns the state the job was in.
 // Errors: ErrNotFound.
 func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
 	return c.endJob(ctx, "cancel", sqlCancel, id, reason, told{kind: eventCancelled})

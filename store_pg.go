@@ -55,63 +55,6 @@ type store struct {
 
 func newStore(pool *pgxpool.Pool) *store { return &store{pool: pool} }
 
-// dial opens a connection of the supervisor's own beside the pool, as the pool would: handlers that take every
-// pooled connection must not starve heartbeat and settle.
-func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
-	cfg := s.pool.Config()
-	if cfg.BeforeConnect != nil {
-		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.AfterConnect != nil {
-		if err := cfg.AfterConnect(ctx, conn); err != nil {
-			closeConn(ctx, conn)
-			return nil, err
-		}
-	}
-	return conn, nil
-}
-
-// link is a connection of one goroutine's that comes back after it broke.
-type link struct {
-	store *store
-	conn  *pgx.Conn
-	again func() // called after a reconnect; may be nil
-}
-
-func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
-	if l.conn != nil && !l.conn.IsClosed() {
-		return l.conn, nil
-	}
-	lost := l.conn != nil
-	conn, err := l.store.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	l.conn = conn
-	if lost && l.again != nil {
-		l.again()
-	}
-	return conn, nil
-}
-
-func (l *link) close(ctx context.Context) {
-	if l.conn != nil {
-		closeConn(ctx, l.conn)
-	}
-}
-
-func closeConn(ctx context.Context, conn *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = conn.Close(ctx) // it is going away either way
-}
-
 // batcher is a connection, a pool or a transaction.
 type batcher interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -183,7 +126,8 @@ func (p *pipeline) call(fn func()) {
 func (p *pipeline) begin()  { p.exec(nil, sqlBegin) }
 func (p *pipeline) commit() { p.exec(nil, sqlCommit) }
 
-// send runs the pipeline. After an error the connection is out of any transaction, or closed.
+// send runs the pipeline. After an error the connection is out of any transaction, or closed. That of a server that is
+// read-only is closed, a pool's as well: it would be handed out again for as long as it lives.
 func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
 	results := conn.SendBatch(ctx, &p.batch)
 	var err error
@@ -196,12 +140,16 @@ func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
 	if err == nil {
 		return nil
 	}
+	err = classify(err)
+	if errors.Is(err, ErrReadOnly) {
+		closeConn(ctx, conn) // the next one looks the name up anew, which may lead to a primary by then
+	}
 	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		if _, rollback := conn.Exec(ctx, "rollback"); rollback != nil {
 			closeConn(ctx, conn)
 		}
 	}
-	return classify(err)
+	return err
 }
 
 // ignoreRepeat drops the error that closing a failed batch tells again.
@@ -335,16 +283,44 @@ select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_re
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
+// sqlWhichSchema names the schema whose drover the session finds.
+const sqlWhichSchema = `
+select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regprocedure('drover_schema_version()')), '')::text`
+
+// check goes over a connection of drover's own: it meets what a supervisor would meet. The pool's must lead to the same
+// schema, or jobs would be enqueued in one and claimed from another.
 func (s *store) check(ctx context.Context) error {
+	link := link{store: s}
+	defer link.close(ctx)
+	if err := s.checkOn(ctx, &link); err != nil {
+		return err
+	}
+	var ours, pools string
+	err := link.conn.QueryRow(ctx, sqlWhichSchema).Scan(&ours)
+	if err == nil {
+		err = s.pool.QueryRow(ctx, sqlWhichSchema).Scan(&pools)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask where drover is: %w", classify(err))
+	case ours != pools:
+		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its connections find drover in schema %q, a supervisor's own, made with its settings and hooks, in %q: "+
+			"set search_path in the connection string, or for the role", pools, ours)}
+	}
+	return nil
+}
+
+// checkOn asks the server that the link leads to.
+func (s *store) checkOn(ctx context.Context, link *link) error {
 	var server, schema int
 	var standby, migrated, direct bool
 	var where string
-	err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+	conn, err := link.get(ctx)
+	if err == nil {
 		var pid uint32
-		err := c.QueryRow(ctx, sqlCheck).Scan(&pid, &server, &standby, &migrated, &where)
-		direct = pid == c.Conn().PgConn().PID()
-		return err
-	})
+		err = conn.QueryRow(ctx, sqlCheck).Scan(&pid, &server, &standby, &migrated, &where)
+		direct = pid == conn.PgConn().PID()
+	}
 	if err == nil && !direct {
 		err = s.checkPooler(ctx)
 	}
@@ -359,7 +335,7 @@ func (s *store) check(ctx context.Context) error {
 	case !migrated:
 		return fmt.Errorf("%w (%s)", ErrNotMigrated, where)
 	}
-	if err := s.pool.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
+	if err := conn.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
 		return fmt.Errorf("ask for the schema's version: %w", classify(err))
 	}
 	if schema < firstMigratable {
@@ -379,16 +355,17 @@ func (s *store) checkPooler(ctx context.Context) error {
 	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
 		return nil
 	}
-	first, err := s.dial(ctx)
+	one, two := link{store: s}, link{store: s}
+	defer one.close(ctx)
+	defer two.close(ctx)
+	first, err := one.get(ctx)
 	if err != nil {
 		return err
 	}
-	defer closeConn(ctx, first)
-	second, err := s.dial(ctx)
+	second, err := two.get(ctx)
 	if err != nil {
 		return err
 	}
-	defer closeConn(ctx, second)
 	if mode == pgx.QueryExecModeCacheStatement {
 		return prepareOnBoth(ctx, first.PgConn(), second.PgConn())
 	}

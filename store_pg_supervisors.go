@@ -118,6 +118,10 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 		return err
 	}
 	defer conn.Release()
+	return s.serveOn(ctx, conn.Conn(), id, reg)
+}
+
+func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *registration) error {
 	var p pipeline
 	names, slots := reg.slots()
 	p.begin()
@@ -126,7 +130,7 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	p.queues(reg)
 	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.commit()
-	return p.send(ctx, conn.Conn())
+	return p.send(ctx, conn)
 }
 
 // sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
@@ -229,16 +233,33 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
 	if len(running) > 0 {
-		p.query(func(rows pgx.Rows) error {
-			var i int
-			var cancelled bool
-			err := rows.Scan(&i, &cancelled)
-			reply.gone[running[i]] = cancelled
-			return err
-		}, sqlGone, id, inFlight, claimed)
+		p.gone(reply.gone, id, running, inFlight, claimed)
 	}
 	p.commit()
 	return reply, p.send(ctx, conn)
+}
+
+// gone adds to gone the runs that are over.
+func (p *pipeline) gone(gone map[*run]bool, id string, running []*run, ids []string, claimed []time.Time) {
+	p.query(func(rows pgx.Rows) error {
+		var i int
+		var cancelled bool
+		err := rows.Scan(&i, &cancelled)
+		gone[running[i]] = cancelled
+		return err
+	}, sqlGone, id, ids, claimed)
+}
+
+// gone asks for the runs that are over, and for nothing else.
+func (s *store) gone(ctx context.Context, conn *pgx.Conn, id string, running []*run, bound time.Duration) (map[*run]bool, error) {
+	var p pipeline
+	gone := map[*run]bool{}
+	ids, claimed := claims(running)
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.gone(gone, id, running, ids, claimed)
+	p.commit()
+	return gone, p.send(ctx, conn)
 }
 
 // sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share

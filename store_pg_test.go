@@ -138,6 +138,7 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 		{&pgconn.PgError{}, false, false},
 		{context.DeadlineExceeded, false, true},
 		{errors.New("connection reset"), false, false},
+		{classify(&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "0A000", Routine: "call_bool_check_hook"}), true, false},
 	} {
 		for _, err := range []error{c.err, fmt.Errorf("wrapped: %w", c.err), errors.Join(errors.New("first"), c.err)} {
 			if got := notApplied(err); got != c.notApplied {

@@ -460,7 +460,7 @@ func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	select {
 	case <-p.ended:
-	case <-time.After(handBack + lastSettle + 8*time.Second):
+	case <-time.After(endPart + 8*time.Second):
 		t.Fatal("the process did not end")
 	}
 	if p.err != nil || p.said("ended") != 1 {

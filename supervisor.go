@@ -58,8 +58,8 @@ type SupervisorConfig struct {
 	DisableNotify bool
 
 	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s,
-	// under 1 ms is an error. Another 5 s
-	// later those that still run are handed back, so that Run returns within the 30 s that many platforms give.
+	// under 1 ms is an error. Handlers that ignore that have another 3 s, then their jobs are handed back. Run returns at
+	// most 5 s after the cancel, whatever handlers and database do, and so within the 30 s that many platforms give.
 	DrainTimeout time.Duration
 
 	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
@@ -115,7 +115,8 @@ type Queue struct {
 }
 
 // Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
-// with the pool's settings, so that handlers that take every pooled one starve neither heartbeat nor settle.
+// with the pool's settings and hooks (docs/configuration.md lists them), so that handlers that take every pooled one
+// starve neither heartbeat nor settle.
 type Supervisor struct {
 	client     *Client
 	cfg        SupervisorConfig
@@ -141,6 +142,7 @@ type Supervisor struct {
 	redriver   *redriver
 	reporter   reporter
 	quiet      sparingly
+	outage     outage
 	pruner     atomic.Bool // this supervisor's turn to prune
 	pruneEvery time.Duration
 	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
@@ -300,8 +302,11 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
 // waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back; jobs with a
-// single attempt it discards instead. It returns nil after a stop, and an error only if it could not start: ErrNotMigrated, ErrReadOnly,
-// ErrServerTooOld, ErrPooler, or the connection's. A database that fails later is waited for. A Supervisor runs once.
+// single attempt it discards instead. It returns nil after a stop, at most DrainTimeout and 5 s after ctx is done. It returns an error only if it could not
+// start for something that stays as it is: ErrNotMigrated, ErrReadOnly, ErrServerTooOld, ErrPooler, an *InvalidError of
+// a hook of the pool's, or the server's, such as that of a wrong password. What a database gets over is waited for, at
+// the start as later: a server that refuses connections or has none left, a lock that is held too long. A Supervisor
+// runs once.
 //
 // It returns only after every goroutine it started has, but for handlers that ignored their context:
 //
@@ -348,14 +353,15 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 	<-ctx.Done()
 	s.draining.Store(true)
-	s.drain(base, giveUp)
+	ending, cancel := context.WithDeadline(base, s.drain(base, giveUp))
+	defer cancel()
 	claimingToo.Wait()
 	settling.Wait()
 	s.slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
 	if s.settler.book.len() == 0 && s.claimer.doubt == nil { // else our row tells a rescuer what had started
-		s.control.end(base)
+		s.control.end(ending)
 	}
 	s.reporter.close()
 	reporting.Wait()
@@ -368,30 +374,32 @@ func (s *Supervisor) StopNow() { s.stopOnce.Do(func() { close(s.stopNow) }) }
 
 const maxBuild = 128 // bytes
 
-// handBack is how long cancelled handlers have before their jobs are handed back over their heads.
-const handBack = 5 * time.Second
-
-// lastSettle is how long the last outcomes have to be recorded: a database that is away must not keep the process.
-const lastSettle = 2 * time.Second
+// What a stop takes after the running jobs were cancelled, whatever the database does: endPart in all.
+const (
+	handBack   = 3 * time.Second // until jobs are handed back over their handlers' heads
+	lastSettle = time.Second     // for the last outcomes: a database that is away must not keep the process
+	endPart    = 5 * time.Second // the rest is for connections to close, and to sign off
+)
 
 var errIgnoredStop = errors.New("the handler has not returned since")
 
-// drain waits for the running jobs, then cancels them, then gives up on them.
-func (s *Supervisor) drain(ctx context.Context, giveUp func()) {
+// drain waits for the running jobs, then cancels them, then gives up on them. It returns when the rest must have ended.
+func (s *Supervisor) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	idle := s.settler.idle
 	timer := time.NewTimer(s.cfg.DrainTimeout)
 	defer timer.Stop()
 	select {
 	case <-idle:
-		return
+		return time.Now().Add(endPart)
 	case <-timer.C:
 	case <-s.stopNow:
 	}
+	end = time.Now().Add(endPart)
 	s.lease.Load().cancel(ErrShutdown)
 	timer.Reset(handBack)
 	select {
 	case <-idle:
-		return
+		return end
 	case <-timer.C:
 	}
 	for _, r := range s.inFlight.all() {
@@ -409,20 +417,62 @@ func (s *Supervisor) drain(ctx context.Context, giveUp func()) {
 		giveUp()
 		s.log.ErrorContext(ctx, "outcomes could not be recorded, others will rescue the jobs", slog.Int("count", s.settler.book.len()))
 	}
+	return end
 }
 
-// start checks the server and registers.
+// start checks the server and registers. What the database may get over by itself is tried again until ctx is done.
 func (s *Supervisor) start(ctx, base context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	if err := s.client.Check(ctx); err != nil {
+	s.control.base = base
+	starting := trouble{means: "this supervisor does not run yet"}
+	for {
+		err := s.tryStart(ctx, base)
+		if err == nil {
+			starting.over(ctx, s)
+			return nil
+		}
+		s.control.link.close(base)
+		if ctx.Err() == nil && temporary(err) {
+			starting.failed(ctx, s, "starting", err)
+			timer := time.NewTimer(starting.until.Sub(s.now()))
+			select {
+			case <-timer.C:
+				continue
+			case <-ctx.Done():
+				timer.Stop()
+			}
+		}
+		s.control.endStrays(base)
 		return err
 	}
-	s.control.base = base
+}
+
+const (
+	startTimeout  = 30 * time.Second // of one try
+	startPatience = 2 * time.Second  // for a registration under way when the supervisor is to stop
+)
+
+// tryStart lets a registration end that is under way when ctx is done: cut off, it could be committed later all the same,
+// as the row of a supervisor that does not exist.
+func (s *Supervisor) tryStart(ctx, base context.Context) error {
+	checking, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := s.client.store.checkOn(checking, &s.control.link); err != nil {
+		return err
+	}
+	registering, cancel := context.WithTimeout(base, startTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(startPatience)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-registering.Done():
+		}
+	})()
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	if err := s.control.register(ctx); err != nil {
-		s.control.link.close(ctx)
+	if err := s.control.register(registering); err != nil {
 		return fmt.Errorf("register supervisor: %w", err)
 	}
 	return nil
@@ -517,7 +567,8 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	state := newQueueState(q)
 	queues := append(slices.Clone(old), state)
 	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
-	if l := s.lease.Load(); l != nil {
+	l := s.lease.Load()
+	if l != nil {
 		reg := s.registration(l.id, queues)
 		if err := s.client.store.serve(ctx, l.id, reg); err != nil {
 			return fmt.Errorf("add queue %s: %w", q.Name, err)
@@ -526,6 +577,9 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	}
 	if !s.open(queues, state) {
 		return ErrShutdown
+	}
+	if s.lease.Load() != l { // registered anew meanwhile, perhaps without the queue
+		s.control.interrupt()
 	}
 	s.claimer.sayAnew()
 	s.claimer.wake()

@@ -97,7 +97,7 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
-		if a.sup.quiet.may("audit"+sqlState(err), now) {
+		if !a.sup.outage.on() && a.sup.quiet.may("audit"+sqlState(err), now) {
 			a.sup.log.WarnContext(ctx, "looking for forgotten jobs failed, goes on", slog.String("error", err.Error()))
 		}
 		return

@@ -68,10 +68,12 @@ type claimer struct {
 }
 
 func newClaimer(s *Supervisor) *claimer {
-	return &claimer{
+	c := &claimer{
 		sup: s, floors: newFloors(), near: newNearSweeps(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
 		refused: refusedClaims{most: maxClaim},
 	}
+	c.trouble = trouble{means: "no job is claimed", link: &c.link}
+	return c
 }
 
 // wake makes the claimer look for jobs at once.
@@ -445,6 +447,7 @@ func (c *claimer) sleepFull(base context.Context) {
 		c.trouble.failed(base, c.sup, "falling asleep", err)
 		return
 	}
+	c.trouble.over(base, c.sup)
 	c.says(true, time.Time{}, all)
 }
 

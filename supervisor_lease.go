@@ -63,7 +63,6 @@ type control struct {
 	listening *pgx.Conn // the connection that has sent LISTEN
 	beaten    time.Time // when the last successful beat was sent
 	counted   int64     // by our row: beats, the last successful one included
-	trouble   trouble   // of beats that fail
 	urgent    hurry     // beats that come before their time
 	beats     int       // successful ones
 	steady    int       // their number when one had come late: the database may have stood still
@@ -79,6 +78,10 @@ type control struct {
 	was       string    // our last id, if others took its lease; takeBack undoes what they did
 	turns     turns
 	clock     clockTrouble
+	trouble   trouble   // of beats
+	deaf      trouble   // of LISTEN
+	strays    []string  // ids that may be registered, and are not ours
+	asked     time.Time // for runs that are over, where no notification is heard
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -95,20 +98,34 @@ type observation struct {
 }
 
 func newControl(s *Supervisor) *control {
-	return &control{sup: s, link: link{store: s.client.store}, peers: map[string]observation{}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: link{store: s.client.store}, peers: map[string]observation{}, hunts: map[string]*hunt{}}
+	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
+	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
+	return c
 }
 
-// register takes a fresh id.
+// register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
+// for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
 func (c *control) register(ctx context.Context) error {
 	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
+	for _, stray := range c.strays {
+		if err := c.sup.client.store.forget(ctx, conn, stray); err != nil {
+			return err
+		}
+	}
 	id, sent := ulid.Make().String(), c.sup.now()
+	c.strays = []string{id}
 	reg := c.sup.registration(id, c.sup.queueStates())
 	if err := c.sup.client.store.register(ctx, conn, reg); err != nil {
+		if notApplied(err) {
+			c.strays = nil
+		}
 		return err
 	}
+	c.strays = nil
 	c.sup.knowBudgets(reg.scopes)
 	c.beaten, c.counted = sent, 0
 	c.turns = turns{}
@@ -127,13 +144,14 @@ func (c *control) run(ctx context.Context) {
 	next := due        // or earlier, where something waits for it
 	c.listens()        //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
 	for ctx.Err() == nil {
-		c.wait(ctx, c.sooner(next))
+		c.wait(ctx, c.sooner(c.askAt(next)))
 		c.expire(ctx)
 		now := c.sup.now()
 		if c.interrupted() {
 			next = c.urgent.next(now, next)
 		}
 		if ctx.Err() != nil || now.Before(next) {
+			c.askUnheard(ctx)
 			continue
 		}
 		c.urgent.went(now, due)
@@ -210,7 +228,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 		if err == nil {
 			c.sup.heard(note.Payload)
 		} else if ctx.Err() == nil {
-			c.sup.log.WarnContext(ctx, "connection lost, polling goes on", slog.String("error", err.Error()))
+			c.deaf.failed(ctx, c.sup, "listening", err)
 			c.interrupt() // the beat makes a new one
 			return
 		}
@@ -235,11 +253,14 @@ func (c *control) listens() bool {
 		_, err = conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
 	}
 	if err != nil {
-		c.sup.log.WarnContext(ctx, "listening failed, polling goes on", slog.String("error", err.Error()))
+		c.deaf.failed(ctx, c.sup, "listening", err)
 		return false
 	}
+	c.deaf.over(ctx, c.sup)
 	c.listening = conn
-	c.sup.claimer.wake() // what came before
+	// What came before, while nobody listened: the claimer finds jobs, and a beat what was cancelled.
+	c.sup.claimer.wake()
+	c.interrupt()
 	return true
 }
 
@@ -308,6 +329,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 		name string
 		run  func() error
 	}{
+		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
 		{"watching the others", func() error {
 			// However many jobs there are to rescue, some of the time is left to the other steps.
 			ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/4)
@@ -328,11 +350,11 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.behind) }},
 	} {
 		err := step.run()
-		if err != nil && c.sup.quiet.may(step.name+sqlState(err), c.sup.now()) {
-			c.sup.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
-		}
 		if conn.IsClosed() || ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
+		}
+		if err != nil && c.sup.quiet.may(step.name+sqlState(err), c.sup.now()) {
+			c.sup.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
 		}
 	}
 	return nil
@@ -1055,13 +1077,32 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
 func (c *control) end(ctx context.Context) {
+	c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return errors.Join(c.tendFailures(ctx, conn), c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id))
+	})
+}
+
+// endStrays takes registrations out of the tables that may stand although the supervisor never ran.
+func (c *control) endStrays(ctx context.Context) {
+	if len(c.strays) == 0 {
+		return
+	}
+	c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		for _, id := range c.strays {
+			err = errors.Join(err, c.sup.client.store.forget(ctx, conn, id))
+		}
+		return err
+	})
+}
+
+func (c *control) signOff(ctx context.Context, forget func(context.Context, *pgx.Conn) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	link := link{store: c.sup.client.store}
 	defer link.close(ctx)
 	conn, err := link.get(ctx)
 	if err == nil {
-		err = errors.Join(c.tendFailures(ctx, conn), c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id))
+		err = forget(ctx, conn)
 	}
 	if err != nil {
 		c.sup.log.WarnContext(ctx, "supervisor could not sign off", slog.String("error", err.Error()))

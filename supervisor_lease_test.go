@@ -1148,7 +1148,7 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	go func() { sup.stop(t); close(stopped) }()
 	select {
 	case <-stopped:
-	case <-time.After(handBack + lastSettle + 10*time.Second):
+	case <-time.After(endPart + 10*time.Second):
 		t.Fatal("Run does not return while the database hangs")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {

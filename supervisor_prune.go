@@ -33,7 +33,7 @@ func (s *Supervisor) prune(ctx context.Context) {
 			walk = pruneWalk{whole: true} // from the start: some jobs were too young an hour ago
 		}
 		var err error
-		if walk, err = s.client.prune(ctx, walk, keep); err != nil && ctx.Err() == nil {
+		if walk, err = s.client.prune(ctx, walk, keep); err != nil && ctx.Err() == nil && !s.outage.on() {
 			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("error", err.Error()))
 		}
 	}

@@ -15,13 +15,12 @@ type redriver struct {
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
 
 	// Only the goroutine that ticks uses these.
-	batch    int       // what a tick may do; less after one that was cut off
-	failing  bool      // the log has that ticks fail, and not yet that they work again
-	warnedAt time.Time // when it was logged last
+	batch   int // what a tick may do; less after one that was cut off
+	trouble trouble
 }
 
 func newRedriver(s *Supervisor) *redriver {
-	return &redriver{sup: s, signal: make(chan struct{}, 1), batch: paceBatch}
+	return &redriver{sup: s, signal: make(chan struct{}, 1), batch: paceBatch, trouble: trouble{means: "paced redrives stand still"}}
 }
 
 // poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
@@ -44,7 +43,6 @@ const (
 	paceRetry   = time.Second           // after a failed one
 	paceLeast   = 20 * time.Millisecond // between two
 	paceBatch   = 1000                  // jobs that a tick takes up or lets go of each redrive
-	paceWarn    = time.Minute           // between two warnings that ticks fail
 )
 
 // run ticks while a redrive is under way; the heartbeat says when there is one.
@@ -93,25 +91,19 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return reply.wait, reply.idle
 }
 
-// failed logs a failed tick, at most once a minute. After a tick that was cut off the next one asks for less, so that
-// ticks do not end at the same place for ever.
+// failed notes a failed tick. After a tick that was cut off the next one asks for less, so that ticks do not end at the
+// same place for ever.
 func (r *redriver) failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || sqlState(err) == "57014" {
 		r.batch = max(r.batch/4, 1)
 	}
-	if now := r.sup.now(); r.warnedAt.IsZero() || now.Sub(r.warnedAt) >= paceWarn {
-		r.failing, r.warnedAt = true, now
-		r.sup.log.WarnContext(ctx, "redrives do not go on, will be tried again", slog.String("error", err.Error()))
-	}
+	r.trouble.failed(ctx, r.sup, "carrying on redrives", err)
 }
 
-// worked logs what a tick skipped, and that ticks succeed again.
+// worked logs what a tick skipped.
 func (r *redriver) worked(ctx context.Context, refused []refusedJob) {
 	r.batch = min(2*r.batch, paceBatch)
-	if r.failing {
-		r.failing = false
-		r.sup.log.InfoContext(ctx, "redrives go on again")
-	}
+	r.trouble.over(ctx, r.sup)
 	for _, job := range refused {
 		r.sup.log.WarnContext(ctx, "redrive skipped a job",
 			slog.String("job_id", job.ID), slog.String("redrive", job.Redrive), slog.String("reason", job.Why))

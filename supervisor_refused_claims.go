@@ -73,6 +73,10 @@ func (c *claimer) readAside(base context.Context) {
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
+		if !rowsFault(err) {
+			c.trouble.failed(base, c.sup, "reading which jobs are set aside", err)
+			return
+		}
 		c.sup.quiet.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -51,51 +50,16 @@ type settler struct {
 	trouble trouble
 	blind   error   // of the last round trip: what was not settled could not be looked at
 	noting  trouble // of starts: it must not hold up the settles
-}
-
-// trouble makes a pause after each failed round trip, and logs failures: when they begin, once a minute, and when
-// they are over.
-type trouble struct {
-	failures int
-	until    time.Time // no round trip before
-	since    time.Time // the first failure
-	told     time.Time // when it was logged last; zero: not yet
-}
-
-// growing is the pause after the n-th failure in a row: longer each time, and not as long as others' is. A server that
-// comes back is not met by all processes at once. Whatever is tried again at once must wait so.
-func growing(n int) time.Duration {
-	pause := min(retryPause<<min(n, 10), maxRetryPause)
-	return pause - rand.N(pause/2) //nolint:gosec // to spread them
-}
-
-// failed waits before the next round trip.
-func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
-	now := s.now()
-	if t.failures == 0 {
-		t.since = now
-	}
-	t.until = now.Add(growing(t.failures))
-	t.failures++
-	if t.told.IsZero() || now.Sub(t.told) >= time.Minute {
-		t.told = now
-		s.log.WarnContext(ctx, what+" failed, will be tried again", slog.String("error", err.Error()), slog.Int("failures", t.failures))
-	}
-}
-
-// over notes that a round trip went through.
-func (t *trouble) over(ctx context.Context, s *Supervisor) {
-	if t.failures == 0 {
-		return
-	}
-	s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", t.failures), slog.Duration("after", s.now().Sub(t.since)))
-	*t = trouble{}
+	slots   trouble // of retry budgets
 }
 
 func newSettler(s *Supervisor) *settler {
-	return &settler{
+	e := &settler{
 		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: link{store: s.client.store},
+		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
+	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
+	return e
 }
 
 // settle hands over how a run ended. It does not block.
@@ -139,6 +103,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	e.starts = nil
 	e.mu.Unlock()
 	if len(starts) == 0 {
+		e.noting.over(base, e.sup) // nobody waits any more
 		return false
 	}
 	noted := map[string]time.Time{}
@@ -446,10 +411,10 @@ func (e *settler) reserve(ctx context.Context, conn *pgx.Conn, out []*outcome) [
 		a.done <- err
 	}
 	if err == nil {
+		e.slots.over(ctx, e.sup)
 		return out
 	}
-	e.sup.log.WarnContext(ctx, "no slots from the retry budgets, will be tried again",
-		slog.String("error", err.Error()), slog.Duration("in", reservePause))
+	e.slots.failed(ctx, e.sup, "taking slots of retry budgets", err)
 	return slices.DeleteFunc(out, func(o *outcome) bool {
 		if !e.sup.wantsSlot(o) {
 			return false

@@ -374,7 +374,7 @@ func TestStopLeavesDeafHandlersBehind(t *testing.T) {
 	receive(t, started)
 	began := time.Now()
 	sup.stop(t)
-	if d := time.Since(began); d > handBack+lastSettle+5*time.Second {
+	if d := time.Since(began); d > endPart+5*time.Second {
 		t.Errorf("Run returned after %v", d)
 	}
 	if got := value[string](t, db, `select state || attempt from jobs`); got != "available0" {

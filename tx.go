@@ -5,24 +5,36 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"reflect"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Tx is what drover needs of a caller's transaction. A pgx.Tx is one, SQLTx makes one of a *sql.Tx. A pool has the
-// method too but is no transaction: it is refused with an *InvalidError.
+// Tx is what drover needs of a caller's transaction. A pgx.Tx is one, SQLTx makes one of a *sql.Tx, and a *pgx.Conn is
+// one between its begin and its commit. A pool has the method too but is no transaction, nor is a *pgx.Conn outside of
+// one: both are refused with an *InvalidError.
 type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 // checkTx refuses what would commit by itself: pool in the place of tx is a slip that would break the promise unseen.
 func checkTx(tx Tx) error {
-	switch tx.(type) {
-	case nil:
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &InvalidError{Field: "tx", Reason: "is nil"}
+	}
+	switch tx := tx.(type) {
+	case sqlTx:
+		if tx.tx == nil {
+			return &InvalidError{Field: "tx", Reason: "is SQLTx(nil)"}
+		}
 	case *pgxpool.Pool, *pgxpool.Conn:
 		return &InvalidError{Field: "tx", Reason: fmt.Sprintf("%T is no transaction", tx)}
+	case interface{ PgConn() *pgconn.PgConn }: // a *pgx.Conn, or what embeds one
+		if conn := tx.PgConn(); conn != nil && conn.TxStatus() == 'I' {
+			return &InvalidError{Field: "tx", Reason: fmt.Sprintf("%T is outside of any transaction", tx)}
+		}
 	}
 	return nil
 }

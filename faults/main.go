@@ -245,6 +245,14 @@ func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history,
 		s = own
 		defer func() { err = errors.Join(err, own.server.Close()) }()
 	}
+	if sc.own {
+		own := *s
+		if own.server, err = startServer(ctx, nil); err != nil {
+			return nil, err
+		}
+		s = &own
+		defer func() { err = errors.Join(err, own.server.Close()) }()
+	}
 	w, err := newWorld(ctx, s, sc, program)
 	if err != nil {
 		return nil, err

@@ -13,10 +13,10 @@ import (
 // proxy stands between clients and a server, and does to their connections what networks do.
 type proxy struct {
 	listener net.Listener
-	server   string
 	done     sync.WaitGroup
 
 	mu     sync.Mutex
+	server string // where new connections go
 	pairs  map[*pair]bool
 	open   chan struct{} // closed while bytes pass
 	heard  chan struct{} // closed while those of listeners do
@@ -77,6 +77,19 @@ func (p *proxy) cut() int {
 		c.reset()
 	}
 	return n
+}
+
+// lead makes new connections go to another server, as a name does that moves. Those that there are stay.
+func (p *proxy) lead(server string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.server = server
+}
+
+func (p *proxy) leads() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.server
 }
 
 // blackHole lets no byte through, either way, until it is switched off. Nothing is lost, as TCP sends it again.
@@ -141,7 +154,7 @@ func (p *proxy) accept() {
 }
 
 func (p *proxy) serve(client *net.TCPConn) {
-	server, err := net.Dial("tcp4", p.server)
+	server, err := net.Dial("tcp4", p.leads())
 	if err != nil {
 		_ = client.SetLinger(0)
 		_ = client.Close()

@@ -22,6 +22,7 @@ type scenario struct {
 	racy         bool                                      // its handlers race on purpose
 	unmeasured   bool                                      // workers change, so there is nothing to compare resources with
 	clock        bool                                      // the server's clock and those of some workers are wrong
+	own          bool                                      // it needs a cluster of its own, of which nothing is left in the end
 	dirty        bool                                      // runs return texts that no row can hold
 	change       func(l *load, full bool)                  // of the usual load; nil: none
 	before       func(ctx context.Context, w *world) error // in the place of migrations.Up
@@ -34,7 +35,7 @@ func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
 		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
-		migrationScenarios(), producerScenarios(), rowScenarios(), soakScenarios(),
+		migrationScenarios(), failoverScenarios(), producerScenarios(), rowScenarios(), soakScenarios(),
 	} {
 		all = append(all, some...)
 	}

@@ -28,9 +28,10 @@ type world struct {
 	dir       string // of the journals
 	url       string
 	server    *pgdev.Server
-	pool      *pgxpool.Pool // the suite's own, past the proxies
-	workerNet *proxy        // for the first load.Through workers
-	callerNet *proxy        // for producers
+	standbys  []*pgdev.Server // of failovers; a promoted one is the server
+	pool      *pgxpool.Pool   // the suite's own, past the proxies
+	workerNet *proxy          // for the first load.Through workers
+	callerNet *proxy          // for producers
 	load      load
 	seed      uint64
 	rng       *rand.Rand
@@ -150,6 +151,9 @@ func (w *world) close() error {
 	}
 	if w.pooler != nil {
 		errs = append(errs, w.pooler.close())
+	}
+	for _, s := range w.standbys {
+		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -326,7 +330,7 @@ func (h *history) readFiles(dir string) (err error) {
 	h.sizes, errs[4] = readJournals[tableSize](dir, "sizes")
 	h.waits, errs[5] = readJournals[wait](dir, "waits")
 	h.races, errs[6] = raceReports(filepath.Join(dir, "stderr"))
-	h.victims, errs[7] = countLines(dir, "40P01", "log-", "calls-")
+	h.victims, errs[7] = countLines(dir, "SQLSTATE 40P01", "log-", "calls-")
 	h.wentBack, errs[8] = countLines(dir, "gone back to an older state", "log-")
 	return errors.Join(errs[:]...)
 }

@@ -20,3 +20,5 @@ func (*cluster) url() string                   { return "" }
 func (*cluster) close() error                  { return errNotUnix }
 func (*cluster) kill() error                   { return errNotUnix }
 func (*cluster) restart(context.Context) error { return errNotUnix }
+
+func (*cluster) standby(context.Context) (*cluster, error) { return nil, errNotUnix }

@@ -1,0 +1,129 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
+// each time, and tells the supervisor's outage.
+type trouble struct {
+	means string // what does not happen meanwhile
+	link  *link  // the part's own connection; may be nil
+
+	failures int
+	until    time.Time // no round trip before
+}
+
+// newSight is how many failures in a row make a part look its server up anew: the name may lead elsewhere by now.
+const newSight = 3
+
+// growing is the pause after the n-th failure in a row: longer each time, and not as long as others' is, so that a server
+// that comes back is not met by all processes at once. Whatever is tried again at once must wait so.
+func growing(n int) time.Duration {
+	pause := min(retryPause<<min(n, 10), maxRetryPause)
+	return pause - rand.N(pause/2) //nolint:gosec // to spread them
+}
+
+// failed waits before the next round trip.
+func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
+	now := s.now()
+	t.until = now.Add(growing(t.failures))
+	t.failures++
+	if t.link != nil && t.failures%newSight == 0 {
+		t.link.close(ctx)
+	}
+	s.outage.failed(ctx, s, t, what, err)
+}
+
+// over notes that a round trip went through.
+func (t *trouble) over(ctx context.Context, s *Supervisor) {
+	if t.failures == 0 {
+		return
+	}
+	t.failures, t.until = 0, time.Time{}
+	s.outage.over(ctx, s, t)
+}
+
+// outage is the log of what a supervisor's parts have with the database, all of them together: a line when it begins, one
+// a minute while it lasts, one when it is over. It is over when every part's round trips go through. A single failure, such
+// as a connection that was ended and replaced at once, is none. That the server is read-only gets a line of its own, if
+// it turns out later: it says that somebody has to look where the name leads.
+type outage struct {
+	mu       sync.Mutex
+	standing map[*trouble]string // the parts that failed last, and what they wanted to do
+	since    time.Time           // the first failure
+	failures int
+	logged   bool      // it has a line, so that its end gets one
+	readOnly bool      // and one of a read-only server
+	told     time.Time // when the last line of this outage or an earlier one was written
+}
+
+const (
+	outageEvery = time.Minute
+	// Where connections break all the time, outages follow each other. The second one within a minute gets its line
+	// once it has lasted this long.
+	outageAgain = 5 * time.Second
+)
+
+func (o *outage) failed(ctx context.Context, s *Supervisor, t *trouble, what string, err error) {
+	now := s.now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.standing) == 0 {
+		o.standing, o.since, o.failures, o.logged, o.readOnly = map[*trouble]string{}, now, 0, false, false
+	}
+	o.standing[t] = what
+	o.failures++
+	recently := !o.told.IsZero() && now.Sub(o.told) < outageEvery
+	news := o.logged && !o.readOnly && errors.Is(err, ErrReadOnly)
+	if o.failures < 2 || recently && !news && (o.logged || now.Sub(o.since) < outageAgain) {
+		return
+	}
+	o.readOnly = o.readOnly || errors.Is(err, ErrReadOnly)
+	message := "database trouble, will be tried again"
+	if o.logged {
+		message = "database trouble goes on"
+	}
+	o.logged, o.told = true, now
+	s.log.WarnContext(ctx, message, slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
+		slog.Int("failures", o.failures), slog.Duration("for", now.Sub(o.since)))
+}
+
+func (o *outage) over(ctx context.Context, s *Supervisor, t *trouble) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if delete(o.standing, t); len(o.standing) == 0 && o.logged {
+		o.logged = false
+		s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", o.failures), slog.Duration("after", s.now().Sub(o.since)))
+	}
+}
+
+// on reports that there is an outage, which explains what fails besides.
+func (o *outage) on() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.standing) > 0
+}
+
+// what lists what the parts wanted to do.
+func (o *outage) what() string { return strings.Join(slices.Sorted(maps.Values(o.standing)), ", ") }
+
+// means lists what does not happen meanwhile.
+func (o *outage) means() string {
+	var all []string
+	for t := range o.standing {
+		if t.means != "" {
+			all = append(all, t.means)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), "; ")
+}

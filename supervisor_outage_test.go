@@ -1,0 +1,162 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// One line when an outage begins, one a minute while it lasts, one when every part's round trips go through again.
+func TestLogOfAnOutage(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	s := newQuietDB(t).via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	now := time.Now()
+	s.now = func() time.Time { return now }
+	parts := []*trouble{&s.claimer.trouble, &s.settler.trouble, &s.control.trouble, &s.redriver.trouble}
+	fail := func(d time.Duration) {
+		for end := now.Add(d); now.Before(end); now = now.Add(time.Second) {
+			for _, part := range parts {
+				part.failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
+			}
+		}
+	}
+	end := func() {
+		for _, part := range parts {
+			part.over(t.Context(), s.Supervisor)
+		}
+	}
+	said := func(want ...string) {
+		t.Helper()
+		lines := book.from(slog.LevelInfo)
+		book.mu.Lock()
+		book.records = nil
+		book.mu.Unlock()
+		ok := len(lines) == len(want)
+		for i := 0; ok && i < len(want); i++ {
+			ok = strings.Contains(lines[i], want[i])
+		}
+		if !ok {
+			t.Errorf("logged %q, want %q", lines, want)
+		}
+	}
+	fail(22 * time.Second)
+	said("database trouble, will be tried again error=refused")
+	for _, part := range parts[1:] {
+		part.over(t.Context(), s.Supervisor)
+	}
+	said() // one part still stands
+	parts[0].over(t.Context(), s.Supervisor)
+	said("the database answers again failures=88 after=22s")
+	now = now.Add(10 * time.Minute)
+	fail(3*time.Minute + 30*time.Second)
+	said("database trouble, will", "goes on", "goes on", "goes on")
+	end()
+	said("after=3m30s")
+	// Connections that break all the time are not an outage each.
+	now = now.Add(10 * time.Minute)
+	for range 6 {
+		fail(time.Second)
+		end()
+		now = now.Add(5 * time.Second)
+	}
+	said("database trouble, will", "the database answers again")
+	parts[0].failed(t.Context(), s.Supervisor, "a part", errors.New("refused")) // one failure is none
+	end()
+	said()
+	now = now.Add(10 * time.Minute)
+	fail(time.Second)
+	for range 3 { // a server that turns out to be read-only is another thing
+		parts[1].failed(t.Context(), s.Supervisor, "a part", ErrReadOnly)
+	}
+	end()
+	said("database trouble, will", "database trouble goes on error=drover: the server is read-only", "the database answers again")
+	fail(10 * time.Second) // but one that lasts is, however soon it comes
+	end()
+	said("database trouble, will", "the database answers again")
+}
+
+// The line says what does not happen meanwhile.
+func TestTheLogSaysWhatStands(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	s := newQuietDB(t).via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	now := time.Now()
+	s.now = func() time.Time { return now }
+	for _, at := range []time.Duration{0, outageEvery} {
+		now = now.Add(at)
+		s.claimer.trouble.failed(t.Context(), s.Supervisor, "claiming", errors.New("refused"))
+		s.control.trouble.failed(t.Context(), s.Supervisor, "heartbeat", errors.New("refused"))
+	}
+	lines := book.from(slog.LevelWarn)
+	if len(lines) != 2 || !strings.Contains(lines[0], "no job is claimed") {
+		t.Fatalf("logged %q", lines)
+	}
+	s.settler.trouble.failed(t.Context(), s.Supervisor, "settling", errors.New("refused"))
+	now = now.Add(outageEvery)
+	s.claimer.trouble.failed(t.Context(), s.Supervisor, "claiming", errors.New("refused"))
+	lines = book.from(slog.LevelWarn)
+	for _, want := range []string{"claiming, heartbeat, settling", "no job is claimed", "running jobs are cancelled", "outcomes wait in memory"} {
+		if !strings.Contains(lines[len(lines)-1], want) {
+			t.Errorf("%q is missing in %q", want, lines[len(lines)-1])
+		}
+	}
+}
+
+// Issue 11, 18: a real outage of seconds, under load, is two lines: all parts tell of it together.
+func TestARealOutageIsTwoLines(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	db := newQuietDB(t)
+	name := "two lines " + value[string](t, db, `select current_schema()`)
+	role := "r" + strings.ReplaceAll(value[string](t, db, `select current_schema()`), "-", "_")
+	db.exec(t, `create role `+role+` login password 'secret' superuser`)
+	t.Cleanup(func() { _, _ = db.Exec(context.Background(), `drop role `+role) })
+	down := db.via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = name
+		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
+	})
+	running := make(chan struct{}, 100)
+	sup := down.launch(t, SupervisorConfig{Lease: time.Minute, Workers: handling(func(ctx context.Context, _ *Job, n int) error {
+		running <- struct{}{}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Duration(n%5) * 100 * time.Millisecond):
+		}
+		return nil
+	})})
+	db.enqueueJobs(t, 50, nil)
+	receive(t, running)
+	db.exec(t, `alter role `+role+` connection limit 0`)
+	db.exec(t, `alter role `+role+` nologin`)
+	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
+	failures := func() int {
+		sup.outage.mu.Lock()
+		defer sup.outage.mu.Unlock()
+		return sup.outage.failures
+	}
+	eventually(t, func() bool { return failures() >= 20 })
+	db.exec(t, `alter role `+role+` login connection limit -1`)
+	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
+	eventually(t, func() bool { return !sup.outage.on() })
+	sup.stop(t)
+	var warned, over int
+	for _, line := range book.from(slog.LevelInfo) {
+		switch {
+		case strings.HasPrefix(line, "database trouble"):
+			warned++
+		case strings.HasPrefix(line, "the database answers again"):
+			over++
+		case !strings.HasPrefix(line, "supervisor "):
+			t.Errorf("also logged: %s", line)
+		}
+	}
+	if warned != 1 || over != 1 { // on a machine so slow that it lasts a minute, one more
+		t.Errorf("%d lines of %d failures, and %d of the end: %q", warned, failures(), over, book.from(slog.LevelInfo))
+	}
+}

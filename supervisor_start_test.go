@@ -1,0 +1,320 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Run waits for a server that is not there yet, as it waits for one that goes away later, and says so.
+func TestRunWaitsForAServer(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, cc := nobody.Addr().String(), db.Config().ConnConfig
+	server := net.JoinHostPort(cc.Host, strconv.Itoa(int(cc.Port)))
+	if err := nobody.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var name atomic.Pointer[string]
+	name.Store(&address)
+	var book logbook
+	late := db.named(t, Config{Logger: slog.New(&book)}, &name)
+	late.launch(t, SupervisorConfig{})
+	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
+	name.Store(&server)
+	db.enqueueJobs(t, 1, nil)
+	db.waitFor(t, time.Minute, `select count(*) = 1 from jobs where state = 'completed'`)
+	lines := book.from(slog.LevelInfo)
+	if !strings.Contains(lines[0], "this supervisor does not run yet") || !strings.Contains(lines[0], "connection refused") || !strings.Contains(lines[1], "the database answers again") {
+		t.Errorf("logged %q", lines)
+	}
+}
+
+// A lock that is held for longer than the application's lock_timeout is no reason not to start.
+func TestRunWaitsForALock(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	db := newQuietDB(t)
+	hasty := db.via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "20ms" })
+	end := db.hold(t, `lock table supervisors in access exclusive mode`)
+	hasty.launch(t, SupervisorConfig{})
+	eventually(t, func() bool { return strings.Contains(strings.Join(book.from(slog.LevelWarn), ""), "55P03") })
+	end()
+	db.waitFor(t, time.Minute, `select count(*) = 1 from supervisors`)
+}
+
+// What an operator has to change ends Run at once, with its error.
+func TestRunEndsForWhatStays(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for name, c := range map[string]struct {
+		edit func(*pgxpool.Config)
+		is   func(error) bool
+	}{
+		"a wrong password": {func(c *pgxpool.Config) { c.ConnConfig.Password = "wrong" }, func(err error) bool { return sqlState(err) == "28P01" }},
+		"no such database": {func(c *pgxpool.Config) { c.ConnConfig.Database = "nothing" }, func(err error) bool { return sqlState(err) == "3D000" }},
+		"no such schema": {func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "nothing" }, func(err error) bool {
+			return errors.Is(err, ErrNotMigrated)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sup, err := db.via(t, Config{}, c.edit).client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := sup.Run(t.Context()); !c.is(err) {
+				t.Errorf("Run = %v", err)
+			}
+		})
+	}
+}
+
+func TestTemporaryErrors(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{&pgconn.PgError{Code: "53300"}, true},
+		{&pgconn.PgError{Code: "57P03"}, true},
+		{&pgconn.PgError{Code: "55P03"}, true},
+		{&pgconn.PgError{Code: "40P01"}, true},
+		{&pgconn.PgError{Code: "28P01"}, false},
+		{&pgconn.PgError{Code: "42501"}, false},
+		{&pgconn.PgError{}, false},
+		{&net.DNSError{Err: "no such host", IsNotFound: true}, true},
+		{context.DeadlineExceeded, true},
+		{refusedBy("PrepareConn", errors.New("no")), false},
+		{refusedBy("AfterConnect", &pgconn.PgError{Code: "57P01"}), true},
+		{errors.Join(ErrPooler, &pgconn.PgError{Code: "08P01"}), false},
+		{ErrReadOnly, false},
+		{errors.New("something else"), false},
+	} {
+		if got := temporary(c.err); got != c.want {
+			t.Errorf("temporary(%v) = %v", c.err, got)
+		}
+	}
+}
+
+// L-2: a supervisor that is stopped while it registers leaves no row that passes for a supervisor, awake, for a lease.
+func TestAStopDuringTheStartLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	end := db.hold(t, `lock table sleepers in access exclusive mode`)
+	sup := db.launch(t, SupervisorConfig{})
+	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where relation = 'sleepers'::regclass and not granted)`)
+	sup.cancel()
+	end() // the registration that is under way goes through
+	sup.stop(t)
+	if n := value[int](t, db, `select (select count(*) from supervisors) + (select count(*) from sleepers)`); n > 0 {
+		t.Errorf("%d rows are left", n)
+	}
+}
+
+// The reply to a registration is lost: whether it stands is not known. The next one, or the stop, takes it back.
+func TestARegistrationWhoseReplyWasLost(t *testing.T) {
+	t.Parallel()
+	for _, stops := range []bool{false, true} {
+		db := newQuietDB(t)
+		cut, wire := db.cutting(t, Config{})
+		sup, err := cut.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wire.arm("insert into supervisors", "")
+		sup.control.base = context.Background()
+		if err := sup.control.register(t.Context()); err == nil || wire.cutSoFar() != 1 {
+			t.Fatalf("register = %v, %d cut", err, wire.cutSoFar())
+		}
+		db.waitFor(t, 30*time.Second, `select count(*) = 1 from supervisors`)
+		want := 0
+		if stops {
+			sup.control.endStrays(t.Context())
+		} else if err := sup.control.register(t.Context()); err != nil {
+			t.Fatal(err)
+		} else {
+			want = 1
+		}
+		if got := value[int](t, db, `select count(*) from supervisors`); got != want {
+			t.Errorf("stopped %v: %d supervisors, want %d", stops, got, want)
+		}
+		if got := value[int](t, db, `select count(distinct supervisor) from sleepers`); got != want {
+			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
+		}
+		sup.control.link.close(t.Context())
+	}
+}
+
+// L-1: a queue that is added while the supervisor registers anew, for it had lost its lease, is in the old row. A heartbeat
+// sees that the new one does not know it. So it goes for a queue that was removed.
+func TestAQueueAddedNextToARegistration(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	id := s.lease.Load().id
+	if err := s.AddQueue(t.Context(), Queue{Name: "late"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them
+		db.exec(t, `update supervisors set queues = `+queues+` where id = $1`, id)
+		db.exec(t, `delete from sleepers`)
+		s.changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
+		s.beat(t)
+		if value[bool](t, db, `select queues = '{default,late}' from supervisors where id = $1`, id) {
+			t.Error("it was overwritten under somebody who was at it")
+		}
+		s.changing.Unlock()
+		s.beat(t)
+		if !value[bool](t, db, `select queues = '{default,late}' and slots ? 'late' and not slots ? 'gone' from supervisors where id = $1`, id) {
+			t.Errorf("the row says %s", value[string](t, db, `select queues::text || slots from supervisors where id = $1`, id))
+		}
+		if got := value[string](t, db, `select string_agg(queue, ' ' order by queue) from sleepers where supervisor = $1`, id); got != "default late" {
+			t.Errorf("sleepers knows %s", got)
+		}
+	}
+}
+
+// What cancels a job where no notification is heard is a look each second, not the next heartbeat.
+func TestACancelWithoutListenIsHeard(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	started, over := make(chan struct{}), make(chan error, 1)
+	db.via(t, Config{}).launch(t, SupervisorConfig{DisableNotify: true, Lease: time.Hour, Workers: handling(func(ctx context.Context, _ *Job, _ int) error {
+		close(started)
+		<-ctx.Done()
+		over <- context.Cause(ctx)
+		return ctx.Err()
+	})})
+	id := db.enqueue(t, job{1}, nil)
+	receive(t, started)
+	if _, err := db.client.Cancel(t.Context(), id, "nobody wants it"); err != nil {
+		t.Fatal(err)
+	}
+	if cause := receive(t, over); !errors.Is(cause, ErrCancelled) {
+		t.Errorf("cause = %v", cause)
+	}
+}
+
+// Where notifications are heard, and where nothing runs, nobody asks.
+func TestNobodyAsksForCancelsInVain(t *testing.T) {
+	t.Parallel()
+	tr := &trips{statements: newStatements()}
+	db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr })
+	s := db.stopped(t, SupervisorConfig{})
+	asked := func() bool {
+		before := tr.n.Load()
+		s.control.asked = time.Time{}
+		s.control.askUnheard(t.Context())
+		return tr.n.Load() > before
+	}
+	if asked() {
+		t.Error("nothing runs, and it asks")
+	}
+	db.enqueueJobs(t, 1, nil)
+	s.inFlight.add(s.claim(t)...)
+	if !asked() {
+		t.Error("a job runs, nothing is heard, and it does not ask")
+	}
+	if !s.control.listens() {
+		t.Fatal("it does not listen")
+	}
+	if asked() {
+		t.Error("notifications are heard, and it asks")
+	}
+}
+
+// The README and DrainTimeout promise that Run returns 5 s after its handlers were cancelled, whatever happens.
+func TestAStopTakesWhatIsPromised(t *testing.T) {
+	t.Parallel()
+	const closing = time.Second // see closeConn
+	if handBack+lastSettle+closing > endPart || endPart != 5*time.Second {
+		t.Errorf("a stop may take %v and its connections another %v, promised are 5 s", handBack+lastSettle, closing)
+	}
+	db := newQuietDB(t)
+	cut, wire := db.cutting(t, Config{})
+	started := make(chan struct{})
+	sup := cut.launch(t, SupervisorConfig{DrainTimeout: time.Millisecond, Workers: handling(func(context.Context, *Job, int) error {
+		close(started)
+		select {} // deaf
+	})})
+	db.enqueueJobs(t, 1, nil)
+	receive(t, started)
+	wire.freeze()
+	defer wire.thaw()
+	began := time.Now()
+	sup.cancel()
+	select {
+	case err := <-sup.done:
+		close(sup.done)
+		if took := time.Since(began); err != nil || took > endPart+2*time.Second {
+			t.Errorf("Run returned %v after %v", err, took)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("Run does not return")
+	}
+}
+
+// D-3: a connection in the place of a transaction commits each statement by itself: the promise would break unseen.
+func TestWhatIsNoTransaction(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	conn := dialed(t, db)
+	ways := map[string]func(tx Tx) error{
+		"EnqueueTx": func(tx Tx) error { _, err := db.client.EnqueueTx(t.Context(), tx, job{1}, nil); return err },
+		"EnqueueManyTx": func(tx Tx) error {
+			_, err := db.client.EnqueueManyTx(t.Context(), tx, []Batch{{Args: job{1}}})
+			return err
+		},
+	}
+	for name, way := range ways {
+		for what, tx := range map[string]Tx{
+			"a connection outside": conn, "one embedded": struct{ *pgx.Conn }{conn}, "SQLTx(nil)": SQLTx(nil), "no connection": (*pgx.Conn)(nil), "nil": nil,
+		} {
+			var invalid *InvalidError
+			if err := way(tx); !errors.As(err, &invalid) || invalid.Field != "tx" {
+				t.Errorf("%s with %s = %v", name, what, err)
+			}
+		}
+		for _, sql := range []string{`begin`, `rollback`} {
+			if _, err := conn.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+			if sql == `begin` {
+				if err := way(conn); err != nil {
+					t.Errorf("%s with a connection in a transaction = %v", name, err)
+				}
+			}
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
+		t.Errorf("%d jobs are stored", n)
+	}
+	ended := make(chan error, 2)
+	db.launch(t, SupervisorConfig{Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+		ended <- j.CompleteTx(ctx, conn)
+		_, err := j.EnqueueTx(ctx, conn, job{2}, nil)
+		ended <- err
+		return Discard(errors.New("enough"))
+	})})
+	db.enqueue(t, job{1}, nil)
+	for range 2 {
+		if err := receive(t, ended); !errors.Is(err, ErrInvalid) {
+			t.Errorf("in a handler = %v", err)
+		}
+	}
+}
