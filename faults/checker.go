@@ -281,7 +281,8 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// wrongDelays is I9, for runs whose handler failed. The server adds the delay to now().
+// wrongDelays is I9, for runs whose handler failed. The server adds the delay to the time at which it records the
+// failure: after the transaction's begin, and before the audit sees the row.
 func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 	if p.Base == 0 {
 		return nil
@@ -292,8 +293,8 @@ func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 		}
 		least := min(p.Base<<min(was.Attempt-1, 30), p.Max)
 		most := time.Duration(float64(least) * (1 + p.Jitter))
-		if delay := is.ScheduledAt.Sub(is.Begun); delay < least-time.Millisecond || delay > most+time.Millisecond {
-			broken = append(broken, fmt.Sprintf("attempt %d waits %v, want %v to %v", was.Attempt, delay, least, most))
+		if longest, shortest := is.ScheduledAt.Sub(is.Begun), is.ScheduledAt.Sub(is.At); longest < least-time.Millisecond || shortest > most+time.Millisecond {
+			broken = append(broken, fmt.Sprintf("attempt %d waits %v to %v, want %v to %v", was.Attempt, shortest, longest, least, most))
 		}
 	}
 	return broken
