@@ -62,6 +62,7 @@ type control struct {
 	base      context.Context //nolint:containedctx // the values handlers see
 	link      link
 	listening *pgx.Conn // the connection that has sent LISTEN
+	bell      string    // the supervisor that it has sent it for, and whose lock it holds
 	beaten    time.Time // when the last successful beat was sent
 	beats     int       // successful ones
 	steady    int       // their number when one had come late: the database may have stood still
@@ -211,21 +212,21 @@ func (c *control) listens() bool {
 	if c.sup.cfg.DisableNotify || conn == nil || conn.IsClosed() {
 		return false
 	}
-	if c.listening == conn {
+	if id := c.sup.lease.Load().id; c.listening == conn && c.bell == id {
 		return true
 	}
+	c.sup.polls.places.Store(nil)
 	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.sup.now().Add(min(5*time.Second, c.sup.cfg.Lease/6))))
 	defer cancel()
-	var channel string
-	err := conn.QueryRow(ctx, sqlListen).Scan(&channel)
-	if err == nil {
-		_, err = conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
-	}
+	id := c.sup.lease.Load().id
+	known, err := c.sup.client.store.hear(ctx, conn, id)
 	if err != nil {
 		c.sup.log.WarnContext(ctx, "listening failed, polling goes on", slog.String("error", err.Error()))
 		return false
 	}
-	c.listening = conn
+	if c.listening, c.bell = conn, ""; known {
+		c.bell = id
+	}
 	c.sup.claimer.wake() // what came before
 	return true
 }
@@ -236,7 +237,11 @@ func (s *Supervisor) heard(payload string) {
 	switch verb {
 	case "wake":
 		if slices.Contains(s.queueNames(), what) {
-			s.claimer.wake()
+			s.claimer.ring(what)
+		}
+	case "soon":
+		if slices.Contains(s.queueNames(), what) {
+			s.claimer.ringLater(what)
 		}
 	case "cancel":
 		s.cancelRun(what)
@@ -279,10 +284,24 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.claimer.wake()
 	}
 	c.tellGone(running, reply)
+	c.sharePolls(conn, l, reply)
 	if reply.paces {
 		c.sup.redriver.poke()
 	}
 	return c.afterBeat(ctx, conn, l, reply)
+}
+
+// sharePolls notes our place among those that poll in turns, as long as we would hear of a job.
+func (c *control) sharePolls(conn *pgx.Conn, l *lease, reply beatReply) {
+	if c.listening != conn || c.bell != l.id {
+		c.sup.polls.places.Store(nil)
+		return
+	}
+	places := make([]pollPlace, 0, len(reply.places)/2)
+	for pair := range slices.Chunk(reply.places, 2) {
+		places = append(places, pollPlace{at: pair[0], of: pair[1]})
+	}
+	c.sup.polls.places.Store(&places)
 }
 
 // afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later

@@ -32,7 +32,7 @@ func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
 		serverScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
-		migrationScenarios(), producerScenarios(), rowScenarios(), soakScenarios(),
+		migrationScenarios(), producerScenarios(), rowScenarios(), herdScenarios(), preparedScenarios(), soakScenarios(),
 	} {
 		all = append(all, some...)
 	}
