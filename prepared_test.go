@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/migrations"
 )
 
 // newPreparingDB is a database of a server of its own that lets transactions be prepared, which is not the default.
@@ -28,11 +29,22 @@ func newPreparingDB(t *testing.T) *testDB {
 			t.Error(err)
 		}
 	})
-	pool, err := pgxpool.New(context.Background(), server.URL())
+	config, err := pgxpool.ParseConfig(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["search_path"] = "prepared"
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
+	if _, err := pool.Exec(t.Context(), `create schema prepared`); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
 	return newTestDBOn(t, pool, Config{Logger: slog.New(slog.DiscardHandler)})
 }
 

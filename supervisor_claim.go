@@ -203,10 +203,11 @@ func (c *claimer) lookAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.next
-	for _, sooner := range []time.Time{c.due, c.bell.next()} {
-		if !sooner.IsZero() && sooner.Before(at) {
-			at = sooner
-		}
+	if !c.due.IsZero() && c.due.Before(c.next) {
+		at = c.due
+	}
+	if soon := c.bell.next(); !soon.IsZero() && soon.Before(at) {
+		at = soon
 	}
 	return at
 }
