@@ -67,7 +67,9 @@ func TestAWakeUpIsPassedOn(t *testing.T) {
 			})})
 			db.allHear2(t)
 			db.exec(t, `insert into jobs (kind) values ('job')`) // announced to nobody
+			heard := db.ears(t, value[string](t, db, `select max(id) from supervisors`))
 			first.claimer.ring("default")
+			eventually(t, func() bool { heard.ping(t); return heard.notes > 0 })
 			receive(t, other)
 		})
 	}

@@ -59,13 +59,6 @@ func mutants() []mutant {
 			tests: []string{"TestAnEnqueueWakesWhoeverSleepsBeyondIt"},
 		},
 		{
-			name: "wake-up-not-passed-on", bug: "a supervisor without room keeps a wake-up for itself",
-			file:  "wakeups.go",
-			old:   "		if rung[queue] > 0 || !slices.Contains(c.full, queue) && !c.asleep {\n",
-			new:   "		if rung[queue] < 0 {\n",
-			tests: []string{"TestAWakeUpIsPassedOn"},
-		},
-		{
 			name: "prepared-notify", bug: "notifications cannot be turned off",
 			file:  "migrations/00010_jobs.sql",
 			old:   "	if not coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean then\n",
