@@ -36,6 +36,7 @@ type claimer struct {
 	floors *floors
 	near   *nearSweeps
 	audit  *audit
+	bell   doorbell
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
@@ -61,6 +62,9 @@ type claimer struct {
 	trickle trickle
 	refused refusedClaims
 
+	passAt time.Time            // wake no other supervisor for a backlog before
+	noRoom map[string]time.Time // queues, and since when there is no room in them
+
 	outOfTurn time.Time // wait for no turn before
 
 	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
@@ -70,7 +74,7 @@ type claimer struct {
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
 		sup: s, floors: newFloors(), near: newNearSweeps(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
-		refused: refusedClaims{most: maxClaim},
+		refused: refusedClaims{most: maxClaim}, noRoom: map[string]time.Time{},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
 	return c
@@ -131,7 +135,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.trip(base, plan)
 				continue
 			}
-			if c.fullFor(now) >= sleepAfter && !c.saysFull() {
+			if c.mustSayFull(now) {
 				c.sleepFull(base)
 				continue
 			}
@@ -180,6 +184,9 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case !c.saysFull():
 		rest = sleepAfter - c.fullFor(now)
 	}
+	if at := c.bell.next(); !at.IsZero() {
+		rest = min(rest, at.Sub(now))
+	}
 	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
 		rest = min(rest, order.idleBy.Sub(now))
 	}
@@ -199,10 +206,14 @@ func (c *claimer) rest(now time.Time) time.Duration {
 func (c *claimer) lookAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	at := c.next
 	if !c.due.IsZero() && c.due.Before(c.next) {
-		return c.due
+		at = c.due
 	}
-	return c.next
+	if soon := c.bell.next(); !soon.IsZero() && soon.Before(at) {
+		at = soon
+	}
+	return at
 }
 
 // The classes of lanes, as in the column lane: each has its own limit, in this order, and shares the queue's.
@@ -272,6 +283,7 @@ type plan struct {
 	lease  *lease // as it was then: control may replace it while the claim is under way
 	floors int    // their version
 	due    time.Time
+	rung   map[string]int // wake-ups that it answers, by queue
 	req    *claimRequest
 	groups []claimGroup
 	order  *soloOrder // that it carries out; nil: none
@@ -305,7 +317,8 @@ func (c *claimer) request(now time.Time) *plan {
 		return nil
 	}
 	c.fullAt = time.Time{}
-	p := &plan{lease: l, floors: c.floors.now(), sweep: c.near.due(now)}
+	p := &plan{lease: l, floors: c.floors.now(), rung: c.bell.take(now)}
+	p.sweep = c.near.due(now, c.asleep && len(p.rung) > 0)
 	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
 	c.mu.Lock()
 	p.due, c.due = c.due, time.Time{}
@@ -341,12 +354,23 @@ func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// full are the queues that it has no room for.
-func (p *plan) full() []string {
+// fullQueues are the queues to be told apart because the claim has no room for them: asleep at once, for it may not look again
+// for long; awake only after a while, for slots get free all the time.
+func (c *claimer) fullQueues(p *plan, now time.Time, asleep bool) []string {
 	full := []string{}
 	for i, room := range p.req.rooms {
-		if room == 0 {
-			full = append(full, p.req.queues[i])
+		queue := p.req.queues[i]
+		since, known := c.noRoom[queue]
+		switch {
+		case room > 0:
+			delete(c.noRoom, queue)
+			continue
+		case !known:
+			since = now
+			c.noRoom[queue] = now
+		}
+		if asleep || now.Sub(since) >= sleepAfter {
+			full = append(full, queue)
 		}
 	}
 	return full
@@ -418,6 +442,13 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 	return now.Sub(c.fullAt)
 }
 
+// mustSayFull reports whether it is time to say in sleepers that there is no room: after a while, or at once if a job
+// waits that was announced to this supervisor.
+func (c *claimer) mustSayFull(now time.Time) bool {
+	full := c.fullFor(now)
+	return full >= sleepAfter && !c.saysFull() || c.wantsRoom && !c.sup.cfg.DisableNotify && c.bell.ringing(now)
+}
+
 // saysFull reports whether sleepers says of all queues that there is no room, or need not say it.
 func (c *claimer) saysFull() bool {
 	c.mu.Lock()
@@ -430,7 +461,7 @@ func (c *claimer) saysFull() bool {
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	all := c.sup.queueNames()
+	all, rung := c.sup.queueNames(), c.bell.take(c.sup.now())
 	c.mu.Lock()
 	c.anew = false
 	c.mu.Unlock()
@@ -438,11 +469,16 @@ func (c *claimer) sleepFull(base context.Context) {
 	if err == nil {
 		var p pipeline
 		p.begin()
-		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
+		id := c.sup.lease.Load().id
+		p.exec(nil, sqlFallAsleep, id, nil, all)
+		c.passFull(&p, id, all, rung)
 		p.commit()
 		err = p.send(ctx, conn)
 	}
 	if err != nil {
+		for queue, n := range rung {
+			c.bell.ring(queue, n)
+		}
 		c.sayAnew()
 		c.trouble.failed(base, c.sup, "falling asleep", err)
 		return
@@ -482,6 +518,7 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
+		c.unanswered(claim)
 		c.failed(base, nil, err)
 		return
 	}
@@ -493,10 +530,12 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.refused.asked(claim.rooms(), &claim.reply, err)
 	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
 	if err != nil {
+		c.unanswered(claim)
 		c.failed(base, claim, err)
 		return
 	}
 	c.trouble.over(base, c.sup)
+	c.passOn(base, claim, c.sup.now())
 }
 
 // failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
@@ -658,12 +697,14 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 // setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
 // doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
 func (c *claimer) setPace(p *plan, now time.Time) {
-	if n := len(p.reply.jobs); n > 0 {
-		c.next, c.step, c.idleAt = now, 0, time.Time{}
+	n := len(p.reply.jobs)
+	if n > 0 {
+		c.idleAt = time.Time{}
 		c.trickle.add(n, now)
-		return
-	}
-	if c.idleAt.IsZero() {
+		if c.lookAgain(p, now) {
+			return
+		}
+	} else if c.idleAt.IsZero() {
 		c.idleAt = now
 	}
 	longest := c.sup.cfg.PollInterval
@@ -674,10 +715,11 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		longest = c.sup.restInterval
 	}
 	if c.asleep {
-		longest = c.hearing.step(p.reply.seen, now, longest)
+		c.restAsleep(p, now, longest)
+	} else {
+		c.step = max(firstPoll, min(2*c.step, longest))
+		c.next = now.Add(c.step)
 	}
-	c.step = max(firstPoll, min(2*c.step, longest))
-	c.next = now.Add(c.step)
 	if p.reply.nextDue == 0 {
 		return
 	}
@@ -729,8 +771,11 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	anew := c.anew
 	c.anew = false
 	c.mu.Unlock()
-	full := claim.full()
-	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
+	full := c.fullQueues(claim, now, asleep)
+	if rung := claim.rung; slices.ContainsFunc(full, func(q string) bool { return rung[q] > 0 }) {
+		anew = true // to pass the wake-up on
+	}
+	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && slices.Equal(full, c.full) && (!asleep || !over) {
 		return
 	}
 	p.begin()
@@ -743,8 +788,9 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 		}
 		p.exec(nil, sqlFallAsleep, id, rest, full)
 	} else {
-		p.exec(nil, sqlWakeUp, id)
+		p.exec(nil, sqlWakeUp, id, full)
 	}
+	c.passFull(p, id, full, claim.rung)
 	p.commit()
 	p.call(func() {
 		c.says(asleep, until, full)

@@ -1,0 +1,211 @@
+package drover
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// allHear waits until n supervisors sleep and hear.
+func (db *testDB) allHear(t testing.TB, n int) {
+	t.Helper()
+	db.waitFor(t, 30*time.Second, `select count(*) filter (where sleeps_until > now()) = $1 from sleepers`, n)
+	db.waitFor(t, 30*time.Second, `select count(*) = $1 from pg_locks l join supervisors s
+on hashtextextended(s.id, 0) = (l.classid::bigint << 32 | l.objid::bigint) where l.locktype = 'advisory' and l.granted`, n)
+}
+
+// A job wakes one supervisor, and a second one looks a little later; the others hear nothing.
+func TestOneSupervisorIsWoken(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const sups, jobs = 8, 10
+	ran := make(chan struct{}, jobs)
+	for range sups {
+		db.via(t, Config{}).launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *Job, int) error {
+			ran <- struct{}{}
+			return nil
+		})})
+	}
+	db.allHear(t, sups)
+	heard := db.ears(t, value[[]string](t, db, `select array(select id from supervisors)`)...)
+	for range jobs {
+		db.enqueue(t, job{}, nil)
+		receive(t, ran)
+		after(t, time.Second/trickleRate)
+	}
+	heard.ping(t)
+	if heard.notes != jobs || heard.soon != jobs {
+		t.Errorf("%d jobs: %d supervisors were woken, and %d told to look later", jobs, heard.notes, heard.soon)
+	}
+}
+
+// A supervisor without room passes on what it was woken for.
+func TestAWakeUpIsPassedOn(t *testing.T) {
+	t.Parallel()
+	for name, busyToo := range map[string]bool{"all of its queues are full": false, "another queue has room": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			release := make(chan struct{})
+			defer close(release)
+			full, other := make(chan struct{}, 1), make(chan struct{}, 1)
+			cfg := SupervisorConfig{PollInterval: time.Hour, Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(context.Context, *Job, int) error {
+				full <- struct{}{}
+				<-release
+				return nil
+			})}
+			if busyToo {
+				cfg.Queues = append(cfg.Queues, Queue{Name: "idle"})
+			}
+			first := db.launch(t, cfg)
+			db.enqueue(t, job{}, nil)
+			receive(t, full)
+			db.soon(t, 20*time.Second, "it has no room, and does not say so", `select count(*) = 1 from sleepers where queue = 'default' and sleeps_until = '-infinity'`)
+			db.via(t, Config{}).launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *Job, int) error {
+				other <- struct{}{}
+				return nil
+			})})
+			db.allHear2(t)
+			db.exec(t, `insert into jobs (kind) values ('job')`) // announced to nobody
+			heard := db.ears(t, value[string](t, db, `select max(id) from supervisors`))
+			first.claimer.ring("default")
+			eventually(t, func() bool { heard.ping(t); return heard.notes > 0 })
+			receive(t, other)
+		})
+	}
+}
+
+// allHear2 waits until the younger of two supervisors sleeps and both hear.
+func (db *testDB) allHear2(t testing.TB) {
+	t.Helper()
+	db.waitFor(t, 30*time.Second, `select count(*) = 1 from sleepers where queue = 'default' and sleeps_until = 'infinity'`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 2 from pg_locks l join supervisors s
+on hashtextextended(s.id, 0) = (l.classid::bigint << 32 | l.objid::bigint) where l.locktype = 'advisory' and l.granted`)
+}
+
+// If the supervisor that was woken does not come, another one looks.
+func TestAFrozenSupervisorIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	frozen := db.stopped(t, SupervisorConfig{})
+	if !frozen.control.listens() || frozen.control.bell == "" {
+		t.Fatal("producers could not know that it listens")
+	}
+	db.exec(t, `update sleepers set sleeps_until = 'infinity'`)
+	ran := make(chan struct{}, 1)
+	db.via(t, Config{}).launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *Job, int) error {
+		ran <- struct{}{}
+		return nil
+	})})
+	db.allHear(t, 2)
+	heard := db.ears(t, frozen.lease.Load().id)
+	producer := db.via(t, Config{})
+	for tries := 0; heard.notes < 2; tries++ {
+		if tries == 100 {
+			t.Fatal("the frozen one was never woken")
+		}
+		producer.enqueue(t, job{}, nil)
+		receive(t, ran)
+		after(t, 50*time.Millisecond)
+		heard.ping(t)
+	}
+}
+
+// Jobs that are more than one supervisor has room for wake the others, however few notifications there were.
+func TestABacklogWakesTheOthers(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const sups = 6
+	release, ran := make(chan struct{}), make(chan struct{}, 10*sups)
+	defer close(release)
+	for range sups {
+		db.via(t, Config{}).launch(t, SupervisorConfig{PollInterval: time.Hour, Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(context.Context, *Job, int) error {
+			ran <- struct{}{}
+			<-release
+			return nil
+		})})
+	}
+	db.allHear(t, sups)
+	db.enqueueJobs(t, 10*sups, nil)
+	for range sups {
+		receive(t, ran)
+	}
+}
+
+// In each poll interval one of the supervisors that share the polls looks, and each of them looks once a round.
+func TestPollsAreShared(t *testing.T) {
+	t.Parallel()
+	const poll = 5 * time.Second
+	begin := time.Date(2031, 5, 4, 3, 2, 1, 500, time.UTC)
+	for _, of := range []int64{1, 2, 3, mostTurns - 1, mostTurns, mostTurns + 1, 64, 200} {
+		looks := map[int64]int{} // by interval
+		for at := range of {
+			p := pollPlace{at: at, of: of}
+			for now := begin; now.Sub(begin) < 3*mostTurns*poll; {
+				wait := p.wait(now, poll)
+				if round := time.Duration(min(of, mostTurns)) * poll; wait <= 0 || wait > round {
+					t.Fatalf("place %d of %d waits %v, a round takes %v", at, of, wait, round)
+				}
+				now = now.Add(wait)
+				looks[now.UnixNano()/int64(poll)]++
+			}
+		}
+		first := begin.UnixNano()/int64(poll) + mostTurns + 1
+		for i := first; i < first+mostTurns; i++ {
+			if most := int(of/mostTurns) + 2; looks[i] == 0 || looks[i] > most {
+				t.Errorf("%d supervisors look %d times in an interval, want 1 to %d", of, looks[i], most)
+			}
+		}
+	}
+	var turns pollTurns
+	if got := turns.wait(begin, poll); got != poll {
+		t.Errorf("one that hears nothing waits %v", got)
+	}
+}
+
+// A wake-up is answered by as many jobs as were announced, or by one look that is sure; else the look is repeated.
+func TestWakeUpsAreAnswered(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{PollInterval: 5 * time.Second})
+	clock := time.Now()
+	s.now = func() time.Time { return clock }
+	c := s.claimer
+	c.asleep, c.anew, c.full = true, false, []string{}
+	look := func(woken int, costly bool) (next time.Duration) {
+		t.Helper()
+		for i := range c.near.windows {
+			c.near.windows[i].cost, c.near.windows[i].next = 0, clock.Add(time.Hour)
+			if costly {
+				c.near.windows[i].cost = time.Second
+			}
+		}
+		c.hearing = hearing{since: clock.Add(-time.Hour), awakeTo: 1} // nobody takes it for awake
+		for range woken {
+			c.ring("default")
+		}
+		plan := c.request(clock)
+		if plan == nil {
+			t.Fatal("it would not look")
+		}
+		c.trip(t.Context(), plan)
+		return c.lookAt().Sub(clock)
+	}
+	if next := look(1, false); next < time.Second {
+		t.Errorf("a look that is sure is followed by another after %v", next)
+	}
+	if next := look(1, true); next > 10*time.Millisecond {
+		t.Errorf("a look that may have missed the job is followed by another after %v only", next)
+	}
+	c.bell.take(clock)
+	db.exec(t, `insert into jobs (kind) values ('job')`)
+	c.floors.reset()
+	if next := look(1, true); next < time.Second {
+		t.Errorf("a look that found the job is followed by another after %v", next)
+	}
+	db.exec(t, `insert into jobs (kind) values ('job')`)
+	c.floors.reset()
+	if next := look(2, true); next > 0 {
+		t.Errorf("a look that found one job of two is followed by another after %v only", next)
+	}
+}
