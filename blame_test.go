@@ -510,8 +510,8 @@ func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('first', 'h', 1, now() - interval '1 h', now() - $1::interval, true)`, test.apart)
-			db.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at, lost_at) values ('second', 6000, '{default}', now(), now())`)
+			db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('first', 'h', 1, now() - interval '1 h', now() - $1::interval, true)`, test.apart)
+			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, lost_at) values ('second', 6000, '{default}', now(), now())`)
 			conn, err := db.Acquire(t.Context())
 			if err != nil {
 				t.Fatal(err)

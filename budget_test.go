@@ -221,7 +221,7 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 	for _, job := range []struct{ kind, queue string }{{"x", "a"}, {"x", "b"}, {"y", "a"}, {"y", "b"}, {"y", "b"}} {
 		heard.wait(t, client.enqueue(t, dyn{kind: job.kind}, &EnqueueOpts{Queue: job.queue}), "failed")
 	}
-	const spent = `select string_agg(format('%s %s', scope, n), ', ' order by scope) from (select scope, sum(bit_count(used)) as n from budget_slots group by 1) s`
+	const spent = `select string_agg(format('%s %s', scope, n), ', ' order by scope) from (select scope, sum(bit_count(used)) as n from drover_budget_slots group by 1) s`
 	if got, want := value[string](t, db, spent), "all 2, kind:x 2, queue:a 1"; got != want {
 		t.Errorf("spent: %s, want %s", got, want)
 	}
@@ -266,7 +266,7 @@ func TestRemainingBudget(t *testing.T) {
 	if b.Reserved < 29 || b.Reserved+b.Free != 100 || !b.NextFree.Equal(last.Add(24*time.Hour/100)) {
 		t.Errorf("after 30 retries, the last at %v: %+v", last, b)
 	}
-	db.exec(t, `update budgets set retries = 10`) // all at once: a calendar of its own
+	db.exec(t, `update drover_budgets set retries = 10`) // all at once: a calendar of its own
 	if b := left(); b.Retries != 10 || b.Reserved != 0 || b.Free != 10 {
 		t.Errorf("of a changed budget: %+v", b)
 	}
@@ -287,12 +287,12 @@ func TestABudgetChangedByHandApplies(t *testing.T) {
 		}
 	}
 	outcome(runs[:10], "10 retryable")
-	db.exec(t, `update budgets set retries = 1, per_ms = 86400000`)
+	db.exec(t, `update drover_budgets set retries = 1, per_ms = 86400000`)
 	outcome(runs[10:20], "9 retry_budget, 1 retryable")
-	db.exec(t, `delete from budgets`)
+	db.exec(t, `delete from drover_budgets`)
 	outcome(runs[20:30], "10 retryable")
 	s.beat(t)
-	db.exec(t, `insert into budgets (scope, retries, per_ms, discard) values ('all', 2, 86400000, true)`)
+	db.exec(t, `insert into drover_budgets (scope, retries, per_ms, discard) values ('all', 2, 86400000, true)`)
 	s.beat(t)
 	outcome(runs[30:], "8 retry_budget, 2 retryable")
 }
@@ -319,7 +319,7 @@ func TestWhatSpendsABudget(t *testing.T) {
 			db := newQuietDB(t)
 			s, runs := db.failing(t, 2, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
 			s.settle(t, runs[0].decide(tc.err), runs[1].handedBack())
-			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from budget_slots`); n != tc.spent {
+			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from drover_budget_slots`); n != tc.spent {
 				t.Errorf("%d slots spent, want %d", n, tc.spent)
 			}
 			if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n > 0 {
@@ -359,7 +359,7 @@ func TestNoSlotBeforeRetryUntil(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where retry_until is null and state = 'retryable'`); n != 5 {
 		t.Errorf("%d of 5 jobs without a limit are retried", n)
 	}
-	if spent, retried := value[int](t, db, `select sum(bit_count(used)) from budget_slots`), value[int](t, db, `select count(*) from jobs where state = 'retryable'`); spent != retried {
+	if spent, retried := value[int](t, db, `select sum(bit_count(used)) from drover_budget_slots`), value[int](t, db, `select count(*) from jobs where state = 'retryable'`); spent != retried {
 		t.Errorf("%d slots for %d retries", spent, retried)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where discard_reason = $1`, ReasonTimeBudget); n < 2 {
@@ -466,7 +466,7 @@ func TestNoBudgetNoStatement(t *testing.T) {
 			t.Parallel()
 			var counted reserveCounter
 			db := newQuietDB(t)
-			db.exec(t, `insert into budgets (scope, retries) values ('queue:another', 1), ('kind:another', 1)`)
+			db.exec(t, `insert into drover_budgets (scope, retries) values ('queue:another', 1), ('kind:another', 1)`)
 			traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
 			s, runs := traced.failing(t, 20, SupervisorConfig{Queues: []Queue{{RetryBudget: tc.budget}}})
 			outcomes := make([]*outcome, len(runs))
@@ -490,7 +490,7 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `lock table budget_slots`); err != nil {
+	if _, err := tx.Exec(t.Context(), `lock table drover_budget_slots`); err != nil {
 		t.Fatal(err)
 	}
 	s.settle(t, runs[0].decide(nil), runs[1].decide(errBoom), runs[2].decide(Snooze(time.Hour)), runs[3].decide(errBoom))
@@ -569,7 +569,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	defer closeConn(t.Context(), conn)
 	random := rand.New(rand.NewPCG(3, 100)) //nolint:gosec // the same every time
 	for range 12 {
-		db.exec(t, `truncate budgets, budget_slots`)
+		db.exec(t, `truncate drover_budgets, drover_budget_slots`)
 		budgets := map[string]RetryBudget{}
 		for _, scope := range []string{"all", "kind:k1", "kind:k2", "queue:q1", "queue:q2"} {
 			if random.IntN(3) == 0 && scope != "all" {
@@ -642,7 +642,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 func TestReservationsAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into budgets (scope, retries, per_ms) values ('kind:k0', 40, 1000), ('kind:k1', 40, 1000), ('queue:q0', 40, 1000), ('all', 40, 1000)`)
+	db.exec(t, `insert into drover_budgets (scope, retries, per_ms) values ('kind:k0', 40, 1000), ('kind:k1', 40, 1000), ('queue:q0', 40, 1000), ('all', 40, 1000)`)
 	var processes sync.WaitGroup
 	var mu sync.Mutex
 	dues := map[string][]time.Time{}
@@ -694,12 +694,12 @@ func TestOldSlotsAreDeleted(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}})
-	db.exec(t, `insert into budget_slots (scope, retries, per_ms, burst, chunk) select 'all', 1000, 1000, 1, extract(epoch from now())::bigint + n from generate_series(-300, 300) n`)
-	db.exec(t, `insert into budget_slots (scope, retries, per_ms, burst, chunk) values ('queue:gone', 1, 1000, 1, 1)`)
+	db.exec(t, `insert into drover_budget_slots (scope, retries, per_ms, burst, chunk) select 'all', 1000, 1000, 1, extract(epoch from now())::bigint + n from generate_series(-300, 300) n`)
+	db.exec(t, `insert into drover_budget_slots (scope, retries, per_ms, burst, chunk) values ('queue:gone', 1, 1000, 1, 1)`)
 	o := runs[0].decide(errBoom)
 	o.delay = time.Hour // a chunk that is not there yet
 	s.settle(t, o)
-	if n := value[int](t, db, `select count(*) from budget_slots`); n < 300+30 || n > 300+100 {
+	if n := value[int](t, db, `select count(*) from drover_budget_slots`); n < 300+30 || n > 300+100 {
 		t.Errorf("%d chunks are left, want those from about a minute ago on", n)
 	}
 }

@@ -11,7 +11,7 @@ import (
 // ahead.
 func stepClockBack(t testing.TB, db *testDB) {
 	t.Helper()
-	db.exec(t, `update supervisors set beat_at = beat_at + interval '1 h', clock_at = clock_at + interval '1 h', started_at = started_at + interval '1 h'`)
+	db.exec(t, `update drover_supervisors set beat_at = beat_at + interval '1 h', clock_at = clock_at + interval '1 h', started_at = started_at + interval '1 h'`)
 	db.exec(t, `
 update jobs set created_at = created_at + interval '1 h', scheduled_at = scheduled_at + interval '1 h',
 	attempted_at = attempted_at + interval '1 h', finalized_at = finalized_at + interval '1 h'`)
@@ -94,7 +94,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 		t.Errorf("when no job waits: %q", of)
 	}
 
-	db.exec(t, `update supervisors set clock_at = now()`) // it is where it was
+	db.exec(t, `update drover_supervisors set clock_at = now()`) // it is where it was
 	s.beat(t)
 	s.beat(t)
 	if of := lines(); len(of) != 3 || !strings.Contains(of[2], "has got to where it was") {
@@ -134,8 +134,8 @@ func findingOf(t testing.TB, h *Health, name string) (of Finding) {
 func TestNewcomersKnowThatTheClockWentBack(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]string{
-		"of the living": `insert into supervisors (id, lease_ms, queues, clock_at) values ('other', 10000, '{default}', now() + interval '1 h'), ('odd', 10000, '{default}', 'infinity'), ('odder', 10000, '{default}', '-infinity')`,
-		"of the ended":  `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('other', '', 1, now(), now() + interval '1 h', false), ('odd', '', 1, now(), 'infinity', false)`,
+		"of the living": `insert into drover_supervisors (id, lease_ms, queues, clock_at) values ('other', 10000, '{default}', now() + interval '1 h'), ('odd', 10000, '{default}', 'infinity'), ('odder', 10000, '{default}', '-infinity')`,
+		"of the ended":  `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('other', '', 1, now(), now() + interval '1 h', false), ('odd', '', 1, now(), 'infinity', false)`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -143,7 +143,7 @@ func TestNewcomersKnowThatTheClockWentBack(t *testing.T) {
 			db.exec(t, before)
 			s := db.stopped(t, SupervisorConfig{})
 			s.beat(t)
-			db.exec(t, `delete from supervisors where id <> $1`, s.lease.Load().id)
+			db.exec(t, `delete from drover_supervisors where id <> $1`, s.lease.Load().id)
 			s.beat(t)
 			if h := look(t, db); h.Clock.Latest == nil || h.Clock.Since == nil || h.Clock.Latest.Sub(h.At) < 50*time.Minute {
 				t.Errorf("health: %+v", h.Clock)
@@ -162,17 +162,17 @@ func TestLeasesDoNotFollowTheServersClock(t *testing.T) {
 			s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
 			ahead := time.Duration(0)
 			s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
-			db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('alive', 10000, '{default}'), ('dead', 10000, '{default}')`)
+			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('alive', 10000, '{default}'), ('dead', 10000, '{default}')`)
 			s.beat(t)
-			db.exec(t, `update supervisors set beat_at = beat_at + $1::interval, clock_at = clock_at + $1::interval`, step)
+			db.exec(t, `update drover_supervisors set beat_at = beat_at + $1::interval, clock_at = clock_at + $1::interval`, step)
 			for range 8 {
 				ahead += 2 * time.Second
 				s.control.beaten = s.now()
-				db.exec(t, `update supervisors set beat = beat + 1 where id = 'alive'`)
+				db.exec(t, `update drover_supervisors set beat = beat + 1 where id = 'alive'`)
 				s.beat(t)
 			}
-			if lost := value[string](t, db, `select coalesce(string_agg(id, ',' order by id), '') from supervisors where lost_at is not null`) +
-				value[string](t, db, `select coalesce(string_agg(id, ',' order by id), '') from ended_supervisors`); lost != "dead" {
+			if lost := value[string](t, db, `select coalesce(string_agg(id, ',' order by id), '') from drover_supervisors where lost_at is not null`) +
+				value[string](t, db, `select coalesce(string_agg(id, ',' order by id), '') from drover_ended_supervisors`); lost != "dead" {
 				t.Errorf("lost: %q, want only the dead one, a lease after its last beat", lost)
 			}
 			if s.lease.Load().ended.Load() {

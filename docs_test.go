@@ -81,29 +81,29 @@ const docsID = "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"
 
 // docsJobs are what a recipe can expect: jobs in every state, and one discarded job under docsID.
 const docsJobs = `
-insert into kinds (kind, max_attempts) values ('charge', 10);
+insert into drover_kinds (kind, max_attempts) values ('charge', 10);
 insert into queues (name) values ('payments');
-insert into budgets (scope, retries) values ('queue:payments', 100);
-insert into supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
-insert into redrives (filter, rate) values ('{"kind": "charge"}', 50);
+insert into drover_budgets (scope, retries) values ('queue:payments', 100);
+insert into drover_supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
+insert into drover_redrives (filter, rate) values ('{"kind": "charge"}', 50);
 insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
 insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, errors) select 'charge', 'payments', 'retryable', now() + interval '1 min', 1, 1,
 	jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'timeout', 'error', 'drover: run timed out', 'delay_ms', 60000));
-insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from supervisors;
+insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from drover_supervisors;
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'parked', 'infinity');
 insert into jobs (kind, queue, state, scheduled_at, crashes, deaths) values ('resize', 'images', 'retryable', now(), 2, 2);
 with killer as (
 	insert into jobs (kind, queue, state, finalized_at, discard_reason, crashes, deaths, errors) values ('resize', 'images', 'discarded', now() - interval '50 days', 'crashed', 3, 3,
 		'[{"attempt": 3, "class": "crash", "error": "drover: the process died while it held the job", "beside": 0, "host": "app-2, process 7"}]') returning id
 )
-insert into ended_supervisors (id, host, pid, started_at, ended_at, died, degree, explained_by)
+insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, degree, explained_by)
 select 'gone', 'app-2', 7, now() - interval '1 h', now(), true, 2, id from killer;
 insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
-insert into set_aside (path, job, error, code, retry_at) select 'prune', id, 'violates foreign key constraint', '23503', now() + interval '15 s' from jobs where state = 'cancelled';
-insert into set_aside (path, job, error, code, retry_at) select 'rescue', id, 'canceling statement due to statement timeout', '57014', now() + interval '15 s' from jobs where state = 'running';
-insert into set_aside (path, job, error, code, retry_at) values ('claim', '` + docsID + `', 'no', 'P0001', now());
-insert into failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
+insert into drover_set_aside (path, job, error, code, retry_at) select 'prune', id, 'violates foreign key constraint', '23503', now() + interval '15 s' from jobs where state = 'cancelled';
+insert into drover_set_aside (path, job, error, code, retry_at) select 'rescue', id, 'canceling statement due to statement timeout', '57014', now() + interval '15 s' from jobs where state = 'running';
+insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', '` + docsID + `', 'no', 'P0001', now());
+insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
 values ('00c0ffee00c0ffee', 'charge', 'error', 'card declined', now(), now(), 2, 1, '` + docsID + `');
 insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)
 select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 'error', '00c0ffee00c0ffee', 10, 2, jsonb_build_array(

@@ -838,8 +838,8 @@ func TestProducerRole(t *testing.T) {
 	}
 	for _, sql := range []string{
 		`select from jobs`, `insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `truncate jobs`,
-		`select from discarded_jobs`, `select from discarded_summary`, `select from job_counts`, `select from queues`, `select from kinds`,
-		`select from supervisors`, `select from sleepers`, `delete from sleepers`, `drop table jobs`, `create table mine ()`,
+		`select from discarded_jobs`, `select from discarded_summary`, `select from job_counts`, `select from queues`, `select from drover_kinds`,
+		`select from drover_supervisors`, `select from drover_sleepers`, `delete from drover_sleepers`, `drop table jobs`, `create table mine ()`,
 		`select drover_enqueue_many('[]')`, `select drover_wake('default')`, `select drover_cancel('` + strings.Repeat("0", 26) + `')`,
 		`select drover_redrive('` + strings.Repeat("0", 26) + `')`, `select drover_retain('', '1 day', '1 day')`,
 		`alter function ` + one + ` security invoker`, `create or replace function ` + schema + `.drover_ulid() returns text language sql as 'select 1'`,
@@ -863,7 +863,7 @@ func TestProducerRole(t *testing.T) {
 	// X-7: what the role puts in the way of the names is not what the function finds.
 	for _, sql := range []string{
 		`create temp table jobs (id text, kind text)`,
-		`create temp table sleepers (queue text, supervisor text, sleeps_until timestamptz)`,
+		`create temp table drover_sleepers (queue text, supervisor text, sleeps_until timestamptz)`,
 		`create function pg_temp.drover_ulid() returns text language sql as $$ select 'temp' $$`,
 		`create table ` + evil + `.jobs (id text, kind text)`,
 		`create function ` + evil + `.drover_ulid() returns text language sql as $$ select 'evil' $$`,
@@ -923,7 +923,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 			db.exec(t, `create table gate ()`)
 			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
 			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
-			db.exec(t, `insert into sleepers (queue, supervisor, kinds) values ('default', current_schema() || 'awake', '{letter,job}')`)
+			db.exec(t, `insert into drover_sleepers (queue, supervisor, kinds) values ('default', current_schema() || 'awake', '{letter,job}')`)
 			gate, err := db.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -938,7 +938,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 				eventually(t, func() bool {
 					return value[bool](t, db, `select exists (select from pg_locks where relation = 'gate'::regclass and not granted)`)
 				})
-				db.exec(t, `update sleepers set sleeps_until = 'infinity'`)
+				db.exec(t, `update drover_sleepers set sleeps_until = 'infinity'`)
 				if err := gate.Rollback(t.Context()); err != nil {
 					t.Error(err)
 				}
@@ -956,7 +956,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 // woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()
-	db.exec(t, `insert into sleepers (queue, supervisor, sleeps_until, kinds) values ('default', current_schema() || 's', 'infinity', '{letter,job}') on conflict do nothing`)
+	db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until, kinds) values ('default', current_schema() || 's', 'infinity', '{letter,job}') on conflict do nothing`)
 	return notes(t, db, do) != nil
 }
 
@@ -974,7 +974,7 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 		t.Fatal(err)
 	}
 	channels := []string{channel}
-	for _, id := range value[[]string](t, db, `select array(select supervisor from sleepers)`) {
+	for _, id := range value[[]string](t, db, `select array(select supervisor from drover_sleepers)`) {
 		channels = append(channels, bellOf(id))
 		if strings.HasSuffix(id, "dead") {
 			continue
@@ -1032,8 +1032,8 @@ func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
 		"one sleeps who serves other kinds": {sleepers: `('default', 'other kinds', 'infinity')`},
 		"another queue's sleep":             {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
 	} {
-		db.exec(t, `delete from sleepers`)
-		db.exec(t, `insert into sleepers (queue, supervisor, sleeps_until, kinds) select queue, current_schema() || id, until::timestamptz, case when id = 'other kinds' then '{parcel}' else '{letter}' end::text[] from (values `+tc.sleepers+`) as s(queue, id, until)`)
+		db.exec(t, `delete from drover_sleepers`)
+		db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until, kinds) select queue, current_schema() || id, until::timestamptz, case when id = 'other kinds' then '{parcel}' else '{letter}' end::text[] from (values `+tc.sleepers+`) as s(queue, id, until)`)
 		queue := "default"
 		if tc.opts != nil && tc.opts.Queue != "" {
 			queue = tc.opts.Queue

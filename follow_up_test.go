@@ -138,10 +138,10 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 func TestFollowUpOfACrash(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('elsewhere', 'after', 'default')`)
+	db.exec(t, `insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('elsewhere', 'after', 'default')`)
 	id := value[string](t, db, `insert into jobs (kind, max_attempts, state, claimed_by, attempt, claim_seq, started_seq, attempted_at)
 		values ('elsewhere', 1, 'running', 'dead', 1, 1, 1, now()) returning id`)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
 	db.stopped(t, SupervisorConfig{}).beat(t)
 	got := db.followUps(t)[id]
 	if len(got) != 1 || got[0].Class != classCrash || got[0].Attempts != 1 || got[0].Reason == "" {
@@ -163,9 +163,9 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 		Handle(func(_ context.Context, _ *Job, args chargeFailed) error { got <- args; return nil }, WorkerOpts{}),
 		dynWorker("charge", WorkerOpts{FollowUp: &FollowUp{Kind: "charge_failed", Queue: "alarms"}}, doNothing),
 	}})
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from sleepers where sleeps_until is not null`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_sleepers where sleeps_until is not null`)
 	id := value[string](t, db, `insert into jobs (kind, queue, args) values ('charge', 'nobody serves it', '{"OrderID": 42}') returning id`)
-	ear := db.ears(t, value[string](t, db, `select id from supervisors`))
+	ear := db.ears(t, value[string](t, db, `select id from drover_supervisors`))
 	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
 	if n := ear.heard(t); n != 1 {
 		t.Errorf("%d notifications, want one", n)
@@ -207,7 +207,7 @@ func TestFollowUpsOfOtherSupervisors(t *testing.T) {
 func TestChainsOfFollowUpsEnd(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default'), ('b', 'a', 'default')`)
+	db.exec(t, `insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default'), ('b', 'a', 'default')`)
 	db.exec(t, `insert into jobs (kind) values ('a')`)
 	for range 6 {
 		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where finalized_at is null`)
@@ -230,7 +230,7 @@ func TestChainsOfFollowUpsEnd(t *testing.T) {
 func TestAFollowUpOfHugeArgs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
+	db.exec(t, `insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
 	id := value[string](t, db, `insert into jobs (kind, args) values ('a', to_jsonb(repeat('x', 20000000))) returning id`)
 	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
 	if got := db.followUps(t)[id]; len(got) != 1 || string(got[0].Args) != "null" {
@@ -265,7 +265,7 @@ const discardAll = `update jobs set state = 'discarded', discard_reason = 'opera
 func following(t testing.TB, cfg Config) *testDB {
 	t.Helper()
 	db := newTestDBWith(t, cfg)
-	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
+	db.exec(t, `insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
 	return db
 }
 
@@ -307,16 +307,16 @@ func TestARefusedFollowUp(t *testing.T) {
 			if noted := db.noted(t, "follow-up"); !slices.Equal(noted, []string{bad}) {
 				t.Errorf("set aside: %q", noted)
 			}
-			db.exec(t, `update set_aside set retry_at = now()`)
+			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			db.launchPruning(t, SupervisorConfig{Queues: []Queue{{Name: "elsewhere"}}})
-			db.waitFor(t, 20*time.Second, `select tries = 2 from set_aside`)
+			db.waitFor(t, 20*time.Second, `select tries = 2 from drover_set_aside`)
 			eventually(t, func() bool { return len(book.from(slog.LevelWarn)) == 1 })
 			if line := book.from(slog.LevelWarn)[0]; !strings.Contains(line, bad) {
 				t.Errorf("logged: %s", line)
 			}
 			db.exec(t, `drop trigger app_insert_jobs on jobs`)
-			db.exec(t, `update set_aside set retry_at = now()`)
-			db.waitFor(t, 20*time.Second, `select not exists (select from set_aside)`)
+			db.exec(t, `update drover_set_aside set retry_at = now()`)
+			db.waitFor(t, 20*time.Second, `select not exists (select from drover_set_aside)`)
 			if got := db.followUps(t)[bad]; len(got) != 1 || got[0].Reason != ReasonOperator || string(got[0].Args) != `{"bad": true}` {
 				t.Errorf("follow-ups: %+v", got)
 			}
@@ -338,12 +338,12 @@ func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	db.exec(t, `drop trigger app_insert_jobs on jobs`)
 	db.exec(t, `drop function app_insert_jobs`)
 	db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' = '3'", "perform pg_sleep(3600)")
-	db.exec(t, `update set_aside set retry_at = now()`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	hasty := db.via(t, Config{Logger: quiet()}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
 	if _, err := hasty.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
 		t.Fatal(err)
 	}
-	if n, noted := len(db.followUps(t)), value[string](t, db, `select string_agg(concat_ws(' ', code, tries), ',') from set_aside`); n != 4 || noted != "57014 2" {
+	if n, noted := len(db.followUps(t)), value[string](t, db, `select string_agg(concat_ws(' ', code, tries), ',') from drover_set_aside`); n != 4 || noted != "57014 2" {
 		t.Errorf("%d follow-ups, set aside: %s", n, noted)
 	}
 }
@@ -352,7 +352,7 @@ func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 func TestFollowUpsNobodyNeeds(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
-		"deleted": `delete from jobs`, "redriven": `select drover_redrive(id) from jobs`, "no follow-up": `update kinds set follow_up_kind = null, follow_up_queue = null`,
+		"deleted": `delete from jobs`, "redriven": `select drover_redrive(id) from jobs`, "no follow-up": `update drover_kinds set follow_up_kind = null, follow_up_queue = null`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -360,7 +360,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 			db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
 			db.exec(t, `insert into jobs (kind) values ('a')`)
 			db.exec(t, discardAll)
-			db.exec(t, `update set_aside set retry_at = now()`)
+			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			db.exec(t, `drop trigger app_insert_jobs on jobs`)
 			db.exec(t, sql)
 			if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
@@ -406,7 +406,7 @@ func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
 	})
 	db.exec(t, `grant usage on schema `+value[string](t, db, `select quote_ident(current_schema())`)+` to `+role)
 	db.exec(t, `grant select, update on jobs to `+role)
-	db.exec(t, `grant select on kinds to `+role)
+	db.exec(t, `grant select on drover_kinds to `+role)
 	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), `set local role `+role); err != nil {
 			return err

@@ -506,13 +506,13 @@ func (h *Health) judgeSetAside() (found []Finding) {
 			levelWarning, "set_aside",
 			fmt.Sprintf("job %s is set aside, the database refuses its %s: %s (tried %d times, next at %s)", r.Job, r.Path, r.Error, r.Tries, r.RetryAt.UTC().Format(time.RFC3339)),
 			"supervisors leave it alone until then, and the pause doubles; mend what the error names, such as a trigger, a constraint or damaged data, then delete the row here to have the job tried at once, or end the job",
-			fmt.Sprintf("delete from %s where path = '%s' and job = '%s';\ndrover jobs cancel %s", h.relation("set_aside"), inLiteral(r.Path), inLiteral(r.Job), r.Job),
+			fmt.Sprintf("delete from %s where path = '%s' and job = '%s';\ndrover jobs cancel %s", h.relation("drover_set_aside"), inLiteral(r.Path), inLiteral(r.Job), r.Job),
 		})
 	}
 	if left := s.Rows - int64(len(s.First)); left > 0 {
 		found = append(found, Finding{
 			levelWarning, "set_aside", fmt.Sprintf("%d jobs are set aside in all, %d more than named here", s.Rows, left), "",
-			"select path, job, error, tries, retry_at from " + h.relation("set_aside") + " order by first_at;",
+			"select path, job, error, tries, retry_at from " + h.relation("drover_set_aside") + " order by first_at;",
 		})
 	}
 	if found == nil && h.saw("set_aside") {

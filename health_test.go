@@ -469,7 +469,7 @@ func TestHealthKnowsEveryTable(t *testing.T) {
 func TestHealthOfQueuesAndSupervisors(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at, draining, lost_at) values
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, draining, lost_at) values
 		('a', 30000, '{mail}', now() + interval '1 h', false, null), ('d', 30000, '{mail,late}', now() + interval '1 h', true, null),
 		('s', 30000, '{late}', now() - interval '1 h', false, null), ('l', 30000, '{late}', now(), false, now())`)
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'late', now() - interval '20 min'), ('k', 'mail', now() - interval '1 min'), ('k', 'mail', now()), ('k', 'future', now() + interval '1 h')`)
@@ -561,7 +561,7 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.hold(t, `lock table supervisors`)
+	db.hold(t, `lock table drover_supervisors`)
 	h := db.health(t)
 	var parts []string
 	for _, n := range h.NotSeen {
@@ -738,9 +738,9 @@ func TestHealthFindings(t *testing.T) {
 		}}}}, []Finding{
 			{
 				"warning", "set_aside", "job 01X is set aside, the database refuses its claim: job is cursed (tried 4 times, next at 2026-03-01T12:00:00Z)", "",
-				"delete from public.set_aside where path = 'claim' and job = '01X';\ndrover jobs cancel 01X",
+				"delete from public.drover_set_aside where path = 'claim' and job = '01X';\ndrover jobs cancel 01X",
 			},
-			{"warning", "set_aside", "3 jobs are set aside in all, 2 more than named here", "", "select path, job, error, tries, retry_at from public.set_aside order by first_at;"},
+			{"warning", "set_aside", "3 jobs are set aside in all, 2 more than named here", "", "select path, job, error, tries, retry_at from public.drover_set_aside order by first_at;"},
 			{"warning", "refused", "2 jobs were discarded in the last day because the database refuses to read or to change them", "", "drover jobs list --reason refused"},
 		}},
 		{"cannot be read", Health{NotSeen: []NotSeen{{Part: "queues", Why: "missing chunk", Failed: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: missing chunk", "a row that it reads is damaged or out of range", ""}}},

@@ -168,8 +168,8 @@ func TestRefuse(t *testing.T) {
 			t.Fatalf("where nothing may be changed: %s", got)
 		}
 		want := fmt.Sprintf(`tries = %d and error = 'no' and code = '23514' and retry_at between last_at + interval '1 s' * (%d - 1) and last_at + interval '1 s' * (%[2]d + 1)`, n+1, min(15<<n, 86400))
-		if !value[bool](t, db, `select `+want+` from set_aside where path = 'claim' and job = $1`, id) {
-			t.Errorf("after %d tries: %s", n+1, value[string](t, db, `select row_to_json(s)::text from set_aside s`))
+		if !value[bool](t, db, `select `+want+` from drover_set_aside where path = 'claim' and job = $1`, id) {
+			t.Errorf("after %d tries: %s", n+1, value[string](t, db, `select row_to_json(s)::text from drover_set_aside s`))
 		}
 	}
 }

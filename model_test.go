@@ -115,7 +115,7 @@ type reference struct {
 }
 
 func newReference(tb *rapidTB, db *testDB) *reference {
-	db.exec(tb, `truncate jobs, jobs_archive, supervisors, sleepers, ended_supervisors, redrives, redrive_queues, failure_groups, failure_tallies`)
+	db.exec(tb, `truncate jobs, jobs_archive, drover_supervisors, drover_sleepers, drover_ended_supervisors, drover_redrives, drover_redrive_queues, drover_failure_groups, drover_failure_tallies`)
 	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}, crashed: map[*modelJob]modelCrash{}}
 	m.start(false)
 	m.start(true)
@@ -570,8 +570,8 @@ func (m *reference) die(r *rapid.T) bool {
 		return false
 	}
 	draining := rapid.IntRange(0, 3).Draw(r, "draining") == 0
-	m.exec(m.tb, `update supervisors set beat_at = now() where id <> $1`, s.id) // only this one is silent
-	m.exec(m.tb, `update supervisors set lost_at = now(), epoch = epoch + 1, draining = $2 where id = $1`, s.id, draining)
+	m.exec(m.tb, `update drover_supervisors set beat_at = now() where id <> $1`, s.id) // only this one is silent
+	m.exec(m.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1, draining = $2 where id = $1`, s.id, draining)
 	s.zombie, s.judged = true, true
 	m.start(s.small)
 	rescuer := m.sups[len(m.sups)-1]
@@ -584,11 +584,11 @@ func (m *reference) die(r *rapid.T) bool {
 			r.Fatal(err)
 		}
 	}
-	if value[bool](m.tb, m.testDB, `select exists (select from supervisors where id = $1)`, s.id) {
+	if value[bool](m.tb, m.testDB, `select exists (select from drover_supervisors where id = $1)`, s.id) {
 		r.Fatal("the rescue has no end")
 	}
 	// Deaths are hours apart: neither mass nor habit.
-	m.exec(m.tb, `update ended_supervisors set started_at = started_at - interval '2 hours', ended_at = ended_at - interval '2 hours' where id = $1`, s.id)
+	m.exec(m.tb, `update drover_ended_supervisors set started_at = started_at - interval '2 hours', ended_at = ended_at - interval '2 hours' where id = $1`, s.id)
 	m.rescued(s, draining)
 	return true
 }
@@ -641,7 +641,7 @@ func (m *reference) rescued(s *modelSup, draining bool) {
 
 // hurry makes those due that wait for nothing but the backoff of a death of which the killer is convicted.
 func (m *reference) hurry(killer *modelJob) {
-	deaths := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(id), '{}') from ended_supervisors where explained_by = $1`, killer.id)
+	deaths := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(id), '{}') from drover_ended_supervisors where explained_by = $1`, killer.id)
 	for j, crash := range m.crashed {
 		if j != killer && m.jobs[j.id] == j && crash.sup.judged && slices.Contains(deaths, crash.sup.id) && j.entries == crash.entries && j.state == Retryable {
 			j.due = true
@@ -908,7 +908,7 @@ func (m *reference) abortRedrive(r *rapid.T) bool {
 // waits get due just now, or ten seconds ago; modelTicked does away with the spacing of slots.
 const (
 	modelTick = `
-with t as materialized (select clock_timestamp() as at), q as (update redrive_queues set ticked_at = '-infinity', next_at = '-infinity'), j as (
+with t as materialized (select clock_timestamp() as at), q as (update drover_redrive_queues set ticked_at = '-infinity', next_at = '-infinity'), j as (
 	update jobs set scheduled_at = t.at - case when $1 then interval '10 seconds' else '0' end from t where id = any($2)
 )
 select at from t`
@@ -948,7 +948,7 @@ func (m *reference) pace(r *rapid.T) bool {
 // unclaimed are released jobs that nobody has claimed yet. Of those that an operator ended and redrove meanwhile the
 // database may know still, or not.
 func (m *reference) unclaimed(r *rapid.T) []string {
-	ids := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(j.id order by j.id), '{}') from redrive_queues q, jsonb_each_text(q.released) l join jobs j on j.id = l.key
+	ids := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(j.id order by j.id), '{}') from drover_redrive_queues q, jsonb_each_text(q.released) l join jobs j on j.id = l.key
 		where j.claim_seq = l.value::int and j.state in ('available', 'scheduled', 'retryable')`)
 	for _, id := range ids {
 		if !m.passes(id) {

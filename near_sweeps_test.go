@@ -68,7 +68,7 @@ func TestNearSweepsAreShared(t *testing.T) {
 	db.stopped(t, SupervisorConfig{})
 	db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: "other"}}})
 	lost := db.stopped(t, SupervisorConfig{})
-	db.exec(t, `update supervisors set lost_at = now() where id = $1`, lost.lease.Load().id)
+	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, lost.lease.Load().id)
 	s.beat(t)
 	if got := s.claimer.near.sharing; got != 3 {
 		t.Errorf("near sweeps are shared by %d, want the three that can", got)

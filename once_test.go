@@ -70,7 +70,7 @@ func TestAStartBesideARescue(t *testing.T) {
 			}
 			b := db.stopped(t, SupervisorConfig{})
 			owner, called := a.lease.Load().id, false
-			db.exec(t, `update supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
+			db.exec(t, `update drover_supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
 			conn, err := b.control.link.get(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -122,7 +122,7 @@ func TestDeclaringLostWaitsForAStart(t *testing.T) {
 		t.Fatal(noted, err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
-	if _, err := impatient.Exec(t.Context(), `update supervisors set epoch = epoch + 1, lost_at = now()`); sqlState(err) != "55P03" {
+	if _, err := impatient.Exec(t.Context(), `update drover_supervisors set epoch = epoch + 1, lost_at = now()`); sqlState(err) != "55P03" {
 		t.Errorf("declared lost beside a start: %v", err)
 	}
 	if _, err := conn.Exec(t.Context(), `commit`); err != nil {

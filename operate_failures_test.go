@@ -112,7 +112,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJob)
 		}
 	}
-	if n := value[int](t, db, `select count(*) from failure_tallies`); n != 0 {
+	if n := value[int](t, db, `select count(*) from drover_failure_tallies`); n != 0 {
 		t.Errorf("%d tallies left", n)
 	}
 
@@ -150,8 +150,11 @@ func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	eventually(t, func() bool { db.tend(t); return value[bool](t, db, `select not exists (select from failure_tallies)`) })
-	got := value[string](t, db, `select string_agg(count || '/' || jobs, ' ' order by fingerprint) from failure_groups`)
+	eventually(t, func() bool {
+		db.tend(t)
+		return value[bool](t, db, `select not exists (select from drover_failure_tallies)`)
+	})
+	got := value[string](t, db, `select string_agg(count || '/' || jobs, ' ' order by fingerprint) from drover_failure_groups`)
 	if want := settlers * rounds * each / 4; got != strings.TrimSpace(strings.Repeat(fmt.Sprintf("%d/%d ", want, want), 4)) {
 		t.Errorf("counts %s, want four times %d", got, want)
 	}
@@ -171,7 +174,7 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `update failure_groups set sample = sample`); err != nil {
+	if _, err := tx.Exec(t.Context(), `update drover_failure_groups set sample = sample`); err != nil {
 		t.Fatal(err)
 	}
 	o := s.failedRun(db.running(t, s.lease.Load().id, 1)[0], boom)
@@ -211,7 +214,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || g.UpdatedBy != "ann" {
 		t.Errorf("%+v", g)
 	}
-	db.exec(t, `insert into failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job) select fingerprint, resolved_at - interval '1 s', kind, class, error_type, 1, 1, last_job from failure_groups`)
+	db.exec(t, `insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job) select fingerprint, resolved_at - interval '1 s', kind, class, error_type, 1, 1, last_job from drover_failure_groups`)
 	if back := db.tend(t); len(back) != 0 {
 		t.Errorf("what failed before the group was resolved opened it: %+v", back)
 	}
@@ -273,7 +276,7 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
 	s := db.stopped(t, SupervisorConfig{})
 	crash := func() string {
-		db.exec(t, `insert into supervisors (id, epoch, lease_ms, queues, lost_at) values ('dead', 1, 1000, '{default}', now()) on conflict do nothing`)
+		db.exec(t, `insert into drover_supervisors (id, epoch, lease_ms, queues, lost_at) values ('dead', 1, 1000, '{default}', now()) on conflict do nothing`)
 		id := db.running(t, "dead", 1)[0]
 		for value[bool](t, db, `select exists (select from jobs where claimed_by = 'dead')`) {
 			s.beat(t)
@@ -412,7 +415,7 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	if left == 0 || left > 199 {
 		t.Errorf("%d are left for the next beats", left)
 	}
-	db.exec(t, `update builds set slots_to = slots_to - interval '10 s'`) // as if it had passed
+	db.exec(t, `update drover_builds set slots_to = slots_to - interval '10 s'`) // as if it had passed
 	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '10 s' where state = 'retryable'`)
 	db.tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 0 {
@@ -431,7 +434,7 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `alter table failure_tallies add check (sample not like '%poison%')`)
+	db.exec(t, `alter table drover_failure_tallies add check (sample not like '%poison%')`)
 	s := db.stopped(t, SupervisorConfig{})
 	ids := db.running(t, s.lease.Load().id, 20)
 	var batch []*outcome
@@ -452,12 +455,12 @@ func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 func TestFailureGroupsAreBounded(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
 		select lpad(to_hex(n), 16, '0'), 'k', 'error', now(), now(), 1, 1, '' from generate_series(1, 9999) n`)
-	db.exec(t, `insert into failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
+	db.exec(t, `insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
 		select lpad(to_hex(n), 16, '0'), 'k' || n % 2, 'error', '', 'text', 2, 1, '' from generate_series(9999, 10010) n`)
 	db.tend(t)
-	if got := value[string](t, db, `select count(*) || ' groups, ' || sum(count) || ' runs, ' || count(*) filter (where sample like 'more kinds%') || ' beyond' from failure_groups`); got != "10002 groups, 10023 runs, 2 beyond" {
+	if got := value[string](t, db, `select count(*) || ' groups, ' || sum(count) || ' runs, ' || count(*) filter (where sample like 'more kinds%') || ' beyond' from drover_failure_groups`); got != "10002 groups, 10023 runs, 2 beyond" {
 		t.Error(got)
 	}
 }
@@ -489,11 +492,11 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 			}
 		}
 	}
-	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
 	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, ""); !errors.Is(err, ErrState) {
 		t.Errorf("park with no build known: %v", err)
 	}
-	db.exec(t, `insert into builds (build, first_seen) values ('A', now() - interval '1 h'), ('B', now())`)
+	db.exec(t, `insert into drover_builds (build, first_seen) values ('A', now() - interval '1 h'), ('B', now())`)
 	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, ""); !errors.Is(err, ErrState) {
 		t.Errorf("park for a build older than the newest: %v", err)
 	}
@@ -564,16 +567,16 @@ func TestOneOddTallyStopsNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.exec(t, `alter table failure_groups add check (sample not like '%poison%')`)
-			db.exec(t, `insert into failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
+			db.exec(t, `alter table drover_failure_groups add check (sample not like '%poison%')`)
+			db.exec(t, `insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
 				select '00000000000000aa', 'k', 'error', '', 'text', 1, 1, '' from generate_series(1, 300)`)
-			db.exec(t, `update failure_tallies set `+c.odd+` where id = (select max(id) from failure_tallies)`)
+			db.exec(t, `update drover_failure_tallies set `+c.odd+` where id = (select max(id) from drover_failure_tallies)`)
 			db.exec(t, `create function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
-			db.exec(t, `create trigger no before delete on failure_tallies for each row when (old.sample = 'stays') execute function no()`)
+			db.exec(t, `create trigger no before delete on drover_failure_tallies for each row when (old.sample = 'stays') execute function no()`)
 			for range 2 {
 				db.tend(t)
 			}
-			if got := value[string](t, db, `select (select sum(count) from failure_groups) || ' runs, ' || (select count(*) from failure_tallies) || ' left'`); got != c.want {
+			if got := value[string](t, db, `select (select sum(count) from drover_failure_groups) || ' runs, ' || (select count(*) from drover_failure_tallies) || ' left'`); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
 			groups, err := db.client.Failures(t.Context(), FailureFilter{})
@@ -588,16 +591,16 @@ func TestOneOddTallyStopsNoOther(t *testing.T) {
 func TestOddFailureGroup(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, status, resolved_at, regressions)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, status, resolved_at, regressions)
 		values ('00000000000000aa', 'k', 'error', '-infinity', '-infinity', 9223372036854775807, 9223372036854775807, '', 'resolved', '-infinity', 2147483647)`)
-	db.exec(t, `insert into failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'k', 'error', '', 'text', 2, 2, '')`)
+	db.exec(t, `insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'k', 'error', '', 'text', 2, 2, '')`)
 	if back := db.tend(t); len(back) != 1 {
 		t.Errorf("%d came back", len(back))
 	}
 	if g := db.theGroup(t); g.Count != 1<<63-1 || g.Jobs != 1<<63-1 || g.Regressions != maxInt32 || g.Status != FailureOpen || g.ResolvedAt != nil || g.FirstSeen.Year() != 1 {
 		t.Errorf("%+v", g)
 	}
-	db.exec(t, `update failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
+	db.exec(t, `update drover_failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
 	g, err := db.client.Failure(t.Context(), "00000000000000aa")
 	if err != nil || g.LastSeen.Year() != 9999 || g.ResolvedAt.Year() != 9999 || g.RegressedAt.Year() != 9999 || g.UpdatedAt.Year() != 1 {
 		t.Errorf("%+v, %v", g, err)
@@ -612,7 +615,7 @@ func TestOddFailureGroup(t *testing.T) {
 func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into builds (build, first_seen) values ('a', now() - interval '3 h'), ('b', now() - interval '2 h'), ('c', now() - interval '1 h')`)
+	db.exec(t, `insert into drover_builds (build, first_seen) values ('a', now() - interval '3 h'), ('b', now() - interval '2 h'), ('c', now() - interval '1 h')`)
 	db.exec(t, `insert into jobs (kind, state, scheduled_at, fingerprint, parked_build, errors_total, args)
 		select 'job', 'parked', 'infinity', '00000000000000aa', (array['a', 'b', 'c'])[greatest(1, n - 1)], 1, jsonb_build_object('n', n) from generate_series(1, 4) n`)
 	db.refuse(t, `old.args @> '{"n": 1}'`)
@@ -622,7 +625,7 @@ func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 	if got := value[string](t, db, states); got != "3 4" {
 		t.Errorf("came back: %s", got)
 	}
-	const aside = `select string_agg(path || ' ' || error || ' ' || tries, ', ') from set_aside`
+	const aside = `select string_agg(path || ' ' || error || ' ' || tries, ', ') from drover_set_aside`
 	if got := value[string](t, db, aside); got != "unpark no 1" {
 		t.Errorf("set aside: %s", got)
 	}
@@ -631,15 +634,15 @@ func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 	if got := value[string](t, db, states) + "; " + value[string](t, db, aside); got != "2 3 4; unpark no 1" {
 		t.Errorf("then %s", got)
 	}
-	db.exec(t, `update set_aside set retry_at = now()`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	db.tend(t)
 	if got := value[string](t, db, aside); got != "unpark no 2" {
 		t.Errorf("after its pause: %s", got)
 	}
 	db.exec(t, `drop trigger no on jobs`)
-	db.exec(t, `update set_aside set retry_at = now()`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	db.tend(t)
-	if got := value[string](t, db, states+` and not exists (select from set_aside)`); got != "1 2 3 4" {
+	if got := value[string](t, db, states+` and not exists (select from drover_set_aside)`); got != "1 2 3 4" {
 		t.Errorf("in the end %s", got)
 	}
 }
@@ -667,7 +670,7 @@ func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 	}
 	unlock()
 	db.exec(t, `drop trigger no on jobs`)
-	db.exec(t, `update set_aside set retry_at = now()`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	db.tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 200 {
 		t.Errorf("%d of 200 came back", n)

@@ -256,7 +256,7 @@ func TestRedrivesShareSlots(t *testing.T) {
 	if err != nil || len(due) != 600 || busiest(due, time.Second) > 101 {
 		t.Errorf("%d jobs, %d in a second, %v", len(due), busiest(due, time.Second), err)
 	}
-	if n := value[int](t, v.testDB, `select count(*) from redrives where state = 'done' and finished_at is not null`); n != 3 {
+	if n := value[int](t, v.testDB, `select count(*) from drover_redrives where state = 'done' and finished_at is not null`); n != 3 {
 		t.Errorf("%d redrives done", n)
 	}
 }
@@ -322,7 +322,7 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(groups, want) {
 		t.Fatalf("%+v, %v", groups, err)
 	}
-	if n := value[int](t, v.testDB, `select count(*) from jobs where redrive_id is not null`) + value[int](t, v.testDB, `select count(*) from redrives`); n != 0 {
+	if n := value[int](t, v.testDB, `select count(*) from jobs where redrive_id is not null`) + value[int](t, v.testDB, `select count(*) from drover_redrives`); n != 0 {
 		t.Error("a preview left something behind")
 	}
 	r, err := v.client.Redrive(t.Context(), plan)
@@ -431,7 +431,7 @@ func TestJobsEndedInARedrivesHands(t *testing.T) {
 	if got := value[string](t, v.testDB, `select string_agg(state || n, ' ' order by state) from (select state, count(*) as n from jobs where paced_at is null group by 1) s`); got != "cancelled1 completed3" {
 		t.Error(got)
 	}
-	if got := value[string](t, v.testDB, `select state from redrives`); got != "done" {
+	if got := value[string](t, v.testDB, `select state from drover_redrives`); got != "done" {
 		t.Error(got)
 	}
 }
@@ -459,7 +459,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	db.bury(t, 3, 1)
 	done := db.enqueue(t, job{}, nil)
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
-	db.exec(t, `insert into kinds (kind, args_shape) values ('job', '{"N": "integer", "customer": {"id": "string"}}')`)
+	db.exec(t, `insert into drover_kinds (kind, args_shape) values ('job', '{"N": "integer", "customer": {"id": "string"}}')`)
 	all := Filter{All: true}
 	for want, plan := range map[string]RedrivePlan{
 		"Filter":                          {},
@@ -497,7 +497,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 			t.Errorf("%s was taken", plan)
 		}
 	}
-	if n := value[int](t, db, `select count(*) from redrives`); n != 0 {
+	if n := value[int](t, db, `select count(*) from drover_redrives`); n != 0 {
 		t.Errorf("%d redrives were begun", n)
 	}
 	// Unknown ids are listed; the others go.
@@ -527,7 +527,7 @@ func TestRedriveChangesArgs(t *testing.T) {
 	if want := `available 0 3 1 1 20 2 t {"customer": {"id": 0, "name": "A"}} t t`; got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	if got := value[string](t, v.testDB, `select started_by || ' ' || why from redrives`); got != "ann ticket 7" {
+	if got := value[string](t, v.testDB, `select started_by || ' ' || why from drover_redrives`); got != "ann ticket 7" {
 		t.Error(got)
 	}
 }
@@ -716,7 +716,7 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed' and redrives = 1`) == 400
 	})
-	eventually(t, func() bool { return value[string](t, db, `select state from redrives`) == "done" })
+	eventually(t, func() bool { return value[string](t, db, `select state from drover_redrives`) == "done" })
 	third.signal(t, syscall.SIGTERM)
 	<-third.ended
 	rows, err := db.Query(t.Context(), `select redriven_at from jobs`)

@@ -39,7 +39,7 @@ func (db *testDB) get(t *testing.T, id string) *JobInfo {
 func TestGetTellsAllOfAJob(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.exec(t, `insert into kinds (kind, max_attempts) values ('letter', 7)`)
+	db.exec(t, `insert into drover_kinds (kind, max_attempts) values ('letter', 7)`)
 	db.exec(t, `insert into queues (name, max_attempts) values ('default', 8), ('post', 9)`)
 	id := db.put(t, `queue, state, priority, attempt, claim_seq, scheduled_at, created_at, attempted_at, finalized_at, discard_reason, crashes,
 redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrency_key`, `'post', 'discarded', 3, 2, 4, '2031-01-01 00:00:00.000001+00', '2030-01-01+00',
@@ -90,7 +90,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 			t.Errorf("max_attempts %d, want %d", got, want)
 		}
 	}
-	db.exec(t, `delete from kinds`)
+	db.exec(t, `delete from drover_kinds`)
 	for queue, want := range map[string]int{"post": 9, "other": 20} {
 		if got := db.get(t, db.put(t, "queue", "'"+queue+"'")).MaxAttempts; got != want {
 			t.Errorf("queue %s: max_attempts %d, want %d", queue, got, want)
@@ -690,8 +690,8 @@ func TestIllegalStatesAreRefused(t *testing.T) {
 	}
 	for table, values := range map[string]string{
 		`queues (name)`: `('')`, `queues (name, max_attempts)`: `('q', 0)`, `queues (name, retry)`: `('q', '{}')`,
-		`kinds (kind)`: `(repeat('k', 129))`, `kinds (kind, max_attempts)`: `('k', -1)`, `kinds (kind, retry)`: `('k', '[]')`, `kinds (kind, timeout_ms)`: `('k', 0)`,
-		`supervisors (id, lease_ms, queues)`: `('s', 0, '{}')`,
+		`drover_kinds (kind)`: `(repeat('k', 129))`, `drover_kinds (kind, max_attempts)`: `('k', -1)`, `drover_kinds (kind, retry)`: `('k', '[]')`, `drover_kinds (kind, timeout_ms)`: `('k', 0)`,
+		`drover_supervisors (id, lease_ms, queues)`: `('s', 0, '{}')`,
 	} {
 		if _, err := db.Exec(t.Context(), `insert into `+table+` values `+values); err == nil {
 			t.Errorf("insert into %s values %s was accepted", table, values)
@@ -703,7 +703,7 @@ func TestIllegalStatesAreRefused(t *testing.T) {
 func TestViewsOfTheDead(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.exec(t, `insert into kinds (kind, max_attempts) values ('letter', 7)`)
+	db.exec(t, `insert into drover_kinds (kind, max_attempts) values ('letter', 7)`)
 	const entry = `{"class": "error", "error": "e%d", "fingerprint": "f1", "at": "2031-01-0%dT00:00:00+00:00"}`
 	operator := `{"class": "operator", "error": "redriven", "at": "2030-01-01T00:00:00+00:00"}`
 	const columns = "attempt, redrives, errors_total, state, finalized_at, discard_reason, class, fingerprint, errors, tags"

@@ -262,7 +262,7 @@ func TestLeaseSetsThePaceOfHeartbeats(t *testing.T) {
 	started := time.Now()
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Lease: 1200 * time.Millisecond, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
 	eventually(t, func() bool {
-		return value[int](t, db, `select count(*) from supervisors where lease_ms = 1200 and beat >= 3`) == 1
+		return value[int](t, db, `select count(*) from drover_supervisors where lease_ms = 1200 and beat >= 3`) == 1
 	})
 	if took := time.Since(started); took > 14*time.Second { // by default the third comes after 15 s
 		t.Errorf("three beats took %v", took)
@@ -314,7 +314,7 @@ func TestDisableNotify(t *testing.T) {
 		// By another's hand: no word reaches this process.
 		id := value[string](t, db, `insert into jobs (kind) values ('k') returning id`)
 		heard.end(t, id)
-		if n := value[int](t, db, `select count(*) from sleepers`); n == 0 != disabled {
+		if n := value[int](t, db, `select count(*) from drover_sleepers`); n == 0 != disabled {
 			t.Errorf("DisableNotify %v: %d rows in sleepers", disabled, n)
 		}
 		listening := func() bool {
@@ -414,6 +414,6 @@ func TestBuildIsRegistered(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet()})
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Build: "v1.2.3", Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
 	eventually(t, func() bool {
-		return value[int](t, db, `select count(*) from supervisors s, kinds k where s.build = 'v1.2.3' and k.build = 'v1.2.3' and k.kind = 'k'`) == 1
+		return value[int](t, db, `select count(*) from drover_supervisors s, drover_kinds k where s.build = 'v1.2.3' and k.build = 'v1.2.3' and k.kind = 'k'`) == 1
 	})
 }

@@ -156,7 +156,7 @@ func TestPlans(t *testing.T) {
 		db.checkPrune(t, when)
 	}
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
 		select lpad(to_hex(n), 16, '0'), 'job', 'error', now(), now(), 1, 1, '' from generate_series(1, 10000) n`)
 	check("no statistics")
 	db.exec(t, `analyze jobs`)
@@ -209,13 +209,13 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 		}
 	}
 	check("no statistics")
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, in_flight) select 's' || n, 1000, '{default}', array(select drover_ulid() from generate_series(1, 2000)) from generate_series(1, 20) n`)
-	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) select 'rescue', n::text, '', '', now() from generate_series(1, 5000) n`)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, in_flight) select 's' || n, 1000, '{default}', array(select drover_ulid() from generate_series(1, 2000)) from generate_series(1, 20) n`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select 'rescue', n::text, '', '', now() from generate_series(1, 5000) n`)
 	db.fill(t, 5000)
 	check("filled since")
 	db.exec(t, `analyze jobs`)
-	db.exec(t, `analyze supervisors`)
-	db.exec(t, `analyze set_aside`)
+	db.exec(t, `analyze drover_supervisors`)
+	db.exec(t, `analyze drover_set_aside`)
 	check("analyzed")
 }
 

@@ -149,7 +149,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	go func() { ended <- sup.Run(run) }()
 
 	// The worker sleeps; a producer wakes it.
-	c.waitFor(t, 30*time.Second, `select exists (select from sleepers where sleeps_until = 'infinity')`)
+	c.waitFor(t, 30*time.Second, `select exists (select from drover_sleepers where sleeps_until = 'infinity')`)
 	receipt, err := producer.client.Enqueue(ctx, letter{"a"}, nil)
 	ok("Enqueue", err)
 	ok("EnqueueTx", pgx.BeginFunc(ctx, producer.Pool, func(tx pgx.Tx) error {
@@ -160,7 +160,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	ok("EnqueueMany", err)
 	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
 	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where kind = 'nobody'`)
-	c.waitFor(t, 30*time.Second, `select exists (select from failure_groups where jobs = 4)`)
+	c.waitFor(t, 30*time.Second, `select exists (select from drover_failure_groups where jobs = 4)`)
 
 	// A supervisor that died, and one old dead letter for the archive.
 	c.exec(t, `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at, snoozes) values (drover_ulid_at('2020-01-01'), 'letter', 'running', 'gone', 1, 1, now(), 1)`)
@@ -171,7 +171,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	c.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
 
 	// What a reader reads.
-	fingerprint := value[string](t, c.testDB, `select fingerprint from failure_groups limit 1`)
+	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
 	for what, read := range map[string]func(*Client) error{
 		"Check":         func(r *Client) error { return r.Check(ctx) },
 		"Get":           func(r *Client) error { _, err := r.Get(ctx, receipt.ID); return err },
@@ -239,7 +239,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})
-	c.waitFor(t, 30*time.Second, `select count(*) = 1 from redrives where state = 'done'`)
+	c.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_redrives where state = 'done'`)
 	stop()
 	ok("Run", <-ended)
 	if text := string(log.Bytes()); strings.Contains(text, "permission denied") {
@@ -290,10 +290,10 @@ func TestRolesDoNoMore(t *testing.T) {
 		},
 		"worker": {
 			`update jobs_archive set args = '{}'`, `delete from jobs_archive`, `select drover_purge('{"all": true}', 'delete for ever')`, `select drover_restore('{"all": true}')`,
-			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into redrives (filter) values ('{}')`, `delete from budgets`, `delete from queues`,
-			`delete from failure_groups`,
+			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into drover_redrives (filter) values ('{}')`, `delete from drover_budgets`, `delete from queues`,
+			`delete from drover_failure_groups`,
 		},
-		"operator": {`update supervisors set beat = 0`, `delete from supervisors`, `delete from kinds`, `update builds set build = 'x'`, `delete from redrives`},
+		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrives`},
 	}
 	for role := range maps.Keys(own) {
 		db := c.as(t, role, Config{})

@@ -177,7 +177,7 @@ func TestNamesAreNames(t *testing.T) {
 			return nil
 		})},
 	})
-	db.waitFor(t, 30*time.Second, `select exists (select from sleepers where sleeps_until = 'infinity')`)
+	db.waitFor(t, 30*time.Second, `select exists (select from drover_sleepers where sleeps_until = 'infinity')`)
 	opts := &EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, ConcurrencyKey: hostile, Metadata: map[string]any{"a'b": 1}}
 	id := db.enqueue(t, dyn{kind: hostile}, opts)
 	receive(t, ran)
@@ -216,7 +216,7 @@ func TestFunctionsIgnoreWhatHidesTheirNames(t *testing.T) {
 	}()
 	for _, sql := range []string{
 		`create temp table jobs (like ` + c.schema + `.jobs)`,
-		`create temp table redrives (like ` + c.schema + `.redrives)`,
+		`create temp table drover_redrives (like ` + c.schema + `.drover_redrives)`,
 		`create table ` + evil + `.jobs (like ` + c.schema + `.jobs)`,
 		`create function ` + evil + `.drover_end(text, text, text) returns text language sql as 'select ''hijacked'''`,
 		`create function ` + evil + `.drover_where(jsonb, text) returns text language sql as 'select ''false'''`,
@@ -487,7 +487,7 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	}
 	// The owner's statements obey only the table's rules: chains of follow-ups hold the deepest args three times
 	// over.
-	db.exec(t, `insert into kinds (kind, follow_up_kind, follow_up_queue) values ('payload', 'after', 'default'), ('after', 'payload', 'default')`)
+	db.exec(t, `insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('payload', 'after', 'default'), ('after', 'payload', 'default')`)
 	for range 4 {
 		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where kind in ('payload', 'after') and finalized_at is null`)
 	}

@@ -11,11 +11,11 @@ import (
 // Retry budgets: their policies, and the slots that failing batches take.
 
 const sqlRegisterBudget = `
-insert into budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
+insert into drover_budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
 on conflict (scope) do update set retries = excluded.retries, per_ms = excluded.per_ms, burst = excluded.burst, discard = excluded.discard, updated_at = now()
-where (budgets.retries, budgets.per_ms, budgets.burst, budgets.discard) is distinct from (excluded.retries, excluded.per_ms, excluded.burst, excluded.discard)`
+where (drover_budgets.retries, drover_budgets.per_ms, drover_budgets.burst, drover_budgets.discard) is distinct from (excluded.retries, excluded.per_ms, excluded.burst, excluded.discard)`
 
-const sqlBudgetScopes = `select scope from budgets`
+const sqlBudgetScopes = `select scope from drover_budgets`
 
 // registerBudgets stores policies and reads which there are, from other processes and psql too. It comes last: a
 // pipeline that fails has read none.

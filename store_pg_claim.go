@@ -36,12 +36,12 @@ const sqlClaimBut = claimMe + claimDueBut + claimTake + claimNextDue
 const (
 	claimMe = `
 with me as materialized (
-	select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share
+	select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share
 ), due as materialized (
 	select j.id from me, `
 	claimDue    = claimQueues + claimLanes
 	claimDueBut = claimQueues + notAside + claimLanes
-	notAside    = ` and (select true from set_aside a where a.path = 'claim' and a.job = jobs.id) is null`
+	notAside    = ` and (select true from drover_set_aside a where a.path = 'claim' and a.job = jobs.id) is null`
 	claimQueues = `unnest($4::text[], $5::int[]) with ordinality as q(name, room, n)
 	cross join lateral (
 		select j.id from unnest($6::int[], $7::int[]) with ordinality as g(q, room, n)

@@ -115,8 +115,8 @@ const (
 	// sqlWakeAsleep calls the function only where somebody sleeps and nobody who lives is awake: see drover_wake. Reading
 	// the table costs half of a call.
 	sqlWakeAsleep = `
-select drover_wake($1, null, $2) where exists (select from sleepers where queue = $1 and sleeps_until > now())
-and not exists (select from sleepers where queue = $1 and sleeps_until is null and $2 = any(kinds)
+select drover_wake($1, null, $2) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())
+and not exists (select from drover_sleepers where queue = $1 and sleeps_until is null and $2 = any(kinds)
 	and not (pg_try_advisory_lock_shared(hashtextextended(supervisor, 0)) and pg_advisory_unlock_shared(hashtextextended(supervisor, 0))))`
 	sqlWakeNow = `select drover_wake($1, null, $2)`
 	sqlWakeIn  = `select drover_wake($1, now() + $3::interval, $2)`

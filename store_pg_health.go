@@ -119,8 +119,8 @@ order by t.n`
 // healthTables are the tables that drover makes.
 func healthTables() []string {
 	return []string{
-		"jobs", "supervisors", "sleepers", "queues", "kinds", "builds", "solo", "ended_supervisors", "redrives", "redrive_queues",
-		"failure_groups", "failure_tallies", "budgets", "budget_slots", "jobs_archive", "set_aside",
+		"jobs", "drover_supervisors", "drover_sleepers", "queues", "drover_kinds", "drover_builds", "drover_solo", "drover_ended_supervisors", "drover_redrives", "drover_redrive_queues",
+		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "jobs_archive", "drover_set_aside",
 	}
 }
 
@@ -129,7 +129,7 @@ const sqlHealthSupervisors = `
 select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
 from (
 	select case when lost_at is not null then 'lost' when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
-	from supervisors
+	from drover_supervisors
 ) s`
 
 // sqlHealthProbe looks for the first due job of every lane of every queue that was ever served, beyond the floor of $1
@@ -157,7 +157,7 @@ with recursive held(name) as (
 	select name from held where name is not null limit 100
 )
 select q.name, sum(due.n)::bigint, case when min(due.oldest) is not null then greatest(min(due.oldest), '0001-01-02+00') end,
-	(select count(*) from supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms')
+	(select count(*) from drover_supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms')
 from named q
 cross join generate_series(0, 30, 10) as t(tier)
 cross join generate_series(1, 9) as p(n)
@@ -182,7 +182,7 @@ where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.
 // sqlHealthSetAside reads the whole table, which is small.
 const sqlHealthSetAside = `
 select count(*) over (), path, job, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
-from set_aside order by first_at, path, job limit 10`
+from drover_set_aside order by first_at, path, job limit 10`
 
 // sqlHealthRefused reads the dead letters of a day by jobs_discarded_idx, $1 at most.
 const sqlHealthRefused = `

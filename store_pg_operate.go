@@ -31,7 +31,7 @@ select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_att
 		case when j.finalized_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'finalized_at is ' || j.finalized_at end)`
 	jobInfoParts    = `, j.errors::text, j.args::text, coalesce(j.retry::text, ''), coalesce(j.metadata::text, ''), j.tags`
 	jobInfoPolicies = `
-left join kinds k on k.kind = j.kind
+left join drover_kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
 `
 )

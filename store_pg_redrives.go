@@ -28,7 +28,7 @@ select extract(epoch from wait)::float8, released, coalesce(capped, false), refu
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
 	started_by, why, note,
 	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end
-from redrives `
+from drover_redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
 	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
 )

@@ -42,15 +42,15 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	// sqlAside lists what is set aside on a path, and whether its pause is over. sqlForgetAside forgets jobs that
 	// have ended.
 	sqlForgetAside = `
-delete from set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
+delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
-from set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by s.retry_at, s.job limit $3`
+from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by s.retry_at, s.job limit $3`
 
 	// sqlTryAside gives one process the next try.
 	sqlTryAside = `
-update set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
-	sqlPassed = `delete from set_aside where path = $1 and job = any($2)`
+update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
+	sqlPassed = `delete from drover_set_aside where path = $1 and job = any($2)`
 )
 
 // head is a job that a claim would take.

@@ -18,7 +18,7 @@ import (
 // only then reads which jobs have started. So a job that it found unstarted stays so, and may be given to others.
 const sqlStart = `
 with me as materialized (
-	select from supervisors where id = $3 and lost_at is null for key share
+	select from drover_supervisors where id = $3 and lost_at is null for key share
 ), held as materialized (
 	select id from jobs
 	where exists (select from me) and id = any($1) and claimed_by = $3 and state = 'running'
@@ -112,12 +112,12 @@ const settleRules = `
 	select '[{"at": ' || to_json(statement_timestamp())::text || ', ' as head, jsonb_object_agg(h.id, case g.policy
 		when 'park' then jsonb_build_object('state', 'parked', 'build', g.park_build)
 		else jsonb_build_object('state', 'discarded', 'reason', 'operator') end) as rules
-	from held h join failure_groups g on g.fingerprint = h.failure and g.policy is not null
+	from held h join drover_failure_groups g on g.fingerprint = h.failure and g.policy is not null
 	where h.state = 'retryable'
 ), tallied as (
-	insert into failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job, sample)
+	insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job, sample)
 	select failure, statement_timestamp(), kind, entry->>'class', coalesce(entry->>'type', ''), count, jobs, last_job,
-		case when not exists (select from failure_groups g where g.fingerprint = failure) then entry->>'error' end
+		case when not exists (select from drover_failure_groups g where g.fingerprint = failure) then entry->>'error' end
 	from (
 		select failure, min(kind) as kind, count(*) as count, count(*) filter (where fresh) as jobs, max(id) as last_job,
 			substr(max((id || entry) collate "C"), length(max(id)) + 1)::jsonb as entry
@@ -353,7 +353,7 @@ func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 
 // sqlAlive lists the supervisors whose lease nobody has taken. Read after sqlLook: whoever takes a job takes the lease
 // first, and then its owner is not among these.
-const sqlAlive = `select distinct id from supervisors where lost_at is null`
+const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
 	p.query(func(rows pgx.Rows) error {

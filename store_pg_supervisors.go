@@ -14,8 +14,8 @@ import (
 
 // sqlRegister takes over how far the server's clock had got, from those that live and from those that have ended.
 const sqlRegister = `
-insert into supervisors (id, lease_ms, queues, slots, host, pid, build, process, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
-	greatest(now(), (select max(clock_at) from supervisors where isfinite(clock_at)), (select max(ended_at) from ended_supervisors where isfinite(ended_at))))`
+insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
+	greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at) from drover_ended_supervisors where isfinite(ended_at))))`
 
 // Policies stand in tables, for a rescuer, psql and the command may not know this process' code.
 const (
@@ -29,17 +29,17 @@ where (queues.max_attempts, queues.retry, queues.completed_retention, queues.can
 	is distinct from (excluded.max_attempts, excluded.retry, excluded.completed_retention, excluded.cancelled_retention, excluded.discarded_retention, excluded.archive_discarded_after)`
 
 	sqlRegisterKind = `
-insert into kinds (kind, max_attempts, retry, timeout_ms, build, args_shape, follow_up_kind, follow_up_queue) values ($1, $2, $3, $4, $5, $6, $7, $8)
+insert into drover_kinds (kind, max_attempts, retry, timeout_ms, build, args_shape, follow_up_kind, follow_up_queue) values ($1, $2, $3, $4, $5, $6, $7, $8)
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms, build = excluded.build,
 	args_shape = excluded.args_shape, follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
 	// A build that was seen before keeps its place: after a deploy is taken back the newest is the one taken back.
 	sqlRegisterBuild = `
-insert into builds (build) select $1 where $1 <> '' on conflict do nothing`
+insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
 
 	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
-insert into sleepers (queue, supervisor, kinds) select $1, id, $3 from supervisors where id = $2 on conflict do nothing`
+insert into drover_sleepers (queue, supervisor, kinds) select $1, id, $3 from drover_supervisors where id = $2 on conflict do nothing`
 )
 
 // registration is what a supervisor tells of itself.
@@ -111,9 +111,9 @@ func (p *pipeline) queues(reg *registration) {
 	}
 }
 
-const sqlServe = `update supervisors set queues = $2, slots = $3 where id = $1`
+const sqlServe = `update drover_supervisors set queues = $2, slots = $3 where id = $1`
 
-const sqlUnserve = `delete from sleepers where supervisor = $1 and queue <> all($2::text[])`
+const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue <> all($2::text[])`
 
 // serve changes which queues a running supervisor is known to serve.
 func (s *store) serve(ctx context.Context, id string, reg *registration) error {
@@ -143,31 +143,31 @@ func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *reg
 // touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
-	update supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4,
+	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4,
 		clock_at = greatest(clock_at, now()), behind_since = case when clock_at >= now() + interval '10 s' then coalesce(behind_since, now()) end
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
 select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues,
-	extract(epoch from now())::float8, extract(epoch from (select max(clock_at) from supervisors where isfinite(clock_at)) - clock_timestamp())::float8, exists (select from mine),
-	exists (select from redrives where finished_at is null and paused_at is null),
-	exists (select from failure_tallies) or exists (select from failure_groups where policy = 'park')
+	extract(epoch from now())::float8, extract(epoch from (select max(clock_at) from drover_supervisors where isfinite(clock_at)) - clock_timestamp())::float8, exists (select from mine),
+	exists (select from drover_redrives where finished_at is null and paused_at is null),
+	exists (select from drover_failure_tallies) or exists (select from drover_failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
-	array(select scope from budgets),
+	array(select scope from drover_budgets),
 	coalesce((
 		select l.queue from unnest($5::text[], $6::smallint[]) as l(queue, lane)
 		cross join lateral (
 			select scheduled_at from jobs
 			where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane and scheduled_at <= now() and kind = any($7)
-				and id <> all(array(select job from set_aside where path = 'claim'))
+				and id <> all(array(select job from drover_set_aside where path = 'claim'))
 			order by scheduled_at, id limit 1
 		) j
 		order by j.scheduled_at limit 1), ''),
-	(select count(*) from sleepers where supervisor = $1 and sleeps_until is not null), exists (select from solo where supervisor = $1),
+	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1),
 	array(select unnest(array[count(*) filter (where o.supervisor < $1), count(*)])
-		from sleepers m join sleepers o on o.queue = m.queue and o.kinds = m.kinds and (o.sleeps_until > now() or o.supervisor = $1)
+		from drover_sleepers m join drover_sleepers o on o.queue = m.queue and o.kinds = m.kinds and (o.sleeps_until > now() or o.supervisor = $1)
 		where m.supervisor = $1 group by m.queue)
-from supervisors s`
+from drover_supervisors s`
 
 // sqlGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
 // operator, or the job is someone else's. A notification that was lost, or could not be had, is made good here.
@@ -275,11 +275,11 @@ func (s *store) gone(ctx context.Context, conn *pgx.Conn, id string, running []*
 // lock conflicts with a change of the key, and later ones find no row. It is a sign of life, too. At the end of the
 // type the supervisor gives up its lease and goes on under another id.
 const sqlRaiseEpoch = `
-update supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
+update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
 	lost_at = case when epoch = 2147483647 then now() end
 where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
-const sqlEpoch = `select epoch, lost_at is not null from supervisors where id = $1`
+const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors where id = $1`
 
 // raiseEpoch returns the new epoch, or ErrLeaseLost.
 func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (int, error) {
@@ -301,7 +301,7 @@ func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch
 
 // sqlNoteSilence tells those that come after us how long a supervisor has been silent, if it still is.
 const sqlNoteSilence = `
-update supervisors set silent_at_beat = $3, silent_ms = $4
+update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
 
 func (s *store) noteSilence(ctx context.Context, conn *pgx.Conn, x peer, silence time.Duration) error {
@@ -315,11 +315,11 @@ func (s *store) noteSilence(ctx context.Context, conn *pgx.Conn, x peer, silence
 // sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed. The key must change, even at the
 // end of its type.
 const sqlDeclareLost = `
-update supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
+update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
 // sqlLostSleeps lets enqueues notify others: a lost supervisor is not awake.
 const sqlLostSleeps = `
-delete from sleepers where supervisor = $1 and exists (select from supervisors where id = $1 and lost_at is not null)`
+delete from drover_sleepers where supervisor = $1 and exists (select from drover_supervisors where id = $1 and lost_at is not null)`
 
 func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, error) {
 	var p pipeline
@@ -345,7 +345,7 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $10 then j.retry::text end, coalesce(k.retry, q.retry)::text,
 	case when $10 then false else
-		(j.id in (select f from supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
+		(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
 	coalesce(case when not $10 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
 	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
 	case when isfinite(s.beat_at) and isfinite(j.attempted_at) then greatest(extract(epoch from s.beat_at - j.attempted_at), 0) else 0 end::float8
@@ -357,8 +357,8 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
 cross join lateral (
 	select *, state = 'running' and ((id, attempted_at) in (select unnest($8::text[]), unnest($9::timestamptz[]))) is not true and case when $1 = ''
-			then not exists (select from supervisors o where o.id = claimed_by) else claimed_by = $1 end
-			and (id in (select a.job from set_aside a where a.path = any($11) and a.retry_at > now())) is not true as held
+			then not exists (select from drover_supervisors o where o.id = claimed_by) else claimed_by = $1 end
+			and (id in (select a.job from drover_set_aside a where a.path = any($11) and a.retry_at > now())) is not true as held
 	from (
 		select *, row_number() over (order by scheduled_at, id) as n from (
 			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry,
@@ -369,9 +369,9 @@ cross join lateral (
 		) page
 	) numbered
 ) j
-left join kinds k on k.kind = j.kind
+left join drover_kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
-left join supervisors s on s.id = j.claimed_by
+left join drover_supervisors s on s.id = j.claimed_by
 where j.held or j.n = $6`
 
 // hunt is a search for running jobs that goes on where it was.
@@ -570,7 +570,7 @@ func (h *hunt) asidePaths() []string {
 
 // sqlForgive forgets the jobs that were set aside on a rescue and no longer run.
 const sqlForgive = `
-delete from set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
+delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
 func (s *store) forgive(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
 	var p pipeline
@@ -589,28 +589,28 @@ func (s *store) forgive(ctx context.Context, conn *pgx.Conn, bound time.Duration
 // lost: silent for a third of a lease will do.
 const (
 	sqlJudge = `
-insert into ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
+insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
 select s.id, s.process, s.host, s.pid, s.started_at, s.at, true, s.draining, $2, $3,
-	exists (select from ended_supervisors o
+	exists (select from drover_ended_supervisors o
 		where o.died and not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
 			and case when isfinite(o.ended_at) then abs(extract(epoch from o.ended_at - s.at)) * 1000 < s.ms * 2 / 3 end)
-	or exists (select from supervisors o
+	or exists (select from drover_supervisors o
 		where not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
 			and (o.lost_at is not null or o.beat_at < now() - least(o.lease_ms, 1000000000000) / 3 * interval '1 ms')
 			and case when isfinite(o.beat_at) then abs(extract(epoch from o.beat_at - s.at)) * 1000 < s.ms * 2 / 3 end),
-	exists (select from supervisors o where o.id <> s.id and o.process = s.process)
-	or exists (select from ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.at - s.ms * interval '1 ms')
+	exists (select from drover_supervisors o where o.id <> s.id and o.process = s.process)
+	or exists (select from drover_ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.at - s.ms * interval '1 ms')
 from (
 	select *, case when isfinite(beat_at) then beat_at else now() end as at, least(lease_ms, 1000000000000) as ms
-	from supervisors where id = $1
+	from drover_supervisors where id = $1
 	order by epoch desc limit 1
 ) s
 on conflict (id) do nothing`
 
-	sqlVerdict = `select draining, mass, shared, degree, beside from ended_supervisors where id = $1`
+	sqlVerdict = `select draining, mass, shared, degree, beside from drover_ended_supervisors where id = $1`
 
 	sqlForgetEnded = `
-delete from ended_supervisors where id in (select id from ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
+delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
 // judge returns what the death of supervisor id is evidence of: as it was first judged.
@@ -629,9 +629,9 @@ const sqlBackground = `
 select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
 	coalesce(sum(extract(epoch from least(ended_at, now()) - least(greatest(started_at, now() - $2::interval), ended_at, now()))), 0)::float8
 from (
-	select id, started_at, ended_at, died, draining, explained_by from ended_supervisors
+	select id, started_at, ended_at, died, draining, explained_by from drover_ended_supervisors
 	union all
-	select id, started_at, now(), false, draining, null from supervisors where lost_at is null
+	select id, started_at, now(), false, draining, null from drover_supervisors where lost_at is null
 ) p
 where ended_at > now() - $2::interval`
 
@@ -650,17 +650,17 @@ func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string)
 // only where it found the job still held.
 const (
 	sqlBlame = `
-update ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
+update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
 where id = $1`
 	sqlExplain = `
-update ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
+update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
 // sqlBeside lists the jobs against which the deaths $1 counted that job $2 was convicted of. sqlHurry makes those among jobs
 // $1 due that wait because of the deaths $2; by primary key. It passes rows that are locked: they keep their backoff.
 const (
 	sqlBeside = `
-select distinct b from ended_supervisors e, unnest(e.blamed) as b where e.id = any($1) and e.explained_by = $2 and b <> $2 order by b`
+select distinct b from drover_ended_supervisors e, unnest(e.blamed) as b where e.id = any($1) and e.explained_by = $2 and b <> $2 order by b`
 	sqlHurry = `
 with held as materialized (
 	select id from jobs
@@ -698,13 +698,13 @@ func (s *store) hurry(ctx context.Context, conn *pgx.Conn, v conviction, jobs []
 // someone holds stay in blamed.
 const sqlTakeBack = `
 with dead as materialized (
-	select id from ended_supervisors where id = $1 for update
+	select id from drover_ended_supervisors where id = $1 for update
 ), held as materialized (
 	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
 ), wronged as materialized (
 	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
 		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1 as back
-	from jobs j left join kinds k on k.kind = j.kind left join queues q on q.name = j.queue
+	from jobs j left join drover_kinds k on k.kind = j.kind left join queues q on q.name = j.queue
 	where j.id = any(array(select id from held))
 ), acquitted as (
 	update jobs j set crashes = greatest(j.crashes - 1, 0), deaths = greatest(j.deaths - 1, 0),
@@ -721,7 +721,7 @@ with dead as materialized (
 	union all
 	select b from unnest($2::text[]) as b where not exists (select from jobs j where j.id = b)
 )
-update ended_supervisors e set blamed = array(
+update drover_ended_supervisors e set blamed = array(
 	select b from unnest(e.blamed) with ordinality as x(b, n) where (b in (select id from done)) is not true order by n)
 where e.id = $1`
 
@@ -730,16 +730,16 @@ const (
 	// counts against, in the order of their ids.
 	sqlBlamed = `
 with dead as (
-	update ended_supervisors set died = false, explained_by = null where id = $1 returning blamed
+	update drover_ended_supervisors set died = false, explained_by = null where id = $1 returning blamed
 )
 select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 
-	sqlDropBlamed = `update ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
+	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
 	// sqlForgotten asks whether the rescue of supervisor $1 is over.
-	sqlForgotten = `select not exists (select from supervisors where id = $1)`
+	sqlForgotten = `select not exists (select from drover_supervisors where id = $1)`
 
-	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from ended_supervisors where id = $1`
+	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
 )
 
 // takeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
@@ -800,9 +800,9 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound t
 // turn was taken is lost, and claims nothing.
 const (
 	sqlTakeSolo = `
-update solo set supervisor = $1, taken_at = now()
-where supervisor is null or supervisor = $1 or not exists (select from supervisors s where s.id = solo.supervisor and s.lost_at is null)`
-	sqlReleaseSolo = `update solo set supervisor = null where supervisor = $1`
+update drover_solo set supervisor = $1, taken_at = now()
+where supervisor is null or supervisor = $1 or not exists (select from drover_supervisors s where s.id = drover_solo.supervisor and s.lost_at is null)`
+	sqlReleaseSolo = `update drover_solo set supervisor = null where supervisor = $1`
 )
 
 func (s *store) takeSolo(ctx context.Context, conn *pgx.Conn, id string) (bool, error) {
@@ -825,11 +825,11 @@ func (s *store) releaseSolo(ctx context.Context, conn *pgx.Conn, id string) erro
 // sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
 const (
 	sqlEnded = `
-insert into ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
-select id, process, host, pid, started_at, now(), draining from supervisors where id = $1 and lost_at is null
+insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
+select id, process, host, pid, started_at, now(), draining from drover_supervisors where id = $1 and lost_at is null
 on conflict (id) do nothing`
-	sqlForget        = `delete from supervisors where id = $1`
-	sqlForgetSleeper = `delete from sleepers where supervisor = $1`
+	sqlForget        = `delete from drover_supervisors where id = $1`
+	sqlForgetSleeper = `delete from drover_sleepers where supervisor = $1`
 )
 
 func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
@@ -859,7 +859,7 @@ left join lateral (
 	select scheduled_at, id from jobs
 	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane
 		and scheduled_at <= now() and (scheduled_at, id) >= (entry.scheduled_at, entry.id) and (scheduled_at, id) <= (l.floor_at, l.floor_id)
-		and kind = any($5) and id <> all(array(select job from set_aside where path = 'claim'))
+		and kind = any($5) and id <> all(array(select job from drover_set_aside where path = 'claim'))
 	order by scheduled_at, id limit 1
 ) j on true`
 
@@ -922,17 +922,17 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, ki
 // holds an old snapshot.
 const (
 	sqlFallAsleep = `
-update sleepers set sleeps_until = case when queue = any($3) then '-infinity' else coalesce(now() + $2::interval, 'infinity') end
+update drover_sleepers set sleeps_until = case when queue = any($3) then '-infinity' else coalesce(now() + $2::interval, 'infinity') end
 where supervisor = $1`
 	sqlWakeUp = `
-update sleepers set sleeps_until = case when queue = any($2) then '-infinity'::timestamptz end
+update drover_sleepers set sleeps_until = case when queue = any($2) then '-infinity'::timestamptz end
 where supervisor = $1 and sleeps_until is distinct from case when queue = any($2) then '-infinity'::timestamptz end`
 )
 
 // sqlPassOn wakes other supervisors than $3 for jobs of queues $1 and kinds $2, where somebody sleeps.
 const sqlPassOn = `
 select drover_wake(w.queue, null, w.kind, $3) from unnest($1::text[], $2::text[]) as w(queue, kind)
-where exists (select from sleepers s where s.queue = w.queue and s.sleeps_until > now() and s.supervisor <> $3)`
+where exists (select from drover_sleepers s where s.queue = w.queue and s.sleeps_until > now() and s.supervisor <> $3)`
 
 const (
 	sqlListen = `select drover_channel()`

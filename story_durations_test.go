@@ -141,7 +141,7 @@ func TestIdleBesideAFarJob(t *testing.T) {
 	if n := calls[sqlClaim]; n > 60 { // it was 40 a second; other tests' transactions make it look now and then
 		t.Errorf("%d claims in 4 s", n)
 	}
-	if !value[bool](t, db, `select bool_and(sleeps_until > now() + interval '50 min') from sleepers`) {
+	if !value[bool](t, db, `select bool_and(sleeps_until > now() + interval '50 min') from drover_sleepers`) {
 		t.Error("the supervisor does not sleep for an hour")
 	}
 }

@@ -79,7 +79,7 @@ type scene struct {
 }
 
 func newScene(tb *rapidTB, db *testDB) *scene {
-	db.exec(tb, `truncate jobs, supervisors, sleepers, ended_supervisors, failure_groups, failure_tallies`)
+	db.exec(tb, `truncate jobs, drover_supervisors, drover_sleepers, drover_ended_supervisors, drover_failure_groups, drover_failure_tallies`)
 	w := &scene{testDB: db, tb: tb}
 	tb.Cleanup(func() {
 		for _, tx := range w.open {
@@ -458,7 +458,7 @@ func (w *scene) die(r *rapid.T) bool {
 	i := rapid.IntRange(0, len(w.procs)-1).Draw(r, "process")
 	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
 	id := dead.lease.Load().id
-	w.exec(w.tb, `update supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
+	w.exec(w.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
 	conn, err := rescuer.control.link.get(r.Context())
 	if err != nil {
 		r.Fatal(err)

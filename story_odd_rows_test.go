@@ -325,7 +325,7 @@ func TestOddRowsAreEnded(t *testing.T) {
 				state = "running"
 			}
 			db.exec(t, `update jobs set state = $2, claimed_by = 'x', discard_reason = null, finalized_at = null where id = $1`, id, state)
-			db.exec(t, `insert into set_aside (path, job, error, code, retry_at) values ('claim', $1, 'no', '', 'infinity')`, id)
+			db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', $1, 'no', '', 'infinity')`, id)
 			if row.Damaged {
 				pgtest.Damage(t, db.Pool)
 			}
@@ -340,10 +340,10 @@ func TestOddRowsAreEnded(t *testing.T) {
 			if row.Damaged && job.Unreadable != "" {
 				t.Errorf("%s, %s: still unreadable: %s", row.Name, name, job.Unreadable)
 			}
-			if n := value[int](t, db, `select count(*) from set_aside where job = $1`, id); n != 0 {
+			if n := value[int](t, db, `select count(*) from drover_set_aside where job = $1`, id); n != 0 {
 				t.Errorf("%s, %s: it is set aside", row.Name, name)
 			}
-			db.exec(t, `truncate set_aside`)
+			db.exec(t, `truncate drover_set_aside`)
 			if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: []string{id}}); err != nil || done.Changed != 1 {
 				t.Errorf("%s, delete: %+v, %v", row.Name, done, err)
 			}
@@ -358,7 +358,7 @@ func TestHealthNamesRefusedJobs(t *testing.T) {
 	if s := db.health(t).SetAside; s.Rows != 0 || s.Refused != 0 || len(s.First) != 0 {
 		t.Errorf("of none: %+v", s)
 	}
-	db.exec(t, `insert into set_aside (path, job, error, code, tries, first_at, retry_at)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, first_at, retry_at)
 		select 'rescue', 'job ' || n, 'it''s cursed', 'P0001', n, now() - n * interval '1 min', case n when 1 then 'infinity' else now() + n * interval '1 min' end
 		from generate_series(1, 12) n`)
 	db.put(t, "state, finalized_at, discard_reason", `'discarded', now(), 'refused'`)

@@ -132,7 +132,7 @@ func TestModesBehindATransactionPooler(t *testing.T) {
 					t.Errorf("%s = %v, want ErrPooler", what, err)
 				}
 			}
-			if n := value[int](t, db, `select count(*) from supervisors`); n > 0 {
+			if n := value[int](t, db, `select count(*) from drover_supervisors`); n > 0 {
 				t.Errorf("%d supervisors are registered", n)
 			}
 		})

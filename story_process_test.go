@@ -346,18 +346,18 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	id := db.enqueue(t, errand{Do: "block"}, &EnqueueOpts{Retry: Constant{Delay: time.Hour}})
 	first := db.spawn(t, spec)
 	eventually(t, func() bool { return first.said("started "+id) == 1 })
-	db.waitFor(t, 10*time.Second, `select $1 = any(in_flight) from supervisors`, id)
+	db.waitFor(t, 10*time.Second, `select $1 = any(in_flight) from drover_supervisors`, id)
 	second := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors`)
 	first.kill(t)
 	eventually(t, func() bool { return second.said("started "+id+" 2") == 1 })
 	if n := value[int](t, db, `select count(*) from jobs where id = $1 and crashes = 1 and errors_total = 1
 		and errors->0->>'class' = 'crash' and (errors->0->>'attempt')::int = 1 and lane = 25`, id); n != 1 {
 		t.Fatal("the first crash is not told as it should be")
 	}
-	db.waitFor(t, 10*time.Second, `select bool_or($1 = any(in_flight)) from supervisors`, id)
+	db.waitFor(t, 10*time.Second, `select bool_or($1 = any(in_flight)) from drover_supervisors`, id)
 	third := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors where lost_at is null`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors where lost_at is null`)
 	second.kill(t)
 	db.waitFor(t, 20*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
 	if !value[bool](t, db, `select crashes = 2 and attempt = 2 and errors_total = 2 and last_delay_ms = 3600000
@@ -367,14 +367,14 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	if third.said("started") > 0 {
 		t.Error("it ran before its backoff was over")
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors`) // the dead ones are forgotten
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors`) // the dead ones are forgotten
 }
 
 // P-1: what was buffered beside running jobs that took every slot had not started.
 func TestBufferedJobsOfAKilledProcessGetTheirAttemptBack(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
 		values ('dead', 1000, '{default}', '{"default": 2}', array[drover_ulid_at('2020-01-01'), drover_ulid_at('2020-01-02')], now())`)
 	insert := `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at) values ($1, 'errand', 'running', 'dead', 1, 1, now())`
 	var ids []string
@@ -431,9 +431,9 @@ func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 	id := db.enqueue(t, errand{Do: "late"}, nil)
 	paused := db.spawn(t, spec)
 	eventually(t, func() bool { return paused.said("started "+id) == 1 })
-	old := value[string](t, db, `select id from supervisors`)
+	old := value[string](t, db, `select id from drover_supervisors`)
 	other := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors`)
 	paused.signal(t, syscall.SIGSTOP)
 	eventually(t, func() bool { return other.said("started "+id+" 2") == 1 })
 	paused.signal(t, syscall.SIGCONT)
@@ -442,7 +442,7 @@ func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 	if !value[bool](t, db, `select state = 'running' and claim_seq = 2 and claimed_by <> $2 from jobs where id = $1`, id, old) {
 		t.Error("the stale settle changed the row")
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from supervisors where lost_at is null`, old)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from drover_supervisors where lost_at is null`, old)
 	db.waitFor(t, 20*time.Second, `select crashes = 0 and errors->-1->>'supervisor' = $2 from jobs where id = $1`, id, old) // taken back
 	other.kill(t)
 	db.enqueueErrands(t, 5, "") // the paused one works on, under its new id
@@ -469,7 +469,7 @@ func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
 	if !value[bool](t, db, `select count(*) = 6 from jobs where state = 'available' and attempt = 0 and crashes = 0`) {
 		t.Error("not all jobs were handed back")
 	}
-	if n := value[int](t, db, `select count(*) from supervisors`); n > 0 {
+	if n := value[int](t, db, `select count(*) from drover_supervisors`); n > 0 {
 		t.Errorf("%d supervisors are still there", n)
 	}
 }
@@ -479,7 +479,7 @@ func TestMemoryOfManyJobsInFlight(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	p := db.spawn(t, processSpec{Concurrency: 2000, Lease: 30 * time.Second})
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors`)
 	before := p.rss(t)
 	db.exec(t, `insert into jobs (kind, args) select 'errand', jsonb_build_object('do', 'block', 'text', repeat(md5(n::text), 32)) from generate_series(1, 2000) as n`)
 	eventually(t, func() bool { return p.said("started") == 2000 })
@@ -534,7 +534,7 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 		t.Error("its start is not noted, or it was blamed")
 	}
 	third := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors where lost_at is null`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors where lost_at is null`)
 	second.kill(t)
 	db.waitFor(t, 20*time.Second, `select state = 'discarded' and discard_reason = 'crashed' and errors_total = 1 from jobs where id = $1`, unstarted)
 	if third.said("started") > 0 {

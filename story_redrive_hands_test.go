@@ -22,7 +22,7 @@ func (v *virtual) until(t testing.TB, sql string) {
 		v.pass(t, time.Second/4)
 		v.work(t)
 	}
-	t.Fatalf("not within 100 s: %s\n%s", sql, value[string](t, v.testDB, `select string_agg(format('%s %s released %s of %s %s', id, state, released, matched, note), E'\n') from redrives`))
+	t.Fatalf("not within 100 s: %s\n%s", sql, value[string](t, v.testDB, `select string_agg(format('%s %s released %s of %s %s', id, state, released, matched, note), E'\n') from drover_redrives`))
 }
 
 func (v *virtual) redrive(t testing.TB, plan RedrivePlan) *Redrive {
@@ -44,7 +44,7 @@ func TestRedriveLetsTheJobsOfEndedOnesBe(t *testing.T) {
 	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 20})
 	v.pass(t, time.Second/4)
 	v.pass(t, 2*time.Second) // workers are busy
-	if n := value[int](t, v.testDB, `select count(*) from jobs j join redrives r on r.id = j.redrive_id where r.state = 'done' and j.state = 'parked'`); n > 0 {
+	if n := value[int](t, v.testDB, `select count(*) from jobs j join drover_redrives r on r.id = j.redrive_id where r.state = 'done' and j.state = 'parked'`); n > 0 {
 		t.Fatalf("%d jobs of an ended redrive are parked", n)
 	}
 	v.until(t, `select count(*) = 60 from jobs where state = 'completed'`)
@@ -74,7 +74,7 @@ func TestRedriveSmallerThanItsCanary(t *testing.T) {
 	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil); err != nil {
 		t.Fatal(err)
 	}
-	v.until(t, `select state = 'done' from redrives`)
+	v.until(t, `select state = 'done' from drover_redrives`)
 }
 
 // D-5: a job that others made run is theirs, and holds up no other redrive.
@@ -155,7 +155,7 @@ func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
 	}
 	v.until(t, `select count(*) = 20 from jobs where state = 'completed'`)
 	v.pass(t, time.Second)
-	if got := value[int](t, v.testDB, `select count(*) from redrives where finished_at is not null`); got != 2 {
+	if got := value[int](t, v.testDB, `select count(*) from drover_redrives where finished_at is not null`); got != 2 {
 		t.Errorf("%d of 2 redrives have finished", got)
 	}
 }
@@ -179,7 +179,7 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			v.until(t, fmt.Sprintf(`select state = '%s' and finished_at is not null from redrives`, end))
+			v.until(t, fmt.Sprintf(`select state = '%s' and finished_at is not null from drover_redrives`, end))
 			const marked = `select count(*) from %s where discard_reason is not null and paced_at = finalized_at and redrive_id = $1`
 			ids := value[[]string](t, v.testDB, `select array_agg(id order by id) from jobs_archive`)
 			v.enqueue(t, job{}, &EnqueueOpts{ID: ids[0]}) // another life: the old one stays where it is
@@ -236,8 +236,8 @@ func TestPruningLeavesWhatARedriveHolds(t *testing.T) {
 func TestUnparkWhatTheLiftedPolicyParkedLast(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.exec(t, `insert into builds (build) values ('v1')`)
-	db.exec(t, `insert into failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, policy, park_build)
+	db.exec(t, `insert into drover_builds (build) values ('v1')`)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, policy, park_build)
 		values ('00000000000000aa', 'job', 'error', now(), now(), 1, 1, '', 'park', 'v1'), ('00000000000000bb', 'job', 'error', now(), now(), 1, 1, '', null, null)`)
 	db.exec(t, `insert into jobs (kind, state, scheduled_at, fingerprint, parked_build, errors_total)
 		values ('job', 'parked', 'infinity', '00000000000000aa', 'v1', 1), ('job', 'parked', 'infinity', '00000000000000bb', 'v1', 1)`)

@@ -107,7 +107,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			if c.lateDuring != "" {
 				v.refuse(t, c.lateDuring)
 			}
-			v.until(t, `select state = 'done' from redrives`)
+			v.until(t, `select state = 'done' from drover_redrives`)
 			v.until(t, `select count(*) = 0 from jobs where kind = 'job' and state in ('available', 'retryable')`)
 			refused := 0
 			if c.why != "" {
@@ -120,7 +120,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			if err != nil || r.Matched != int64(100-refused) || r.Released != r.Matched || r.Skipped != int64(refused) || len(r.Skips) != refused || r.Note != "" {
 				t.Fatalf("%+v, %v", r, err)
 			}
-			if n := value[int](t, v.testDB, `select count(*) from set_aside where path = 'redrive'`); n != c.aside {
+			if n := value[int](t, v.testDB, `select count(*) from drover_set_aside where path = 'redrive'`); n != c.aside {
 				t.Errorf("%d set aside, want %d", n, c.aside)
 			}
 			if refused == 0 {
@@ -138,7 +138,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 				t.Errorf("the next one: %+v", again)
 			}
 			v.until(t, `select count(*) = 100 from jobs where kind = 'job' and state = 'completed'`)
-			if n := value[int](t, v.testDB, `select count(*) from set_aside`); n != 0 {
+			if n := value[int](t, v.testDB, `select count(*) from drover_set_aside`); n != 0 {
 				t.Errorf("%d are set aside still", n)
 			}
 		})
@@ -152,11 +152,11 @@ func TestRedriveCountersStopAtTheirEnd(t *testing.T) {
 	v.bury(t, 10, 1)
 	v.exec(t, `update jobs set expires_at = now() where args @> '{"n": 1}'`)
 	for _, counter := range []string{"matched", "released", "skipped", "unkeyed"} {
-		v.exec(t, `alter table redrives alter column `+counter+` set default 9223372036854775807`)
+		v.exec(t, `alter table drover_redrives alter column `+counter+` set default 9223372036854775807`)
 	}
 	v.exec(t, `update jobs set concurrency_key = null where args @> '{"n": 2}'`)
 	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 5})
-	v.until(t, `select state = 'done' from redrives`)
+	v.until(t, `select state = 'done' from drover_redrives`)
 	if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'completed'`); n != 9 {
 		t.Errorf("%d of 9 came back", n)
 	}
@@ -174,8 +174,8 @@ func TestRedriveSkipsRowsRefusedWhileMarking(t *testing.T) {
 	v.exec(t, start, "job")
 	v.exec(t, start, "other")
 	v.until(t, `select count(*) = 250 from jobs where state = 'completed'`)
-	v.until(t, `select bool_and(state = 'done' and note = '') from redrives`)
-	if got := value[string](t, v.testDB, `select string_agg(matched || '/' || skipped || '/' || jsonb_array_length(skips), ' ' order by id) from redrives`); got != "150/350/350 100/0/0" {
+	v.until(t, `select bool_and(state = 'done' and note = '') from drover_redrives`)
+	if got := value[string](t, v.testDB, `select string_agg(matched || '/' || skipped || '/' || jsonb_array_length(skips), ' ' order by id) from drover_redrives`); got != "150/350/350 100/0/0" {
 		t.Error(got)
 	}
 }
@@ -187,20 +187,20 @@ func TestRedriveSkipsManyRefusedRowsInARow(t *testing.T) {
 	v.bury(t, 900, 1)
 	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 500})
 	v.refuse(t, `(old.args->>'n')::int <= 700`)
-	v.until(t, `select state = 'done' and skipped = 700 from redrives`)
+	v.until(t, `select state = 'done' and skipped = 700 from drover_redrives`)
 	v.until(t, `select count(*) = 200 from jobs where state = 'completed'`)
-	if n := value[int](t, v.testDB, `select count(*) from set_aside where path = 'redrive'`); n != 700 {
+	if n := value[int](t, v.testDB, `select count(*) from drover_set_aside where path = 'redrive'`); n != 700 {
 		t.Errorf("%d set aside", n)
 	}
 	// Once their pause is over they are let go by the next tick that has anything to do.
 	v.exec(t, `drop trigger no on jobs`)
-	v.exec(t, `update set_aside set retry_at = now() - interval '1 s'`)
-	v.exec(t, `insert into redrives (filter, rate, state) values ('{"all": true}', 1, 'aborted')`)
+	v.exec(t, `update drover_set_aside set retry_at = now() - interval '1 s'`)
+	v.exec(t, `insert into drover_redrives (filter, rate, state) values ('{"all": true}', 1, 'aborted')`)
 	for range 7 {
 		v.pass(t, time.Second/4)
-		v.exec(t, `update redrives set finished_at = null where filter = '{"all": true}' and state = 'aborted'`)
+		v.exec(t, `update drover_redrives set finished_at = null where filter = '{"all": true}' and state = 'aborted'`)
 	}
-	if n := value[int](t, v.testDB, `select count(*) from set_aside`) + value[int](t, v.testDB, `select count(*) from jobs where paced_at is not null`); n != 0 {
+	if n := value[int](t, v.testDB, `select count(*) from drover_set_aside`) + value[int](t, v.testDB, `select count(*) from jobs where paced_at is not null`); n != 0 {
 		t.Errorf("%d are left", n)
 	}
 }
@@ -251,7 +251,7 @@ func TestRedriveFreesAKeyBesideARefusedRow(t *testing.T) {
 	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 2})
 	v.refuse(t, `old.args @> '{"n": 1}' and old.state = 'completed'`)
 	v.until(t, `select count(*) = 20 from jobs where state = 'completed'`)
-	v.until(t, `select state = 'done' and skipped = 0 and released = 20 from redrives`)
+	v.until(t, `select state = 'done' and skipped = 0 and released = 20 from drover_redrives`)
 }
 
 // F-15: jobs that a forgotten transaction has locked hold up neither the marking nor the release of the others, however
@@ -271,11 +271,11 @@ func TestRedriveGoesPastLockedRows(t *testing.T) {
 	if n := value[int](t, v.testDB, `select count(*) from jobs where kind = 'job' and state = 'completed'`); n != 7 {
 		t.Errorf("%d of the 7 others came back", n)
 	}
-	const progress = `select concat_ws(' ', state, matched, skipped, skips->0->>'why') from redrives where id = $1`
+	const progress = `select concat_ws(' ', state, matched, skipped, skips->0->>'why') from drover_redrives where id = $1`
 	if got := value[string](t, v.testDB, progress, other); got != "marking 2 0" {
 		t.Error(got)
 	}
-	v.exec(t, `update redrives set locked = (select jsonb_object_agg(key, clock_timestamp() - interval '11 s') from jsonb_object_keys(locked) as k(key)) where id = $1`, other)
+	v.exec(t, `update drover_redrives set locked = (select jsonb_object_agg(key, clock_timestamp() - interval '11 s') from jsonb_object_keys(locked) as k(key)) where id = $1`, other)
 	v.pass(t, time.Second/4)
 	if got := value[string](t, v.testDB, progress, other); got != "done 2 1 locked by another transaction" && got != "running 2 1 locked by another transaction" {
 		t.Error(got)
@@ -297,27 +297,27 @@ func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 	v.exec(t, `analyze jobs`)
 	id := value[string](t, v.testDB, `select drover_redrive_start('{"filter": {"error": "needle"}}')`)
 	for _, batch := range []int{1, 2} { // few rows at a time, or a fast machine is through in the time of a step
-		before := value[string](t, v.testDB, `select marked_id from redrives where id = $1`, id)
+		before := value[string](t, v.testDB, `select marked_id from drover_redrives where id = $1`, id)
 		if !value[bool](t, v.testDB, `select more from drover_redrive_mark($1, $2)`, id, batch) {
 			t.Fatal("it ended with the first step")
 		}
-		if got := value[string](t, v.testDB, `select state || ' ' || matched from redrives where id = $1 and marked_id > $2`, id, before); got != "marking 0" {
+		if got := value[string](t, v.testDB, `select state || ' ' || matched from drover_redrives where id = $1 and marked_id > $2`, id, before); got != "marking 0" {
 			t.Errorf("after a step of %d: %s", batch, got)
 		}
 	}
-	if n := value[int](t, v.testDB, `select count(*) from jobs, redrives r where r.id = $1 and (finalized_at, jobs.id) <= (r.marked_at, r.marked_id)`, id); n == 0 || n > 29_990 {
+	if n := value[int](t, v.testDB, `select count(*) from jobs, drover_redrives r where r.id = $1 and (finalized_at, jobs.id) <= (r.marked_at, r.marked_id)`, id); n == 0 || n > 29_990 {
 		t.Errorf("two steps got past %d rows", n)
 	}
 	v.exec(t, `select drover_redrive_start('{"filter": {"kind": "other"}}')`)
-	for value[int](t, v.testDB, `select released from redrives where id <> $1`, id) == 0 {
-		if got := value[string](t, v.testDB, `select state from redrives where id = $1`, id); got != "marking" {
+	for value[int](t, v.testDB, `select released from drover_redrives where id <> $1`, id) == 0 {
+		if got := value[string](t, v.testDB, `select state from drover_redrives where id = $1`, id); got != "marking" {
 			t.Fatalf("the other one has waited until the first was %s", got)
 		}
 		v.exec(t, `select drover_pace($1, 1)`, v.at) // 1: so that the first has not ended on a fast machine
 		v.at = v.at.Add(time.Second / 4)
 	}
 	for range 2000 {
-		if value[string](t, v.testDB, `select state from redrives where id = $1`, id) != "marking" {
+		if value[string](t, v.testDB, `select state from drover_redrives where id = $1`, id) != "marking" {
 			break
 		}
 		v.pass(t, time.Second/4)
@@ -345,7 +345,7 @@ func TestRedriveSkipsAnUnreadableRow(t *testing.T) {
 	if ns := value[string](t, v.testDB, `select string_agg(args->>'n', ' ' order by finalized_at) from jobs where paced_at is not null`); ns != "1 2 4 5 6" {
 		t.Errorf("took %s", ns)
 	}
-	v.until(t, `select state = 'done' and released = 5 from redrives`)
+	v.until(t, `select state = 'done' and released = 5 from drover_redrives`)
 }
 
 // What else goes wrong in one redrive or one queue is noted there, stops no other, and the note goes with the cause.
@@ -356,17 +356,17 @@ func TestRedriveThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 	v.exec(t, `update jobs set kind = 'held' where (args->>'n')::int <= 10`)
 	held := v.redrive(t, RedrivePlan{Filter: Filter{Kind: "held"}})
 	v.redrive(t, RedrivePlan{Filter: Filter{Kind: "job"}})
-	v.exec(t, `alter table redrives add constraint mine check (released = 0 or filter->>'kind' <> 'held')`)
-	v.exec(t, `insert into redrive_queues (queue, note) values ('a', 'none yet')`)
-	v.exec(t, `alter table redrive_queues add constraint mine check (queue <> 'a' or note <> '')`)
+	v.exec(t, `alter table drover_redrives add constraint mine check (released = 0 or filter->>'kind' <> 'held')`)
+	v.exec(t, `insert into drover_redrive_queues (queue, note) values ('a', 'none yet')`)
+	v.exec(t, `alter table drover_redrive_queues add constraint mine check (queue <> 'a' or note <> '')`)
 	v.until(t, `select count(*) = 30 from jobs where state = 'completed'`)
-	if got := value[string](t, v.testDB, `select note from redrives where id = $1`, held.ID); !strings.HasPrefix(got, "held up: ") {
+	if got := value[string](t, v.testDB, `select note from drover_redrives where id = $1`, held.ID); !strings.HasPrefix(got, "held up: ") {
 		t.Errorf("note %q", got)
 	}
-	v.exec(t, `alter table redrives drop constraint mine`)
-	v.exec(t, `alter table redrive_queues drop constraint mine`)
-	v.until(t, `select bool_and(state = 'done' and note = '') from redrives`)
-	if n := value[int](t, v.testDB, `select count(*) from redrive_queues where note <> ''`); n != 0 {
+	v.exec(t, `alter table drover_redrives drop constraint mine`)
+	v.exec(t, `alter table drover_redrive_queues drop constraint mine`)
+	v.until(t, `select bool_and(state = 'done' and note = '') from drover_redrives`)
+	if n := value[int](t, v.testDB, `select count(*) from drover_redrive_queues where note <> ''`); n != 0 {
 		t.Errorf("%d queues are noted as held up", n)
 	}
 	v.until(t, `select count(*) = 40 from jobs where state = 'completed'`)
@@ -383,7 +383,7 @@ func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 		db.via(t, Config{Logger: slog.New(&books[i])}).launch(t, SupervisorConfig{Workers: handlingAll(), Lease: time.Second})
 	}
 	db.exec(t, `select drover_redrive_start('{"filter": {"kind": "job"}, "rate": 200}')`)
-	db.waitFor(t, time.Minute, `select state = 'done' from redrives`)
+	db.waitFor(t, time.Minute, `select state = 'done' from drover_redrives`)
 	db.waitFor(t, time.Minute, `select count(*) = 59 from jobs where state = 'completed'`)
 	said := slices.Concat(books[0].from(slog.LevelWarn), books[1].from(slog.LevelWarn))
 	said = slices.DeleteFunc(said, func(s string) bool { return !strings.Contains(s, "redrive") })
@@ -440,7 +440,7 @@ func TestRedriveInSmallSteps(t *testing.T) {
 		if n := value[int](t, v.testDB, `select released from drover_pace($1, 3)`, v.at); n > 3 {
 			t.Fatalf("%d let go in one tick", n)
 		}
-		if v.work(t); value[bool](t, v.testDB, `select state = 'done' from redrives`) {
+		if v.work(t); value[bool](t, v.testDB, `select state = 'done' from drover_redrives`) {
 			break
 		}
 	}
@@ -463,7 +463,7 @@ func TestRedriveInAnyDateStyle(t *testing.T) {
 		}
 		var fits, first, last string
 		err = tx.QueryRow(t.Context(), `select drover_redrive_candidates(r) from (select '{"all": true}'::jsonb as filter, timestamptz '2026-07-01 12:00:00Z' as created_at) f,
-			jsonb_populate_record(null::redrives, to_jsonb(f)) r`).Scan(&fits)
+			jsonb_populate_record(null::drover_redrives, to_jsonb(f)) r`).Scan(&fits)
 		if err == nil {
 			err = tx.QueryRow(t.Context(), `select string_agg(j.n::text, ' ') from (values (1, timestamptz '2026-07-01 11:59:59Z', 'x'), (2, '2026-07-01 12:00:01Z', 'x')) as j(n, finalized_at, discard_reason) where `+fits).Scan(&first)
 		}

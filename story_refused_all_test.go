@@ -15,13 +15,13 @@ func TestARefusedOutcomeIsNotLost(t *testing.T) {
 	db := newQuietDB(t)
 	db.refuseRow(t, "new.state = 'completed'", `raise exception 'no';`)
 	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin raise exception 'no note'; end $$`)
-	db.exec(t, `create trigger nono before insert on set_aside for each row execute function nono()`)
+	db.exec(t, `create trigger nono before insert on drover_set_aside for each row execute function nono()`)
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 	id := value[string](t, db, insertBad)
 	r := s.claimAll(t, 1)[0]
 	s.settler.settle(r.outcomeOf(nil))
 	s.settler.trip(t.Context(), s.settler.take(s.now()))
-	db.exec(t, `drop trigger nono on set_aside`)
+	db.exec(t, `drop trigger nono on drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
 	for _, o := range s.settler.locked {
 		o.notBefore = time.Time{}
@@ -102,7 +102,7 @@ func TestAFailingRoundTripIsNotRepeatedAtOnce(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `create sequence looks`)
 	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin perform nextval('looks'); raise exception 'no'; end $$`)
-	db.exec(t, `create trigger nono before update on sleepers for each row execute function nono()`)
+	db.exec(t, `create trigger nono before update on drover_sleepers for each row execute function nono()`)
 	db.via(t, Config{}).launch(t, SupervisorConfig{})
 	<-time.After(4 * time.Second)
 	n := value[int](t, db, `select last_value from looks`)
@@ -150,10 +150,10 @@ func TestWhatIsSetAsideIsTriedByWhoServesIt(t *testing.T) {
 	db := newQuietDB(t)
 	db.refuseRow(t, "true", `raise exception 'no';`)
 	id := value[string](t, db, insertBad)
-	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now())`, id)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now())`, id)
 	db.via(t, Config{}).launch(t, SupervisorConfig{Queues: []Queue{{Name: "other"}}})
 	<-time.After(3 * time.Second)
-	if value[int](t, db, `select count(*) from set_aside`) == 0 {
+	if value[int](t, db, `select count(*) from drover_set_aside`) == 0 {
 		t.Error("a supervisor that does not serve its queue took it off the list")
 	}
 }
@@ -168,7 +168,7 @@ func TestALostClaimLeavesRefusedOutcomesAlone(t *testing.T) {
 	r := s.claimAll(t, 1)[0]
 	s.settler.settle(r.outcomeOf(nil))
 	s.settler.trip(t.Context(), s.settler.take(s.now()))
-	db.exec(t, `update set_aside set retry_at = now()`) // 15 s later
+	db.exec(t, `update drover_set_aside set retry_at = now()`) // 15 s later
 	s.claimer.doubt = []string{"default"}
 	for range 3 {
 		if s.claimer.doubt != nil {
@@ -222,7 +222,7 @@ func TestWhatIsSetAsideStarvesNoSuspect(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, crashes, errors_total, scheduled_at) values ('job', 'a', 3, 3, now() - interval '1 hour'), ('job', 'b', 3, 3, now() - interval '1 minute')`)
 	t.Log(value[string](t, db, `select string_agg(queue || ' ' || lane, ', ') from jobs`))
-	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs where queue = 'a'`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs where queue = 'a'`)
 	db.via(t, Config{}).launch(t, SupervisorConfig{Lease: 3 * time.Second, Queues: []Queue{{Name: "a"}, {Name: "b"}}})
 	<-time.After(15 * time.Second)
 	if got := value[string](t, db, `select state from jobs where queue = 'b'`); got != "completed" {
@@ -238,7 +238,7 @@ func TestAStrongSuspectSetAsideRunsAlone(t *testing.T) {
 	sup := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 	sup.claimAll(t, 1) // runs, as far as the book says
 	id := value[string](t, db, `insert into jobs (kind, args, crashes, errors_total) values ('job', '{"n": 2}', 3, 3) returning id`)
-	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now() - interval '1 s')`, id)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now() - interval '1 s')`, id)
 	sup.claimer.tendAside(t.Context())
 	if got := value[string](t, db, `select state || ' lane ' || lane from jobs where id = $1`, id); got[:7] == "running" {
 		t.Errorf("a strong suspect is %s beside %d others", got, sup.settler.book.len()-1)
@@ -303,7 +303,7 @@ func TestAStartThatIsRefusedIsNotRepeatedAtOnce(t *testing.T) {
 	db.via(t, Config{}).launch(t, SupervisorConfig{})
 	<-time.After(4 * time.Second)
 	n := value[int](t, db, `select claim_seq from jobs where id = $1`, id)
-	t.Logf("%d claims in 4 s; set aside: %s", n, value[string](t, db, `select string_agg(path || ' tries ' || tries, ',') from set_aside`))
+	t.Logf("%d claims in 4 s; set aside: %s", n, value[string](t, db, `select string_agg(path || ' tries ' || tries, ',') from drover_set_aside`))
 	if n > 10 {
 		t.Error("more than 10 claims in 4 s: there is no pause between them")
 	}
@@ -316,13 +316,13 @@ func TestMoreThanAThousandSetAside(t *testing.T) {
 	db := newQuietDB(t)
 	db.refuseRow(t, "true", `raise exception 'no';`)
 	db.exec(t, `insert into jobs (kind, args) select 'job', '{"bad": 1}' from generate_series(1, 1300)`)
-	db.exec(t, `insert into set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs`)
 	db.via(t, Config{}).launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
 	for n := range 5 { // with a look each at least
 		db.enqueueJobs(t, 1, nil)
 		db.waitFor(t, time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, n+1)
 	}
-	if got := value[string](t, db, `select count(*) || ' of ' || max(tries) || ' tries' from set_aside`); got != "1300 of 9 tries" {
+	if got := value[string](t, db, `select count(*) || ' of ' || max(tries) || ' tries' from drover_set_aside`); got != "1300 of 9 tries" {
 		t.Errorf("set aside now: %s, want what it was", got)
 	}
 }

@@ -32,12 +32,12 @@ func unrescued() []struct{ name, schema, row, becomes string } {
 		{
 			"a trigger refuses any change",
 			`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse()`, ``,
-			`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id)`,
+			`state = 'running' and exists (select from drover_set_aside where path = 'rescue' and job = id)`,
 		},
 		{
 			"a trigger takes all the time",
 			`create trigger refuse before update on jobs for each row when (old.kind = 'bad') execute function refuse_late()`, ``,
-			`state = 'running' and exists (select from set_aside where path = 'rescue' and job = id and code = '57014')`,
+			`state = 'running' and exists (select from drover_set_aside where path = 'rescue' and job = id and code = '57014')`,
 		},
 		{
 			"a constraint", `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 0) not valid`, ``,
@@ -88,7 +88,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			}
 			s.beat(t)
 			s.beat(t)
-			if value[bool](t, db, `select exists (select from supervisors where id = 'dead')`) {
+			if value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
 				t.Error("the dead supervisor is not forgotten")
 			}
 			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "cannot be rescued as usual"); n > 1 {
@@ -109,7 +109,7 @@ func TestRescueOfWhatWasSetAside(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.beat(t)
 	s.beat(t)
-	if n := value[int](t, db, `select count(*) from set_aside where path = 'rescue'`); n != 3 || value[bool](t, db, `select exists (select from supervisors where id = 'dead')`) {
+	if n := value[int](t, db, `select count(*) from drover_set_aside where path = 'rescue'`); n != 3 || value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
 		t.Fatalf("%d jobs are set aside", n)
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
@@ -117,11 +117,11 @@ func TestRescueOfWhatWasSetAside(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 3 {
 		t.Fatalf("%d jobs still run: the pause is not over", n)
 	}
-	db.exec(t, `update set_aside set retry_at = now()`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	s.control.allBy = time.Time{}
 	s.sweep(t)
-	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 3 || value[bool](t, db, `select exists (select from set_aside)`) {
-		t.Errorf("%d of 3 jobs are freed, and set_aside has %d", n, value[int](t, db, `select count(*) from set_aside`))
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 3 || value[bool](t, db, `select exists (select from drover_set_aside)`) {
+		t.Errorf("%d of 3 jobs are freed, and set_aside has %d", n, value[int](t, db, `select count(*) from drover_set_aside`))
 	}
 }
 
@@ -135,8 +135,8 @@ func TestRescueBlamesThosePastARefusedOne(t *testing.T) {
 	db.dead(t, "dead")
 	db.stopped(t, SupervisorConfig{}).beat(t)
 	if !value[bool](t, db, `select (select array_agg(b order by b) from unnest(blamed) b) = (select array_agg(id order by id) from jobs where kind = 'job')
-		from ended_supervisors where id = 'dead'`) {
-		t.Errorf("blamed: %s", value[string](t, db, `select blamed::text from ended_supervisors`))
+		from drover_ended_supervisors where id = 'dead'`) {
+		t.Errorf("blamed: %s", value[string](t, db, `select blamed::text from drover_ended_supervisors`))
 	}
 }
 
@@ -160,7 +160,7 @@ func TestRescueOfADamagedRow(t *testing.T) {
 			if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id <> $1`, bad); n != 29 {
 				t.Errorf("%d of 29 innocents are freed", n)
 			}
-			if value[bool](t, db, `select state = 'running' and not exists (select from set_aside) from jobs where id = $1`, bad) {
+			if value[bool](t, db, `select state = 'running' and not exists (select from drover_set_aside) from jobs where id = $1`, bad) {
 				t.Error("the damaged one still runs, and nobody knows")
 			}
 		})
@@ -176,7 +176,7 @@ func TestHuntReadsGarbage(t *testing.T) {
 	db.exec(t, `update jobs set errors = '[5, null, {"class": "crash", "duration_ms": "x", "supervisor": 5}, {"class": "crash", "duration_ms": 1e300}]'
 		where id = (select min(id) from jobs)`)
 	db.dead(t, "dead")
-	db.exec(t, `update supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
+	db.exec(t, `update drover_supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
 	s := db.stopped(t, SupervisorConfig{})
 	h := newHunt("dead", []string{"default"}, false)
 	held, err := s.client.store.hunt(t.Context(), dialed(t, db), h, nil)
@@ -200,10 +200,10 @@ func TestRescueOfOneLargeProcess(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, state, claimed_by, attempt, claim_seq, attempted_at)
 		select 'job', case when n % 2 = 0 then 'default' else 'other' end, 'running', 'dead', 1, 1, now() from generate_series(1, $1) n`, n)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
 		values ('dead', 30000, '{default,other}', '{"default": 10000, "other": 10000}', (select array_agg(id) from jobs), now())`)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{}, {Name: "other"}}})
-	for beats := 0; value[bool](t, db, `select exists (select from supervisors where id = 'dead')`); beats++ {
+	for beats := 0; value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`); beats++ {
 		if beats == 12 { // two leases
 			t.Fatalf("%d still run", value[int](t, db, `select count(*) from jobs where state = 'running'`))
 		}
@@ -212,7 +212,7 @@ func TestRescueOfOneLargeProcess(t *testing.T) {
 	if free := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); free != n {
 		t.Errorf("%d of %d are freed", free, n)
 	}
-	if blamed := value[int](t, db, `select cardinality(blamed) from ended_supervisors where id = 'dead'`); blamed != n {
+	if blamed := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); blamed != n {
 		t.Errorf("%d of %d are blamed", blamed, n)
 	}
 }
@@ -221,9 +221,9 @@ func TestRescueOfOneLargeProcess(t *testing.T) {
 func TestReservationsOfABrokenBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into budgets (scope, retries) values ('kind:job', 60)`)
+	db.exec(t, `insert into drover_budgets (scope, retries) values ('kind:job', 60)`)
 	s, runs := db.failing(t, 150, SupervisorConfig{})
-	db.exec(t, `alter table budget_slots add constraint broken check (scope <> 'kind:job')`)
+	db.exec(t, `alter table drover_budget_slots add constraint broken check (scope <> 'kind:job')`)
 	outcomes := make([]*outcome, len(runs))
 	for i, r := range runs {
 		outcomes[i] = r.decide(errBoom)
@@ -278,12 +278,12 @@ func TestAReservationThatOverflows(t *testing.T) {
 func TestRescueWhileTheCalendarIsHeld(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into budgets (scope, retries) values ('all', 60)`)
+	db.exec(t, `insert into drover_budgets (scope, retries) values ('all', 60)`)
 	db.held(t, "dead", 20)
 	db.exec(t, `update jobs set crashes = 1 where id in (select id from jobs order by id limit 5)`)
 	db.dead(t, "dead")
 	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Second})
-	end := db.hold(t, `lock table budget_slots`)
+	end := db.hold(t, `lock table drover_budget_slots`)
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n < 15 {
 		t.Errorf("%d of 15 jobs are freed that need no slot", n)
@@ -301,7 +301,7 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) select case n when 30 then 'bad' else 'job' end, 1, 1, 1 from generate_series(1, 51) n`)
-	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) || null::text || 'no such job'::text from jobs))`)
 	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 1)`)
 	var book logbook
@@ -314,8 +314,8 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	if s.control.was != "" {
 		t.Error("it does not end")
 	}
-	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from ended_supervisors`) {
-		t.Errorf("still blamed: %s", value[string](t, db, `select blamed::text from ended_supervisors`))
+	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from drover_ended_supervisors`) {
+		t.Errorf("still blamed: %s", value[string](t, db, `select blamed::text from drover_ended_supervisors`))
 	}
 	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
 		t.Errorf("log: %s", log)
@@ -330,9 +330,9 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'nobody', 1, 1, now())`)
 	var book logbook
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
-	db.exec(t, `alter table solo add constraint nobody check (supervisor is null)`)
-	db.exec(t, `alter table ended_supervisors add constraint living check (died)`)
-	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
+	db.exec(t, `alter table drover_solo add constraint nobody check (supervisor is null)`)
+	db.exec(t, `alter table drover_ended_supervisors add constraint living check (died)`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
 	s.control.was = "dead"
 	for range 3 {
 		s.control.sweepAt, s.control.floorsBy, s.control.sweeps = time.Time{}, time.Time{}, 0
@@ -435,14 +435,14 @@ func TestSupervisorsRowsChangedByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.exec(t, `alter table supervisors drop constraint supervisors_lease_ms_check`)
+			db.exec(t, `alter table drover_supervisors drop constraint drover_supervisors_lease_ms_check`)
 			for _, owner := range []string{"dead", "odd"} {
 				db.held(t, owner, 5)
 				db.dead(t, owner)
 			}
 			db.exec(t, `update jobs set crashes = 2 where id in (select min(id) from jobs group by claimed_by)`)
-			db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('silent', 1000, '{default}')`)
-			db.exec(t, `update supervisors set `+change+` where id <> 'dead'`)
+			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('silent', 1000, '{default}')`)
+			db.exec(t, `update drover_supervisors set `+change+` where id <> 'dead'`)
 			s := db.stopped(t, SupervisorConfig{})
 			for range 3 {
 				s.beat(t)
@@ -450,11 +450,11 @@ func TestSupervisorsRowsChangedByHand(t *testing.T) {
 			if n := value[int](t, db, `select count(*) from jobs where state <> 'running'`); n != 10 {
 				t.Errorf("%d of 10 jobs are rescued", n)
 			}
-			if value[bool](t, db, `select exists (select from supervisors where id in ('dead', 'odd'))`) {
+			if value[bool](t, db, `select exists (select from drover_supervisors where id in ('dead', 'odd'))`) {
 				t.Error("they are not forgotten")
 			}
 			lost, err := db.client.store.declareLost(t.Context(), dialed(t, db), peer{
-				id: "silent", epoch: value[int](t, db, `select epoch from supervisors where id = 'silent'`), beat: value[int64](t, db, `select beat from supervisors where id = 'silent'`),
+				id: "silent", epoch: value[int](t, db, `select epoch from drover_supervisors where id = 'silent'`), beat: value[int64](t, db, `select beat from drover_supervisors where id = 'silent'`),
 			})
 			if err != nil || !lost {
 				t.Errorf("declared lost: %v, %v", lost, err)
@@ -469,12 +469,12 @@ func TestTheEndsOfEpochAndBeat(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	l := s.lease.Load()
-	db.exec(t, `update supervisors set beat = 9223372036854775807`)
+	db.exec(t, `update drover_supervisors set beat = 9223372036854775807`)
 	s.beat(t)
-	if n := value[int64](t, db, `select beat from supervisors`); n != 0 {
+	if n := value[int64](t, db, `select beat from drover_supervisors`); n != 0 {
 		t.Errorf("the beat is %d", n)
 	}
-	db.exec(t, `update supervisors set epoch = 2147483647`)
+	db.exec(t, `update drover_supervisors set epoch = 2147483647`)
 	l.raise(2147483647)
 	s.claimer.doubt = []string{"default"}
 	s.claimer.findOut(t.Context())
@@ -484,7 +484,7 @@ func TestTheEndsOfEpochAndBeat(t *testing.T) {
 	}
 	s.beat(t)
 	s.beat(t)
-	if n := value[int](t, db, `select count(*) from supervisors`); n != 1 {
+	if n := value[int](t, db, `select count(*) from drover_supervisors`); n != 1 {
 		t.Errorf("%d supervisors", n)
 	}
 }

@@ -186,7 +186,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.same(t, "last_seen", groups[0].LastSeen, `select last_seen from failure_groups where fingerprint = $1`, groups[0].Fingerprint)
+	l.same(t, "last_seen", groups[0].LastSeen, `select last_seen from drover_failure_groups where fingerprint = $1`, groups[0].Fingerprint)
 	if _, err := l.client.Failure(ctx, groups[0].Fingerprint); err != nil {
 		t.Error(err)
 	}
@@ -213,7 +213,7 @@ func (l *oddLife) bringBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.same(t, "created_at of a redrive", r.CreatedAt, `select created_at from redrives`)
+	l.same(t, "created_at of a redrive", r.CreatedAt, `select created_at from drover_redrives`)
 	eventually(t, func() bool {
 		list, err := l.client.Redrives(t.Context(), 10)
 		if err != nil || len(list) != 1 || list[0].Rate != 1234.5678 {
@@ -253,7 +253,7 @@ func TestRescueInAnyDateStyle(t *testing.T) {
 			t.Parallel()
 			plain := newQuietDB(t)
 			id := plain.enqueue(t, job{1}, nil)
-			plain.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
+			plain.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
 			plain.exec(t, `update jobs set state = 'running', claimed_by = 'dead', attempt = 1, claim_seq = 1, attempted_at = now() - interval '1 hour'`)
 			var ran atomic.Bool
 			var log logbook

@@ -19,7 +19,7 @@ import (
 // asleep waits until all supervisors have said that they sleep.
 func (db *testDB) asleep(t testing.TB) {
 	t.Helper()
-	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
+	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
 }
 
 // ears hear what the queue and some of its supervisors are notified of.
@@ -98,7 +98,7 @@ func (db *testDB) dozing(t testing.TB, queue string) *dozing {
 // doze makes it as if it had found nothing for some time, and no job were there.
 func (d *dozing) doze(t testing.TB, idle time.Duration) {
 	t.Helper()
-	d.db.exec(t, `with gone as (delete from jobs where queue = $1) update sleepers set sleeps_until = null where queue = $1`, d.queue)
+	d.db.exec(t, `with gone as (delete from jobs where queue = $1) update drover_sleepers set sleeps_until = null where queue = $1`, d.queue)
 	d.ears.heard(t)
 	c := d.claimer
 	c.asleep, c.idleAt, c.step, c.next = false, d.clock.Add(-idle), awakePoll, d.clock
@@ -223,7 +223,7 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 				steps := []func(){
 					func() {
 						began = at
-						_, err := tx.Exec(t.Context(), "select from sleepers limit 1") // repeatable read sees it so until its end
+						_, err := tx.Exec(t.Context(), "select from drover_sleepers limit 1") // repeatable read sees it so until its end
 						check(err)
 					},
 					func() {
@@ -405,9 +405,9 @@ func TestATrickleDoesNotWake(t *testing.T) {
 	})})
 	db.asleep(t)
 	receive(t, ran)
-	db.soon(t, 5*time.Second, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from sleepers`)
-	heard, other := db.ears(t, value[string](t, db, `select id from supervisors`)), db.via(t, Config{})
-	was := value[string](t, db, `select xmin::text from sleepers`)
+	db.soon(t, 5*time.Second, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from drover_sleepers`)
+	heard, other := db.ears(t, value[string](t, db, `select id from drover_supervisors`)), db.via(t, Config{})
+	was := value[string](t, db, `select xmin::text from drover_sleepers`)
 	for range trickleBurst {
 		enqueued := time.Now()
 		other.enqueue(t, job{}, nil)
@@ -417,11 +417,11 @@ func TestATrickleDoesNotWake(t *testing.T) {
 		}
 		after(t, time.Second/trickleRate)
 	}
-	if now, notes := value[string](t, db, `select xmin::text from sleepers`), heard.heard(t); now != was || notes != trickleBurst {
+	if now, notes := value[string](t, db, `select xmin::text from drover_sleepers`), heard.heard(t); now != was || notes != trickleBurst {
 		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, trickleBurst, now != was)
 	}
 	other.enqueueJobs(t, 3*trickleBurst, nil)
-	db.soon(t, 5*time.Second, "many jobs at once did not wake it", `select xmin::text <> $1 from sleepers`, was)
+	db.soon(t, 5*time.Second, "many jobs at once did not wake it", `select xmin::text <> $1 from drover_sleepers`, was)
 }
 
 // A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
@@ -430,8 +430,8 @@ func TestSleepBeyondAJobOfOthers(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval '1500 ms', 'scheduled')`)
 	db.launch(t, SupervisorConfig{PollInterval: time.Minute})
-	db.waitFor(t, 10*time.Second, `select coalesce(bool_and(sleeps_until < now() + interval '1 min'), false) from sleepers`)
-	db.waitFor(t, 10*time.Second, `select bool_and(sleeps_until = 'infinity') from sleepers`)
+	db.waitFor(t, 10*time.Second, `select coalesce(bool_and(sleeps_until < now() + interval '1 min'), false) from drover_sleepers`)
+	db.waitFor(t, 10*time.Second, `select bool_and(sleeps_until = 'infinity') from drover_sleepers`)
 }
 
 // New rows in sleepers say "awake": a supervisor that sleeps must say so for them too.
@@ -443,10 +443,10 @@ func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
 	if err := sup.AddQueue(t.Context(), Queue{Name: "more"}); err != nil {
 		t.Fatal(err)
 	}
-	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from sleepers`)
-	old := value[string](t, db, `select id from supervisors`)
-	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1`)
-	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from sleepers where supervisor <> $1`, old)
+	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from drover_sleepers`)
+	old := value[string](t, db, `select id from drover_supervisors`)
+	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1`)
+	db.waitFor(t, 5*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from drover_sleepers where supervisor <> $1`, old)
 }
 
 func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
@@ -457,11 +457,11 @@ func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
 		ran <- struct{}{}
 		return nil
 	})})
-	db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 from drover_supervisors`)
 	after(t, 600*time.Millisecond)
 	db.via(t, Config{}).enqueue(t, job{}, nil)
 	receive(t, ran)
-	if n := value[int](t, db, `select count(*) from sleepers`); n > 0 {
+	if n := value[int](t, db, `select count(*) from drover_sleepers`); n > 0 {
 		t.Errorf("%d sleepers would be notified in vain", n)
 	}
 }
@@ -472,7 +472,7 @@ func TestFirstHeartbeatListens(t *testing.T) {
 	seen := newStatements()
 	db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	db.launch(t, SupervisorConfig{})
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors where beat > 0`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors where beat > 0`)
 	seen.mu.Lock()
 	defer seen.mu.Unlock()
 	if len(seen.conns) != 1 || seen.deaf > 0 {
@@ -597,11 +597,11 @@ func TestOneConnectionListens(t *testing.T) {
 		cfg.Queues = []Queue{{Name: "a"}, {Name: "b"}, {Name: "c"}}
 		cfg.Lease = time.Second // several beats
 		sup := traced.launch(t, cfg)
-		db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+		db.waitFor(t, 10*time.Second, `select count(*) = 1 from drover_supervisors`)
 		if err := sup.AddQueue(t.Context(), Queue{Name: "d"}); err != nil {
 			t.Fatal(err)
 		}
-		db.waitFor(t, 10*time.Second, `select bool_and(beat > 3) from supervisors`)
+		db.waitFor(t, 10*time.Second, `select bool_and(beat > 3) from drover_supervisors`)
 		if _, listening := counted.since(); listening != want {
 			t.Errorf("%d connections listen, want %d", listening, want)
 		}
@@ -631,7 +631,7 @@ func TestAFullSupervisorIsAsleep(t *testing.T) {
 				db.enqueue(t, job{n}, nil)
 				receive(t, started)
 			}
-			db.soon(t, 5*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from sleepers where supervisor = $1`, full.lease.Load().id)
+			db.soon(t, 5*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers where supervisor = $1`, full.lease.Load().id)
 			close(release)
 			db.enqueue(t, job{2}, nil) // and it wakes up again
 			receive(t, started)
@@ -647,8 +647,8 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	for range 4 {
 		db.launch(t, SupervisorConfig{PollInterval: time.Minute})
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from sleepers`)
-	heard := db.ears(t, value[[]string](t, db, `select array(select id from supervisors)`)...)
+	db.waitFor(t, 20*time.Second, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
+	heard := db.ears(t, value[[]string](t, db, `select array(select id from drover_supervisors)`)...)
 	heard.heard(t)
 	const producers, each = 16, 100
 	for _, all := range []bool{false, true} { // from their sleep, and then while one is awake
@@ -698,7 +698,7 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
 	db.enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from sleepers`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from drover_sleepers`)
 	after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
 	freed := time.Now()
 	close(release)
@@ -713,9 +713,9 @@ func TestQueueWithRoomAgainIsWoken(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from sleepers`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from drover_sleepers`)
 	close(release)
-	db.waitFor(t, 20*time.Second, `select bool_and(coalesce(sleeps_until = 'infinity', false)) from sleepers`)
+	db.waitFor(t, 20*time.Second, `select bool_and(coalesce(sleeps_until = 'infinity', false)) from drover_sleepers`)
 	db.via(t, Config{}).enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
 	receive(t, started)
 }
@@ -733,7 +733,7 @@ func TestDrainingSupervisorIsNotTakenForAwake(t *testing.T) {
 	db.enqueue(t, job{}, nil)
 	receive(t, started)
 	stopping.cancel()
-	db.waitFor(t, 20*time.Second, `select coalesce(sleeps_until = '-infinity', false) from sleepers`)
+	db.waitFor(t, 20*time.Second, `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers`)
 	close(release)
 }
 

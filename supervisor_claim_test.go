@@ -99,7 +99,7 @@ func TestQueuesDoNotStarveEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := db.enqueue(t, job{}, &EnqueueOpts{Queue: "c"})
-	db.waitFor(t, 5*time.Second, `select not 'c' = any(queues) and 'd' = any(queues) from supervisors`)
+	db.waitFor(t, 5*time.Second, `select not 'c' = any(queues) and 'd' = any(queues) from drover_supervisors`)
 	close(release)
 	db.waitFor(t, 20*time.Second, all, "a")
 	if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "available" {
@@ -333,7 +333,7 @@ func TestClaimWhoseReplyWasLostIsHandedBack(t *testing.T) {
 			t.Error(value[string](t, plain, `select row_to_json(j)::text from jobs j where id = $1`, id))
 		}
 	}
-	if got := value[int](t, plain, `select epoch from supervisors`); got != 4 {
+	if got := value[int](t, plain, `select epoch from drover_supervisors`); got != 4 {
 		t.Errorf("after three lost replies the epoch is %d", got)
 	}
 	if runs.Load() != 3 || most.Load() != 1 {
@@ -396,7 +396,7 @@ func TestEpochRaisedUnheardIsFoundByTheHeartbeat(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	first := s.lease.Load()
-	db.exec(t, `update supervisors set epoch = epoch + 1`)
+	db.exec(t, `update drover_supervisors set epoch = epoch + 1`)
 	db.enqueueJobs(t, 1, nil)
 	s.claimer.wake()
 	s.claimer.trip(t.Context(), s.claimer.request(s.now())) // fenced
@@ -414,7 +414,7 @@ func TestEpochRaisedUnheardIsFoundByTheHeartbeat(t *testing.T) {
 	if runs := s.claim(t); len(runs) != 1 {
 		t.Errorf("the next claim took %d jobs", len(runs))
 	}
-	if n := value[int](t, db, `select beat from supervisors`); n != 1 {
+	if n := value[int](t, db, `select beat from drover_supervisors`); n != 1 {
 		t.Errorf("%d beats got through", n)
 	}
 }
@@ -481,7 +481,7 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	q.pending.Store(0) // the claimer sees room again
 	s.claimer.wake()
 	underWay = s.claimer.request(s.now())
-	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, underWay.lease.id)
+	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, underWay.lease.id)
 	if err := s.control.register(t.Context()); err != nil {
 		t.Fatal(err)
 	}

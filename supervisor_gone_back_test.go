@@ -181,7 +181,7 @@ func (f *fleet) age(t testing.TB) (a aged) {
 	a.forgotten = db.enqueue(t, job{done}, nil)
 	close(f.release)
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'running'`)
-	db.waitFor(t, 30*time.Second, `select bool_and(s.beat > b.beat + 1) from supervisors s join before_supervisors b using (id)`)
+	db.waitFor(t, 30*time.Second, `select bool_and(s.beat > b.beat + 1) from drover_supervisors s join before_drover_supervisors b using (id)`)
 	return a
 }
 
@@ -226,7 +226,7 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, 3*time.Second)
 	a := f.age(t)
-	old := value[[]string](t, f.db, `select array_agg(id) from supervisors`)
+	old := value[[]string](t, f.db, `select array_agg(id) from drover_supervisors`)
 	for _, sup := range f.sups {
 		f.raise(t, sup)
 	}
@@ -255,7 +255,7 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 	if !value[bool](t, f.db, `select not exists (select from jobs where id = $1)`, a.forgotten) {
 		t.Error("a job came back that was enqueued after the state that was restored")
 	}
-	f.db.waitFor(t, 20*f.lease, `select count(*) = 2 and not bool_or(id = any($1)) from supervisors`, old)
+	f.db.waitFor(t, 20*f.lease, `select count(*) = 2 and not bool_or(id = any($1)) from drover_supervisors`, old)
 	f.db.waitFor(t, 20*f.lease, `select not exists (select from jobs where crashes > 0 and id <> $1)`, a.once) // nobody had died
 	f.isCalm(t, since)
 	for _, book := range f.books {
@@ -307,7 +307,7 @@ func TestATableGoesBackAlone(t *testing.T) {
 				t.Error("what must not run again has")
 			}
 			if table == "sleepers" {
-				f.db.waitFor(t, time.Minute, `select count(*) = 2 from sleepers s join supervisors p on p.id = s.supervisor`)
+				f.db.waitFor(t, time.Minute, `select count(*) = 2 from drover_sleepers s join drover_supervisors p on p.id = s.supervisor`)
 			}
 			f.isCalm(t, since)
 		})
@@ -322,7 +322,7 @@ func TestARaisedEpochIsForgotten(t *testing.T) {
 	f.raise(t, f.sups[0])
 	since := time.Now()
 	f.counted[0].since()
-	f.db.exec(t, `update supervisors set epoch = epoch - 1`)
+	f.db.exec(t, `update drover_supervisors set epoch = epoch - 1`)
 	f.worksAgain(t)
 	if f.sups[0].lease.Load().id == l.id || !errors.Is(context.Cause(l.ctx), ErrLeaseLost) {
 		t.Error("the lease goes on")
@@ -342,15 +342,15 @@ func TestGoingOnUnderANewIDIsTriedAgain(t *testing.T) {
 		s.beat(t)
 	}
 	old := s.lease.Load().id
-	db.exec(t, `update supervisors set beat = 1`)
+	db.exec(t, `update drover_supervisors set beat = 1`)
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
-	db.exec(t, `create trigger refuse before insert on supervisors for each row execute function refuse()`)
+	db.exec(t, `create trigger refuse before insert on drover_supervisors for each row execute function refuse()`)
 	for range 4 {
 		if err := s.control.beat(t.Context()); err == nil {
 			t.Fatal("it has registered")
 		}
 	}
-	db.exec(t, `drop trigger refuse on supervisors`)
+	db.exec(t, `drop trigger refuse on drover_supervisors`)
 	s.beat(t)
 	if s.lease.Load().id == old || s.lease.Load().ended.Load() {
 		t.Error("it goes on under its old id")
@@ -392,7 +392,7 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	s := impatient.stopped(t, SupervisorConfig{})
 	r := s.claimAll(t, 1)[0]
 	db.exec(t, `update jobs set attempted_at = attempted_at - interval '1 s'`)
-	end := db.hold(t, `lock table supervisors in access exclusive mode`) // which the look reads, and the settle does not
+	end := db.hold(t, `lock table drover_supervisors in access exclusive mode`) // which the look reads, and the settle does not
 	s.settle(t, r.decide(nil))
 	if s.settler.trouble.failures != 1 {
 		t.Errorf("%d failures are known", s.settler.trouble.failures)
@@ -527,9 +527,9 @@ func TestATurnThatCameBackIsGivenUp(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	db.exec(t, `update solo set supervisor = $1`, s.lease.Load().id)
+	db.exec(t, `update drover_solo set supervisor = $1`, s.lease.Load().id)
 	s.beat(t)
-	if value[bool](t, db, `select exists (select from solo where supervisor is not null)`) {
+	if value[bool](t, db, `select exists (select from drover_solo where supervisor is not null)`) {
 		t.Error("others can never take it")
 	}
 }
@@ -537,7 +537,7 @@ func TestATurnThatCameBackIsGivenUp(t *testing.T) {
 // Sleepers of an older state lacks the supervisor, or takes it for awake: enqueues would notify nobody for ever.
 func TestSleepersThatWentBackAreWrittenAnew(t *testing.T) {
 	t.Parallel()
-	for _, change := range []string{`delete from sleepers`, `update sleepers set sleeps_until = null`} {
+	for _, change := range []string{`delete from drover_sleepers`, `update drover_sleepers set sleeps_until = null`} {
 		t.Run(change, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
@@ -548,7 +548,7 @@ func TestSleepersThatWentBackAreWrittenAnew(t *testing.T) {
 				s.claim(t)
 			}
 			fallAsleep()
-			const asleep = `select count(*) = 1 and bool_and(sleeps_until = 'infinity') from sleepers`
+			const asleep = `select count(*) = 1 and bool_and(sleeps_until = 'infinity') from drover_sleepers`
 			if !value[bool](t, db, asleep) {
 				t.Fatal("it does not sleep")
 			}

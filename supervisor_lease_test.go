@@ -21,7 +21,7 @@ import (
 // dead puts a lost supervisor into the tables whose jobs are all in flight.
 func (db *testDB) dead(t testing.TB, id string) {
 	t.Helper()
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
 		values ($1, 1000, '{default}', '{"default": 10}', (select coalesce(array_agg(id), '{}') from jobs where claimed_by = $1), now())`, id)
 }
 
@@ -29,7 +29,7 @@ func (db *testDB) dead(t testing.TB, id string) {
 func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into kinds (kind, max_attempts, retry) values ('elsewhere', 3, '{"type":"constant","delay":"10m"}')`)
+	db.exec(t, `insert into drover_kinds (kind, max_attempts, retry) values ('elsewhere', 3, '{"type":"constant","delay":"10m"}')`)
 	cases := []struct{ name, columns, values, want string }{
 		{"first", "attempt, claim_seq", "1, 1", `state = 'retryable' and attempt = 1 and crashes = 1 and scheduled_at <= now() and last_delay_ms is null`},
 		{"second", "attempt, claim_seq, crashes", "2, 2, 1", `state = 'retryable' and attempt = 2 and crashes = 2 and scheduled_at between now() + interval '9 min' and now() + interval '11 min' and last_delay_ms = 600000`},
@@ -51,7 +51,7 @@ func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 		ids[i] = value[string](t, db, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, %s) values ('elsewhere', 'running', '%s', %s) returning id`, c.columns, owner, c.values))
 		db.exec(t, `update jobs set attempted_at = now() where attempted_at is null`)
 		db.dead(t, owner)
-		db.exec(t, `update supervisors set beat_at = now() - $2 * interval '1 min' where id = $1`, owner, i) // one after the other
+		db.exec(t, `update drover_supervisors set beat_at = now() - $2 * interval '1 min' where id = $1`, owner, i) // one after the other
 	}
 	s := db.stopped(t, SupervisorConfig{}) // it does not know the kind
 	s.beat(t)
@@ -63,7 +63,7 @@ func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 		}
 	}
 	s.beat(t) // the second look, through all of the index, found nothing
-	if n := value[int](t, db, `select count(*) from supervisors where id like 'dead%'`); n > 0 {
+	if n := value[int](t, db, `select count(*) from drover_supervisors where id like 'dead%'`); n > 0 {
 		t.Error("the dead ones are not forgotten")
 	}
 }
@@ -80,13 +80,13 @@ func TestDeathIsEvidenceAgainstTheStrongestSuspects(t *testing.T) {
 		{"fresh ones", "", []int{0, 0}, []int{1, 1}, ""},
 		{"a suspect among fresh ones", "", []int{0, 1, 1}, []int{0, 2, 2}, "a stronger suspect ran beside it"},
 		{"the third not alone", "", []int{2, 2}, []int{3, 3}, ""},
-		{"being stopped", `update supervisors set draining = true where id = 'dead'`, []int{2, 2}, []int{2, 2}, "the process was being stopped"},
-		{"fresh ones, two processes", `insert into supervisors (id, lease_ms, queues, lost_at) values ('too', 1000, '{default}', now())`, []int{0, 0}, []int{1, 1}, ""},
-		{"suspects, two processes", `insert into supervisors (id, lease_ms, queues, lost_at) values ('too', 1000, '{default}', now())`, []int{1, 1}, []int{1, 1}, "other processes died at the same time"},
-		{"alone, two processes", `insert into ended_supervisors (id, host, pid, started_at, ended_at, died) values ('too', '', 0, now(), now(), true)`, []int{2}, []int{2}, "other processes died at the same time"},
-		{"alone, another silent already", `insert into supervisors (id, lease_ms, queues, beat_at) values ('too', 1000, '{default}', now() - interval '500 ms')`, []int{2}, []int{2}, "other processes died at the same time"},
-		{"alone, another stopped", `insert into ended_supervisors (id, host, pid, started_at, ended_at) values ('too', '', 0, now(), now())`, []int{1}, []int{2}, ""},
-		{"alone in its supervisor, not in its process", `update supervisors set process = 'p' where id = 'dead'; insert into supervisors (id, process, lease_ms, queues) values ('too', 'p', 1000, '{default}')`, []int{2}, []int{3}, ""},
+		{"being stopped", `update drover_supervisors set draining = true where id = 'dead'`, []int{2, 2}, []int{2, 2}, "the process was being stopped"},
+		{"fresh ones, two processes", `insert into drover_supervisors (id, lease_ms, queues, lost_at) values ('too', 1000, '{default}', now())`, []int{0, 0}, []int{1, 1}, ""},
+		{"suspects, two processes", `insert into drover_supervisors (id, lease_ms, queues, lost_at) values ('too', 1000, '{default}', now())`, []int{1, 1}, []int{1, 1}, "other processes died at the same time"},
+		{"alone, two processes", `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('too', '', 0, now(), now(), true)`, []int{2}, []int{2}, "other processes died at the same time"},
+		{"alone, another silent already", `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('too', 1000, '{default}', now() - interval '500 ms')`, []int{2}, []int{2}, "other processes died at the same time"},
+		{"alone, another stopped", `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at) values ('too', '', 0, now(), now())`, []int{1}, []int{2}, ""},
+		{"alone in its supervisor, not in its process", `update drover_supervisors set process = 'p' where id = 'dead'; insert into drover_supervisors (id, process, lease_ms, queues) values ('too', 'p', 1000, '{default}')`, []int{2}, []int{3}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -120,7 +120,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 	var book diary
 	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
 	id := db.enqueue(t, job{}, nil)
-	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died)
 		select 'old' || n, '', 0, now() - interval '2 hours', now() - n * interval '10 min', true from generate_series(1, 3) n`)
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'dead', claim_seq = 3, attempt = 3, crashes = 2, deaths = 2, attempted_at = now(), errors_total = 2,
 		errors = '[{"class": "crash", "supervisor": "old1", "duration_ms": 10}, {"class": "crash", "supervisor": "old2", "duration_ms": 10},
@@ -131,7 +131,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs`) {
 		t.Fatal("it was not convicted")
 	}
-	if got := value[string](t, db, `select string_agg(id, ' ' order by id) from ended_supervisors where explained_by = $1`, id); got != "dead old1 old2" {
+	if got := value[string](t, db, `select string_agg(id, ' ' order by id) from drover_ended_supervisors where explained_by = $1`, id); got != "dead old1 old2" {
 		t.Errorf("it explains %s", got)
 	}
 	conn, err := db.Acquire(t.Context())
@@ -163,7 +163,7 @@ func TestInnocentsOfAConvictedDeathAreDue(t *testing.T) {
 	due := []string{insert(crash), insert(crash)}
 	refused := insert(crash)
 	waiting := []string{refused, insert(`'[{"class": "crash", "supervisor": "another"}]'`), insert(`'[{"class": "crash", "supervisor": "old"}, {"class": "error"}]'`)}
-	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		select 'old', '', 0, now() - interval '2 hours', now() - interval '1 min', true, array_agg(id) from jobs`)
 	beside := insert(crash) // its death is not known to count against it
 	waiting = append(waiting, beside)
@@ -221,7 +221,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		and errors->-1->>'error' = 'crash taken back: the process was not dead' from jobs where id = $1`, convicted) {
 		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, convicted))
 	}
-	if !value[bool](t, db, `select not died and explained_by is null and blamed = '{}' from ended_supervisors where id = 'dead'`) {
+	if !value[bool](t, db, `select not died and explained_by is null and blamed = '{}' from drover_ended_supervisors where id = 'dead'`) {
 		t.Error("it still counts as a death")
 	}
 	s.beat(t)
@@ -235,10 +235,10 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into redrives (id, state, filter, rate, per_key) values ('r', 'running', '{"all": true}', 50, 1)`)
+	db.exec(t, `insert into drover_redrives (id, state, filter, rate, per_key) values ('r', 'running', '{"all": true}', 50, 1)`)
 	db.exec(t, `insert into jobs (kind, state, scheduled_at, redrive_id, pace_key, paced_at, crashes, deaths, errors_total) values
 		('job', 'parked', 'infinity', 'r', 'k', now(), 1, 1, 1), ('job', 'retryable', now(), 'r', 'l', 'infinity', 1, 1, 1)`)
-	db.exec(t, `insert into ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
 	conn, err := s.control.link.get(t.Context())
@@ -291,7 +291,7 @@ func TestStrongSuspectsRunAlone(t *testing.T) {
 	if n := wrong.Load(); n > 0 {
 		t.Errorf("%d times a strong suspect was not alone", n)
 	}
-	db.waitFor(t, 20*time.Second, `select supervisor is null from solo`) // nobody keeps the turn
+	db.waitFor(t, 20*time.Second, `select supervisor is null from drover_solo`) // nobody keeps the turn
 }
 
 // P-3: the turn is given up where running jobs do not end, and taken over from the dead.
@@ -305,15 +305,15 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 	runs := s.claim(t)
 	db.exec(t, `insert into jobs (kind, crashes) values ('job', 2)`)
 	db.exec(t, `insert into jobs (kind) values ('job')`)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('other', 600000, '{default}')`)
-	db.exec(t, `update solo set supervisor = 'other'`)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('other', 600000, '{default}')`)
+	db.exec(t, `update drover_solo set supervisor = 'other'`)
 	s.beat(t)
 	if s.solo.Load() != nil {
 		t.Fatal("took the turn of a supervisor that lives")
 	}
-	db.exec(t, `delete from supervisors where id = 'other'`)
+	db.exec(t, `delete from drover_supervisors where id = 'other'`)
 	s.beat(t)
-	if s.solo.Load() == nil || value[string](t, db, `select supervisor from solo`) != me {
+	if s.solo.Load() == nil || value[string](t, db, `select supervisor from drover_solo`) != me {
 		t.Fatal("did not take the turn of a dead one")
 	}
 	s.claimer.wake()
@@ -326,7 +326,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 		t.Fatal("waits for ever")
 	}
 	s.beat(t)
-	if s.solo.Load() != nil || value[*string](t, db, `select supervisor from solo`) != nil {
+	if s.solo.Load() != nil || value[*string](t, db, `select supervisor from drover_solo`) != nil {
 		t.Fatal("the turn is not given up")
 	}
 	for _, r := range runs {
@@ -460,7 +460,7 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 	rescuer := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 300}}})
 	db.enqueueJobs(t, 300, nil)
 	runs := owner.claim(t)
-	db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, owner.lease.Load().id)
+	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, owner.lease.Load().id)
 	var both sync.WaitGroup
 	both.Go(func() {
 		for chunk := range 30 {
@@ -550,9 +550,9 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
 	var ahead time.Duration
 	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at) values ('other', 10000, '{default}', now() - interval '1 h')`)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('other', 10000, '{default}', now() - interval '1 h')`)
 	lost := func() bool {
-		return value[bool](t, db, `select lost_at is not null from supervisors where id = 'other'`)
+		return value[bool](t, db, `select lost_at is not null from drover_supervisors where id = 'other'`)
 	}
 	pass := func(d time.Duration) {
 		ahead += d
@@ -567,7 +567,7 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	if lost() {
 		t.Fatal("lost after one beat of ours: the database may have stood still")
 	}
-	db.exec(t, `update supervisors set beat = beat + 1 where id = 'other'`)
+	db.exec(t, `update drover_supervisors set beat = beat + 1 where id = 'other'`)
 	for range 5 {
 		pass(time.Second)
 		s.beat(t)
@@ -580,7 +580,7 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	if !lost() {
 		t.Fatal("still alive a lease after its beat")
 	}
-	if value[bool](t, db, `select lost_at is not null from supervisors where id = $1`, s.lease.Load().id) {
+	if value[bool](t, db, `select lost_at is not null from drover_supervisors where id = $1`, s.lease.Load().id) {
 		t.Error("we declared ourselves lost")
 	}
 }
@@ -589,9 +589,9 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('other', 12000, '{default}')`)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('other', 12000, '{default}')`)
 	lost := func() bool {
-		return value[bool](t, db, `select lost_at is not null from supervisors where id = 'other'`)
+		return value[bool](t, db, `select lost_at is not null from drover_supervisors where id = 'other'`)
 	}
 	live := func(beats int) {
 		s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Second})
@@ -603,7 +603,7 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 			s.control.beaten = s.now()
 			s.beat(t)
 		}
-		db.exec(t, `delete from supervisors where id <> 'other'`)
+		db.exec(t, `delete from drover_supervisors where id <> 'other'`)
 	}
 	live(5) // ten seconds
 	if lost() {
@@ -617,9 +617,9 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 	if !lost() {
 		t.Error("nobody lived long enough to see it lost")
 	}
-	db.exec(t, `delete from supervisors; insert into supervisors (id, lease_ms, queues) values ('other', 12000, '{default}')`)
+	db.exec(t, `delete from drover_supervisors; insert into drover_supervisors (id, lease_ms, queues) values ('other', 12000, '{default}')`)
 	live(5)
-	db.exec(t, `update supervisors set beat = beat + 1`)
+	db.exec(t, `update drover_supervisors set beat = beat + 1`)
 	live(5)
 	if lost() {
 		t.Error("lost though it was heard of in between")
@@ -631,7 +631,7 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 func TestAStallHidesNobodysBeat(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('other', 60000, '{default}')`)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('other', 60000, '{default}')`)
 	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Second})
 	var ahead time.Duration
 	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
@@ -640,7 +640,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 		ahead += pause
 		s.control.expire(t.Context())
 		s.beat(t)
-		return value[bool](t, db, `select not exists (select from supervisors where id = 'other' and lost_at is null)`)
+		return value[bool](t, db, `select not exists (select from drover_supervisors where id = 'other' and lost_at is null)`)
 	}
 	for range 5 {
 		beat(time.Second)
@@ -653,7 +653,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 			t.Fatal("lost before it had the time for a beat")
 		}
 	}
-	db.exec(t, `update supervisors set silent_at_beat = beat, silent_ms = 50000 where id = 'other'`)
+	db.exec(t, `update drover_supervisors set silent_at_beat = beat, silent_ms = 50000 where id = 'other'`)
 	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -728,7 +728,7 @@ func TestBlackHole(t *testing.T) {
 	})})
 	id := db.enqueueJobs(t, 1, nil)[0]
 	receive(t, started)
-	old := value[string](t, db, `select id from supervisors`)
+	old := value[string](t, db, `select id from drover_supervisors`)
 	again := make(chan time.Time, 1)
 	db.launch(t, SupervisorConfig{Lease: lease, PollInterval: 50 * time.Millisecond, Workers: handling(func(_ context.Context, _ *Job, n int) error {
 		if n == 0 {
@@ -736,7 +736,7 @@ func TestBlackHole(t *testing.T) {
 		}
 		return nil
 	})})
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors`)
 	wire.freeze()
 	told, taken := receive(t, lost), receive(t, again)
 	if !told.Before(taken) {
@@ -748,7 +748,7 @@ func TestBlackHole(t *testing.T) {
 	if book.count(eventCompleted, id) > 0 {
 		t.Error("the late outcome was told as completed")
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from supervisors where lost_at is null`, old)
+	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from drover_supervisors where lost_at is null`, old)
 }
 
 // What was observed is compared: one beat in the last moment, and the lease stays.
@@ -756,7 +756,7 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	db.exec(t, `insert into supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
 	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -783,8 +783,8 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	l := s.lease.Load()
 	for what, sql := range map[string]string{
-		"declared lost": `update supervisors set lost_at = now() where id = $1`,
-		"and fenced":    `update supervisors set epoch = epoch + 1 where id = $1`,
+		"declared lost": `update drover_supervisors set lost_at = now() where id = $1`,
+		"and fenced":    `update drover_supervisors set epoch = epoch + 1 where id = $1`,
 	} {
 		db.exec(t, sql, l.id)
 		reply, err := db.client.store.beat(t.Context(), dialed(t, db), l.id, 1, nil, false, []string{"default"}, s.kinds)
@@ -792,7 +792,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 			t.Errorf("%s: the beat tells alive %v, %v", what, reply.alive, err)
 		}
 	}
-	if n := value[int](t, db, `select beat from supervisors where id = $1`, l.id); n != 0 {
+	if n := value[int](t, db, `select beat from drover_supervisors where id = $1`, l.id); n != 0 {
 		t.Errorf("the dead one's row took %d beats", n)
 	}
 	s.beat(t)
@@ -847,8 +847,8 @@ func TestEpochFencesClaims(t *testing.T) {
 		raised <- err
 	}()
 	db.waitFor(t, 10*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%then epoch + 1 %' and $1 = current_schema())
-		from supervisors`, value[string](t, db, `select current_schema()`))
-	if n := value[int](t, db, `select epoch from supervisors`); n != 1 {
+		from drover_supervisors`, value[string](t, db, `select current_schema()`))
+	if n := value[int](t, db, `select epoch from drover_supervisors`); n != 1 {
 		t.Fatalf("the epoch is %d with a claim under way", n)
 	}
 	s.beat(t) // nor now
@@ -924,15 +924,15 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	for range 12 {
 		receive(t, running)
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 3 from supervisors`)
-	ids := value[string](t, db, `select string_agg(id, ',' order by id) from supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 3 from drover_supervisors`)
+	ids := value[string](t, db, `select string_agg(id, ',' order by id) from drover_supervisors`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
 	// In the order in which claims lock them, or the lock itself would be the victim of a deadlock.
-	if _, err := tx.Exec(t.Context(), `lock table supervisors, jobs in access exclusive mode`); err != nil {
+	if _, err := tx.Exec(t.Context(), `lock table drover_supervisors, jobs in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
 	locked := time.Now()
@@ -956,7 +956,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	if n := book.count(eventRescued, ""); n > 0 {
 		t.Errorf("%d rescues", n)
 	}
-	if now := value[string](t, db, `select string_agg(id, ',' order by id) from supervisors`); now != ids {
+	if now := value[string](t, db, `select string_agg(id, ',' order by id) from drover_supervisors`); now != ids {
 		t.Errorf("supervisors were\n%s, are\n%s", ids, now)
 	}
 }
@@ -991,8 +991,8 @@ func TestExhaustedPoolStarvesNobody(t *testing.T) {
 	adding, giveUp := context.WithCancel(t.Context())
 	added := make(chan error, 1)
 	go func() { added <- sup.AddQueue(adding, Queue{Name: "more"}) }()
-	beat := value[int](t, db, `select beat from supervisors`)
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors where beat >= $1 + 9 and lost_at is null`, beat) // more than a lease
+	beat := value[int](t, db, `select beat from drover_supervisors`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors where beat >= $1 + 9 and lost_at is null`, beat) // more than a lease
 	db.exec(t, `insert into jobs (kind, args) select 'job', '{"n": 5}' from generate_series(1, 20)`)
 	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed'`)
 	giveUp()
@@ -1045,7 +1045,7 @@ func TestTerminatedConnectionsAreReplaced(t *testing.T) {
 	db.asleep(t)
 	works() // LISTEN is back, or the poll finds them
 	db.waitFor(t, 10*time.Second, `select count(*) <= 4`+ours, name)
-	db.waitFor(t, 10*time.Second, `select count(*) = 1 and bool_and(lost_at is null) from supervisors`)
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 and bool_and(lost_at is null) from drover_supervisors`)
 	db.checkAudit(t)
 }
 
@@ -1140,7 +1140,7 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `lock table supervisors, jobs in access exclusive mode`); err != nil {
+	if _, err := tx.Exec(t.Context(), `lock table drover_supervisors, jobs in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
 	close(release)
@@ -1157,7 +1157,7 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	if !strings.Contains(strings.Join(book.from(slog.LevelError), "\n"), "outcomes could not be recorded") {
 		t.Errorf("nobody is told: %v", book.from(slog.LevelInfo))
 	}
-	if !value[bool](t, plain, `select state = 'running' and exists (select from supervisors where id = claimed_by) from jobs where id = $1`, id) {
+	if !value[bool](t, plain, `select state = 'running' and exists (select from drover_supervisors where id = claimed_by) from jobs where id = $1`, id) {
 		t.Error("no rescuer would know what had started")
 	}
 }

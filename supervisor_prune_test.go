@@ -239,7 +239,7 @@ func TestPruningHasOneTurn(t *testing.T) {
 	if !first.pruner.Load() || second.pruner.Load() {
 		t.Errorf("the turn is the first's: %v, the second's: %v", first.pruner.Load(), second.pruner.Load())
 	}
-	db.exec(t, `update supervisors set lost_at = now() where id = $1`, first.lease.Load().id)
+	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, first.lease.Load().id)
 	second.beat(t)
 	if !second.pruner.Load() {
 		t.Error("nobody has the turn of a lost one")
@@ -297,7 +297,7 @@ func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
 // noted returns the jobs that are set aside on a path.
 func (db *testDB) noted(t testing.TB, path string) []string {
 	t.Helper()
-	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from set_aside where path = $1`, path)
+	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from drover_set_aside where path = $1`, path)
 }
 
 const aDay = 24 * time.Hour
@@ -367,23 +367,23 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 				}
 			}
 			prune(bad)
-			if code := value[string](t, db, `select code from set_aside`); code != c.code {
+			if code := value[string](t, db, `select code from drover_set_aside`); code != c.code {
 				t.Errorf("set aside with %s, want %s", code, c.code)
 			}
 			prune(bad) // it is left alone
-			if tries := value[int](t, db, `select tries from set_aside`); tries != 1 {
+			if tries := value[int](t, db, `select tries from drover_set_aside`); tries != 1 {
 				t.Errorf("%d tries before the pause is over", tries)
 			}
 			if lines := book.from(slog.LevelWarn); len(lines) != 1 {
 				t.Errorf("logged %q, want it once", lines)
 			}
-			db.exec(t, `update set_aside set retry_at = now()`)
+			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			prune(bad)
-			if tries := value[int](t, db, `select tries from set_aside`); tries != 2 {
+			if tries := value[int](t, db, `select tries from drover_set_aside`); tries != 2 {
 				t.Errorf("%d tries after the pause", tries)
 			}
 			db.exec(t, c.drop)
-			db.exec(t, `update set_aside set retry_at = now()`)
+			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			prune()
 		})
 	}
@@ -407,11 +407,11 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	if noted := db.noted(t, "prune"); !slices.Equal(noted, ids[:250]) {
 		t.Errorf("%d are set aside, want 250", len(noted))
 	}
-	db.exec(t, `delete from set_aside`)
+	db.exec(t, `delete from drover_set_aside`)
 	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
-	if got := value[string](t, db, `select string_agg(error, ',') from set_aside`); !strings.Contains(got, "249 other jobs") {
+	if got := value[string](t, db, `select string_agg(error, ',') from drover_set_aside`); !strings.Contains(got, "249 other jobs") {
 		t.Errorf("set aside: %s", got)
 	}
 }
@@ -450,7 +450,7 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 				t.Error("nothing is logged")
 			}
 			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
-			db.exec(t, `delete from set_aside`)
+			db.exec(t, `delete from drover_set_aside`)
 			db.refuses(t, "delete", "jobs", "old.state = 'completed'", "raise 'no' using errcode = '"+errcode+"'")
 			put()
 			check("3 0 6")
@@ -479,8 +479,8 @@ func TestArchivingAroundAJobThatIsRefused(t *testing.T) {
 	}
 	db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
 	db.exec(t, `delete from jobs_archive where id = $1`, clash)
-	db.exec(t, `update set_aside set retry_at = now()`)
-	db.waitFor(t, 20*time.Second, `select not exists (select from jobs) and not exists (select from set_aside)`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
+	db.waitFor(t, 20*time.Second, `select not exists (select from jobs) and not exists (select from drover_set_aside)`)
 }
 
 // What was set aside of a job that has gone by another way is forgotten.
@@ -488,16 +488,16 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	id := db.finished(t, "completed", time.Hour)
-	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) values
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values
 		('prune', 'gone', '', '', 'infinity'), ('claim', 'gone', '', '', 'infinity'), ('archive', $1, '', '', now() - interval '3 days'),
 		('prune', $1, '', '', now() - interval '1 day'), ('claim', $1, '', '', now() - interval '3 days')`, id)
 	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := value[string](t, db, `select string_agg(path, ' ' order by path) from set_aside where job = $1`, id); got != "claim prune" {
+	if got := value[string](t, db, `select string_agg(path, ' ' order by path) from drover_set_aside where job = $1`, id); got != "claim prune" {
 		t.Errorf("left: %s", got)
 	}
-	if n := value[int](t, db, `select count(*) from set_aside`); n != 2 {
+	if n := value[int](t, db, `select count(*) from drover_set_aside`); n != 2 {
 		t.Errorf("%d are set aside, want 2", n)
 	}
 }

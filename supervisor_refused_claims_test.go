@@ -47,7 +47,7 @@ func poisons() []struct{ name, insert, trigger, becomes string } {
 		},
 		{
 			"a trigger against any change", insert("args", `'{"bad": 1}'`), "true",
-			`state = 'available' and exists (select from set_aside where path = 'claim' and job = jobs.id and error = 'no')`,
+			`state = 'available' and exists (select from drover_set_aside where path = 'claim' and job = jobs.id and error = 'no')`,
 		},
 	}
 }
@@ -144,7 +144,7 @@ func TestAClaimThatWaitsForARow(t *testing.T) {
 				db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
 			}
 			db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed'`)
-			db.waitFor(t, 20*time.Second, `select count(*) = 1 from set_aside where path = 'claim'`)
+			db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_set_aside where path = 'claim'`)
 		})
 	}
 }
@@ -184,7 +184,7 @@ func TestClaimsThatAreAllRefusedWait(t *testing.T) {
 	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
 	end := time.Now().Add(3 * time.Second)
 	eventually(t, func() bool { return time.Now().After(end) })
-	if !value[bool](t, db, `select count(*) = 30 from jobs where state = 'available' and errors = '[]'`) || value[int](t, db, `select count(*) from set_aside`) > 0 {
+	if !value[bool](t, db, `select count(*) = 30 from jobs where state = 'available' and errors = '[]'`) || value[int](t, db, `select count(*) from drover_set_aside`) > 0 {
 		t.Errorf("while all is refused: %s", value[string](t, db, `select string_agg(distinct state || ' ' || errors::text, ', ') from jobs`))
 	}
 	if lines := book.from(slog.LevelWarn); len(lines) > 1 {
@@ -207,7 +207,7 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	db.refuseRow(t, "true", `raise exception 'no';`)
 	bad := value[string](t, db, `insert into jobs (kind, args) values ('job', '{"bad": 1}') returning id`)
 	db.exec(t, `select drover_set_aside('claim', jsonb_build_array(jsonb_build_object('id', $1::text, 'error', 'no', 'code', 'P0001')))`, bad)
-	db.exec(t, `update set_aside set retry_at = now() + interval '1 hour'`)
+	db.exec(t, `update drover_set_aside set retry_at = now() + interval '1 hour'`)
 	var book logbook
 	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{})
 	db.enqueueJobs(t, 20, nil)
@@ -215,12 +215,12 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	if lines := book.from(slog.LevelWarn); len(lines) > 0 {
 		t.Errorf("it fell over what was known: %v", lines)
 	}
-	db.exec(t, `update set_aside set retry_at = now()`)
-	db.waitFor(t, 20*time.Second, `select tries = 2 and retry_at > now() + interval '20 s' from set_aside`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
+	db.waitFor(t, 20*time.Second, `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
-	db.exec(t, `update set_aside set retry_at = now()`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, bad)
-	db.waitFor(t, 20*time.Second, `select count(*) = 0 from set_aside`)
+	db.waitFor(t, 20*time.Second, `select count(*) = 0 from drover_set_aside`)
 	sup.stop(t)
 	if n := len(sup.claimer.refused.aside); n > 1 {
 		t.Errorf("%d jobs are left out of claims", n)
@@ -245,7 +245,7 @@ func TestWhatIsSetAsideCanBeCancelled(t *testing.T) {
 		t.Fatal(was, err)
 	}
 	s.claimer.readAside(t.Context())
-	if len(s.claimer.refused.aside) > 0 || value[int](t, db, `select count(*) from set_aside`) > 0 {
+	if len(s.claimer.refused.aside) > 0 || value[int](t, db, `select count(*) from drover_set_aside`) > 0 {
 		t.Error("a cancelled job is still set aside")
 	}
 }
@@ -338,7 +338,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 	if solo, stragglers := ask(); solo != "default" || stragglers != 2 {
 		t.Fatalf("before: solo %q, %d stragglers", solo, stragglers)
 	}
-	db.exec(t, `insert into set_aside (path, job, error, code, retry_at) select 'claim', id, 'no', '', now() from jobs`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select 'claim', id, 'no', '', now() from jobs`)
 	if solo, stragglers := ask(); solo != "" || stragglers != 0 {
 		t.Errorf("set aside: solo %q, %d stragglers", solo, stragglers)
 	}
@@ -357,5 +357,5 @@ func TestAJobTooLargeToClaim(t *testing.T) {
 		db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
 	}
 	db.waitFor(t, 25*time.Second, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, bad)
-	db.waitFor(t, 25*time.Second, `select exists (select from set_aside where path = 'claim' and job = $1) or state in ('discarded', 'completed') from jobs where id = $1`, bad)
+	db.waitFor(t, 25*time.Second, `select exists (select from drover_set_aside where path = 'claim' and job = $1) or state in ('discarded', 'completed') from jobs where id = $1`, bad)
 }

@@ -64,7 +64,7 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 			db.waitFor(t, 10*time.Second, `select count(*) = 21 from jobs where state = 'running'`)
 			close(release)
 			db.waitFor(t, 20*time.Second, `select count(*) filter (where state = 'completed') = 10 and count(*) filter (where state = 'discarded') = 10 from jobs where id <> $1`, bad)
-			db.waitFor(t, 20*time.Second, `select count(*) = 1 from set_aside where path = 'settle' and job = $1`, bad)
+			db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_set_aside where path = 'settle' and job = $1`, bad)
 			sup.stop(t)
 			if n := sup.settler.book.len(); n > 0 {
 				t.Errorf("%d runs are still in the book", n)
@@ -94,7 +94,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 		s.settler.trip(t.Context(), s.settler.take(s.now()))
 	}
 	again()
-	if n := value[int](t, db, `select count(*) from set_aside where path = 'settle' and error = 'not completed'`); n != 2 {
+	if n := value[int](t, db, `select count(*) from drover_set_aside where path = 'settle' and error = 'not completed'`); n != 2 {
 		t.Errorf("%d are set aside", n)
 	}
 	if s.settler.book.len() != 0 || s.settler.apart.len() != 2 {
@@ -118,7 +118,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 		t.Errorf("the other is %s", got)
 	}
 	again()
-	if n := value[int](t, db, `select count(*) from set_aside where job = $1`, second); n > 0 {
+	if n := value[int](t, db, `select count(*) from drover_set_aside where job = $1`, second); n > 0 {
 		t.Error("the one that passed is still set aside")
 	}
 	s.tellAll(t)
@@ -180,7 +180,7 @@ func TestARefusedStartHoldsUpNobody(t *testing.T) {
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed'`)
 	db.waitFor(t, 20*time.Second, `select state = 'scheduled' and attempt = 0 and errors->-1->>'error' = 'claim refused by the database: no start'
-		or state = 'available' and attempt = 0 and exists (select from set_aside where path = 'claim' and job = jobs.id and error = 'no start') from jobs where id = $1`, bad)
+		or state = 'available' and attempt = 0 and exists (select from drover_set_aside where path = 'claim' and job = jobs.id and error = 'no start') from jobs where id = $1`, bad)
 	sup.stop(t)
 	if lines := fmt.Sprint(book.from(slog.LevelError)); lines == "[]" {
 		t.Error("nothing is logged")

@@ -209,8 +209,8 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 					return err
 				})})
 				receive(t, started)
-				db.exec(t, `update supervisors set lost_at = now(), epoch = epoch + 1`)                                   // what a rescuer does first
-				db.exec(t, `insert into supervisors (id, lease_ms, queues) values ('someone else', 600000, '{default}')`) // or a full sweep would rescue its jobs
+				db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1`)                                   // what a rescuer does first
+				db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('someone else', 600000, '{default}')`) // or a full sweep would rescue its jobs
 				db.exec(t, `update jobs set `+taken)
 				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
 				close(release)
@@ -384,7 +384,7 @@ func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
 			r := s.claim(t)[0]
 			err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 				if byRescuer {
-					if _, err := tx.Exec(t.Context(), `update supervisors set lost_at = now(), epoch = epoch + 1`); err != nil {
+					if _, err := tx.Exec(t.Context(), `update drover_supervisors set lost_at = now(), epoch = epoch + 1`); err != nil {
 						return err
 					}
 				}

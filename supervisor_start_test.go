@@ -50,11 +50,11 @@ func TestRunWaitsForALock(t *testing.T) {
 	var book logbook
 	db := newQuietDB(t)
 	hasty := db.via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "20ms" })
-	end := db.hold(t, `lock table supervisors in access exclusive mode`)
+	end := db.hold(t, `lock table drover_supervisors in access exclusive mode`)
 	hasty.launch(t, SupervisorConfig{})
 	eventually(t, func() bool { return strings.Contains(strings.Join(book.from(slog.LevelWarn), ""), "55P03") })
 	end()
-	db.waitFor(t, time.Minute, `select count(*) = 1 from supervisors`)
+	db.waitFor(t, time.Minute, `select count(*) = 1 from drover_supervisors`)
 }
 
 // What an operator has to change ends Run at once, with its error.
@@ -115,13 +115,13 @@ func TestTemporaryErrors(t *testing.T) {
 func TestAStopDuringTheStartLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	end := db.hold(t, `lock table sleepers in access exclusive mode`)
+	end := db.hold(t, `lock table drover_sleepers in access exclusive mode`)
 	sup := db.launch(t, SupervisorConfig{})
-	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where relation = 'sleepers'::regclass and not granted)`)
+	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where relation = 'drover_sleepers'::regclass and not granted)`)
 	sup.cancel()
 	end() // the registration that is under way goes through
 	sup.stop(t)
-	if n := value[int](t, db, `select (select count(*) from supervisors) + (select count(*) from sleepers)`); n > 0 {
+	if n := value[int](t, db, `select (select count(*) from drover_supervisors) + (select count(*) from drover_sleepers)`); n > 0 {
 		t.Errorf("%d rows are left", n)
 	}
 }
@@ -136,12 +136,12 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wire.arm("insert into supervisors", "")
+		wire.arm("insert into drover_supervisors", "")
 		sup.control.base = context.Background()
 		if err := sup.control.register(t.Context()); err == nil || wire.cutSoFar() != 1 {
 			t.Fatalf("register = %v, %d cut", err, wire.cutSoFar())
 		}
-		db.waitFor(t, 30*time.Second, `select count(*) = 1 from supervisors`)
+		db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
 		want := 0
 		if stops {
 			sup.control.endStrays(t.Context())
@@ -150,10 +150,10 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		} else {
 			want = 1
 		}
-		if got := value[int](t, db, `select count(*) from supervisors`); got != want {
+		if got := value[int](t, db, `select count(*) from drover_supervisors`); got != want {
 			t.Errorf("stopped %v: %d supervisors, want %d", stops, got, want)
 		}
-		if got := value[int](t, db, `select count(distinct supervisor) from sleepers`); got != want {
+		if got := value[int](t, db, `select count(distinct supervisor) from drover_sleepers`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
 		sup.control.link.close(t.Context())
@@ -171,19 +171,19 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them
-		db.exec(t, `update supervisors set queues = `+queues+` where id = $1`, id)
-		db.exec(t, `delete from sleepers`)
+		db.exec(t, `update drover_supervisors set queues = `+queues+` where id = $1`, id)
+		db.exec(t, `delete from drover_sleepers`)
 		s.changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
 		s.beat(t)
-		if value[bool](t, db, `select queues = '{default,late}' from supervisors where id = $1`, id) {
+		if value[bool](t, db, `select queues = '{default,late}' from drover_supervisors where id = $1`, id) {
 			t.Error("it was overwritten under somebody who was at it")
 		}
 		s.changing.Unlock()
 		s.beat(t)
-		if !value[bool](t, db, `select queues = '{default,late}' and slots ? 'late' and not slots ? 'gone' from supervisors where id = $1`, id) {
-			t.Errorf("the row says %s", value[string](t, db, `select queues::text || slots from supervisors where id = $1`, id))
+		if !value[bool](t, db, `select queues = '{default,late}' and slots ? 'late' and not slots ? 'gone' from drover_supervisors where id = $1`, id) {
+			t.Errorf("the row says %s", value[string](t, db, `select queues::text || slots from drover_supervisors where id = $1`, id))
 		}
-		if got := value[string](t, db, `select string_agg(queue, ' ' order by queue) from sleepers where supervisor = $1`, id); got != "default late" {
+		if got := value[string](t, db, `select string_agg(queue, ' ' order by queue) from drover_sleepers where supervisor = $1`, id); got != "default late" {
 			t.Errorf("sleepers knows %s", got)
 		}
 	}

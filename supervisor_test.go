@@ -278,7 +278,7 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 	})})
 	// As if runs had been quick so far: jobs wait in the buffer.
 	sup.claimer.wake()
-	db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 from drover_supervisors`)
 	q := sup.queueStates()[0]
 	for range 1000 {
 		q.ran(time.Millisecond)
@@ -297,7 +297,7 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 	if n := book.count(eventCompleted, ""); n != 2 {
 		t.Errorf("%d of them were told", n)
 	}
-	if n := value[int](t, db, `select count(*) from supervisors`) + value[int](t, db, `select count(*) from sleepers`); n != 0 {
+	if n := value[int](t, db, `select count(*) from drover_supervisors`) + value[int](t, db, `select count(*) from drover_sleepers`); n != 0 {
 		t.Errorf("%d rows are left of it", n)
 	}
 }
@@ -397,7 +397,7 @@ func TestSupervisorRunsOnce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	sup := db.launch(t, SupervisorConfig{})
-	db.waitFor(t, 10*time.Second, `select count(*) = 1 from supervisors`)
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 from drover_supervisors`)
 	if err := sup.Run(t.Context()); err == nil {
 		t.Error("a second Run while the first is running is no error")
 	}
@@ -408,7 +408,7 @@ func TestSupervisorRunsOnce(t *testing.T) {
 	if err := sup.AddQueue(t.Context(), Queue{Name: "late"}); !errors.Is(err, ErrShutdown) {
 		t.Errorf("AddQueue after the end = %v", err)
 	}
-	if n := value[int](t, db, `select count(*) from sleepers`); n > 0 {
+	if n := value[int](t, db, `select count(*) from drover_sleepers`); n > 0 {
 		t.Error("it passes for awake after its end")
 	}
 }
@@ -455,7 +455,7 @@ func TestQueuesAddedAtStartAndStop(t *testing.T) {
 				db.enqueue(t, job{}, &EnqueueOpts{Queue: name})
 			}
 			db.waitFor(t, 20*time.Second, `select count(*) = 0 from jobs where finalized_at is null`)
-			if got := value[int](t, db, `select max(cardinality(queues)) from supervisors`); got != len(added)+1 {
+			if got := value[int](t, db, `select max(cardinality(queues)) from drover_supervisors`); got != len(added)+1 {
 				t.Errorf("%d queues are registered, %d were added", got, len(added))
 			}
 		}
@@ -481,7 +481,7 @@ func TestSupervisorLeavesNothingBehind(t *testing.T) {
 		// Every goroutine that Run starts inherits the label.
 		go pprof.Do(ctx, pprof.Labels("test", name), func(ctx context.Context) { ended <- sup.Run(ctx) })
 		db.waitFor(t, 20*time.Second, `select count(*) = 500 from jobs where state = 'completed'`)
-		db.waitFor(t, 20*time.Second, `select count(*) = 1 from supervisors`)
+		db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors`)
 		if err := sup.RemoveQueue(t.Context(), "idle"); err != nil {
 			t.Error(err)
 		}

@@ -252,7 +252,7 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 			err error
 			row string // with $2, when SettleTx was called
 		}{
-			"an error":        {errNope, `scheduled_at >= $2::timestamptz + interval '1 hour' and (errors->-1->>'at')::timestamptz >= $2::timestamptz and (select min(at) >= $2::timestamptz from failure_tallies where last_job = $1)`},
+			"an error":        {errNope, `scheduled_at >= $2::timestamptz + interval '1 hour' and (errors->-1->>'at')::timestamptz >= $2::timestamptz and (select min(at) >= $2::timestamptz from drover_failure_tallies where last_job = $1)`},
 			"RetryAfter":      {RetryAfter(time.Hour, errNope), `scheduled_at >= $2::timestamptz + last_delay_ms * interval '1 ms'`},
 			"RetryAfter now":  {RetryAfter(0, errNope), `scheduled_at >= $2::timestamptz`},
 			"Snooze":          {Snooze(time.Hour), `scheduled_at >= $2::timestamptz + interval '1 hour'`},

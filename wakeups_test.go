@@ -9,8 +9,8 @@ import (
 // allHear waits until n supervisors sleep and hear.
 func (db *testDB) allHear(t testing.TB, n int) {
 	t.Helper()
-	db.waitFor(t, 30*time.Second, `select count(*) filter (where sleeps_until > now()) = $1 from sleepers`, n)
-	db.waitFor(t, 30*time.Second, `select count(*) = $1 from pg_locks l join supervisors s
+	db.waitFor(t, 30*time.Second, `select count(*) filter (where sleeps_until > now()) = $1 from drover_sleepers`, n)
+	db.waitFor(t, 30*time.Second, `select count(*) = $1 from pg_locks l join drover_supervisors s
 on hashtextextended(s.id, 0) = (l.classid::bigint << 32 | l.objid::bigint) where l.locktype = 'advisory' and l.granted`, n)
 }
 
@@ -27,7 +27,7 @@ func TestOneSupervisorIsWoken(t *testing.T) {
 		})})
 	}
 	db.allHear(t, sups)
-	heard := db.ears(t, value[[]string](t, db, `select array(select id from supervisors)`)...)
+	heard := db.ears(t, value[[]string](t, db, `select array(select id from drover_supervisors)`)...)
 	for range jobs {
 		db.enqueue(t, job{}, nil)
 		receive(t, ran)
@@ -60,14 +60,14 @@ func TestAWakeUpIsPassedOn(t *testing.T) {
 			first := db.launch(t, cfg)
 			db.enqueue(t, job{}, nil)
 			receive(t, full)
-			db.soon(t, 20*time.Second, "it has no room, and does not say so", `select count(*) = 1 from sleepers where queue = 'default' and sleeps_until = '-infinity'`)
+			db.soon(t, 20*time.Second, "it has no room, and does not say so", `select count(*) = 1 from drover_sleepers where queue = 'default' and sleeps_until = '-infinity'`)
 			db.via(t, Config{}).launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *Job, int) error {
 				other <- struct{}{}
 				return nil
 			})})
 			db.allHear2(t)
 			db.exec(t, `insert into jobs (kind) values ('job')`) // announced to nobody
-			heard := db.ears(t, value[string](t, db, `select max(id) from supervisors`))
+			heard := db.ears(t, value[string](t, db, `select max(id) from drover_supervisors`))
 			first.claimer.ring("default")
 			eventually(t, func() bool { heard.ping(t); return heard.notes > 0 })
 			receive(t, other)
@@ -78,8 +78,8 @@ func TestAWakeUpIsPassedOn(t *testing.T) {
 // allHear2 waits until the younger of two supervisors sleeps and both hear.
 func (db *testDB) allHear2(t testing.TB) {
 	t.Helper()
-	db.waitFor(t, 30*time.Second, `select count(*) = 1 from sleepers where queue = 'default' and sleeps_until = 'infinity'`)
-	db.waitFor(t, 30*time.Second, `select count(*) = 2 from pg_locks l join supervisors s
+	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_sleepers where queue = 'default' and sleeps_until = 'infinity'`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 2 from pg_locks l join drover_supervisors s
 on hashtextextended(s.id, 0) = (l.classid::bigint << 32 | l.objid::bigint) where l.locktype = 'advisory' and l.granted`)
 }
 
@@ -91,7 +91,7 @@ func TestAFrozenSupervisorIsNotWaitedFor(t *testing.T) {
 	if !frozen.control.listens() || frozen.control.bell == "" {
 		t.Fatal("producers could not know that it listens")
 	}
-	db.exec(t, `update sleepers set sleeps_until = 'infinity'`)
+	db.exec(t, `update drover_sleepers set sleeps_until = 'infinity'`)
 	ran := make(chan struct{}, 1)
 	db.via(t, Config{}).launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *Job, int) error {
 		ran <- struct{}{}

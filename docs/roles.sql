@@ -50,24 +50,24 @@ grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"
 -- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, and carries redrives on. It also enqueues.
 -- What is in the archive it cannot change, and what operators have decided it cannot make.
 grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"worker";
-grant select, insert, update, delete on jobs, supervisors, ended_supervisors, sleepers, budget_slots, failure_tallies, set_aside to :"worker";
-grant select, insert, update on queues, kinds, builds, budgets, redrive_queues, failure_groups to :"worker";
-grant select, update on solo, redrives to :"worker";
+grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_budget_slots, drover_failure_tallies, drover_set_aside to :"worker";
+grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
+grant select, update on drover_solo, drover_redrives to :"worker";
 grant select, insert on jobs_archive to :"worker";
 grant select on job_counts to :"worker";
 
 -- A reader sees everything, args and error texts among it, and changes nothing.
-grant select on jobs, jobs_archive, queues, kinds, builds, supervisors, ended_supervisors, sleepers, solo, set_aside, redrives, redrive_queues,
-	budgets, budget_slots, failure_groups, failure_tallies,
+grant select on jobs, jobs_archive, queues, drover_kinds, drover_builds, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_solo, drover_set_aside, drover_redrives, drover_redrive_queues,
+	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies,
 	discarded_jobs, discarded_summary, job_counts, retry_budgets, failures to :"reader";
 
 -- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, sets budgets and
 -- policies: the verbs run with the caller's rights.
 grant :"reader" to :"operator";
 grant execute on function drover_wake to :"operator";
-grant insert, update, delete on jobs, jobs_archive, budgets, set_aside to :"operator";
-grant insert, update on redrives, redrive_queues, failure_groups to :"operator";
-grant delete on failure_tallies to :"operator";
+grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside to :"operator";
+grant insert, update on drover_redrives, drover_redrive_queues, drover_failure_groups to :"operator";
+grant delete on drover_failure_tallies to :"operator";
 grant update on queues to :"operator";
 commit;
 \endif

@@ -16,7 +16,7 @@ $$;
 create table effects (job text not null, worker text not null, at timestamptz not null default right_time());
 create table audit (
 	n bigint generated always as identity primary key, at timestamptz not null default right_time(),
-	begun timestamptz not null default now(), tx bigint not null default pg_current_xact_id()::text::bigint,
+	begun timestamptz not null default now(), written timestamptz not null default clock_timestamp(), tx bigint not null default pg_current_xact_id()::text::bigint,
 	writer text not null default current_setting('application_name'),
 	job text not null, op text not null, state text not null, attempt int not null, max_attempts int not null,
 	claim_seq int not null, redrives int not null, claimed_by text not null, scheduled_at timestamptz not null, errors_total int not null,
@@ -45,7 +45,7 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 	if h.inside, err = collect[effect](ctx, pool, `select at, job, worker from effects`); err != nil {
 		return fmt.Errorf("effects: %w", err)
 	}
-	h.versions, err = collect[version](ctx, pool, `select at, begun, tx, writer, job, op, state, attempt, max_attempts,
+	h.versions, err = collect[version](ctx, pool, `select at, begun, written, tx, writer, job, op, state, attempt, max_attempts,
 		claim_seq, redrives, claimed_by, scheduled_at, errors_total, transactional, last_class, last_error, last_entry, payload from audit order by n`)
 	if err != nil {
 		return fmt.Errorf("audit: %w", err)

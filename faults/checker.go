@@ -293,7 +293,7 @@ func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 		}
 		least := min(p.Base<<min(was.Attempt-1, 30), p.Max)
 		most := time.Duration(float64(least) * (1 + p.Jitter))
-		if longest, shortest := is.ScheduledAt.Sub(is.Begun), is.ScheduledAt.Sub(is.At); longest < least-time.Millisecond || shortest > most+time.Millisecond {
+		if longest, shortest := is.ScheduledAt.Sub(is.Begun), is.ScheduledAt.Sub(is.Written); longest < least-time.Millisecond || shortest > most+time.Millisecond {
 			broken = append(broken, fmt.Sprintf("attempt %d waits %v to %v, want %v to %v", was.Attempt, shortest, longest, least, most))
 		}
 	}

@@ -80,7 +80,7 @@ type life struct {
 }
 
 func (l *life) write(ms int, writer string) {
-	l.v.At, l.v.Begun, l.v.Writer = at(ms), at(ms), writer
+	l.v.At, l.v.Begun, l.v.Written, l.v.Writer = at(ms), at(ms), at(ms), writer
 	l.h.versions = append(l.h.versions, l.v)
 }
 

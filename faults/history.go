@@ -83,6 +83,7 @@ type effect struct {
 type version struct {
 	At            time.Time // of the write, by the server's clock without its error
 	Begun         time.Time // now(): when its transaction began
+	Written       time.Time // of the write, by the same clock
 	Tx            int64
 	Writer        string // application_name of the session
 	Job           string

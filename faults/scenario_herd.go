@@ -113,7 +113,7 @@ func (f *flock) handle(context.Context, *drover.Job, noop) error {
 
 func (f *flock) asleep(ctx context.Context) error {
 	return f.eventually(ctx, "all supervisors sleep", 60*time.Second,
-		`select count(*) filter (where sleeps_until > now()) = $1 from sleepers`, len(f.ends))
+		`select count(*) filter (where sleeps_until > now()) = $1 from drover_sleepers`, len(f.ends))
 }
 
 func (f *flock) close() error {

@@ -163,7 +163,7 @@ func (w *world) changeMode(ctx context.Context, mode string) (refused bool, err 
 		if !first.alive() {
 			return true, nil
 		}
-		return w.isSo(ctx, `select count(*) = 1 from supervisors where lost_at is null`)
+		return w.isSo(ctx, `select count(*) = 1 from drover_supervisors where lost_at is null`)
 	}))
 	if err != nil {
 		return false, err

@@ -96,7 +96,7 @@ func (w *world) prepareRound(ctx context.Context, client *drover.Client, pool *p
 	}
 	dead, unwanted := ulid.Make().String(), ulid.Make().String()
 	_, err = pool.Exec(ctx, `
-with mourned as (insert into kinds (kind, follow_up_kind, follow_up_queue) values ('mourned', 'noop', 'default') on conflict do nothing)
+with mourned as (insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('mourned', 'noop', 'default') on conflict do nothing)
 insert into jobs (id, kind, queue) values ($1, 'mourned', 'nobody serves it'), ($2, 'noop', 'nobody serves it')`, dead, unwanted)
 	if err != nil {
 		return err

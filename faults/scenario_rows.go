@@ -179,7 +179,7 @@ func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int
 		return err
 	}
 	return errors.Join(
-		w.eventually(ctx, "the redrive is done", 30*time.Second, `select state = 'done' from redrives where id = $1`, r.ID),
+		w.eventually(ctx, "the redrive is done", 30*time.Second, `select state = 'done' from drover_redrives where id = $1`, r.ID),
 		w.eventually(ctx, "what was redriven has run", 30*time.Second, `select count(*) >= 100 from jobs where tags = array[$1] and state = 'completed'`, tag))
 }
 
@@ -209,7 +209,7 @@ func (w *world) allAreSetAside(ctx context.Context) error {
 	err := w.eventually(ctx, "every poison row is out of the way", 30*time.Second, `
 select not exists (
 	select from jobs j where kind = 'noop' and finalized_at is null and (state = 'running' or scheduled_at <= now())
-		and not exists (select from set_aside s where s.job = j.id))`)
+		and not exists (select from drover_set_aside s where s.job = j.id))`)
 	if err != nil {
 		return err
 	}
@@ -389,7 +389,7 @@ insert into own select id from jobs where queue = 'pruned' limit 1`, `drop table
 	}
 	// What was put off or set aside runs once nothing refuses it any more.
 	err = w.eventually(ctx, "what was refused has run or is a dead letter", time.Minute, `
-with again as (update set_aside set retry_at = now() where retry_at > now() returning 1),
+with again as (update drover_set_aside set retry_at = now() where retry_at > now() returning 1),
 	due as (update jobs set scheduled_at = now() where class = 'refused' and state in ('scheduled', 'retryable') and scheduled_at > now() returning 1)
 select count(*) = 0 and (select count(*) from again) >= 0 and (select count(*) from due) >= 0 from jobs where kind = 'noop' and finalized_at is null`)
 	return errors.Join(err, sparinglyLogged(w.dir))

@@ -165,7 +165,7 @@ func (w *world) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from supervisors`, w.load.Workers); err != nil {
+	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from drover_supervisors`, w.load.Workers); err != nil {
 		return err
 	}
 	up := time.Now() // what was measured before is of processes that were starting

@@ -48,9 +48,9 @@ begin
 		raise exception 'drover: goose_db_version holds the versions of other migrations, where drover''s would be taken for theirs. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
 	end if;
 	foreach foreign_name in array array[
-		'jobs', 'queues', 'kinds', 'supervisors', 'sleepers', 'set_aside', 'discarded_jobs',
-		'discarded_summary', 'job_counts', 'redrives', 'redrive_queues', 'ended_supervisors', 'solo', 'failure_groups',
-		'failure_tallies', 'builds', 'failures', 'budgets', 'budget_slots', 'retry_budgets', 'jobs_archive'
+		'jobs', 'queues', 'drover_kinds', 'drover_supervisors', 'drover_sleepers', 'drover_set_aside', 'discarded_jobs',
+		'discarded_summary', 'job_counts', 'drover_redrives', 'drover_redrive_queues', 'drover_ended_supervisors', 'drover_solo', 'drover_failure_groups',
+		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive'
 	] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
@@ -405,7 +405,7 @@ comment on column queues.cancelled_retention is 'How long its cancelled jobs are
 comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 
-create table kinds (
+create table drover_kinds (
 	kind         text collate "C" primary key check (kind <> '' and octet_length(kind) <= 128),
 	max_attempts int check (max_attempts > 0),
 	retry        jsonb check (retry is null or drover_strategy_ok(retry)),
@@ -418,12 +418,12 @@ create table kinds (
 	constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
 	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
-comment on table kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
-comment on column kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
-comment on column kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
-comment on column kinds.follow_up_queue is 'The queue of that job.';
+comment on table drover_kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
+comment on column drover_kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
+comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
+comment on column drover_kinds.follow_up_queue is 'The queue of that job.';
 
-create table supervisors (
+create table drover_supervisors (
 	id         text collate "C" not null,
 	epoch      int         not null default 1,
 	beat       bigint      not null default 0,
@@ -447,26 +447,26 @@ create table supervisors (
 	-- heartbeat does not.
 	primary key (id, epoch)
 ) with (fillfactor = 50);
-comment on table supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
-comment on column supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
-comment on column supervisors.clock_at is 'The latest time that the server''s clock has shown at a beat: later than now if the clock has gone back.';
-comment on column supervisors.behind_since is 'Since when, by the clock as it is now, that has been behind clock_at by 10 s or more. Null: it is not.';
-comment on column supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
-comment on column supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
-comment on column supervisors.slots is 'Concurrency by queue.';
-comment on column supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
-comment on column supervisors.process is 'The client it belongs to: supervisors of one client die together.';
+comment on table drover_supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
+comment on column drover_supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
+comment on column drover_supervisors.clock_at is 'The latest time that the server''s clock has shown at a beat: later than now if the clock has gone back.';
+comment on column drover_supervisors.behind_since is 'Since when, by the clock as it is now, that has been behind clock_at by 10 s or more. Null: it is not.';
+comment on column drover_supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
+comment on column drover_supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
+comment on column drover_supervisors.slots is 'Concurrency by queue.';
+comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
+comment on column drover_supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 
-create table sleepers (
+create table drover_sleepers (
 	queue        text collate "C" not null,
 	supervisor   text collate "C" not null,
 	sleeps_until timestamptz,
 	kinds        text[] not null default '{}',
 	primary key (queue, supervisor)
 ) with (fillfactor = 30);
-comment on table sleepers is 'Which supervisors serve a queue, which kinds, and until when each sleeps (null: it is awake, -infinity: it has no room). An enqueue wakes a sleeper only if no living supervisor is awake for its queue and kind.';
+comment on table drover_sleepers is 'Which supervisors serve a queue, which kinds, and until when each sleeps (null: it is awake, -infinity: it has no room). An enqueue wakes a sleeper only if no living supervisor is awake for its queue and kind.';
 
-create table set_aside (
+create table drover_set_aside (
 	path     text collate "C" not null check (path <> ''),
 	job      text collate "C" not null,
 	error    text             not null,
@@ -477,10 +477,10 @@ create table set_aside (
 	retry_at timestamptz      not null,
 	primary key (path, job)
 ) with (fillfactor = 50);
-comment on table set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried at once.';
-comment on column set_aside.path is 'What was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
-comment on column set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
-comment on column set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
+comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried at once.';
+comment on column drover_set_aside.path is 'What was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
+comment on column drover_set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
+comment on column drover_set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
 
 -- +goose StatementBegin
 create function drover_rows_fault(code text) returns boolean language sql immutable as $$
@@ -535,10 +535,10 @@ comment on function drover_walk(text[], text, jsonb) is
 
 -- +goose StatementBegin
 create function drover_set_aside(path text, refused jsonb) returns void language sql as $$
-	insert into set_aside as s (path, job, error, code, retry_at)
+	insert into drover_set_aside as s (path, job, error, code, retry_at)
 	select drover_set_aside.path, r->>'id', left(r->>'error', 1000), coalesce(r->>'code', ''), clock_timestamp() + interval '15 seconds'
 	from jsonb_array_elements(refused) as r order by 2
-	on conflict on constraint set_aside_pkey do update set error = excluded.error, code = excluded.code, last_at = clock_timestamp(),
+	on conflict on constraint drover_set_aside_pkey do update set error = excluded.error, code = excluded.code, last_at = clock_timestamp(),
 		tries = least(s.tries, 2147483646) + 1,
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
@@ -628,7 +628,7 @@ begin
 	-- them, and it is the same for everybody during a second, so that a burst soon finds the first one awake.
 	for s in
 		select l.supervisor, case when drover_wake.kind is null then l.kinds end as class, l.sleeps_until is null or l.sleeps_until <= coalesce(due, now()) as awake
-		from sleepers l
+		from drover_sleepers l
 		where l.queue = drover_wake.queue and l.supervisor <> asker and l.sleeps_until is distinct from '-infinity'
 			and (drover_wake.kind is null or drover_wake.kind = any(l.kinds))
 		order by class, awake desc, hashtextextended(l.supervisor, extract(epoch from clock_timestamp())::bigint)
@@ -683,7 +683,7 @@ create function drover_clock(most int default 1000, queue text default null, out
 begin
 	-- clock_timestamp() is read after the snapshot was taken: what others have written by then was earlier, unless the
 	-- clock has gone back.
-	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from supervisors s where isfinite(s.clock_at);
+	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from drover_supervisors s where isfinite(s.clock_at);
 	if latest - clock_timestamp() >= interval '10 s' then
 		latest := least(latest, timestamptz '9999-12-30+00');
 		since := least(greatest(since, timestamptz '0001-01-02+00'), timestamptz '9999-12-30+00');
@@ -887,7 +887,7 @@ begin
 		perform drover_refuse_unstored(array[job_id]);
 	end if;
 	existing := stored is null;
-	if not existing and wake and exists (select from sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
+	if not existing and wake and exists (select from drover_sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
 		perform drover_wake(coalesce(queue, 'default'), due, kind);
 	end if;
 	return next;
@@ -990,10 +990,10 @@ select drover_secure();
 
 -- +goose Down
 drop view job_counts;
-drop table set_aside;
-drop table sleepers;
-drop table supervisors;
-drop table kinds;
+drop table drover_set_aside;
+drop table drover_sleepers;
+drop table drover_supervisors;
+drop table drover_kinds;
 drop table queues;
 drop table jobs;
 -- +goose StatementBegin

@@ -314,9 +314,9 @@ comment on function drover_parts(text) is 'A job''s args, errors, metadata, retr
 create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
 begin
 	with theirs as (
-		select path, job from set_aside where job = any(ids) order by path, job for update skip locked
+		select path, job from drover_set_aside where job = any(ids) order by path, job for update skip locked
 	)
-	delete from set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
+	delete from drover_set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
 exception when insufficient_privilege then
 	null; -- then the rows stay, and do no harm: each path looks only at jobs it could take
 end
@@ -523,7 +523,7 @@ select j.id, j.queue, j.kind, j.discard_reason as reason,
 	drover_failed_at(j.errors, false) as first_failed_at, drover_failed_at(j.errors, true) as last_failed_at,
 	j.finalized_at as discarded_at, drover_shown(j.args) as args, j.errors_total, drover_shown(j.errors) as errors, j.redrives, j.tags, j.created_at
 from jobs j
-left join kinds k on k.kind = j.kind
+left join drover_kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
 where j.discard_reason is not null;
 comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';

@@ -13,7 +13,7 @@ do $$ begin
 end $$;
 -- +goose StatementEnd
 
-create table redrives (
+create table drover_redrives (
 	id              text collate "C" primary key default drover_ulid(),
 	state           text        not null default 'marking' check (state in ('marking', 'canary', 'running', 'done', 'aborted')),
 	paused_at       timestamptz,
@@ -43,26 +43,26 @@ create table redrives (
 	check ((key_from is null) or (per_key is not null)),
 	check (finished_at is null or state in ('done', 'aborted'))
 ) with (fillfactor = 50);
-comment on table redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
-comment on column redrives.state is 'marking: finding its jobs. canary: the first few are out. running. done. aborted: what was not released stays dead.';
-comment on column redrives.rate is 'Jobs a second that get due in one queue; redrives of one queue share its slots.';
-comment on column redrives.per_key is 'Jobs of one key that are out at once in one queue, over all supervisors.';
-comment on column redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
-comment on column redrives.canary is 'So many go first; the others wait until these have ended well.';
-comment on column redrives.canary_failures is 'More failed canaries than this abort the redrive.';
-comment on column redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
-comment on column redrives.matched is 'Jobs it holds or has held, without those it skipped.';
-comment on column redrives.released is 'Jobs it made due.';
-comment on column redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
-comment on column redrives.skipped is 'Jobs it left as they were.';
-comment on column redrives.skips is 'The first 1,000 of these, each with the reason. "refused: ...": the database refused to read or to change the row.';
-comment on column redrives.canaries is 'Released canaries, with their failed runs so far.';
-comment on column redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. They are looked at again, and skipped after 10 seconds.';
-comment on column redrives.marked_at is 'How far marking got, with marked_id.';
+comment on table drover_redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
+comment on column drover_redrives.state is 'marking: finding its jobs. canary: the first few are out. running. done. aborted: what was not released stays dead.';
+comment on column drover_redrives.rate is 'Jobs a second that get due in one queue; redrives of one queue share its slots.';
+comment on column drover_redrives.per_key is 'Jobs of one key that are out at once in one queue, over all supervisors.';
+comment on column drover_redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
+comment on column drover_redrives.canary is 'So many go first; the others wait until these have ended well.';
+comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
+comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
+comment on column drover_redrives.matched is 'Jobs it holds or has held, without those it skipped.';
+comment on column drover_redrives.released is 'Jobs it made due.';
+comment on column drover_redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
+comment on column drover_redrives.skipped is 'Jobs it left as they were.';
+comment on column drover_redrives.skips is 'The first 1,000 of these, each with the reason. "refused: ...": the database refused to read or to change the row.';
+comment on column drover_redrives.canaries is 'Released canaries, with their failed runs so far.';
+comment on column drover_redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. They are looked at again, and skipped after 10 seconds.';
+comment on column drover_redrives.marked_at is 'How far marking got, with marked_id.';
 
-create index redrives_unfinished_idx on redrives (id) where finished_at is null;
+create index redrives_unfinished_idx on drover_redrives (id) where finished_at is null;
 
-create table redrive_queues (
+create table drover_redrive_queues (
 	queue    text collate "C" primary key,
 	next_at  timestamptz not null default '-infinity',
 	ticked_at timestamptz not null default '-infinity',
@@ -70,11 +70,11 @@ create table redrive_queues (
 	released jsonb       not null default '{}',
 	note     text        not null default ''
 ) with (fillfactor = 10);
-comment on table redrive_queues is 'One sequence of slots a queue, shared by all its redrives.';
-comment on column redrive_queues.next_at is 'The next free slot.';
-comment on column redrive_queues.key is 'The key that was looked at last.';
-comment on column redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
-comment on column redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
+comment on table drover_redrive_queues is 'One sequence of slots a queue, shared by all its redrives.';
+comment on column drover_redrive_queues.next_at is 'The next free slot.';
+comment on column drover_redrive_queues.key is 'The key that was looked at last.';
+comment on column drover_redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
+comment on column drover_redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
 
 -- +goose StatementBegin
 create function drover_merge_patch(target jsonb, patch jsonb) returns jsonb language plpgsql immutable as $$
@@ -122,7 +122,7 @@ begin
 		raise exception 'drover: an args patch is a JSON object' using errcode = '22023';
 	end if;
 	select format('drover: the args patch does not fit kind %s: %s', k.kind, m) into misfit
-	from kinds k, drover_patch_misfit(patch, k.args_shape) m
+	from drover_kinds k, drover_patch_misfit(patch, k.args_shape) m
 	where k.kind = any(of_kinds) and k.args_shape is not null and m is not null order by 1 limit 1;
 	if found then
 		raise exception '%', misfit using errcode = '22023';
@@ -197,9 +197,9 @@ $$;
 comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Returns the state the job is in now, null if there is no such job.';
 
 -- +goose StatementBegin
-create function drover_redrive_plan(plan jsonb) returns redrives language plpgsql stable as $$
+create function drover_redrive_plan(plan jsonb) returns drover_redrives language plpgsql stable as $$
 declare
-	r redrives;
+	r drover_redrives;
 	misfits text;
 	moment text;
 begin
@@ -249,7 +249,7 @@ $$;
 comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan; raises where it makes no sense.';
 
 -- +goose StatementBegin
-create function drover_redrive_candidates(r redrives) returns text language sql stable set datestyle = iso as $$
+create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
 	-- Which jobs a redrive is for, as a condition on jobs j: those that were dead when it began and that no other
 	-- redrive holds. The time becomes a literal that another session reads.
 	select drover_where(r.filter) || case
@@ -257,23 +257,23 @@ create function drover_redrive_candidates(r redrives) returns text language sql 
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
 		else ' and j.discard_reason is not null' end
 		|| case when r.filter->>'state' = 'parked'
-			then ' and (j.paced_at is null or not exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null))'
+			then ' and (j.paced_at is null or not exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null))'
 			else format(' and j.finalized_at <= %L', r.created_at) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_candidates(redrives) is 'The jobs a redrive is for, as a condition on jobs j.';
+comment on function drover_redrive_candidates(drover_redrives) is 'The jobs a redrive is for, as a condition on jobs j.';
 
 -- +goose StatementBegin
-create function drover_redrive_key(r redrives) returns text language sql stable as $$
+create function drover_redrive_key(r drover_redrives) returns text language sql stable as $$
 	-- The key of a job j in a redrive, null for none.
 	select case when r.per_key is null then 'null::text' when r.key_from is null then 'j.concurrency_key'
 		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_key(redrives) is 'What a job''s key is in a redrive, as an expression on jobs j.';
+comment on function drover_redrive_key(drover_redrives) is 'What a job''s key is in a redrive, as an expression on jobs j.';
 
 -- +goose StatementBegin
-create function drover_redrive_check(r redrives) returns void language plpgsql stable as $$
+create function drover_redrive_check(r drover_redrives) returns void language plpgsql stable as $$
 declare
 	named text;
 	fit bigint;
@@ -300,7 +300,7 @@ begin
 			raise;
 		end if;
 		fit := 0;
-		patched := array(select kind from kinds where kind = coalesce(r.filter->>'kind', kind));
+		patched := array(select kind from drover_kinds where kind = coalesce(r.filter->>'kind', kind));
 	end;
 	if r.args_patch is not null then
 		perform drover_check_patch(r.args_patch, patched);
@@ -311,16 +311,16 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_check(redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a patch that no worker could decode, a cap without keys.';
+comment on function drover_redrive_check(drover_redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a patch that no worker could decode, a cap without keys.';
 
 -- +goose StatementBegin
 create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
 declare
-	r redrives := drover_redrive_plan(plan);
+	r drover_redrives := drover_redrive_plan(plan);
 	named text;
 begin
 	perform drover_redrive_check(r);
-	insert into redrives (filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
+	insert into drover_redrives (filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
 	select r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
 		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', 'unknown id') order by u.id) filter (where u.id is not null), '[]'), count(u.id)
 	from (select) one left join (
@@ -339,14 +339,14 @@ create function drover_redrive_preview(plan jsonb) returns table (queue text, ki
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
-	r redrives := drover_redrive_plan(plan);
+	r drover_redrives := drover_redrive_plan(plan);
 begin
 	perform drover_redrive_check(r);
 	return query execute format('
 		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, g.unkeyed, (select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
 		from (
 			select j.queue, j.kind, j.discard_reason as reason, j.fingerprint, count(*) as jobs,
-				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'')) as held,
+				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'')) as held,
 				count(*) filter (where $1 and %2$s is null) as unkeyed, max(j.id) as newest
 			from jobs j where %1$s group by 1, 2, 3, 4
 		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r), drover_redrive_key(r)) using r.per_key is not null;
@@ -399,7 +399,7 @@ declare
 	patience constant interval := '10 seconds';  -- how long to wait for a row that another transaction has locked
 	reach    constant int := 10 * batch;
 	until    constant timestamptz := clock_timestamp() + interval '250 milliseconds';
-	r        redrives;
+	r        drover_redrives;
 	named    boolean;
 	fits     text;
 	quick    text;
@@ -427,7 +427,7 @@ declare
 begin
 	more := false;
 	refused := '[]';
-	select * into r from redrives where id = redrive for update skip locked;
+	select * into r from drover_redrives where id = redrive for update skip locked;
 	if not found or r.state <> 'marking' or r.paused_at is not null then
 		return;
 	end if;
@@ -444,7 +444,7 @@ begin
 	reading := format('
 		select j.id, case
 			when j.expires_at <= clock_timestamp() then ''expired''
-			when j.paced_at = j.finalized_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
+			when j.paced_at = j.finalized_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
 			when %L and jsonb_typeof(j.args) <> ''object'' then ''args are no object'' end as why,
 			coalesce(left(%s, 256), '''') as key
 		from jobs j where j.id = any($1) and (%s) is true', r.args_patch is not null, drover_redrive_key(r), fits);
@@ -452,7 +452,7 @@ begin
 		with held as materialized (
 			select j.id from jobs j where j.id = any($1) and (%s) is true
 				and (j.paced_at is null or j.paced_at is distinct from j.finalized_at
-					or not exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))
+					or not exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))
 			order by j.id for update skip locked
 		), marked as (
 			update jobs j set redrive_id = %L, pace_key = coalesce((select $2)->>j.id, ''''),
@@ -522,7 +522,7 @@ begin
 			into mine, queues, keyless
 			from jobs j where j.id = any(fit) and (j.redrive_id = redrive and j.paced_at is not null) is true;
 			taken := taken + cardinality(mine);
-			delete from set_aside s where s.path = 'redrive' and s.job = any(mine); -- a new chance
+			delete from drover_set_aside s where s.path = 'redrive' and s.job = any(mine); -- a new chance
 		end if;
 		-- A job that fits and was not marked is locked, or has just changed: it is looked at again.
 		free := array(select b->>'id' from jsonb_array_elements(bad) b);
@@ -541,8 +541,8 @@ begin
 		r.locked := r.locked || locked;
 		exit when ended or taken >= batch or clock_timestamp() > until;
 	end loop;
-	insert into redrive_queues (queue) select distinct q from unnest(queues) as q where q is not null order by 1 on conflict do nothing;
-	update redrives set matched = least(matched, 9223372036854775807 - taken) + taken,
+	insert into drover_redrive_queues (queue) select distinct q from unnest(queues) as q where q is not null order by 1 on conflict do nothing;
+	update drover_redrives set matched = least(matched, 9223372036854775807 - taken) + taken,
 		unkeyed = least(unkeyed, 9223372036854775807 - keyless) + case when per_key is null then 0 else keyless end, locked = r.locked,
 		marked_at = r.marked_at, marked_id = r.marked_id, note = case when note like 'held up: %' then '' else note end,
 		state = case when coalesce(matched + taken >= max_jobs, false) or coalesce(ended, false) and r.locked = '{}'
@@ -558,7 +558,7 @@ comment on function drover_redrive_mark(text, int) is
 
 -- +goose StatementBegin
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
-	update redrives r set skipped = least(skipped, 9223372036854775807 - jsonb_array_length(drover_redrive_skip.skips)) + jsonb_array_length(drover_redrive_skip.skips),
+	update drover_redrives r set skipped = least(skipped, 9223372036854775807 - jsonb_array_length(drover_redrive_skip.skips)) + jsonb_array_length(drover_redrive_skip.skips),
 		skips = (select jsonb_agg(s order by o) from jsonb_array_elements(r.skips || drover_redrive_skip.skips) with ordinality as x(s, o) where o <= 1000)
 	where id = redrive and drover_redrive_skip.skips <> '[]'
 $$;
@@ -576,8 +576,8 @@ declare
 	-- does not cut off every tick.
 	careful constant boolean := batch < 1000;
 	spare constant int := 100; -- so many more are looked at, to replace those that others have locked
-	q redrive_queues;
-	r redrives;
+	q drover_redrive_queues;
+	r drover_redrives;
 	marking boolean := false;
 	until timestamptz;
 	began timestamptz;
@@ -606,8 +606,8 @@ begin
 	select clock_timestamp() + f.time, f.time / greatest(1, f.markings) into until, share from (
 		select case when count(*) > count(*) filter (where state = 'marking') then interval '250 milliseconds' else interval '1 second' end as time,
 			count(*) filter (where state = 'marking') as markings
-		from redrives where finished_at is null and paused_at is null and state <> 'aborted') f;
-	for r in select * from redrives where finished_at is null and state = 'marking' and paused_at is null order by random() loop
+		from drover_redrives where finished_at is null and paused_at is null and state <> 'aborted') f;
+	for r in select * from drover_redrives where finished_at is null and state = 'marking' and paused_at is null order by random() loop
 		marking := true;
 		exit when clock_timestamp() > until;
 		continue when careful and random() < 0.5;
@@ -617,32 +617,32 @@ begin
 				select m.more, m.refused into more, bad from drover_redrive_mark(r.id, batch) m;
 				refused := refused || coalesce((select jsonb_agg(b || jsonb_build_object('redrive', r.id)) from jsonb_array_elements(bad) b), '[]');
 				exit when not more or clock_timestamp() > least(until, began + share)
-					or exists (select from redrives m where m.id = r.id and m.locked <> '{}'); -- other transactions have to end first
+					or exists (select from drover_redrives m where m.id = r.id and m.locked <> '{}'); -- other transactions have to end first
 			end loop;
 		exception when others then
-			update redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
+			update drover_redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
 		end;
 	end loop;
 	-- Of the jobs that are set aside and whose pause is over: try again to take the marked ones out, forget the
 	-- others.
-	ids := array(select s.job from set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
+	ids := array(select s.job from drover_set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
-		delete from set_aside s where s.path = 'redrive' and s.job = any(ids) and not exists (select from jobs j where j.id = s.job and j.paced_at is not null);
+		delete from drover_set_aside s where s.path = 'redrive' and s.job = any(ids) and not exists (select from jobs j where j.id = s.job and j.paced_at is not null);
 	end if;
-	for r in select * from redrives where finished_at is null and state = 'aborted' order by id for update skip locked loop
+	for r in select * from drover_redrives where finished_at is null and state = 'aborted' order by id for update skip locked loop
 		begin
 			perform drover_redrive_let_lie(r, as_of, batch);
 		exception when others then
 			null; -- it is tried again with the next tick
 		end;
 	end loop;
-	if not exists (select from redrives where finished_at is null and paused_at is null) then
+	if not exists (select from drover_redrives where finished_at is null and paused_at is null) then
 		return; -- null: nothing to do until someone says so
 	end if;
-	capped := exists (select from redrives where finished_at is null and paused_at is null and per_key is not null);
+	capped := exists (select from drover_redrives where finished_at is null and paused_at is null and per_key is not null);
 	wait := '1 second'; -- someone else is at it
-	for q in select * from redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
+	for q in select * from drover_redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		begin
 			-- Keep the released jobs that nobody has claimed since. If some of a kind are late, nobody works that
@@ -659,7 +659,7 @@ begin
 					select j.id from jobs j
 					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle)
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
-						and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
+						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);
 				-- A job that cannot be taken back stays due: it is forgotten here, and not tried again.
 				perform drover_redrive_walk(picked, '
@@ -677,7 +677,7 @@ begin
 			slot := greatest(q.next_at, as_of);
 			let_go := '{}';
 			due_now := 0;
-			for r in select * from redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by random() for update skip locked loop
+			for r in select * from drover_redrives where finished_at is null and paused_at is null and state in ('canary', 'running') order by random() for update skip locked loop
 				n := least(ceil(extract(epoch from as_of + ahead - slot) * r.rate), 2000, batch);
 				continue when n <= 0;
 				tried := tried || r.id;
@@ -686,7 +686,7 @@ begin
 					picked := case when r.state = 'canary' then array(
 						select j.id from jobs j
 						where j.id = any(array(select jsonb_object_keys(r.canaries))) and j.queue = q.queue and j.state = 'parked' and j.paced_at <= as_of and j.kind <> all(idle)
-							and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+							and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 						order by j.paced_at, j.id limit n + spare) else '{}' end;
 					place := q.key;
 					if picked = '{}' then
@@ -708,7 +708,7 @@ begin
 					held_up := held_up || jsonb_build_object(r.id, left('held up: ' || sqlerrm, 1000));
 				end;
 			end loop;
-			update redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key, note = '',
+			update drover_redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key, note = '',
 				released = q.released || coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}')
 			where queue = q.queue;
 			if let_go <> '{}' then
@@ -716,17 +716,17 @@ begin
 			end if;
 			released := released + due_now;
 		exception when others then
-			update redrive_queues set note = left('held up: ' || sqlerrm, 1000) where queue = q.queue;
+			update drover_redrive_queues set note = left('held up: ' || sqlerrm, 1000) where queue = q.queue;
 		end;
 	end loop;
-	for r in select * from redrives where finished_at is null and state in ('canary', 'running') order by id for update skip locked loop
+	for r in select * from drover_redrives where finished_at is null and state in ('canary', 'running') order by id for update skip locked loop
 		begin
 			perform drover_redrive_judge(r);
 		exception when others then
 			held_up := held_up || jsonb_build_object(r.id, left('held up: ' || sqlerrm, 1000));
 		end;
 		if held_up ? r.id or r.id = any(tried) and r.note like 'held up: %' then
-			update redrives set note = coalesce(held_up->>r.id, '')
+			update drover_redrives set note = coalesce(held_up->>r.id, '')
 			where id = r.id and state <> 'aborted' and note <> coalesce(held_up->>r.id, '');
 		end if;
 	end loop;
@@ -740,7 +740,7 @@ $$;
 comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, a session that calls it four times a second does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; if keys are capped, a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
 
 -- +goose StatementBegin
-create function drover_redrive_next(r redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
+create function drover_redrive_next(r drover_redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
 declare
 	keys text[];
 begin
@@ -749,7 +749,7 @@ begin
 	picked := array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
-			and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle) and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+			and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle) and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 		order by j.paced_at, j.id limit n);
 	last_key := '';
 	if r.per_key is null then
@@ -770,27 +770,27 @@ begin
 	perform drover_redrive_take_out(array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = any(keys) and j.paced_at is not null and j.finalized_at <> j.paced_at
-			and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 		order by j.id for update skip locked));
 	picked := picked || array(
 		select p.id from unnest(keys) as k(key)
 		cross join lateral (
 			select j.id, j.paced_at from jobs j
 			where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = k.key and j.paced_at <= as_of
-				and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle) and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+				and (j.state = 'parked' or j.finalized_at = j.paced_at) and j.kind <> all(idle) and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 			order by j.paced_at, j.id
-			limit greatest(0, r.per_key - (select count(*) from redrives o join jobs i on i.redrive_id = o.id
+			limit greatest(0, r.per_key - (select count(*) from drover_redrives o join jobs i on i.redrive_id = o.id
 				where o.finished_at is null and i.queue = of_queue and i.pace_key = k.key and i.paced_at = 'infinity' and i.finalized_at is null
-					and (exists (select from set_aside s where s.path = 'redrive' and s.job = i.id)) is not true))
+					and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = i.id)) is not true))
 		) p
 		order by p.paced_at, p.id limit n - cardinality(picked));
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_next(redrives, text, text, int, text[], timestamptz) is 'The jobs of a redrive that may go next, within the caps of their keys. Part of drover_pace.';
+comment on function drover_redrive_next(drover_redrives, text, text, int, text[], timestamptz) is 'The jobs of a redrive that may go next, within the caps of their keys. Part of drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive_let_go(r redrives, picked text[], slot timestamptz, n int, shuffled boolean,
+create function drover_redrive_let_go(r drover_redrives, picked text[], slot timestamptz, n int, shuffled boolean,
 	out gone text[], out going int, out used int, out refused jsonb) language plpgsql as $$
 declare
 	held   jsonb;
@@ -824,7 +824,7 @@ begin
 	going := (select count(*) from unnest(gone) as i(id) where (held->i.id->>'fresh')::boolean);
 	again := (select count(*) from unnest(bad) as i(id) where not (held->i.id->>'fresh')::boolean);
 	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error')) order by b->>'id'), '[]') from jsonb_array_elements(refused) b);
-	update redrives set released = least(released - again, 9223372036854775807 - going) + going, matched = matched - cardinality(stale) - cardinality(bad),
+	update drover_redrives set released = least(released - again, 9223372036854775807 - going) + going, matched = matched - cardinality(stale) - cardinality(bad),
 		canaries = case when state = 'canary' then (canaries - bad)
 			|| coalesce((select jsonb_object_agg(i.id, held->i.id->'errors') from unnest(gone) as i(id)), '{}') else canaries end
 	where id = r.id;
@@ -832,11 +832,11 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_let_go(redrives, text[], timestamptz, int, boolean) is
+comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
 	'Makes jobs due, from the given slot on: the first n of the picked ones that are not locked, except those that have expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive_judge(r redrives) returns void language plpgsql as $$
+create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$
 declare
 	failed bigint;
 	open bigint;
@@ -849,28 +849,28 @@ begin
 			min(drover_last_error(j.errors)->>'error') filter (where j.errors_total > c.value::int)
 		into failed, open, error
 		from jsonb_each_text(r.canaries) c join jobs j on j.id = c.key
-		where j.id = any(array(select jsonb_object_keys(r.canaries))) and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true;
+		where j.id = any(array(select jsonb_object_keys(r.canaries))) and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true;
 		if failed > r.canary_failures then
 			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')));
 		elsif open = 0 and (r.released >= r.canary
 				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at)
-					and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true)) then
-			update redrives set state = 'running' where id = r.id;
+					and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true)) then
+			update drover_redrives set state = 'running' where id = r.id;
 		end if;
 		return;
 	end if;
-	update redrives set state = 'done', finished_at = clock_timestamp()
+	update drover_redrives set state = 'done', finished_at = clock_timestamp()
 	where id = r.id and not exists (
 		select from jobs j where j.redrive_id = r.id and j.paced_at is not null
 			and (j.paced_at = 'infinity' and j.finalized_at is null or j.state = 'parked' or j.finalized_at = j.paced_at)
-			and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true);
+			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_judge(redrives) is 'Moves a redrive on: from its canaries to the rest or to its abort, and to done. Part of drover_pace.';
+comment on function drover_redrive_judge(drover_redrives) is 'Moves a redrive on: from its canaries to the rest or to its abort, and to done. Part of drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive_let_lie(r redrives, as_of timestamptz, batch int default 1000) returns void language plpgsql as $$
+create function drover_redrive_let_lie(r drover_redrives, as_of timestamptz, batch int default 1000) returns void language plpgsql as $$
 declare
 	held text[];
 	refused jsonb;
@@ -879,7 +879,7 @@ begin
 	-- not stay parked. Those that are out count for their keys until they have ended.
 	held := array(
 		select j.id from jobs j where j.redrive_id = r.id and (isfinite(j.paced_at) or j.paced_at = 'infinity' and j.finalized_at is not null)
-			and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
+			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
 		order by j.queue, j.pace_key, j.paced_at, j.id limit batch for update skip locked);
 	if held <> '{}' then
 		select w.refused into refused from drover_redrive_walk(held, '
@@ -894,28 +894,28 @@ begin
 			jsonb_build_object('dead', r.filter->>'state' is distinct from 'parked', 'begun', r.created_at, 'as_of', as_of)) w;
 		perform drover_set_aside('redrive', refused);
 	end if;
-	if not exists (select from jobs j where j.redrive_id = r.id and j.paced_at is not null and (exists (select from set_aside s where s.path = 'redrive' and s.job = j.id)) is not true) then
-		update redrives set finished_at = clock_timestamp() where id = r.id;
+	if not exists (select from jobs j where j.redrive_id = r.id and j.paced_at is not null and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true) then
+		update drover_redrives set finished_at = clock_timestamp() where id = r.id;
 	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_let_lie(redrives, timestamptz, int) is 'Takes an aborted redrive''s hand off its next jobs. Part of drover_pace.';
+comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Takes an aborted redrive''s hand off its next jobs. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_pause(redrive text, pause boolean default true) returns text language sql as $$
-	update redrives set paused_at = case when pause then coalesce(paused_at, clock_timestamp()) end where id = redrive and finished_at is null and state <> 'aborted';
+	update drover_redrives set paused_at = case when pause then coalesce(paused_at, clock_timestamp()) end where id = redrive and finished_at is null and state <> 'aborted';
 	select drover_notify(drover_channel(), 'redrive ' || redrive) where not pause;
-	select case when paused_at is not null and finished_at is null then 'paused' else state end from redrives where id = redrive
+	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_pause(text, boolean) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). Returns paused or the state the redrive is in now, null if there is no such redrive.';
 
 -- +goose StatementBegin
 create function drover_redrive_abort(redrive text, why text default '') returns text language sql as $$
-	update redrives set state = 'aborted', paused_at = null, note = drover_redrive_abort.why where id = redrive and state in ('marking', 'canary', 'running');
+	update drover_redrives set state = 'aborted', paused_at = null, note = drover_redrive_abort.why where id = redrive and state in ('marking', 'canary', 'running');
 	select drover_notify(drover_channel(), 'redrive ' || redrive);
-	select state from redrives where id = redrive
+	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_abort(text, text) is 'Ends a redrive: what it has not made due stays dead. Returns the state the redrive is in now, null if there is no such redrive; one that is done stays done.';
@@ -927,14 +927,14 @@ create or replace function drover_schema_version() returns int language sql immu
 select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{redrives,redrive_queues}');
+select drover_lock_tables('{drover_redrives,drover_redrive_queues}');
 drop function drover_redrive_abort, drover_redrive_pause, drover_redrive_let_lie, drover_redrive_judge,
 	drover_redrive_let_go, drover_redrive_next, drover_pace, drover_redrive_skip, drover_redrive_mark,
 	drover_redrive_take_out, drover_redrive_walk, drover_redrive_preview, drover_redrive_start,
 	drover_redrive_check, drover_redrive_key, drover_redrive_candidates, drover_redrive_plan, drover_redrive,
 	drover_release, drover_check_patch, drover_patch_misfit, drover_merge_patch;
-drop table redrive_queues;
-drop table redrives;
+drop table drover_redrive_queues;
+drop table drover_redrives;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 11';
 -- +goose StatementEnd

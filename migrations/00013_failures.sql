@@ -12,7 +12,7 @@ do $$ begin
 end $$;
 -- +goose StatementEnd
 
-create table failure_groups (
+create table drover_failure_groups (
 	fingerprint text collate "C" primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
 	kind        text collate "C" not null,
 	class       text collate "C" not null,
@@ -34,21 +34,21 @@ create table failure_groups (
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
-comment on table failure_groups is 'One row a fingerprint: failures of one kind of job with one cause, as far as their texts tell. At most 10,000; what is new beyond goes into one row a kind.';
-comment on column failure_groups.sample is 'The text of one of them: redacted, bounded.';
-comment on column failure_groups.count is 'Failed runs.';
-comment on column failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
-comment on column failure_groups.last_job is 'The job it happened to last.';
-comment on column failure_groups.status is 'open; resolved: mended, and open again as a regression when it comes back; ignored: counted, and stays so.';
-comment on column failure_groups.regressed_at is 'When it last came back after it had been resolved.';
-comment on column failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
-comment on column failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
-comment on column failure_groups.updated_by is 'Who last changed status or policy.';
+comment on table drover_failure_groups is 'One row a fingerprint: failures of one kind of job with one cause, as far as their texts tell. At most 10,000; what is new beyond goes into one row a kind.';
+comment on column drover_failure_groups.sample is 'The text of one of them: redacted, bounded.';
+comment on column drover_failure_groups.count is 'Failed runs.';
+comment on column drover_failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
+comment on column drover_failure_groups.last_job is 'The job it happened to last.';
+comment on column drover_failure_groups.status is 'open; resolved: mended, and open again as a regression when it comes back; ignored: counted, and stays so.';
+comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
+comment on column drover_failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
+comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
+comment on column drover_failure_groups.updated_by is 'Who last changed status or policy.';
 
 -- Serves the settle (sqlSettle), which looks each failure up; empty unless a policy is set.
-create index failure_groups_policy_idx on failure_groups (fingerprint) where policy is not null;
+create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
 
-create table failure_tallies (
+create table drover_failure_tallies (
 	id          bigint generated always as identity primary key,
 	fingerprint text collate "C" not null,
 	at          timestamptz not null default now(),
@@ -60,19 +60,19 @@ create table failure_tallies (
 	jobs        int         not null,
 	last_job    text collate "C" not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_threshold = 5000);
-comment on table failure_tallies is 'Failures that settles have recorded and no supervisor has added to failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
+comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
 
-create table builds (
+create table drover_builds (
 	build      text collate "C" primary key check (build <> '' and octet_length(build) <= 256),
 	first_seen timestamptz not null default clock_timestamp(),
 	slots_to   timestamptz
 );
-comment on table builds is 'Every build a supervisor has registered with. The one first seen last is the newest, whatever their names.';
-comment on column builds.slots_to is 'The due time given last to a job that this build released.';
+comment on table drover_builds is 'Every build a supervisor has registered with. The one first seen last is the newest, whatever their names.';
+comment on column drover_builds.slots_to is 'The due time given last to a job that this build released.';
 
 -- +goose StatementBegin
 create function drover_newest_build() returns text language sql stable as $$
-	select build from builds order by first_seen desc, build desc limit 1
+	select build from drover_builds order by first_seen desc, build desc limit 1
 $$;
 -- +goose StatementEnd
 comment on function drover_newest_build() is 'The build that was seen for the first time last; null if none has been.';
@@ -80,12 +80,12 @@ comment on function drover_newest_build() is 'The build that was seen for the fi
 -- +goose StatementBegin
 create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$
 declare
-	room int := 10000 - (select count(*) from failure_groups);
+	room int := 10000 - (select count(*) from drover_failure_groups);
 	took bigint;
 begin
 	-- Counters stop at the largest value of their type. Times are cut to the years that Go and JSON can hold.
 	with taken as (
-		delete from failure_tallies where id = any(ids::bigint[]) returning *
+		delete from drover_failure_tallies where id = any(ids::bigint[]) returning *
 	), summed as (
 		select fingerprint, min(kind) as kind, min(class) as class, min(error_type) as error_type, coalesce(min(sample), '') as sample,
 			least(greatest(min(at), timestamptz '0001-01-01 00:00:00Z'), clock_timestamp() + interval '1 day') as first_seen,
@@ -93,7 +93,7 @@ begin
 			sum(count) as count, sum(jobs) as jobs, (array_agg(last_job order by at desc, id desc))[1] as last_job
 		from taken group by fingerprint
 	), known as (
-		select s.*, g.fingerprint is not null as known from summed s left join failure_groups g on g.fingerprint = s.fingerprint
+		select s.*, g.fingerprint is not null as known from summed s left join drover_failure_groups g on g.fingerprint = s.fingerprint
 	), placed as (
 		select k.*, not known and row_number() over (partition by known order by first_seen, fingerprint) > room as beyond from known k
 	), bounded as (
@@ -103,7 +103,7 @@ begin
 			min(first_seen), max(last_seen), sum(count), sum(jobs), max(last_job)
 		from placed where beyond group by kind
 	), put as (
-		insert into failure_groups as g (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job)
+		insert into drover_failure_groups as g (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job)
 		select * from bounded
 		on conflict (fingerprint) do update set
 			first_seen = least(g.first_seen, excluded.first_seen), last_seen = greatest(g.last_seen, excluded.last_seen),
@@ -122,7 +122,7 @@ $$;
 comment on function drover_failures_put(text[]) is 'Moves tallies, by their ids, into the failure groups. Part of drover_failures_add, which holds the lock.';
 
 -- +goose StatementBegin
-create function drover_failures_add(page int default 10000) returns setof failure_groups language plpgsql as $$
+create function drover_failures_add(page int default 10000) returns setof drover_failure_groups language plpgsql as $$
 declare
 	ids      text[];
 	resolved text[];
@@ -134,13 +134,13 @@ begin
 	-- One caller at a time: so none waits for another, none deadlocks, and only one sees a group come back. A caller
 	-- that finds the table locked, by another or by a person's open transaction, leaves the work for the next time.
 	begin
-		lock table failure_groups in share row exclusive mode nowait;
+		lock table drover_failure_groups in share row exclusive mode nowait;
 	exception when lock_not_available then
 		return;
 	end;
-	resolved := array(select g.fingerprint from failure_groups g where g.status = 'resolved');
+	resolved := array(select g.fingerprint from drover_failure_groups g where g.status = 'resolved');
 	-- In random order: otherwise a hundred bad tallies next to each other would look as if all were bad.
-	ids := array(select t.id::text from (select f.id from failure_tallies f order by f.id limit page) t order by random());
+	ids := array(select t.id::text from (select f.id from drover_failure_tallies f order by f.id limit page) t order by random());
 	begin
 		select w.refused into refused from drover_walk(ids, 'select drover_failures_put($1)') w;
 	exception when others then
@@ -155,14 +155,14 @@ begin
 		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
 		raise warning 'drover: dropped % tallies of failures that failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
 		begin
-			perform drover_walk(bad, 'with gone as (delete from failure_tallies where id = any($1::bigint[]) returning id) select count(*) from gone');
+			perform drover_walk(bad, 'with gone as (delete from drover_failure_tallies where id = any($1::bigint[]) returning id) select count(*) from gone');
 		exception when others then
 			if not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
 		end;
 	end if;
-	return query select g.* from failure_groups g where g.fingerprint = any(resolved) and g.status = 'open';
+	return query select g.* from drover_failure_groups g where g.fingerprint = any(resolved) and g.status = 'open';
 end
 $$;
 -- +goose StatementEnd
@@ -176,9 +176,9 @@ begin
 	if drover_failure_status.status is null or drover_failure_status.status not in ('open', 'resolved', 'ignored') then
 		raise exception 'drover: status "%" is none of open, resolved, ignored', drover_failure_status.status using errcode = '22023';
 	end if;
-	select g.status into was from failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
+	select g.status into was from drover_failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
 	if was <> drover_failure_status.status then
-		update failure_groups g set status = drover_failure_status.status, updated_at = clock_timestamp(), updated_by = by,
+		update drover_failure_groups g set status = drover_failure_status.status, updated_at = clock_timestamp(), updated_by = by,
 			resolved_at = case when drover_failure_status.status = 'resolved' then clock_timestamp() end
 		where g.fingerprint = drover_failure_status.fingerprint;
 	end if;
@@ -214,14 +214,14 @@ comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over
 -- +goose StatementBegin
 create function drover_failure_policy(fingerprint text, policy text, by text default '', build text default null) returns boolean language plpgsql as $$
 declare
-	g failure_groups;
+	g drover_failure_groups;
 	newest text := drover_newest_build();
 	parked text[];
 begin
 	if drover_failure_policy.policy not in ('discard', 'park') then
 		raise exception 'drover: policy "%" is none of discard, park; null means to retry', drover_failure_policy.policy using errcode = '22023';
 	end if;
-	select * into g from failure_groups f where f.fingerprint = drover_failure_policy.fingerprint for no key update;
+	select * into g from drover_failure_groups f where f.fingerprint = drover_failure_policy.fingerprint for no key update;
 	if not found then
 		return false;
 	end if;
@@ -234,7 +234,7 @@ begin
 	if build <> newest then
 		raise exception 'drover: the newest build is "%", not "%"', newest, build using errcode = 'DR002';
 	end if;
-	update failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(), updated_by = by,
+	update drover_failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(), updated_by = by,
 		park_build = case when drover_failure_policy.policy = 'park' then newest end
 	where f.fingerprint = drover_failure_policy.fingerprint;
 	if g.policy = 'park' and policy is distinct from 'park' then
@@ -263,29 +263,29 @@ declare
 begin
 	-- The newest build's row is the turn to do this, and holds the last slot given: whoever is next goes on there. Slots
 	-- are given for 1,000 jobs ahead at most.
-	perform from builds b where b.build = newest for update skip locked;
+	perform from drover_builds b where b.build = newest for update skip locked;
 	if not found then
 		return 0;
 	end if;
 	with ended as materialized (
-		select g.fingerprint from failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
+		select g.fingerprint from drover_failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
-	update failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
+	update drover_failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
 	-- A slot further ahead than drover ever gives one was set by hand, and is ignored.
-	start := greatest(clock_timestamp(), (select max(slots_to) from builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
+	start := greatest(clock_timestamp(), (select max(slots_to) from drover_builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
 	-- First the jobs that older builds parked, then those that the newest build parked under a policy that was
 	-- lifted. Jobs that others have locked, or that are set aside, leave their places to the next ones.
 	for over in
-		select o.build from (select '' as build union all select b.build from builds b where b.build <> newest union all select newest) o
+		select o.build from (select '' as build union all select b.build from drover_builds b where b.build <> newest union all select newest) o
 		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
 		order by o.build = newest, o.build
 	loop
 		ids := ids || array(
 			select j.id from jobs j
 			where j.parked_build = over and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
-				and (over <> newest or not exists (select from failure_groups g where g.fingerprint = j.fingerprint and g.policy = 'park'))
-				and (exists (select from set_aside s where s.path = 'unpark' and s.job = j.id and s.retry_at > clock_timestamp())) is not true
+				and (over <> newest or not exists (select from drover_failure_groups g where g.fingerprint = j.fingerprint and g.policy = 'park'))
+				and (exists (select from drover_set_aside s where s.path = 'unpark' and s.job = j.id and s.retry_at > clock_timestamp())) is not true
 			order by j.fingerprint, j.id
 			limit room - cardinality(ids) for update skip locked);
 		exit when cardinality(ids) >= room;
@@ -300,9 +300,9 @@ begin
 		)
 		select count(*) from free',
 		(select jsonb_object_agg(i.id, start + i.n * interval '1 second' / rate) from unnest(ids) with ordinality as i(id, n))) w;
-	update builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
+	update drover_builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
 	ids := array(select i.id from unnest(ids) as i(id) where i.id <> all(bad));
-	delete from set_aside s where s.path = 'unpark' and s.job = any(ids);
+	delete from drover_set_aside s where s.path = 'unpark' and s.job = any(ids);
 	perform drover_wake(q.queue, q.due, q.kind) from (
 		select queue, kind, min(scheduled_at) as due from jobs where id = any(ids) group by queue, kind order by queue, kind) q;
 	return cardinality(ids);
@@ -314,7 +314,7 @@ comment on function drover_unpark(int) is
 
 create view failures as
 select g.*, coalesce(d.discarded, 0) as discarded, coalesce(p.parked, 0) as parked
-from failure_groups g
+from drover_failure_groups g
 left join (select fingerprint, count(*) as discarded from jobs where discard_reason is not null group by fingerprint) d on d.fingerprint = g.fingerprint
 left join (select fingerprint, count(*) as parked from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity' and state = 'parked' group by fingerprint) p
 	on p.fingerprint = g.fingerprint;
@@ -327,15 +327,15 @@ create or replace function drover_schema_version() returns int language sql immu
 select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{jobs,failure_groups,failure_tallies,builds}');
+select drover_lock_tables('{jobs,drover_failure_groups,drover_failure_tallies,drover_builds}');
 drop view failures;
 -- A parked job would wait for ever without what releases it.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
 drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_failure_status,
 	drover_failures_add, drover_failures_put, drover_newest_build;
-drop table builds;
-drop table failure_tallies;
-drop table failure_groups;
+drop table drover_builds;
+drop table drover_failure_tallies;
+drop table drover_failure_groups;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
 -- +goose StatementEnd

@@ -12,7 +12,7 @@ do $$ begin
 end $$;
 -- +goose StatementEnd
 
-create table budgets (
+create table drover_budgets (
 	scope      text collate "C" primary key check (scope = 'all' or scope ~ '^(kind|queue):.' and octet_length(scope) <= 134),
 	retries    int     not null check (retries between 1 and 1000000),
 	per_ms     bigint  not null default 60000 check (per_ms between 1 and 86400000),
@@ -22,14 +22,14 @@ create table budgets (
 	-- Slots are a microsecond apart at least: the clock tells no finer ones apart.
 	check (retries <= per_ms * 1000)
 );
-comment on table budgets is 'Retry budgets: any per_ms hold at most so many retries. A change applies to the next retry that fails, in every process.';
-comment on column budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else that of all.';
-comment on column budgets.retries is 'How many retries may be due in any per_ms.';
-comment on column budgets.per_ms is 'The length of the window.';
-comment on column budgets.burst is 'How many may be due in one instant; above 1 a window may hold so many more, less one.';
-comment on column budgets.discard is 'What happens to a retry for which the next per_ms after its backoff are spent: discarded, reason retry_budget, rather than put off.';
+comment on table drover_budgets is 'Retry budgets: any per_ms hold at most so many retries. A change applies to the next retry that fails, in every process.';
+comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else that of all.';
+comment on column drover_budgets.retries is 'How many retries may be due in any per_ms.';
+comment on column drover_budgets.per_ms is 'The length of the window.';
+comment on column drover_budgets.burst is 'How many may be due in one instant; above 1 a window may hold so many more, less one.';
+comment on column drover_budgets.discard is 'What happens to a retry for which the next per_ms after its backoff are spent: discarded, reason retry_budget, rather than put off.';
 
-create table budget_slots (
+create table drover_budget_slots (
 	scope   text collate "C" not null,
 	retries int    not null,
 	per_ms  bigint not null,
@@ -38,10 +38,10 @@ create table budget_slots (
 	used    bit(1000) not null default B'0'::bit(1000),
 	primary key (scope, retries, per_ms, burst, chunk)
 ) with (fillfactor = 50);
-comment on table budget_slots is
+comment on table drover_budget_slots is
 	'The calendar of each budget: slots per_ms / retries apart, a thousand to a row. Slot n is due n * per_ms / retries after 1970; burst slots share the instant of their first. A budget that is changed begins a new one.';
-comment on column budget_slots.chunk is 'Slots chunk * 1000 and the 999 after it.';
-comment on column budget_slots.used is 'Which of them a retry has; none is ever given back.';
+comment on column drover_budget_slots.chunk is 'Slots chunk * 1000 and the 999 after it.';
+comment on column drover_budget_slots.used is 'Which of them a retry has; none is ever given back.';
 
 -- +goose StatementBegin
 create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
@@ -66,7 +66,7 @@ declare
 	full_chunk constant bit(1000) := ~ B'0'::bit(1000);
 	at  constant bigint := extract(epoch from clock_timestamp()) * 1000000;
 	w       record;       -- a retry that wants a slot
-	held    budget_slots; -- the chunk at hand
+	held    drover_budget_slots; -- the chunk at hand
 	changed boolean := false;
 	added   boolean := false;
 	slot    bigint;       -- none before it is free for this retry
@@ -80,7 +80,7 @@ begin
 			case when b.discard then at + g.delay + b.per_ms * 1000 end as spent
 		from unnest(kinds, queues, delays, latest) with ordinality as g(kind, queue, delay, latest, n)
 		cross join lateral (
-			select * from budgets x where x.scope in ('kind:' || g.kind, 'queue:' || g.queue, 'all')
+			select * from drover_budgets x where x.scope in ('kind:' || g.kind, 'queue:' || g.queue, 'all')
 			order by x.scope = 'all', x.scope not like 'kind:%' limit 1) b
 		order by b.scope, g.delay, g.n
 	loop
@@ -93,20 +93,20 @@ begin
 		while free = 0 and (slot < stop) is not false loop
 			if (w.scope, slot / 1000) is distinct from (held.scope, held.chunk) then
 				if changed then
-					update budget_slots s set used = held.used
+					update drover_budget_slots s set used = held.used
 					where s.scope = held.scope and s.retries = held.retries and s.per_ms = held.per_ms and s.burst = held.burst and s.chunk = held.chunk;
 				end if;
 				changed := false;
 				held := (w.scope, w.retries, w.per_ms, w.burst, slot / 1000, null);
 				-- A full chunk stays full, and needs no lock.
-				select s.used into held.used from budget_slots s
+				select s.used into held.used from drover_budget_slots s
 				where s.scope = w.scope and s.retries = w.retries and s.per_ms = w.per_ms and s.burst = w.burst and s.chunk = held.chunk;
 				if not found then
-					insert into budget_slots values (w.scope, w.retries, w.per_ms, w.burst, held.chunk) on conflict do nothing;
+					insert into drover_budget_slots values (w.scope, w.retries, w.per_ms, w.burst, held.chunk) on conflict do nothing;
 					added := true;
 				end if;
 				if held.used is distinct from full_chunk then
-					select s.used into held.used from budget_slots s
+					select s.used into held.used from drover_budget_slots s
 					where s.scope = w.scope and s.retries = w.retries and s.per_ms = w.per_ms and s.burst = w.burst and s.chunk = held.chunk
 					for update;
 				end if;
@@ -130,12 +130,12 @@ begin
 		return next;
 	end loop;
 	if changed then
-		update budget_slots s set used = held.used
+		update drover_budget_slots s set used = held.used
 		where s.scope = held.scope and s.retries = held.retries and s.per_ms = held.per_ms and s.burst = held.burst and s.chunk = held.chunk;
 	end if;
 	if added then
-		delete from budget_slots where (scope, retries, per_ms, burst, chunk) in (
-			select s.scope, s.retries, s.per_ms, s.burst, s.chunk from budget_slots s
+		delete from drover_budget_slots where (scope, retries, per_ms, burst, chunk) in (
+			select s.scope, s.retries, s.per_ms, s.burst, s.chunk from drover_budget_slots s
 			where drover_slot_due((s.chunk + 1) * 1000, s.retries, s.per_ms, s.burst) < at - 60000000 -- others may have read the clock a while ago
 			order by 1, 2, 3, 4, 5 for update skip locked);
 	end if;
@@ -146,7 +146,7 @@ comment on function drover_reserve(text[], text[], bigint[], bigint[]) is
 	'Takes for each retry, given its kind, queue, backoff and longest wait (null: any) in microseconds, the first free slot of its budget; tells when that is and how far off, or the reason of a discard. No row for a retry without a budget.';
 
 -- +goose StatementBegin
-create function drover_budget(b budgets, out reserved int, out free int, out next_free timestamptz) language plpgsql stable as $$
+create function drover_budget(b drover_budgets, out reserved int, out free int, out next_free timestamptz) language plpgsql stable as $$
 declare
 	at    constant bigint := extract(epoch from now()) * 1000000;
 	first constant bigint := drover_slot(at, b.retries, b.per_ms, b.burst);
@@ -156,12 +156,12 @@ declare
 begin
 	-- Of the chunks that hold the slots from first to before past, the bits of those.
 	select coalesce(sum(bit_count(substring(s.used from f.from_bit + 1 for f.to_bit - f.from_bit))), 0) into reserved
-	from budget_slots s
+	from drover_budget_slots s
 	cross join lateral (select greatest(first - s.chunk * 1000, 0)::int as from_bit, least(past - s.chunk * 1000, 1000)::int as to_bit) f
 	where s.scope = b.scope and s.retries = b.retries and s.per_ms = b.per_ms and s.burst = b.burst and s.chunk between first / 1000 and (past - 1) / 1000;
 	free := past - first - reserved;
 	loop
-		select s.used into used from budget_slots s
+		select s.used into used from drover_budget_slots s
 		where s.scope = b.scope and s.retries = b.retries and s.per_ms = b.per_ms and s.burst = b.burst and s.chunk = slot / 1000;
 		exit when not found;
 		if position(B'0' in substring(used from (slot % 1000)::int + 1)) > 0 then
@@ -174,12 +174,12 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_budget(budgets) is 'What a budget has reserved and free in the window that begins now, and when its next free slot is.';
+comment on function drover_budget(drover_budgets) is 'What a budget has reserved and free in the window that begins now, and when its next free slot is.';
 
 create view retry_budgets as
 select b.scope, b.retries, b.per_ms * interval '1 ms' as per, b.burst, case when b.discard then 'discard' else 'defer' end as mode,
 	l.reserved, l.free, l.next_free
-from budgets b cross join lateral drover_budget(b) l;
+from drover_budgets b cross join lateral drover_budget(b) l;
 comment on view retry_budgets is 'The retry budgets, and what is left of each for the window that begins now.';
 
 -- +goose StatementBegin
@@ -189,11 +189,11 @@ create or replace function drover_schema_version() returns int language sql immu
 select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{budgets,budget_slots}');
+select drover_lock_tables('{drover_budgets,drover_budget_slots}');
 drop view retry_budgets;
 drop function drover_budget, drover_reserve, drover_slot_due, drover_slot;
-drop table budget_slots;
-drop table budgets;
+drop table drover_budget_slots;
+drop table drover_budgets;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 13';
 -- +goose StatementEnd

@@ -12,7 +12,7 @@ do $$ begin
 end $$;
 -- +goose StatementEnd
 
-create table ended_supervisors (
+create table drover_ended_supervisors (
 	id           text collate "C" primary key,
 	process      text collate "C",
 	host         text        not null,
@@ -28,24 +28,24 @@ create table ended_supervisors (
 	blamed       text[]      not null default '{}',
 	explained_by text collate "C"
 );
-comment on table ended_supervisors is 'Supervisors that ended in the last day: how often processes die, and what each death was taken for.';
-comment on column ended_supervisors.ended_at is 'Its last sign of life.';
-comment on column ended_supervisors.died is 'It fell silent and has not spoken again.';
-comment on column ended_supervisors.draining is 'It was being stopped: no evidence against anybody.';
-comment on column ended_supervisors.mass is 'Others fell silent within two thirds of a lease of it: evidence for a first crash only.';
-comment on column ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
-comment on column ended_supervisors.degree is 'Highest crashes among the jobs that had started: only those are suspected.';
-comment on column ended_supervisors.beside is 'How many jobs had started beside each.';
-comment on column ended_supervisors.blamed is 'Jobs that it counts against.';
-comment on column ended_supervisors.explained_by is 'The quarantined job that is taken for the cause.';
+comment on table drover_ended_supervisors is 'Supervisors that ended in the last day: how often processes die, and what each death was taken for.';
+comment on column drover_ended_supervisors.ended_at is 'Its last sign of life.';
+comment on column drover_ended_supervisors.died is 'It fell silent and has not spoken again.';
+comment on column drover_ended_supervisors.draining is 'It was being stopped: no evidence against anybody.';
+comment on column drover_ended_supervisors.mass is 'Others fell silent within two thirds of a lease of it: evidence for a first crash only.';
+comment on column drover_ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
+comment on column drover_ended_supervisors.degree is 'Highest crashes among the jobs that had started: only those are suspected.';
+comment on column drover_ended_supervisors.beside is 'How many jobs had started beside each.';
+comment on column drover_ended_supervisors.blamed is 'Jobs that it counts against.';
+comment on column drover_ended_supervisors.explained_by is 'The quarantined job that is taken for the cause.';
 
-create table solo (
+create table drover_solo (
 	one        boolean primary key default true check (one),
 	supervisor text collate "C",
 	taken_at   timestamptz
 );
-insert into solo default values;
-comment on table solo is 'One row: the supervisor whose turn it is to run strong suspects, one at a time, with nothing beside them. Null: nobody''s. Free for all once that one is not alive.';
+insert into drover_solo default values;
+comment on table drover_solo is 'One row: the supervisor whose turn it is to run strong suspects, one at a time, with nothing beside them. Null: nobody''s. Free for all once that one is not alive.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';
@@ -54,9 +54,9 @@ create or replace function drover_schema_version() returns int language sql immu
 select drover_secure();
 
 -- +goose Down
-select drover_lock_tables('{ended_supervisors,solo}');
-drop table solo;
-drop table ended_supervisors;
+select drover_lock_tables('{drover_ended_supervisors,drover_solo}');
+drop table drover_solo;
+drop table drover_ended_supervisors;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 14';
 -- +goose StatementEnd

@@ -38,7 +38,7 @@ declare
 	n      int;
 begin
 	made := false;
-	select follow_up_kind, follow_up_queue into policy from kinds where kind = job_kind and follow_up_kind is not null;
+	select follow_up_kind, follow_up_queue into policy from drover_kinds where kind = job_kind and follow_up_kind is not null;
 	if not found then
 		return;
 	end if;
@@ -127,7 +127,7 @@ declare
 begin
 	made := 0;
 	refused := '[]';
-	for note in select job from set_aside where path = 'follow-up' and job = any(ids) and retry_at <= clock_timestamp() order by job for update skip locked loop
+	for note in select job from drover_set_aside where path = 'follow-up' and job = any(ids) and retry_at <= clock_timestamp() order by job for update skip locked loop
 		select x.made, x.refused into f from jobs d
 		cross join lateral drover_make_follow_up(d.id, d.queue, d.kind, d.discard_reason, d.class, d.fingerprint, d.attempt, d.finalized_at, d.metadata, d.args, d.errors) x
 		where d.id = note and d.discard_reason is not null;
@@ -135,7 +135,7 @@ begin
 			perform drover_set_aside('follow-up', f.refused);
 			refused := refused || f.refused;
 		else -- enqueued, or its job is no longer discarded
-			delete from set_aside where path = 'follow-up' and job = note;
+			delete from drover_set_aside where path = 'follow-up' and job = note;
 			made := made + coalesce(f.made, false)::int;
 		end if;
 	end loop;
@@ -406,8 +406,8 @@ comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the 
 
 -- +goose StatementBegin
 create function drover_tidy_set_aside() returns void language sql as $$
-	delete from set_aside where (path, job) in (
-		select s.path, s.job from set_aside s
+	delete from drover_set_aside where (path, job) in (
+		select s.path, s.job from drover_set_aside s
 		where not exists (select from jobs j where j.id = s.job)
 			or s.path in ('settle', 'rescue') and not exists (select from jobs j where j.id = s.job and j.state = 'running')
 			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries it
@@ -445,7 +445,7 @@ comment on function drover_retain_next(text, interval, interval, int, boolean) i
 create function drover_retain_these(ids text[], completed interval, cancelled interval, out deleted bigint, out archived bigint, out refused jsonb)
 language plpgsql set lock_timeout = '1s' as $$
 declare
-	noted  boolean := exists (select from set_aside s where s.path in ('prune', 'archive'));
+	noted  boolean := exists (select from drover_set_aside s where s.path in ('prune', 'archive'));
 	doomed text[];
 	stored text[];
 	bad    jsonb;
@@ -456,7 +456,7 @@ begin
 	refused := '[]';
 	if noted then
 		-- Jobs that are set aside are not even read: they may be damaged.
-		ids := array(select i from unnest(ids) as i where not exists (select from set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
+		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
 	end if;
 	with retained as materialized (
 		select q.name, q.completed_retention is not null as own_completed, q.cancelled_retention is not null as own_cancelled, q.archive_discarded_after is not null as keep,
@@ -471,7 +471,7 @@ begin
 			when 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when 'discarded' then coalesce(q.archived_before, q.discarded_before) end
 			-- A redrive that is under way has a hold on it.
-			and (j.finalized_at = j.paced_at and exists (select from redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
+			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
 		order by j.id for update of j skip locked
 	)
 	select array_agg(id order by id) filter (where not keep), array_agg(id order by id) filter (where keep) into doomed, stored from old;
@@ -486,7 +486,7 @@ begin
 		end;
 	end if;
 	if noted then
-		stored := array(select i from unnest(stored) as i where not exists (select from set_aside s where s.path = 'archive' and s.job = i and s.retry_at > now()));
+		stored := array(select i from unnest(stored) as i where not exists (select from drover_set_aside s where s.path = 'archive' and s.job = i and s.retry_at > now()));
 	end if;
 	if cardinality(stored) > 0 then
 		begin
@@ -499,8 +499,8 @@ begin
 		end;
 	end if;
 	if noted then
-		delete from set_aside where (path, job) in (
-			select s.path, s.job from set_aside s where s.path in ('prune', 'archive') and s.job = any(doomed || stored)
+		delete from drover_set_aside where (path, job) in (
+			select s.path, s.job from drover_set_aside s where s.path in ('prune', 'archive') and s.job = any(doomed || stored)
 				and not exists (select from jobs j where j.id = s.job)
 			order by s.path, s.job for update skip locked);
 	end if;
@@ -516,14 +516,14 @@ create function drover_retain(after text, completed interval, cancelled interval
 declare
 	walked text[];
 begin
-	if after = '' and exists (select from set_aside) then
+	if after = '' and exists (select from drover_set_aside) then
 		perform drover_tidy_set_aside();
 	end if;
 	select n.ids, n.odd into walked, odd from drover_retain_next(after, completed, cancelled, batch, whole) n;
 	select r.deleted, r.archived, r.refused into deleted, archived, refused from drover_retain_these(walked, completed, cancelled) r;
 	last := walked[batch];
 	if last is null then
-		follow_ups := array(select job from set_aside where path = 'follow-up' and retry_at <= now() order by retry_at, job limit 100);
+		follow_ups := array(select job from drover_set_aside where path = 'follow-up' and retry_at <= now() order by retry_at, job limit 100);
 	end if;
 end
 $$;

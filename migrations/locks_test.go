@@ -24,10 +24,10 @@ func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 	tables := map[step][]string{
 		{15, 16}: {"jobs"},
 		{16, 15}: {"jobs", "jobs_archive"},
-		{15, 14}: {"ended_supervisors", "solo"},
-		{14, 13}: {"budgets", "budget_slots"},
-		{13, 12}: {"jobs", "failure_groups", "failure_tallies", "builds"},
-		{12, 11}: {"redrives", "redrive_queues"},
+		{15, 14}: {"drover_ended_supervisors", "drover_solo"},
+		{14, 13}: {"drover_budgets", "drover_budget_slots"},
+		{13, 12}: {"jobs", "drover_failure_groups", "drover_failure_tallies", "drover_builds"},
+		{12, 11}: {"drover_redrives", "drover_redrive_queues"},
 	}
 	for i, name := range files(t)[1:] {
 		text, err := fs.ReadFile(migrations.FS, name)
@@ -120,7 +120,7 @@ func TestLockTablesGivesUp(t *testing.T) {
 		}
 		conn.Release()
 	}
-	exec(t, pool, `begin; set local lock_timeout = '1234ms'; select drover_lock_tables('{jobs,kinds}'); do $$ begin
+	exec(t, pool, `begin; set local lock_timeout = '1234ms'; select drover_lock_tables('{jobs,drover_kinds}'); do $$ begin
 		assert current_setting('lock_timeout') = '1234ms', 'the time-out is not as it was';
 	end $$; commit`)
 }

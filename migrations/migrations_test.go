@@ -49,10 +49,10 @@ func TestUpDownUpOnAFullDatabase(t *testing.T) {
 	pool := pgtest.NewPool(t)
 	up(t, pool)
 	exec(t, pool, `insert into jobs (kind, priority) select 'k', 1 + n % 9 from generate_series(1, 1000) n`)
-	exec(t, pool, `insert into kinds (kind) values ('k')`)
+	exec(t, pool, `insert into drover_kinds (kind) values ('k')`)
 	exec(t, pool, `insert into queues (name) values ('q')`)
-	exec(t, pool, `insert into supervisors (id, lease_ms, queues) values ('s', 1, '{q}')`)
-	exec(t, pool, `insert into sleepers (queue, supervisor) values ('q', 's')`)
+	exec(t, pool, `insert into drover_supervisors (id, lease_ms, queues) values ('s', 1, '{q}')`)
+	exec(t, pool, `insert into drover_sleepers (queue, supervisor) values ('q', 's')`)
 	up(t, pool) // a second Up keeps everything
 	if n := value[int](t, pool, `select count(*) from jobs`); n != 1000 {
 		t.Fatalf("%d jobs after the second Up", n)
@@ -66,7 +66,7 @@ func TestUpDownUpOnAFullDatabase(t *testing.T) {
 
 func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"jobs", "queues", "supervisors", "discarded_jobs", "job_counts", "redrives", "builds", "budgets", "retry_budgets", "jobs_archive"} {
+	for _, name := range []string{"jobs", "queues", "drover_supervisors", "discarded_jobs", "job_counts", "drover_redrives", "retry_budgets", "jobs_archive"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.NewPool(t)

@@ -124,7 +124,7 @@ func (a *app) check(ctx context.Context, t drover.Thresholds) error {
 }
 
 // A queue exists while a job or a supervisor has it. Reads all jobs only where there is no such queue.
-const sqlKnownQueue = `select exists (select from supervisors where $1 = any(queues)) or exists (select from jobs where queue = $1)`
+const sqlKnownQueue = `select exists (select from drover_supervisors where $1 = any(queues)) or exists (select from jobs where queue = $1)`
 
 func (s *session) knownQueue(ctx context.Context, queue string) error {
 	var known bool

@@ -18,7 +18,7 @@ func TestCheck(t *testing.T) {
 	sh.run(t, "check", "--max-discarded", "0").ends(t, 1, "1 threshold exceeded").says(t, "warning: 1 job discarded, at most 0\n")
 	sh.run(t, "check", "--max-discarded", "0", "--queue", "payments").ends(t, 3, `"payments"`)
 	sh.run(t, "check", "--max-discarded", "0", "--queue", "").ends(t, 3, "--queue is empty")
-	sh.exec(t, `insert into supervisors (id, lease_ms, queues) values ('a', 30000, '{payments}')`)
+	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('a', 30000, '{payments}')`)
 	sh.run(t, "check", "--max-discarded", "0", "--queue", "payments").ok(t)
 	sh.run(t, "check", "--max-new-discarded", "0", "--within", "1h").ends(t, 1).says(t, "warning: 1 job discarded in the last 60m, at most 0\n")
 	for _, sql := range []string{
@@ -47,7 +47,7 @@ func TestCheck(t *testing.T) {
 func TestCheckOfTheServersClock(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
-	sh.exec(t, `insert into supervisors (id, lease_ms, queues, clock_at) values ('a', 30000, '{default}', now() + interval '59 min')`)
+	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues, clock_at) values ('a', 30000, '{default}', now() + interval '59 min')`)
 	sh.run(t, "check", "--max-oldest", "15m").ok(t)
 	sh.exec(t, `insert into jobs (kind, created_at, scheduled_at) values ('k', now() + interval '50 min', now() + interval '50 min')`)
 	sh.run(t, "check", "--max-oldest", "15m").ends(t, 1).says(t, "warning: the server's clock has gone back by ", "at most 15m, and jobs wait because of it: drover health\n")

@@ -163,10 +163,10 @@ type doomed struct {
 const (
 	sqlDoomed = `
 select current_database(), coalesce((select relnamespace::regnamespace::name from pg_class where oid = to_regclass('jobs')), current_schema(), ''),
-	to_regclass('jobs') is not null and to_regclass('supervisors') is not null`
+	to_regclass('jobs') is not null and to_regclass('drover_supervisors') is not null`
 	sqlCountDoomed = `
 select count(*), count(*) filter (where finalized_at is null),
-	(select count(*) from supervisors where lost_at is null and beat_at >= now() - lease_ms * interval '1 ms')
+	(select count(*) from drover_supervisors where lost_at is null and beat_at >= now() - lease_ms * interval '1 ms')
 from jobs`
 )
 

@@ -68,7 +68,7 @@ func TestRefusedJobsAreNamed(t *testing.T) {
 	for _, sql := range []string{
 		`create function curse() returns trigger language plpgsql as $$ begin raise exception 'it is cursed'; end $$`,
 		`create trigger curse before update on jobs for each row when (old.id = '` + cursed + `') execute function curse()`,
-		`insert into set_aside (path, job, error, code, retry_at) values ('claim', '` + cursed + `', 'it is cursed', 'P0001', now() + interval '1 h')`,
+		`insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', '` + cursed + `', 'it is cursed', 'P0001', now() + interval '1 h')`,
 	} {
 		if _, err := sh.pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)

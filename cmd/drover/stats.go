@@ -123,7 +123,7 @@ select id, host, pid, build, queues,
 		when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent'
 		when draining then 'draining' else 'alive' end,
 	least(greatest(beat_at, '0001-01-02+00'), '9999-12-30+00'), cardinality(in_flight), lease_ms
-from supervisors order by started_at, id`
+from drover_supervisors order by started_at, id`
 
 func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
 	rows, err := s.pool.Query(ctx, sqlSupervisors)
@@ -144,11 +144,11 @@ with due as materialized (
 	where finalized_at is null and state <> 'running' and scheduled_at <= now() group by queue, kind
 )
 select queue, '', sum(jobs)::bigint from due
-where not exists (select from supervisors s where due.queue = any(s.queues)
+where not exists (select from drover_supervisors s where due.queue = any(s.queues)
 	and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms')
 group by queue
 union all
-select '', kind, sum(jobs)::bigint from due where not exists (select from kinds k where k.kind = due.kind) group by kind
+select '', kind, sum(jobs)::bigint from due where not exists (select from drover_kinds k where k.kind = due.kind) group by kind
 order by 2, 1`
 
 func (s *session) unserved(ctx context.Context) ([]unserved, error) {
@@ -166,7 +166,7 @@ func (s *session) unserved(ctx context.Context) ([]unserved, error) {
 // Served by jobs_claim_idx, as sqlUnserved.
 const sqlSolo = `
 select (select count(*) from jobs where finalized_at is null and state <> 'running' and lane >= 30 and scheduled_at <= now()),
-	coalesce((select supervisor from solo where supervisor in (select id from supervisors where lost_at is null)), '')`
+	coalesce((select supervisor from drover_solo where supervisor in (select id from drover_supervisors where lost_at is null)), '')`
 
 // One row for all fingerprints of a reason; the view is served by jobs_discarded_idx.
 const sqlDiscarded = `

@@ -16,7 +16,7 @@ func TestStats(t *testing.T) {
 	discard(t, sh)
 	enqueue(t, client, charge{Order: 2}, &drover.EnqueueOpts{Queue: "slow"})
 	sh.exec(t, `update jobs set scheduled_at = now() - interval '5 min' where queue = 'slow'`)
-	sh.exec(t, `insert into supervisors (id, lease_ms, queues, in_flight, host, pid, beat_at, lost_at, draining) values
+	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues, in_flight, host, pid, beat_at, lost_at, draining) values
 		('a', 30000, '{default,slow}', '{x,y}', 'h1', 11, now(), null, false),
 		('b', 30000, '{slow}', '{}', 'h2', 12, now() - interval '1 min', null, false),
 		('c', 30000, '{slow}', '{}', 'h3', 13, now() - interval '2 min', now(), false),
@@ -32,7 +32,7 @@ func TestStats(t *testing.T) {
 		t.Errorf("%+v, %+v", got.Discarded, got.Solo)
 	}
 	sh.exec(t, `update jobs set crashes = 2 where queue = 'slow'`)
-	sh.exec(t, `update solo set supervisor = 'a', taken_at = now()`)
+	sh.exec(t, `update drover_solo set supervisor = 'a', taken_at = now()`)
 	sh.run(t, "stats").ok(t).says(t, "CAUSES", "1 due job to run alone, see docs/crashes.md", "supervisor a has the turn")
 	states := map[string]string{}
 	for _, s := range got.Supervisors {
@@ -55,13 +55,13 @@ func TestStatsUnserved(t *testing.T) {
 	enqueue(t, client, charge{Order: 1}, &drover.EnqueueOpts{Queue: "slow"})
 	enqueue(t, client, charge{Order: 2}, nil)
 	enqueue(t, client, charge{Order: 3}, &drover.EnqueueOpts{Queue: "later", Delay: 1 << 40})
-	sh.exec(t, `insert into supervisors (id, lease_ms, queues, beat_at, draining) values
+	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, draining) values
 		('alive', 30000, '{default}', now() + interval '1 min', false),
 		('drains', 30000, '{slow}', now(), true),
 		('silent', 30000, '{slow}', now() - interval '1 min', false)`)
 	sh.run(t, "stats").ok(t).says(t, "1 job due in queue slow: no live supervisor serves it",
 		"2 jobs due of kind charge: no supervisor has registered it", "0s ago")
-	sh.exec(t, `insert into kinds (kind) values ('charge')`)
+	sh.exec(t, `insert into drover_kinds (kind) values ('charge')`)
 	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
 	if len(got.Unserved) != 1 || got.Unserved[0] != (unserved{Queue: "slow", Jobs: 1}) {
 		t.Errorf("unserved %+v", got.Unserved)
@@ -69,6 +69,6 @@ func TestStatsUnserved(t *testing.T) {
 	if got.Schema != pgtest.Schema(sh.pool) || got.Database == "" {
 		t.Errorf("database %q, schema %q", got.Database, got.Schema)
 	}
-	sh.exec(t, `delete from supervisors where id <> 'silent'`)
+	sh.exec(t, `delete from drover_supervisors where id <> 'silent'`)
 	sh.run(t, "stats").ok(t).says(t, "1 job due in queue default: no live", "no supervisor is running")
 }

@@ -241,7 +241,7 @@ func (db *database) progress(ctx context.Context) (p progress, err error) {
 
 const sqlBusiest = `
 select s.pid, count(*) as running
-from jobs j join supervisors s on s.id = j.claimed_by
+from jobs j join drover_supervisors s on s.id = j.claimed_by
 where j.state = 'running' and s.lost_at is null
 group by s.pid order by running desc, s.pid limit 1`
 

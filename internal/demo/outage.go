@@ -368,7 +368,7 @@ func (r *run) reportOutage(res *OutageResult, t *Tally, unpaced, paced []second)
 	} else {
 		r.page.say("\nSee for yourself in SQL: drover demo --story outage --keep, and then")
 	}
-	r.page.say("  select id, state, rate, per_key, matched, released, why from redrives;")
+	r.page.say("  select id, state, rate, per_key, matched, released, why from drover_redrives;")
 	r.page.say("  select id, jsonb_pretty(errors) from jobs where errors_total > 3 limit 3;")
 }
 

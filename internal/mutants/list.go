@@ -131,15 +131,15 @@ func mutants() []mutant {
 		{
 			name: "claim-unfenced", bug: "a claim does not ask whether its epoch is over",
 			file:  "store_pg_claim.go",
-			old:   "select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
-			new:   "select statement_timestamp() as at from supervisors where id = $1 and $2::int > 0 for key share",
+			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
+			new:   "select statement_timestamp() as at from drover_supervisors where id = $1 and $2::int > 0 for key share",
 			tests: []string{"TestEpochFencesClaims"},
 		},
 		{
 			name: "claim-unlocked", bug: "a raised epoch does not wait for claims under way",
 			file:  "store_pg_claim.go",
-			old:   "select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
-			new:   "select statement_timestamp() as at from supervisors where id = $1 and epoch = $2 and lost_at is null",
+			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
+			new:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null",
 			tests: []string{"TestEpochFencesClaims"},
 		},
 		{
@@ -523,7 +523,7 @@ func mutants() []mutant {
 		{
 			name: "in-flight-searched", bug: "whether a job was in flight is searched for in an array, for each",
 			file:  "store_pg_supervisors.go",
-			old:   "(j.id in (select f from supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,",
+			old:   "(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,",
 			new:   "coalesce(j.id = any(s.in_flight), false) end,",
 			tests: []string{"TestTheHuntHashesItsLists"},
 		},
@@ -677,8 +677,8 @@ func mutants() []mutant {
 		{
 			name: "epoch-overflows", bug: "a supervisor whose epoch is at its end can never be declared lost",
 			file:  "store_pg_supervisors.go",
-			old:   "update supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id",
-			new:   "update supervisors set epoch = epoch + 1, lost_at = now() where id",
+			old:   "update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id",
+			new:   "update drover_supervisors set epoch = epoch + 1, lost_at = now() where id",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
 		},
 		{
@@ -749,7 +749,7 @@ func mutants() []mutant {
 		{
 			name: "newcomers-trust-the-clock", bug: "a supervisor that starts after a step of the server's clock knows nothing of it",
 			file:  "store_pg_supervisors.go",
-			old:   "greatest(now(), (select max(clock_at) from supervisors where isfinite(clock_at)), (select max(ended_at)",
+			old:   "greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at)",
 			new:   "greatest(now(), (select min(ended_at)",
 			tests: []string{"TestNewcomersKnowThatTheClockWentBack"},
 		},
