@@ -50,7 +50,7 @@ from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' 
 	// sqlTryAside gives one process the next try.
 	sqlTryAside = `
 update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
-	sqlPassed = `delete from drover_set_aside where path = $1 and job = any($2)`
+	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
 )
 
 // head is a job that a claim would take.
@@ -176,7 +176,7 @@ func (s *store) tryAside(ctx context.Context, conn *pgx.Conn, path, id string) (
 func (s *store) passed(ctx context.Context, conn *pgx.Conn, path string, ids []string) error {
 	var p pipeline
 	p.begin()
-	p.exec(nil, sqlPassed, path, ids)
+	p.exec(nil, sqlNoLongerAside, path, ids)
 	p.commit()
 	return p.send(ctx, conn)
 }

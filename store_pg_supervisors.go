@@ -929,8 +929,8 @@ update drover_sleepers set sleeps_until = case when queue = any($2) then '-infin
 where supervisor = $1 and sleeps_until is distinct from case when queue = any($2) then '-infinity'::timestamptz end`
 )
 
-// sqlPassOn wakes other supervisors than $3 for jobs of queues $1 and kinds $2, where somebody sleeps.
-const sqlPassOn = `
+// sqlWakeAnother wakes other supervisors than $3 for jobs of queues $1 and kinds $2, where somebody sleeps.
+const sqlWakeAnother = `
 select drover_wake(w.queue, null, w.kind, $3) from unnest($1::text[], $2::text[]) as w(queue, kind)
 where exists (select from drover_sleepers s where s.queue = w.queue and s.sleeps_until > now() and s.supervisor <> $3)`
 

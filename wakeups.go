@@ -187,7 +187,7 @@ func (c *claimer) passOn(base context.Context, p *plan, now time.Time) {
 			kind := queues[queue]
 			names, kinds = append(names, queue), append(kinds, &kind)
 		}
-		pass.exec(nil, sqlPassOn, names, kinds, p.lease.id)
+		pass.exec(nil, sqlWakeAnother, names, kinds, p.lease.id)
 		pass.commit()
 		err = pass.send(ctx, conn)
 	}
@@ -206,7 +206,7 @@ func (c *claimer) passFull(p *pipeline, id string, full []string, rung map[strin
 		}
 	}
 	if len(queues) > 0 {
-		p.exec(nil, sqlPassOn, queues, make([]*string, len(queues)), id)
+		p.exec(nil, sqlWakeAnother, queues, make([]*string, len(queues)), id)
 	}
 	p.call(func() {
 		for _, queue := range queues {

@@ -123,7 +123,7 @@ func (w *world) backUp(ctx context.Context) (b *backup, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close(ctx)
+	defer conn.Close(ctx) //nolint:errcheck // it has done what it was for
 	b = &backup{}
 	var label string
 	if err := conn.QueryRow(ctx, `show data_directory`).Scan(&b.data); err != nil {

@@ -104,8 +104,11 @@ func TestForgottenCommitsExplain(t *testing.T) {
 	h := &history{
 		faults: []fault{{Forgotten: at(1000), Begun: at(5000), Ended: at(6000)}, {Begun: at(20_000), Ended: at(21_000)}},
 		calls: []call{
-			{At: at(900), What: "ok", Job: "before"}, {At: at(2000), What: "ok", Job: "forgotten"}, {At: at(2000), What: "unknown", Job: "unsure"},
-			{At: at(9000), What: "ok", Job: "after"}, {At: at(20_500), What: "ok", Job: "durable"},
+			{At: at(900), What: "ok", Job: "before"},
+			{At: at(2000), What: "ok", Job: "forgotten"},
+			{At: at(2000), What: "unknown", Job: "unsure"},
+			{At: at(9000), What: "ok", Job: "after"},
+			{At: at(20_500), What: "ok", Job: "durable"},
 		},
 		notes:   []note{{At: at(3000), Job: "told"}, {At: at(900), Job: "told before"}},
 		outside: []effect{{At: at(7000), Job: "worked on"}, {At: at(9000), Job: "worked long"}},
