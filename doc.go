@@ -59,7 +59,7 @@
 //	supervisor_claim.go            takes due jobs, and decides when to look for them
 //	supervisor_refused_claims.go   finds the job because of which the database refuses a claim, and takes it out of the way
 //	floors.go                      where a claim begins to look, so that dead rows cost nothing
-//	wakeups.go                     which supervisor is woken next, when one look is enough, and whose turn it is to poll
+//	supervisor_wake.go             which supervisor is woken next, when one look is enough, and whose turn it is to poll
 //	near_sweeps.go                 claims that look behind it, for what committed late
 //	hearing.go                     how often a sleeper looks, where an enqueue may have taken it for awake
 //	supervisor_audit.go            looks for jobs that run in this process' name although it does not know them
@@ -75,7 +75,7 @@
 //	supervisor_lease.go            heartbeat, notifications, watching the others, rescue, the full sweep
 //	supervisor_unheard.go          asks for what nobody may have said: cancelled runs, queues added in passing
 //	blame.go                       which job killed a process: evidence, suspects, conviction; pure
-//	beside.go                      what ran beside a convicted job need not wait any longer
+//	supervisor_beside.go           what ran beside a convicted job need not wait any longer
 //	operate_redrive.go             dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
 //	supervisor_redrive.go          carries redrives on, whoever began them
 //	args_shape.go                  what an args patch is checked against
