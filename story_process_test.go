@@ -342,7 +342,7 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	spec := processSpec{Concurrency: 4, Lease: time.Second, Poll: 100 * time.Millisecond}
+	spec := processSpec{Concurrency: 4, Lease: 2 * time.Second, Poll: 100 * time.Millisecond}
 	id := db.enqueue(t, errand{Do: "block"}, &EnqueueOpts{Retry: Constant{Delay: time.Hour}})
 	first := db.spawn(t, spec)
 	eventually(t, func() bool { return first.said("started "+id) == 1 })
@@ -516,11 +516,11 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 	db.exec(t, `create table effects (job text, pid int);
 		create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not now'; end $$;
 		create trigger refuse before update of started_seq on jobs for each row execute function refuse()`)
-	spec := processSpec{Concurrency: 4, Lease: time.Second, Poll: 100 * time.Millisecond}
+	spec := processSpec{Concurrency: 4, Lease: 2 * time.Second, Poll: 100 * time.Millisecond}
 	once := &EnqueueOpts{MaxAttempts: 1}
 	unstarted := db.enqueue(t, errand{Do: "block"}, once)
 	first := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select state = 'running' from jobs where id = $1`, unstarted)
+	db.waitFor(t, 20*time.Second, `select claim_seq = 1 from jobs where id = $1`, unstarted) // running for some milliseconds, then put aside
 	other := db.enqueue(t, errand{Do: "nap"}, nil)
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, other) // starts that are refused hold up no settle
 	first.kill(t)                                                                              // between claim and start

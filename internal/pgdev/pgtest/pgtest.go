@@ -4,11 +4,8 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
-	"flag"
 	"fmt"
 	"os"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -33,25 +30,12 @@ type server struct {
 // Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
 // nothing behind either, but does not wait for the cluster's end.
 func Main(m *testing.M) {
-	flag.Parse()
-	moreAtOnce()
 	code := m.Run()
 	if err := shared.close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
 	os.Exit(code)
-}
-
-// moreAtOnce has two tests for each processor run at the same time, unless the command line says how many: most of
-// the time they wait, for the server, for a lease to end or for a job to be due.
-func moreAtOnce() {
-	const name = "test.parallel"
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
-	if !given {
-		_ = flag.Set(name, strconv.Itoa(2*runtime.GOMAXPROCS(0))) // fails only if it is no number
-	}
 }
 
 // URL returns the connection string of the test binary's Postgres: DATABASE_URL if it is set, else of a
