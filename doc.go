@@ -59,7 +59,6 @@
 //	supervisor_claim.go            takes due jobs, and decides when to look for them
 //	supervisor_refused_claims.go   finds the job because of which the database refuses a claim, and takes it out of the way
 //	floors.go                      where a claim begins to look, so that dead rows cost nothing
-//	supervisor_wake.go             which supervisor is woken next, when one look is enough, and whose turn it is to poll
 //	near_sweeps.go                 claims that look behind it, for what committed late
 //	hearing.go                     how often a sleeper looks, where an enqueue may have taken it for awake
 //	supervisor_audit.go            looks for jobs that run in this process' name although it does not know them

@@ -70,8 +70,7 @@ type Receipt struct {
 	Existing bool // the job was there before, under the ID the caller gave
 }
 
-// Enqueue stores one job in a transaction of its own and wakes one supervisor if all that serve its queue and kind
-// sleep. One round trip.
+// Enqueue stores one job in a transaction of its own and wakes a supervisor if all sleep. One round trip.
 //
 // After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID. Do so while the
 // job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
@@ -93,7 +92,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 // EnqueueTx stores one job in the caller's transaction: it exists if and when that commits. A pgx.Tx is a Tx,
 // SQLTx adapts a *sql.Tx. It wakes a supervisor with the commit if all sleep when it is called, or when a transaction began
 // that is not read committed. One that falls asleep in between looks for the job about every tenth of its sleep, at least
-// every PollInterval. A transaction that is to be prepared needs drover.notify off; see docs/configuration.md. What commits more than 20 s after the call may wait for a full sweep, 15 s for each supervisor.
+// every PollInterval; what commits more than 20 s after the call may wait for a full sweep, 15 s for each supervisor.
 // Errors as Enqueue; after any but an *InvalidError the transaction can only be rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	job, err := c.encode(args, opts)

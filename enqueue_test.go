@@ -899,7 +899,7 @@ func TestProducerRole(t *testing.T) {
 	if woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
 		t.Errorf("woke without the right to, %v", err)
 	}
-	db.exec(t, `grant execute on function drover_wake to `+role)
+	db.exec(t, `grant execute on function drover_wake(text, timestamptz) to `+role)
 	if !woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
 		t.Errorf("did not wake, %v", err)
 	}
@@ -923,7 +923,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 			db.exec(t, `create table gate ()`)
 			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
 			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
-			db.exec(t, `insert into drover_sleepers (queue, supervisor, kinds) values ('default', current_schema() || 'awake', '{letter,job}')`)
+			db.exec(t, `insert into drover_sleepers (queue, supervisor) values ('default', 'awake')`)
 			gate, err := db.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -956,12 +956,11 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 // woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()
-	db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until, kinds) values ('default', current_schema() || 's', 'infinity', '{letter,job}') on conflict do nothing`)
+	db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity') on conflict do nothing`)
 	return notes(t, db, do) != nil
 }
 
-// notes are the notifications that were sent while do ran. Every supervisor in sleepers lives and listens meanwhile,
-// unless its name ends in dead.
+// notes are the notifications that were sent while do ran.
 func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	t.Helper()
 	conn, err := db.Acquire(t.Context())
@@ -973,20 +972,8 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	if err := conn.QueryRow(t.Context(), sqlListen).Scan(&channel); err != nil {
 		t.Fatal(err)
 	}
-	channels := []string{channel}
-	for _, id := range value[[]string](t, db, `select array(select supervisor from drover_sleepers)`) {
-		channels = append(channels, bellOf(id))
-		if strings.HasSuffix(id, "dead") {
-			continue
-		}
-		if _, err := conn.Exec(t.Context(), sqlBell, id); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range channels {
-		if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{name}.Sanitize()); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
+		t.Fatal(err)
 	}
 	do()
 	db.exec(t, `select pg_notify(drover_channel(), 'end')`)
@@ -1000,10 +987,8 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 		}
 		payloads = append(payloads, note.Payload)
 	}
-	for _, sql := range []string{`unlisten *`, sqlForgetBell} {
-		if _, err := conn.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := conn.Exec(t.Context(), `unlisten *`); err != nil {
+		t.Fatal(err)
 	}
 	return payloads
 }
@@ -1016,24 +1001,20 @@ func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
 		opts     *EnqueueOpts
 		wakes    bool
 	}{
-		"nobody serves the queue":           {sleepers: `('other', 'a', 'infinity')`},
-		"all sleep":                         {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 hour')`, wakes: true},
-		"one is awake":                      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', null)`},
-		"all sleep beyond the delayed job":  {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{Delay: time.Hour}, wakes: true},
-		"all sleep beyond the scheduled":    {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
-		"one gets up before it is due":      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
-		"one gets up before the scheduled":  {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
-		"none has room":                     {sleepers: `('default', 'a', '-infinity'), ('default', 'b', '-infinity')`},
-		"one sleeps, one has no room":       {sleepers: `('default', 'a', 'infinity'), ('default', 'b', '-infinity')`, wakes: true},
-		"one is awake, one has no room":     {sleepers: `('default', 'a', null), ('default', 'b', '-infinity')`},
-		"one is awake and was killed":       {sleepers: `('default', 'a', 'infinity'), ('default', 'dead', null)`, wakes: true},
-		"all that sleep were killed":        {sleepers: `('default', 'dead', 'infinity')`},
-		"one is awake for other kinds":      {sleepers: `('default', 'a', 'infinity'), ('default', 'other kinds', null)`, wakes: true},
-		"one sleeps who serves other kinds": {sleepers: `('default', 'other kinds', 'infinity')`},
-		"another queue's sleep":             {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
+		"nobody serves the queue":          {sleepers: `('other', 'a', 'infinity')`},
+		"all sleep":                        {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 hour')`, wakes: true},
+		"one is awake":                     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', null)`},
+		"all sleep beyond the delayed job": {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{Delay: time.Hour}, wakes: true},
+		"all sleep beyond the scheduled":   {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
+		"one gets up before it is due":     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
+		"one gets up before the scheduled": {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
+		"none has room":                    {sleepers: `('default', 'a', '-infinity'), ('default', 'b', '-infinity')`},
+		"one sleeps, one has no room":      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', '-infinity')`, wakes: true},
+		"one is awake, one has no room":    {sleepers: `('default', 'a', null), ('default', 'b', '-infinity')`},
+		"another queue's sleep":            {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
 	} {
 		db.exec(t, `delete from drover_sleepers`)
-		db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until, kinds) select queue, current_schema() || id, until::timestamptz, case when id = 'other kinds' then '{parcel}' else '{letter}' end::text[] from (values `+tc.sleepers+`) as s(queue, id, until)`)
+		db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values `+tc.sleepers)
 		queue := "default"
 		if tc.opts != nil && tc.opts.Queue != "" {
 			queue = tc.opts.Queue

@@ -97,7 +97,7 @@ func floorsModel(r *rand.Rand) error {
 		version int
 	}
 	begin := func() claim {
-		sweep := near.due(now, false)
+		sweep := near.due(now)
 		return claim{from: near.lower(sweep, lane, f.get(lane)), limit: 1 + r.IntN(5), version: f.now(), sweep: sweep}
 	}
 	end := func(c claim, at time.Time) {

@@ -165,10 +165,22 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 	}})
 	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_sleepers where sleeps_until is not null`)
 	id := value[string](t, db, `insert into jobs (kind, queue, args) values ('charge', 'nobody serves it', '{"OrderID": 42}') returning id`)
-	ear := db.ears(t, value[string](t, db, `select id from drover_supervisors`))
+	ear, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ear.Release()
+	if _, err := ear.Exec(t.Context(), `listen "`+value[string](t, db, `select drover_channel()`)+`"`); err != nil {
+		t.Fatal(err)
+	}
 	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
-	if n := ear.heard(t); n != 1 {
-		t.Errorf("%d notifications, want one", n)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if note, err := ear.Conn().WaitForNotification(ctx); err != nil || note.Payload != "wake alarms" {
+		t.Errorf("notification %+v, %v", note, err)
+	}
+	if _, err := ear.Exec(t.Context(), `unlisten *`); err != nil {
+		t.Error(err)
 	}
 	if d := receive(t, got); d.JobID != id || d.JobKind != "charge" || d.Queue != "nobody serves it" || string(d.Args) != `{"OrderID": 42}` || d.Reason != "operator" {
 		t.Errorf("args = %+v", d)

@@ -50,10 +50,10 @@ const (
 
 func newNearSweeps() *nearSweeps {
 	n := &nearSweeps{sharing: 1}
-	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, wideSweep} {
+	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 20 * time.Second} {
 		n.windows[i] = window{width: width, every: width / 20, part: 10}
 	}
-	n.windows[3] = window{width: wideSweep, every: 200 * time.Millisecond, part: 200, whole: true}
+	n.windows[3] = window{width: 20 * time.Second, every: 200 * time.Millisecond, part: 200, whole: true}
 	for i := range n.windows {
 		n.windows[i].since = map[laneKey]uint64{}
 	}
@@ -91,16 +91,12 @@ func (n *nearSweeps) lower(s nearSweep, key laneKey, f floor) floor {
 	return low
 }
 
-// wideSweep is how far back a look reaches that finds all that commits late and is to be found by a near sweep.
-const wideSweep = 20 * time.Second
-
-// due is the widest near sweep whose time has come. A look that answers a wake-up takes a wide one before its time, if
-// that is cheap: then one look is enough.
-func (n *nearSweeps) due(now time.Time, woken bool) nearSweep {
+// due is the widest near sweep whose time has come.
+func (n *nearSweeps) due(now time.Time) nearSweep {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i := len(n.windows) - 1; i >= 0; i-- {
-		if w := &n.windows[i]; !now.Before(w.next) || woken && w.width >= wideSweep && w.cost < cheapSweep {
+		if w := &n.windows[i]; !now.Before(w.next) {
 			return nearSweep{window: i, width: w.width}
 		}
 	}

@@ -17,7 +17,7 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	const whole = 3
 	n := newNearSweeps()
 	due := func(after time.Duration) string {
-		s := n.due(noon.Add(after), false)
+		s := n.due(noon.Add(after))
 		if s.width > 0 && n.windows[s.window].whole {
 			return "whole"
 		}
@@ -194,7 +194,7 @@ func nearSweepsModel(r *rand.Rand) error {
 				seen.oldest = min(seen.oldest, j.xid)
 			}
 		}
-		sweep := n.due(now, false)
+		sweep := n.due(now)
 		from, version := n.lower(sweep, lane, f.get(lane)), f.now()
 		now = now.Add(time.Duration(r.IntN(20)) * time.Millisecond) // and then it claims
 		var last floor

@@ -94,7 +94,7 @@ func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, dire
 	}
 	p.exec(&told.committed, sqlCommitAndBegin)
 	if direct && !s.wakesBlindly.Load() {
-		p.exec(nil, sqlWakeAsleep, job.Queue, job.Kind)
+		p.exec(nil, sqlWakeAsleep, job.Queue)
 	} else {
 		p.wake(job)
 	}
@@ -112,25 +112,21 @@ func lacksRight(err error) bool {
 }
 
 const (
-	// sqlWakeAsleep calls the function only where somebody sleeps and nobody who lives is awake: see drover_wake. Reading
-	// the table costs half of a call.
-	sqlWakeAsleep = `
-select drover_wake($1, null, $2) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())
-and not exists (select from drover_sleepers where queue = $1 and sleeps_until is null and $2 = any(kinds)
-	and not (pg_try_advisory_lock_shared(hashtextextended(supervisor, 0)) and pg_advisory_unlock_shared(hashtextextended(supervisor, 0))))`
-	sqlWakeNow = `select drover_wake($1, null, $2)`
-	sqlWakeIn  = `select drover_wake($1, now() + $3::interval, $2)`
-	sqlWakeAt  = `select drover_wake($1, $3::timestamptz, $2)`
+	// sqlWakeAsleep calls the function only where somebody sleeps: reading the table costs half of a call.
+	sqlWakeAsleep = `select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())`
+	sqlWakeNow    = `select drover_wake($1)`
+	sqlWakeIn     = `select drover_wake($1, now() + $2::interval)`
+	sqlWakeAt     = `select drover_wake($1, $2::timestamptz)`
 )
 
 func (p *pipeline) wake(job *newJob) {
 	switch {
 	case job.ScheduledAt != nil:
-		p.exec(nil, sqlWakeAt, job.Queue, job.Kind, *job.ScheduledAt)
+		p.exec(nil, sqlWakeAt, job.Queue, *job.ScheduledAt)
 	case job.Delay != "":
-		p.exec(nil, sqlWakeIn, job.Queue, job.Kind, job.Delay)
+		p.exec(nil, sqlWakeIn, job.Queue, job.Delay)
 	default:
-		p.exec(nil, sqlWakeNow, job.Queue, job.Kind)
+		p.exec(nil, sqlWakeNow, job.Queue)
 	}
 }
 
@@ -343,7 +339,7 @@ func appendCopyText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...) //nolint:gosec // an id or a name
 }
 
-// wakeQueues checks once for each queue and kind with jobs due now, behind the commit. Its failure costs one poll interval at most.
+// wakeQueues checks once a queue with jobs due now, behind the commit. Its failure costs one poll interval at most.
 func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -352,10 +348,10 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	defer conn.Release()
 	var p pipeline
 	p.begin()
-	seen := map[[2]string]bool{}
+	seen := map[string]bool{}
 	for _, job := range jobs {
-		if of := [2]string{job.Queue, job.Kind}; job.dueNow() && !seen[of] {
-			seen[of] = true
+		if job.ScheduledAt == nil && job.Delay == "" && !seen[job.Queue] {
+			seen[job.Queue] = true
 			p.wake(job)
 		}
 	}

@@ -39,7 +39,7 @@ insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothin
 
 	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
-insert into drover_sleepers (queue, supervisor, kinds) select $1, id, $3 from drover_supervisors where id = $2 on conflict do nothing`
+insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
 )
 
 // registration is what a supervisor tells of itself.
@@ -99,14 +99,10 @@ func (reg *registration) slots() (names []string, doc string) {
 
 // queues stores the queues' policies, sorted by name as the kinds are: two that start at once must not deadlock.
 func (p *pipeline) queues(reg *registration) {
-	kinds := make([]string, len(reg.kinds))
-	for i, k := range reg.kinds {
-		kinds[i] = k.kind
-	}
 	for _, q := range reg.queues {
 		p.exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry, q.keep.completed, q.keep.cancelled, q.keep.discarded, q.keep.archived)
 		if reg.listens {
-			p.exec(nil, sqlRegisterSleeper, q.name, reg.id, kinds)
+			p.exec(nil, sqlRegisterSleeper, q.name, reg.id)
 		}
 	}
 }
@@ -138,8 +134,7 @@ func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *reg
 }
 
 // sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
-// budgets, in which of the lanes $5, $6 a strong suspect that we could run has been due for longest, and what its place is
-// in each queue among those that sleep and serve the same kinds, and how many they are. It does not
+// budgets, and in which of the lanes $5, $6 a strong suspect that we could run has been due for longest. It does not
 // touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
@@ -163,10 +158,7 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 			order by scheduled_at, id limit 1
 		) j
 		order by j.scheduled_at limit 1), ''),
-	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1),
-	array(select unnest(array[count(*) filter (where o.supervisor < $1), count(*)])
-		from drover_sleepers m join drover_sleepers o on o.queue = m.queue and o.kinds = m.kinds and (o.sleeps_until > now() or o.supervisor = $1)
-		where m.supervisor = $1 group by m.queue)
+	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1)
 from drover_supervisors s`
 
 // sqlGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
@@ -200,7 +192,6 @@ type beatReply struct {
 	solo     string        // a queue in which a strong suspect is due
 	sleeping int64         // queues in which sleepers says that we sleep
 	turn     bool          // to run strong suspects: it is ours
-	places   []int64       // pairs: our place among the sleepers of a queue, and their number
 }
 
 // strongLanes are those of strong suspects.
@@ -226,7 +217,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		var behind *float64
 		var queues []*string
 		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &behind, &reply.alive,
-			&reply.paces, &reply.failures, &reply.scope, &reply.solo, &reply.sleeping, &reply.turn, &reply.places); err != nil {
+			&reply.paces, &reply.failures, &reply.scope, &reply.solo, &reply.sleeping, &reply.turn); err != nil {
 			return err
 		}
 		if behind != nil {
@@ -925,26 +916,10 @@ const (
 update drover_sleepers set sleeps_until = case when queue = any($3) then '-infinity' else coalesce(now() + $2::interval, 'infinity') end
 where supervisor = $1`
 	sqlWakeUp = `
-update drover_sleepers set sleeps_until = case when queue = any($2) then '-infinity'::timestamptz end
-where supervisor = $1 and sleeps_until is distinct from case when queue = any($2) then '-infinity'::timestamptz end`
+update drover_sleepers set sleeps_until = null where supervisor = $1 and sleeps_until is not null`
 )
 
-// sqlWakeAnother wakes other supervisors than $3 for jobs of queues $1 and kinds $2, where somebody sleeps.
-const sqlWakeAnother = `
-select drover_wake(w.queue, null, w.kind, $3) from unnest($1::text[], $2::text[]) as w(queue, kind)
-where exists (select from drover_sleepers s where s.queue = w.queue and s.sleeps_until > now() and s.supervisor <> $3)`
-
-const (
-	sqlListen = `select drover_channel()`
-
-	// sqlBell takes the lock by which drover_wake knows that somebody listens to supervisor $1's channel. It belongs to the
-	// session, so it is gone as soon as the server notices that the process is.
-	sqlBell       = `select pg_try_advisory_lock(hashtextextended($1, 0))`
-	sqlForgetBell = `select pg_advisory_unlock_all()`
-)
-
-// bellOf is the channel on which drover_wake calls one supervisor.
-func bellOf(id string) string { return "drover_" + id }
+const sqlListen = `select drover_channel()`
 
 const (
 	sqlRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`

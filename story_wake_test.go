@@ -22,56 +22,36 @@ func (db *testDB) asleep(t testing.TB) {
 	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
 }
 
-// ears hear what the queue and some of its supervisors are notified of.
+// ears hear what the queue notifies.
 type ears struct {
 	*pgx.Conn
 	notes int
-	soon  int // to those that look a little later
 }
 
-func (db *testDB) ears(t testing.TB, supervisors ...string) *ears {
+func (db *testDB) ears(t testing.TB) *ears {
 	t.Helper()
 	e := &ears{}
 	config := db.Config().ConnConfig
-	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
-		if verb, _, _ := strings.Cut(n.Payload, " "); verb == "soon" {
-			e.soon++
-		} else {
-			e.notes++
-		}
-	}
+	config.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { e.notes++ }
 	var err error
 	if e.Conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeConn(t.Context(), e.Conn) })
-	e.listen(t, value[string](t, db, sqlListen))
-	for _, id := range supervisors {
-		e.listen(t, bellOf(id))
+	if _, err := e.Exec(t.Context(), "listen "+pgx.Identifier{value[string](t, db, sqlListen)}.Sanitize()); err != nil {
+		t.Fatal(err)
 	}
 	return e
-}
-
-func (e *ears) ping(t testing.TB) {
-	t.Helper()
-	if _, err := e.Exec(t.Context(), "select"); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (e *ears) listen(t testing.TB, channel string) {
-	t.Helper()
-	if _, err := e.Exec(t.Context(), "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // heard counts the notifications since the last call. What was committed before is told in front of the reply.
 func (e *ears) heard(t testing.TB) int {
 	t.Helper()
-	e.ping(t)
+	if _, err := e.Exec(t.Context(), "select"); err != nil {
+		t.Fatal(err)
+	}
 	n := e.notes
-	e.notes, e.soon = 0, 0
+	e.notes = 0
 	return n
 }
 
@@ -86,11 +66,7 @@ type dozing struct {
 
 func (db *testDB) dozing(t testing.TB, queue string) *dozing {
 	t.Helper()
-	d := &dozing{still: db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: queue}}}), db: db, queue: queue, clock: time.Now()}
-	d.ears = db.ears(t, d.lease.Load().id)
-	if !d.control.listens() || d.control.bell == "" {
-		t.Fatal("producers could not know that it listens")
-	}
+	d := &dozing{still: db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: queue}}}), db: db, ears: db.ears(t), queue: queue, clock: time.Now()}
 	d.now = func() time.Time { return d.clock }
 	return d
 }
@@ -406,7 +382,7 @@ func TestATrickleDoesNotWake(t *testing.T) {
 	db.asleep(t)
 	receive(t, ran)
 	db.soon(t, 5*time.Second, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from drover_sleepers`)
-	heard, other := db.ears(t, value[string](t, db, `select id from drover_supervisors`)), db.via(t, Config{})
+	heard, other := db.ears(t), db.via(t, Config{})
 	was := value[string](t, db, `select xmin::text from drover_sleepers`)
 	for range trickleBurst {
 		enqueued := time.Now()
@@ -644,11 +620,11 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	other := db.via(t, Config{})
+	heard := db.ears(t)
 	for range 4 {
 		db.launch(t, SupervisorConfig{PollInterval: time.Minute})
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
-	heard := db.ears(t, value[[]string](t, db, `select array(select id from drover_supervisors)`)...)
 	heard.heard(t)
 	const producers, each = 16, 100
 	for _, all := range []bool{false, true} { // from their sleep, and then while one is awake

@@ -48,8 +48,7 @@ type SupervisorConfig struct {
 	// beats six times a lease.
 	Lease time.Duration
 
-	// PollInterval is the longest that idle supervisors go without looking. Those that hear notifications and serve the
-	// same queue and kinds share it: one of them looks in each interval. Zero means 5 s, or with DisableNotify
+	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
 	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
 	PollInterval time.Duration
 
@@ -148,7 +147,6 @@ type Supervisor struct {
 	pruneEvery time.Duration
 	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
 	draining   atomic.Bool
-	polls      pollTurns
 	solo       atomic.Pointer[soloOrder] // this supervisor's turn to run strong suspects; nil: it is not
 	stopNow    chan struct{}
 	stopOnce   sync.Once
@@ -776,19 +774,14 @@ func (r *registry) cancel(id string) {
 	}
 }
 
-// wake tells one of this process' own supervisors of each queue and kind in which jobs are due: quicker than the database can.
+// wake tells this process' own supervisors of jobs that are due: quicker than the database can.
 func (r *registry) wake(jobs ...*newJob) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	told := map[[2]string]bool{}
-	for s := range r.sups { // in any order
+	for s := range r.sups {
 		names := s.queueNames()
-		for _, j := range jobs {
-			of := [2]string{j.Queue, j.Kind}
-			if !told[of] && j.dueNow() && s.workers[j.Kind] != nil && slices.Contains(names, j.Queue) {
-				told[of] = true
-				s.claimer.ring(j.Queue)
-			}
+		if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && slices.Contains(names, j.Queue) }) {
+			s.claimer.wake()
 		}
 	}
 }

@@ -36,7 +36,6 @@ type claimer struct {
 	floors *floors
 	near   *nearSweeps
 	audit  *audit
-	bell   doorbell
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
@@ -62,9 +61,6 @@ type claimer struct {
 	trickle trickle
 	refused refusedClaims
 
-	passAt time.Time            // wake no other supervisor for a backlog before
-	noRoom map[string]time.Time // queues, and since when there is no room in them
-
 	outOfTurn time.Time // wait for no turn before
 
 	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
@@ -74,7 +70,7 @@ type claimer struct {
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
 		sup: s, floors: newFloors(), near: newNearSweeps(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
-		refused: refusedClaims{most: maxClaim}, noRoom: map[string]time.Time{},
+		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
 	return c
@@ -135,7 +131,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.trip(base, plan)
 				continue
 			}
-			if c.mustSayFull(now) {
+			if c.fullFor(now) >= sleepAfter && !c.saysFull() {
 				c.sleepFull(base)
 				continue
 			}
@@ -184,9 +180,6 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case !c.saysFull():
 		rest = sleepAfter - c.fullFor(now)
 	}
-	if at := c.bell.next(); !at.IsZero() {
-		rest = min(rest, at.Sub(now))
-	}
 	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
 		rest = min(rest, order.idleBy.Sub(now))
 	}
@@ -206,14 +199,10 @@ func (c *claimer) rest(now time.Time) time.Duration {
 func (c *claimer) lookAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := c.next
 	if !c.due.IsZero() && c.due.Before(c.next) {
-		at = c.due
+		return c.due
 	}
-	if soon := c.bell.next(); !soon.IsZero() && soon.Before(at) {
-		at = soon
-	}
-	return at
+	return c.next
 }
 
 // The classes of lanes, as in the column lane: each has its own limit, in this order, and shares the queue's.
@@ -283,7 +272,6 @@ type plan struct {
 	lease  *lease // as it was then: control may replace it while the claim is under way
 	floors int    // their version
 	due    time.Time
-	rung   map[string]int // wake-ups that it answers, by queue
 	req    *claimRequest
 	groups []claimGroup
 	order  *soloOrder // that it carries out; nil: none
@@ -317,8 +305,7 @@ func (c *claimer) request(now time.Time) *plan {
 		return nil
 	}
 	c.fullAt = time.Time{}
-	p := &plan{lease: l, floors: c.floors.now(), rung: c.bell.take(now)}
-	p.sweep = c.near.due(now, c.asleep && len(p.rung) > 0)
+	p := &plan{lease: l, floors: c.floors.now(), sweep: c.near.due(now)}
 	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
 	c.mu.Lock()
 	p.due, c.due = c.due, time.Time{}
@@ -354,23 +341,12 @@ func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// fullQueues are the queues to be told apart because the claim has no room for them: asleep at once, for it may not look again
-// for long; awake only after a while, for slots get free all the time.
-func (c *claimer) fullQueues(p *plan, now time.Time, asleep bool) []string {
+// full are the queues that it has no room for.
+func (p *plan) full() []string {
 	full := []string{}
 	for i, room := range p.req.rooms {
-		queue := p.req.queues[i]
-		since, known := c.noRoom[queue]
-		switch {
-		case room > 0:
-			delete(c.noRoom, queue)
-			continue
-		case !known:
-			since = now
-			c.noRoom[queue] = now
-		}
-		if asleep || now.Sub(since) >= sleepAfter {
-			full = append(full, queue)
+		if room == 0 {
+			full = append(full, p.req.queues[i])
 		}
 	}
 	return full
@@ -442,13 +418,6 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 	return now.Sub(c.fullAt)
 }
 
-// mustSayFull reports whether it is time to say in sleepers that there is no room: after a while, or at once if a job
-// waits that was announced to this supervisor.
-func (c *claimer) mustSayFull(now time.Time) bool {
-	full := c.fullFor(now)
-	return full >= sleepAfter && !c.saysFull() || c.wantsRoom && !c.sup.cfg.DisableNotify && c.bell.ringing(now)
-}
-
 // saysFull reports whether sleepers says of all queues that there is no room, or need not say it.
 func (c *claimer) saysFull() bool {
 	c.mu.Lock()
@@ -461,7 +430,7 @@ func (c *claimer) saysFull() bool {
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	all, rung := c.sup.queueNames(), c.bell.take(c.sup.now())
+	all := c.sup.queueNames()
 	c.mu.Lock()
 	c.anew = false
 	c.mu.Unlock()
@@ -469,16 +438,11 @@ func (c *claimer) sleepFull(base context.Context) {
 	if err == nil {
 		var p pipeline
 		p.begin()
-		id := c.sup.lease.Load().id
-		p.exec(nil, sqlFallAsleep, id, nil, all)
-		c.passFull(&p, id, all, rung)
+		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
 		p.commit()
 		err = p.send(ctx, conn)
 	}
 	if err != nil {
-		for queue, n := range rung {
-			c.bell.ring(queue, n)
-		}
 		c.sayAnew()
 		c.trouble.failed(base, c.sup, "falling asleep", err)
 		return
@@ -518,7 +482,6 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
-		c.unanswered(claim)
 		c.failed(base, nil, err)
 		return
 	}
@@ -530,12 +493,10 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.refused.asked(claim.rooms(), &claim.reply, err)
 	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
 	if err != nil {
-		c.unanswered(claim)
 		c.failed(base, claim, err)
 		return
 	}
 	c.trouble.over(base, c.sup)
-	c.passOn(base, claim, c.sup.now())
 }
 
 // failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
@@ -697,14 +658,12 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 // setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
 // doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
 func (c *claimer) setPace(p *plan, now time.Time) {
-	n := len(p.reply.jobs)
-	if n > 0 {
-		c.idleAt = time.Time{}
+	if n := len(p.reply.jobs); n > 0 {
+		c.next, c.step, c.idleAt = now, 0, time.Time{}
 		c.trickle.add(n, now)
-		if c.lookAgain(p, now) {
-			return
-		}
-	} else if c.idleAt.IsZero() {
+		return
+	}
+	if c.idleAt.IsZero() {
 		c.idleAt = now
 	}
 	longest := c.sup.cfg.PollInterval
@@ -715,11 +674,10 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		longest = c.sup.restInterval
 	}
 	if c.asleep {
-		c.restAsleep(p, now, longest)
-	} else {
-		c.step = max(firstPoll, min(2*c.step, longest))
-		c.next = now.Add(c.step)
+		longest = c.hearing.step(p.reply.seen, now, longest)
 	}
+	c.step = max(firstPoll, min(2*c.step, longest))
+	c.next = now.Add(c.step)
 	if p.reply.nextDue == 0 {
 		return
 	}
@@ -771,11 +729,8 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	anew := c.anew
 	c.anew = false
 	c.mu.Unlock()
-	full := c.fullQueues(claim, now, asleep)
-	if rung := claim.rung; slices.ContainsFunc(full, func(q string) bool { return rung[q] > 0 }) {
-		anew = true // to pass the wake-up on
-	}
-	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && slices.Equal(full, c.full) && (!asleep || !over) {
+	full := claim.full()
+	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
 		return
 	}
 	p.begin()
@@ -788,9 +743,8 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 		}
 		p.exec(nil, sqlFallAsleep, id, rest, full)
 	} else {
-		p.exec(nil, sqlWakeUp, id, full)
+		p.exec(nil, sqlWakeUp, id)
 	}
-	c.passFull(p, id, full, claim.rung)
 	p.commit()
 	p.call(func() {
 		c.says(asleep, until, full)

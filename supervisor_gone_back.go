@@ -75,7 +75,7 @@ func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease, reply 
 	p.begin()
 	if sleepless {
 		for _, queue := range c.sup.queueNames() {
-			p.exec(nil, sqlRegisterSleeper, queue, l.id, c.sup.kinds)
+			p.exec(nil, sqlRegisterSleeper, queue, l.id)
 		}
 	}
 	if idle {

@@ -61,7 +61,6 @@ type control struct {
 	base      context.Context //nolint:containedctx // the values handlers see
 	link      link
 	listening *pgx.Conn // the connection that has sent LISTEN
-	bell      string    // the supervisor that it has sent it for, and whose lock it holds
 	beaten    time.Time // when the last successful beat was sent
 	counted   int64     // by our row: beats, the last successful one included
 	urgent    hurry     // beats that come before their time
@@ -243,28 +242,25 @@ func (c *control) listens() bool {
 	if c.sup.cfg.DisableNotify || conn == nil || conn.IsClosed() {
 		return false
 	}
-	if id := c.sup.lease.Load().id; c.listening == conn && c.bell == id {
+	if c.listening == conn {
 		return true
 	}
-	c.sup.polls.places.Store(nil)
 	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.sup.now().Add(min(5*time.Second, c.sup.cfg.Lease/6))))
 	defer cancel()
-	id := c.sup.lease.Load().id
-	known, err := c.sup.client.store.hear(ctx, conn, id)
+	var channel string
+	err := conn.QueryRow(ctx, sqlListen).Scan(&channel)
+	if err == nil {
+		_, err = conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
+	}
 	if err != nil {
 		c.deaf.failed(ctx, c.sup, "listening", err)
 		return false
 	}
 	c.deaf.over(ctx, c.sup)
-	fresh := c.listening != conn
-	if c.listening, c.bell = conn, ""; known {
-		c.bell = id
-	}
+	c.listening = conn
 	// What came before, while nobody listened: the claimer finds jobs, and a beat what was cancelled.
 	c.sup.claimer.wake()
-	if fresh {
-		c.interrupt()
-	}
+	c.interrupt()
 	return true
 }
 
@@ -274,11 +270,7 @@ func (s *Supervisor) heard(payload string) {
 	switch verb {
 	case "wake":
 		if slices.Contains(s.queueNames(), what) {
-			s.claimer.ring(what)
-		}
-	case "soon":
-		if slices.Contains(s.queueNames(), what) {
-			s.claimer.ringLater(what)
+			s.claimer.wake()
 		}
 	case "cancel":
 		s.cancelRun(what)
@@ -324,24 +316,10 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.claimer.wake()
 	}
 	c.tellGone(running, reply)
-	c.sharePolls(conn, l, reply)
 	if reply.paces {
 		c.sup.redriver.poke()
 	}
 	return c.afterBeat(ctx, conn, l, reply)
-}
-
-// sharePolls notes our place among those that poll in turns, as long as we would hear of a job.
-func (c *control) sharePolls(conn *pgx.Conn, l *lease, reply beatReply) {
-	if c.listening != conn || c.bell != l.id {
-		c.sup.polls.places.Store(nil)
-		return
-	}
-	places := make([]pollPlace, 0, len(reply.places)/2)
-	for pair := range slices.Chunk(reply.places, 2) {
-		places = append(places, pollPlace{at: pair[0], of: pair[1]})
-	}
-	c.sup.polls.places.Store(&places)
 }
 
 // afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later

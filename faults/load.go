@@ -35,7 +35,6 @@ type load struct {
 	LongestRun     int     // ms
 	Long           float64 // share of jobs whose runs take longRun
 	Transactional  float64 // share of jobs
-	Prepared       bool    // and those transactions are prepared
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
 	Through        int             // so many workers go through the proxy

@@ -461,10 +461,9 @@ create table drover_sleepers (
 	queue        text collate "C" not null,
 	supervisor   text collate "C" not null,
 	sleeps_until timestamptz,
-	kinds        text[] not null default '{}',
 	primary key (queue, supervisor)
 ) with (fillfactor = 30);
-comment on table drover_sleepers is 'Which supervisors serve a queue, which kinds, and until when each sleeps (null: it is awake, -infinity: it has no room). An enqueue wakes a sleeper only if no living supervisor is awake for its queue and kind.';
+comment on table drover_sleepers is 'Who serves a queue, and until when it sleeps (null: awake, -infinity: has no room). An enqueue notifies only if somebody sleeps and nobody awake serves the queue.';
 
 create table drover_set_aside (
 	path     text collate "C" not null check (path <> ''),
@@ -602,58 +601,20 @@ create function drover_channel() returns text language sql stable as $$ select (
 comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues, cut to the length of a name.';
 
 -- +goose StatementBegin
-create function drover_notify(channel text, payload text) returns boolean language plpgsql as $$
+create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
 begin
-	-- A setting that was local to an earlier transaction is empty. What is no boolean raises 22P02.
-	if not coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean then
-		return false;
+	-- Those without room count for nothing: notified at every enqueue they would slow down all producers, in vain.
+	if exists (select from drover_sleepers s where s.queue = drover_wake.queue and s.sleeps_until > coalesce(due, now()))
+	and not exists (select from drover_sleepers s where s.queue = drover_wake.queue
+		and (s.sleeps_until is null or s.sleeps_until <= coalesce(due, now()) and s.sleeps_until > '-infinity')) then
+		perform pg_notify(drover_channel(), 'wake ' || queue);
+		return true;
 	end if;
-	perform pg_notify(channel, payload);
-	return true;
+	return false;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_notify(text, text) is
-	'Sends every notification of drover''s, unless the setting drover.notify is off: a transaction that notifies cannot be prepared. Returns whether it sent one.';
-
--- +goose StatementBegin
-create function drover_wake(queue text, due timestamptz default null, kind text default null, asker text default '') returns boolean language plpgsql as $$
-declare
-	s     record;
-	alike text[];   -- kinds of the supervisors that the loop is at
-	told  int := 0; -- how many of those it has told; two are enough
-	woke  boolean := false;
-begin
-	-- Supervisors without room count for nothing. The order of the others changes every second, which spreads a trickle over
-	-- them, and it is the same for everybody during a second, so that a burst soon finds the first one awake.
-	for s in
-		select l.supervisor, case when drover_wake.kind is null then l.kinds end as class, l.sleeps_until is null or l.sleeps_until <= coalesce(due, now()) as awake
-		from drover_sleepers l
-		where l.queue = drover_wake.queue and l.supervisor <> asker and l.sleeps_until is distinct from '-infinity'
-			and (drover_wake.kind is null or drover_wake.kind = any(l.kinds))
-		order by class, awake desc, hashtextextended(l.supervisor, extract(epoch from clock_timestamp())::bigint)
-	loop
-		if s.class is distinct from alike then
-			alike := s.class;
-			told := 0;
-		end if;
-		exit when told = 2 and alike is null;
-		-- The session in which a supervisor listens holds this lock. If we get it, the process has died or lost its
-		-- connection, whatever its row says.
-		continue when told = 2 or pg_try_advisory_lock_shared(hashtextextended(s.supervisor, 0)) and pg_advisory_unlock_shared(hashtextextended(s.supervisor, 0));
-		if s.awake then
-			told := 2; -- it looks by itself
-			continue;
-		end if;
-		woke := drover_notify('drover_' || s.supervisor, case told when 0 then 'wake ' else 'soon ' end || queue) or woke;
-		told := told + 1;
-	end loop;
-	return woke;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_wake(text, timestamptz, text, text) is
-	'Wakes one supervisor of a queue and kind (null: of each set of kinds) that sleeps beyond the given time (null: now) and has room, and asks another one to look a little later. It does nothing if a living one is awake. asker: a supervisor to leave out.';
+comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any with room and all of those sleep beyond the given time (null: now).';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -888,7 +849,7 @@ begin
 	end if;
 	existing := stored is null;
 	if not existing and wake and exists (select from drover_sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
-		perform drover_wake(coalesce(queue, 'default'), due, kind);
+		perform drover_wake(coalesce(queue, 'default'), due);
 	end if;
 	return next;
 end
@@ -954,9 +915,9 @@ begin
 		perform drover_refuse_unstored(coalesce(missing, refused));
 	end if;
 	if wake then
-		perform drover_wake(q.queue, q.due, q.kind) from (
-			select coalesce(g.queue, 'default') as queue, g.kind, min(drover_due(g.scheduled_at, g.delay)) as due
-			from jsonb_to_recordset(batch) as g(queue text, kind text, scheduled_at timestamptz, delay interval) group by 1, 2 order by 1, 2) q;
+		perform drover_wake(q.queue, q.due) from (
+			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
+			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval) group by 1 order by 1) q;
 	end if;
 	return query select unnest(existing);
 end

@@ -374,7 +374,7 @@ begin
 	end loop;
 	running := array(select r.id from unnest(running) as r(id) where not refused @> jsonb_build_array(jsonb_build_object('id', r.id)) order by 1);
 	perform drover_forget_refused(array(select i.id from unnest(ids) as i(id) where not refused @> jsonb_build_array(jsonb_build_object('id', i.id))));
-	perform drover_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
+	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
 end
 $$;
 -- +goose StatementEnd

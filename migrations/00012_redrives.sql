@@ -189,7 +189,7 @@ begin
 	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
 	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch);
-	perform drover_wake(j.queue, null, j.kind);
+	perform drover_wake(j.queue);
 	return (select state from jobs where id = job_id);
 end
 $$;
@@ -326,7 +326,7 @@ begin
 	from (select) one left join (
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
 	returning id into named;
-	perform drover_notify(drover_channel(), 'redrive ' || named);
+	perform pg_notify(drover_channel(), 'redrive ' || named);
 	return named;
 end
 $$;
@@ -905,7 +905,7 @@ comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is
 -- +goose StatementBegin
 create function drover_redrive_pause(redrive text, pause boolean default true) returns text language sql as $$
 	update drover_redrives set paused_at = case when pause then coalesce(paused_at, clock_timestamp()) end where id = redrive and finished_at is null and state <> 'aborted';
-	select drover_notify(drover_channel(), 'redrive ' || redrive) where not pause;
+	select pg_notify(drover_channel(), 'redrive ' || redrive) where not pause;
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
@@ -914,7 +914,7 @@ comment on function drover_redrive_pause(text, boolean) is 'Stops a redrive from
 -- +goose StatementBegin
 create function drover_redrive_abort(redrive text, why text default '') returns text language sql as $$
 	update drover_redrives set state = 'aborted', paused_at = null, note = drover_redrive_abort.why where id = redrive and state in ('marking', 'canary', 'running');
-	select drover_notify(drover_channel(), 'redrive ' || redrive);
+	select pg_notify(drover_channel(), 'redrive ' || redrive);
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd

@@ -303,8 +303,8 @@ begin
 	update drover_builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
 	ids := array(select i.id from unnest(ids) as i(id) where i.id <> all(bad));
 	delete from drover_set_aside s where s.path = 'unpark' and s.job = any(ids);
-	perform drover_wake(q.queue, q.due, q.kind) from (
-		select queue, kind, min(scheduled_at) as due from jobs where id = any(ids) group by queue, kind order by queue, kind) q;
+	perform drover_wake(q.queue, q.due) from (
+		select queue, min(scheduled_at) as due from jobs where id = any(ids) group by queue order by queue) q;
 	return cardinality(ids);
 end
 $$;

@@ -128,11 +128,11 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
 		t.Fatal(err)
 	}
+	exec(t, pool, `insert into drover_sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity')`)
 	exec(t, pool, `select drover_enqueue('k')`)
-	exec(t, pool, `select drover_notify(drover_channel(), 'heard')`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if note, err := conn.Conn().WaitForNotification(ctx); err != nil || note.Payload != "heard" {
+	if note, err := conn.Conn().WaitForNotification(ctx); err != nil || note.Payload != "wake default" {
 		t.Fatalf("notification %v, %v", note, err)
 	}
 	exec(t, pool, `unlisten *`)

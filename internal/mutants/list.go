@@ -45,27 +45,6 @@ func mutants() []mutant {
 			tests: []string{"TestATrickleDoesNotWake", "TestManyProducersDoNotNotifyWhoIsAwake"},
 		},
 		{
-			name: "wakes-other-kinds", bug: "a supervisor that is awake for other kinds, or sleeps for them, passes for one of the job's",
-			file:  "migrations/00010_jobs.sql",
-			old:   "			and (drover_wake.kind is null or drover_wake.kind = any(l.kinds))\n",
-			new:   "",
-			tests: []string{"TestAnEnqueueWakesWhoeverSleepsBeyondIt"},
-		},
-		{
-			name: "wakes-the-dead", bug: "a supervisor that was killed is awake as long as its row says so",
-			file:  "migrations/00010_jobs.sql",
-			old:   "		continue when told = 2 or pg_try_advisory_lock_shared(hashtextextended(s.supervisor, 0)) and pg_advisory_unlock_shared(hashtextextended(s.supervisor, 0));\n",
-			new:   "		continue when told = 2;\n",
-			tests: []string{"TestAnEnqueueWakesWhoeverSleepsBeyondIt"},
-		},
-		{
-			name: "prepared-notify", bug: "notifications cannot be turned off",
-			file:  "migrations/00010_jobs.sql",
-			old:   "	if not coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean then\n",
-			new:   "	if not 'on'::boolean then\n",
-			tests: []string{"TestTransactionsThatArePrepared"},
-		},
-		{
 			name: "silence-forgotten", bug: "a supervisor that has just come waits for a lease of its own",
 			file:  "supervisor_lease.go",
 			old:   "o.since = noted",
@@ -833,8 +812,8 @@ func mutants() []mutant {
 		{
 			name: "deaf-while-it-moved", bug: "what was notified between two connections is not looked for",
 			file:  "supervisor_lease.go",
-			old:   "\tif fresh {\n\t\tc.interrupt()\n",
-			new:   "\tif false {\n\t\tc.interrupt()\n",
+			old:   "\tc.sup.claimer.wake()\n\tc.interrupt()\n\treturn true\n",
+			new:   "\tc.sup.claimer.wake()\n\treturn true\n",
 			tests: []string{"TestLinksHaveALifetime"},
 		},
 		{
