@@ -1,16 +1,10 @@
 package drover
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // RetryBudget bounds how many retries are due in any time of a length, over all processes, so that many failures at
@@ -58,121 +52,9 @@ func (b *RetryBudget) fillIn(bad *problems, field string) {
 // The scopes of budgets, as in the table.
 const scopeAll = "all"
 
-func kindScope(kind string) string   { return "kind:" + kind }
+func kindScope(kind string) string { return "kind:" + kind }
+
 func queueScope(queue string) string { return "queue:" + queue }
-
-// budgetPolicy is a row of budgets.
-type budgetPolicy struct {
-	scope string
-	RetryBudget
-}
-
-// budgetPolicies are this supervisor's budgets, sorted by scope: two that start at once must not deadlock.
-func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []budgetPolicy) {
-	add := func(scope string, b RetryBudget) {
-		if b.Retries > 0 {
-			policies = append(policies, budgetPolicy{scope, b})
-		}
-	}
-	add(scopeAll, s.cfg.RetryBudget)
-	for _, kind := range s.kinds { // sorted, as the queues are
-		add(kindScope(kind), s.workers[kind].opts.RetryBudget)
-	}
-	for _, q := range queues {
-		add(queueScope(q.Name), q.RetryBudget)
-	}
-	return policies
-}
-
-// knowBudgets remembers which budgets there are, so that a queue without one asks the database nothing.
-func (s *Supervisor) knowBudgets(scopes []string) { s.budgets.Store(&scopes) }
-
-func (s *Supervisor) budgeted(j *Job) bool {
-	scopes := s.budgets.Load()
-	return scopes != nil && slices.ContainsFunc(*scopes, func(scope string) bool {
-		return scope == scopeAll || scope == kindScope(j.Kind) || scope == queueScope(j.Queue)
-	})
-}
-
-// slot is a retry's place in its budget's calendar.
-type slot struct {
-	backoff time.Duration // what the strategy asked for
-	taken   time.Time     // when, by this process' clock
-	dueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
-}
-
-// wantsSlot reports whether the outcome is a retry that needs a slot. A slot whose time has passed while the settle
-// did not get through is lost: to use it late would break the window that it is late in. What the handler's
-// transaction settled, as far as is known, has one.
-func (s *Supervisor) wantsSlot(o *outcome) bool {
-	if o.state != Retryable || o.now || o.run.txOutcome.Load() != nil || o.slot != nil && s.now().Sub(o.slot.taken) < o.delay {
-		return false
-	}
-	return s.budgeted(o.run.job)
-}
-
-// reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
-// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
-// error is returned.
-func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
-	wanting := make([]wantedSlot, 0, len(outcomes))
-	for _, o := range outcomes {
-		if !s.wantsSlot(o) {
-			continue
-		}
-		w := wantedSlot{o: o, backoff: o.delay}
-		if o.slot != nil {
-			w.backoff = o.slot.backoff
-		}
-		if o.run.timeBound {
-			left := (o.run.timeLeft - s.now().Sub(o.run.claimedAt)).Microseconds()
-			w.latest = &left
-		}
-		wanting = append(wanting, w)
-	}
-	if len(wanting) == 0 {
-		return nil
-	}
-	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
-	slices.SortStableFunc(wanting, func(a, b wantedSlot) int {
-		return cmp.Or(cmp.Compare(a.o.run.job.Queue, b.o.run.job.Queue), cmp.Compare(a.o.run.job.Kind, b.o.run.job.Kind))
-	})
-	without := func(w wantedSlot, err error) error {
-		w.o.delay, w.o.slot = w.backoff, nil
-		if s.quiet.may("reserve "+w.o.run.job.Queue+" "+w.o.run.job.Kind, s.now()) {
-			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
-		}
-		return nil
-	}
-	tried := 0
-	err := isolate(wanting, func(part []wantedSlot) error {
-		slots, err := s.client.store.reserve(ctx, conn, part)
-		if err != nil && (timedOut(err) || ctx.Err() != nil) {
-			return errors.New("the calendar is held: " + err.Error()) // as text, so that isolate blames no retry for it
-		}
-		if err != nil {
-			return err
-		}
-		tried += len(part)
-		for i, got := range slots {
-			part[i].o.reserved(got, part[i].backoff, s.now())
-		}
-		return nil
-	}, func(w wantedSlot, err error) error {
-		tried++
-		return without(w, err)
-	})
-	if rowsFault(err) { // all of them failed
-		for _, w := range wanting[tried:] {
-			_ = without(w, err)
-		}
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("reserve retries: %w", err)
-	}
-	return nil
-}
 
 // reserved puts the retry off to its slot, or discards it if there was none for it.
 func (o *outcome) reserved(got takenSlot, backoff time.Duration, now time.Time) {

@@ -54,9 +54,13 @@
 //	validate_args.go               what is refused of args and names before it meets SQL
 //	worker.go                      Handle, WorkerOpts: a kind's handler and its settings
 //	follow_up.go                   FollowUp: the job that the database enqueues when another one is discarded
-//	supervisor.go                  SupervisorConfig, Run, drain; every go statement
+//	supervisor.go                  Supervisor, Run, drain; every go statement
+//	supervisor_config.go           SupervisorConfig, Queue: what they mean when unset, and what is told of them to other processes
+//	supervisor_registry.go         the supervisors of a client, and the hooks of its own events
 //	supervisor_queue.go            a queue inside a supervisor: its slots, its buffer, how much to claim ahead
-//	supervisor_claim.go            takes due jobs, and decides when to look for them
+//	supervisor_claim.go            takes due jobs
+//	supervisor_wake.go             when to look for due jobs, and what sleepers are told
+//	supervisor_lost_claims.go      claims whose reply was lost
 //	supervisor_refused_claims.go   finds the job because of which the database refuses a claim, and takes it out of the way
 //	floors.go                      where a claim begins to look, so that dead rows cost nothing
 //	near_sweeps.go                 claims that look behind it, for what committed late
@@ -67,11 +71,17 @@
 //	outcome.go                     what a handler returned, and what that makes of the job
 //	tx.go                          CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
 //	tx_refused.go                  why one of these was refused: a lost claim, or something else
+//	supervisor_start.go            notes the start of jobs with a single attempt
 //	supervisor_settle.go           records outcomes, many in one round trip, until each is settled
+//	supervisor_budget.go           takes slots of retry budgets before retries are recorded
 //	retry_strategy.go              attempt to delay; pure
+//	retry_jitter.go                the random share of a delay; pure
 //	retry_after.go                 the HTTP header
 //	sanitize.go                    reads the texts of errors and panics, and takes the secrets out
-//	supervisor_lease.go            heartbeat, notifications, watching the others, rescue, the full sweep
+//	supervisor_lease.go            heartbeat, notifications, watching the others
+//	supervisor_rescue.go           what becomes of the jobs of a supervisor that died
+//	supervisor_sweep.go            the full sweep: looks for what floors and near sweeps have passed over
+//	supervisor_solo.go             the turn to run strong suspects alone
 //	supervisor_unheard.go          asks for what nobody may have said: cancelled runs, queues added in passing
 //	blame.go                       which job killed a process: evidence, suspects, conviction; pure
 //	supervisor_beside.go           what ran beside a convicted job need not wait any longer
@@ -99,7 +109,11 @@
 //	store_pg_claim.go              SQL: claim
 //	store_pg_settle.go             SQL: settle
 //	store_pg_refused.go            SQL: jobs that the database refuses to hand out or to settle
-//	store_pg_supervisors.go        SQL: liveness, rescue, blame, sweeps, sleep, pruning
+//	store_pg_lease.go              SQL: registration, heartbeat, sleep
+//	store_pg_rescue.go             SQL: the jobs of the dead
+//	store_pg_blame.go              SQL: evidence of deaths, and the turn to run suspects
+//	store_pg_sweep.go              SQL: the full sweep
+//	store_pg_retention.go          SQL: pruning
 //	store_pg_failures.go           SQL: failure groups
 //	store_pg_budgets.go            SQL: retry budgets
 //	store_pg_operate.go            SQL: what operators do

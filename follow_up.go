@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,18 +63,6 @@ func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []strin
 		c.tellRefused(ctx, []refusedRow{{Refusal{id, fault.Error()}, sqlState(fault), pathFollowUp}})
 		return c.store.setAside(ctx, conn, pathFollowUp, id, fault)
 	})
-}
-
-// tellUnservedFollowUps logs which follow-ups need another supervisor.
-func (s *Supervisor) tellUnservedFollowUps(ctx context.Context) {
-	queues := s.queueNames()
-	for _, kind := range s.kinds {
-		f := s.workers[kind].opts.FollowUp
-		if f != nil && (s.workers[f.Kind] == nil || !slices.Contains(queues, f.Queue)) {
-			s.log.InfoContext(ctx, "follow-up is not served here, another supervisor must",
-				slog.String("kind", kind), slog.String("follow_up", f.Kind), slog.String("queue", f.Queue))
-		}
-	}
 }
 
 // checkFollowUp checks what the worker asks for, and fills it in.

@@ -16,7 +16,7 @@ import (
 )
 
 // All SQL of the queue is in store_pg*.go, in a job's life order: enqueue (store_pg_enqueue.go), claim
-// (store_pg_claim.go), settle (store_pg_settle.go), liveness and rescue (store_pg_supervisors.go), what operators do
+// (store_pg_claim.go), settle (store_pg_settle.go), liveness (store_pg_lease.go), rescue (store_pg_rescue.go), what operators do
 // (store_pg_operate.go).
 //
 // Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with

@@ -7,15 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"os"
-	"reflect"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Retention words for SupervisorConfig.
@@ -27,92 +22,6 @@ const (
 	// KeepCompleted keeps completed jobs for ever, and as CancelledRetention cancelled ones.
 	KeepCompleted time.Duration = math.MaxInt64
 )
-
-// SupervisorConfig says what a supervisor runs, and how. Queues and Workers are needed, the rest has defaults.
-type SupervisorConfig struct {
-	// Queues are those it claims from.
-	Queues []Queue
-
-	// Workers handle the kinds it knows, one worker a kind. Jobs of other kinds are left for other processes.
-	Workers []Worker
-
-	// Strategies are Customs that single jobs may refer to by name, besides those of Workers and Queues.
-	Strategies []Custom
-
-	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none; under 1 ms is an
-	// error.
-	Timeout time.Duration
-
-	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero
-	// means 30 s; under 1 s is an error. Long survives database outages, short frees a dead process' jobs. It
-	// beats six times a lease.
-	Lease time.Duration
-
-	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
-	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
-	PollInterval time.Duration
-
-	// DisableNotify does without LISTEN, at the price of more polls: for poolers that refuse it, or that take it and
-	// pass nothing on, such as PgBouncer in transaction mode. By itself a supervisor whose LISTEN fails goes on polling
-	// every PollInterval and tries again.
-	DisableNotify bool
-
-	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s,
-	// under 1 ms is an error. Handlers that ignore that have another 3 s, then their jobs are handed back. Run returns at
-	// most 5 s after the cancel, whatever handlers and database do, and so within the 30 s that many platforms give.
-	DrainTimeout time.Duration
-
-	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepCompleted. A
-	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
-	// first prunes, once a minute, the queues of all.
-	CompletedRetention time.Duration
-	CancelledRetention time.Duration
-
-	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
-	RetryBudget RetryBudget
-
-	// QuarantineAfter is how many process deaths convict a job, the last one suffered with nothing beside it: it is
-	// discarded, reason crashed. Zero means 3; 3 to 10. Runs deaf to their timeout count as deaths. Should be the
-	// same in all processes: who rescues decides.
-	QuarantineAfter int
-
-	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
-	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
-	Build string
-}
-
-// Queue is one queue's settings in this supervisor.
-type Queue struct {
-	// Name as in EnqueueOpts.Queue. Zero means "default".
-	Name string
-
-	// Concurrency is how many of its jobs run at once here. Zero means 10; at most 10,000.
-	Concurrency int
-
-	// MaxAttempts is for jobs and workers that set none. Zero means 20.
-	MaxAttempts int
-
-	// Retry is for jobs and workers that set none. Nil means Exponential{}.
-	Retry RetryStrategy
-
-	// RetryBudget is for this queue's jobs, but for kinds that have one. Zero means no budget.
-	RetryBudget RetryBudget
-
-	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
-	// SupervisorConfig's; bounds and words are those there. What the last supervisor to start said of a queue holds for
-	// all, but for DeleteOnCompletion, which each does for itself.
-	CompletedRetention time.Duration
-	CancelledRetention time.Duration
-
-	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever, under
-	// 1 s is an error.
-	DiscardedRetention time.Duration
-
-	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
-	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
-	ArchiveDiscardedAfter time.Duration
-}
 
 // Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
 // with the pool's settings and hooks (docs/configuration.md lists them), so that handlers that take every pooled one
@@ -226,80 +135,6 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	return s, nil
 }
 
-func (cfg *SupervisorConfig) fillIn(bad *problems) {
-	defaults := func(field string, d *time.Duration, def, least time.Duration) {
-		bad.atLeast(field, *d, least)
-		*d = cmp.Or(*d, def)
-	}
-	poll := 5 * time.Second
-	if cfg.DisableNotify {
-		poll = 250 * time.Millisecond
-	}
-	defaults("Timeout", &cfg.Timeout, 5*time.Minute, leastTimeout)
-	defaults("Lease", &cfg.Lease, 30*time.Second, time.Second)
-	defaults("PollInterval", &cfg.PollInterval, poll, time.Millisecond)
-	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
-	bad.completedRetention("CompletedRetention", cfg.CompletedRetention)
-	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, 24*time.Hour)
-	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, leastRetention)
-	cfg.RetryBudget.fillIn(bad, "RetryBudget")
-	if cfg.QuarantineAfter == 0 {
-		cfg.QuarantineAfter = defaultQuarantineAfter
-	}
-	if cfg.QuarantineAfter < defaultQuarantineAfter || cfg.QuarantineAfter > maxDeaths {
-		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, defaultQuarantineAfter, maxDeaths)
-	}
-	if cfg.Build == "" {
-		if info, ok := debug.ReadBuildInfo(); ok {
-			cfg.Build = info.Main.Version
-		}
-	}
-	cfg.Build, _ = pgtext.Sanitize(cfg.Build, maxBuild)
-}
-
-func (q *Queue) fillIn(bad *problems, field string) {
-	if q.Name == "" {
-		q.Name = "default"
-	}
-	bad.join(checkName(field+".Name", q.Name))
-	switch {
-	case q.Concurrency == 0:
-		q.Concurrency = 10
-	case q.Concurrency < 0 || q.Concurrency > 10_000:
-		bad.add(field+".Concurrency", "%d is not 1 to 10,000", q.Concurrency)
-	}
-	bad.attempts(field+".MaxAttempts", q.MaxAttempts)
-	bad.strategy(field+".Retry", q.Retry)
-	q.checkRetention(bad, field)
-	q.RetryBudget.fillIn(bad, field+".RetryBudget")
-}
-
-// name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
-func (s *Supervisor) name(bad *problems, field string, strategy RetryStrategy) {
-	custom, ok := strategy.(Custom)
-	if !ok || custom.Name == "" || custom.Func == nil {
-		return
-	}
-	other, taken := s.strategies[custom.Name]
-	if taken && reflect.ValueOf(other.Func).Pointer() != reflect.ValueOf(custom.Func).Pointer() {
-		bad.add(field+".Name", "another strategy is named %q", custom.Name)
-	}
-	s.strategies[custom.Name] = custom
-}
-
-// named replaces a Custom that stands for another by its name.
-func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
-	custom, ok := strategy.(Custom)
-	if !ok || custom.Func != nil || custom.Name == "" {
-		return strategy
-	}
-	found, ok := s.strategies[custom.Name]
-	if !ok {
-		bad.add(field+".Name", "no strategy is named %q", custom.Name)
-	}
-	return found
-}
-
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
 // waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back; jobs with a
 // single attempt it discards instead. It returns nil after a stop, at most DrainTimeout and 5 s after ctx is done. It returns an error only if it could not
@@ -371,8 +206,6 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 // StopNow makes a Run that is stopping cancel its running jobs at once instead of draining: for a second signal.
 func (s *Supervisor) StopNow() { s.stopOnce.Do(func() { close(s.stopNow) }) }
-
-const maxBuild = 128 // bytes
 
 // What a stop takes after the running jobs were cancelled, whatever the database does: endPart in all.
 const (
@@ -544,109 +377,6 @@ func (s *Supervisor) watch(ctx context.Context) {
 	}
 }
 
-// AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
-func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
-	var bad problems
-	q.fillIn(&bad, "Queue")
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	s.queuesMu.Lock()
-	old, closed := s.queues, s.closed
-	s.queuesMu.Unlock()
-	if closed {
-		return ErrShutdown
-	}
-	for _, other := range old {
-		if other.Name == q.Name {
-			bad.add("Queue.Name", "%q is served already", q.Name)
-		}
-	}
-	if err := bad.err(); err != nil {
-		return err
-	}
-	state := newQueueState(q)
-	queues := append(slices.Clone(old), state)
-	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
-	l := s.lease.Load()
-	if l != nil {
-		reg := s.registration(l.id, queues)
-		if err := s.client.store.serve(ctx, l.id, reg); err != nil {
-			return fmt.Errorf("add queue %s: %w", q.Name, err)
-		}
-		s.knowBudgets(reg.scopes)
-	}
-	if !s.open(queues, state) {
-		return ErrShutdown
-	}
-	if s.lease.Load() != l { // registered anew meanwhile, perhaps without the queue
-		s.control.interrupt()
-	}
-	s.claimer.sayAnew()
-	s.claimer.wake()
-	return nil
-}
-
-// open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
-func (s *Supervisor) open(queues []*queueState, q *queueState) bool {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.queues = queues
-	if s.started {
-		s.startQueue(q)
-	}
-	return true
-}
-
-// RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
-// that is not served is an *InvalidError.
-func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	old := s.queueStates()
-	i := slices.IndexFunc(old, func(q *queueState) bool { return q.Name == name })
-	if i < 0 {
-		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
-	}
-	gone := old[i]
-	queues := slices.Delete(slices.Clone(old), i, i+1)
-	s.queuesMu.Lock()
-	s.queues = queues
-	s.queuesMu.Unlock()
-	s.handBack(gone.buffer.close())
-	if l := s.lease.Load(); l != nil {
-		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
-			return fmt.Errorf("remove queue %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-func (s *Supervisor) queueStates() []*queueState {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	return s.queues
-}
-
-// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
-func (s *Supervisor) closeQueues() {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	s.closed = true
-	for _, q := range s.queues {
-		s.handBack(q.buffer.close())
-	}
-}
-
-func (s *Supervisor) queueNames() (names []string) {
-	for _, q := range s.queueStates() {
-		names = append(names, q.Name)
-	}
-	return names
-}
-
 // giveUp makes room again for jobs that were claimed and cannot be taken, and hands them back.
 func (s *Supervisor) giveUp(runs []*run) {
 	for _, r := range runs {
@@ -688,54 +418,6 @@ func (s *Supervisor) Stats() Stats {
 	return stats
 }
 
-// registration is what the tables should say of this supervisor.
-func (s *Supervisor) registration(id string, queues []*queueState) *registration {
-	host, _ := os.Hostname() // for people; empty will do
-	reg := &registration{
-		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), process: s.client.process, lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
-		budgets: s.budgetPolicies(queues),
-	}
-	for _, q := range queues {
-		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry), q.retention()})
-	}
-	for _, kind := range s.kinds {
-		w := s.workers[kind]
-		var ms *int64
-		if w.opts.Timeout < maxTimeout {
-			n := w.opts.Timeout.Milliseconds()
-			ms = &n
-		}
-		policy := kindPolicy{
-			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms, argsShape: w.shape,
-		}
-		if w.opts.FollowUp != nil {
-			policy.followUp = *w.opts.FollowUp
-		}
-		reg.kinds = append(reg.kinds, policy)
-	}
-	return reg
-}
-
-func positive(n int) *int {
-	if n > 0 {
-		return &n
-	}
-	return nil
-}
-
-// stored is a strategy's public form. A Custom without a name has none: a rescuer uses the default for it.
-func stored(strategy RetryStrategy) *string {
-	if custom, ok := strategy.(Custom); strategy == nil || ok && custom.Name == "" {
-		return nil
-	}
-	raw, err := encodeStrategy(strategy)
-	if err != nil { // it was validated
-		return nil
-	}
-	text := string(raw)
-	return &text
-}
-
 // wait asks a strategy for the delay; a Custom that panics is replaced by the default, and told of.
 func (s *Supervisor) wait(strategy RetryStrategy, f Failure) (time.Duration, bool) {
 	d, ok, err := strategy.delay(f)
@@ -743,104 +425,4 @@ func (s *Supervisor) wait(strategy RetryStrategy, f Failure) (time.Duration, boo
 		s.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", s.client.clean(errorText(err), maxErrorText)))
 	}
 	return d, ok
-}
-
-// registry is what supervisors of a client run.
-type registry struct {
-	mu   sync.Mutex
-	sups map[*Supervisor]bool
-}
-
-func newRegistry() *registry { return &registry{sups: map[*Supervisor]bool{}} }
-
-func (r *registry) add(s *Supervisor) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.sups[s] = true
-}
-
-func (r *registry) remove(s *Supervisor) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.sups, s)
-}
-
-// cancel ends a running job's context in this process.
-func (r *registry) cancel(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.cancelRun(id)
-	}
-}
-
-// wake tells this process' own supervisors of jobs that are due: quicker than the database can.
-func (r *registry) wake(jobs ...*newJob) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		names := s.queueNames()
-		if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && slices.Contains(names, j.Queue) }) {
-			s.claimer.wake()
-		}
-	}
-}
-
-// redrive tells this process' own supervisors that there is a redrive to carry on.
-func (r *registry) redrive() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.redriver.poke()
-	}
-}
-
-// reporter hands events to the hooks in order, in a goroutine of its own: a hook that blocks must not block jobs.
-type reporter struct {
-	mu     sync.Mutex
-	events []told
-	closed bool
-	ready  chan struct{}
-	once   sync.Once
-}
-
-func (r *reporter) signal() chan struct{} {
-	r.once.Do(func() { r.ready = make(chan struct{}, 1) })
-	return r.ready
-}
-
-func (r *reporter) tell(events ...told) {
-	r.mu.Lock()
-	r.events = append(r.events, events...)
-	r.mu.Unlock()
-	r.poke()
-}
-
-func (r *reporter) close() {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
-	r.poke()
-}
-
-func (r *reporter) poke() {
-	select {
-	case r.signal() <- struct{}{}:
-	default:
-	}
-}
-
-func (r *reporter) run(ctx context.Context, c *Client) {
-	for range r.signal() {
-		r.mu.Lock()
-		events, closed := r.events, r.closed
-		r.events = nil
-		r.mu.Unlock()
-		for _, t := range events {
-			c.emit(ctx, t)
-		}
-		if closed {
-			return
-		}
-	}
 }

@@ -1,6 +1,10 @@
 package drover
 
 import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -176,4 +180,107 @@ func (b *buffer) len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.runs) - b.head
+}
+
+// AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
+func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
+	var bad problems
+	q.fillIn(&bad, "Queue")
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	s.queuesMu.Lock()
+	old, closed := s.queues, s.closed
+	s.queuesMu.Unlock()
+	if closed {
+		return ErrShutdown
+	}
+	for _, other := range old {
+		if other.Name == q.Name {
+			bad.add("Queue.Name", "%q is served already", q.Name)
+		}
+	}
+	if err := bad.err(); err != nil {
+		return err
+	}
+	state := newQueueState(q)
+	queues := append(slices.Clone(old), state)
+	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
+	l := s.lease.Load()
+	if l != nil {
+		reg := s.registration(l.id, queues)
+		if err := s.client.store.serve(ctx, l.id, reg); err != nil {
+			return fmt.Errorf("add queue %s: %w", q.Name, err)
+		}
+		s.knowBudgets(reg.scopes)
+	}
+	if !s.open(queues, state) {
+		return ErrShutdown
+	}
+	if s.lease.Load() != l { // registered anew meanwhile, perhaps without the queue
+		s.control.interrupt()
+	}
+	s.claimer.sayAnew()
+	s.claimer.wake()
+	return nil
+}
+
+// open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
+func (s *Supervisor) open(queues []*queueState, q *queueState) bool {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.queues = queues
+	if s.started {
+		s.startQueue(q)
+	}
+	return true
+}
+
+// RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
+// that is not served is an *InvalidError.
+func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	old := s.queueStates()
+	i := slices.IndexFunc(old, func(q *queueState) bool { return q.Name == name })
+	if i < 0 {
+		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
+	}
+	gone := old[i]
+	queues := slices.Delete(slices.Clone(old), i, i+1)
+	s.queuesMu.Lock()
+	s.queues = queues
+	s.queuesMu.Unlock()
+	s.handBack(gone.buffer.close())
+	if l := s.lease.Load(); l != nil {
+		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
+			return fmt.Errorf("remove queue %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Supervisor) queueStates() []*queueState {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	return s.queues
+}
+
+// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
+func (s *Supervisor) closeQueues() {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	s.closed = true
+	for _, q := range s.queues {
+		s.handBack(q.buffer.close())
+	}
+}
+
+func (s *Supervisor) queueNames() (names []string) {
+	for _, q := range s.queueStates() {
+		names = append(names, q.Name)
+	}
+	return names
 }

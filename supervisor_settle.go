@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -68,121 +67,6 @@ func (e *settler) settle(o *outcome) {
 	e.outcomes = append(e.outcomes, o)
 	e.mu.Unlock()
 	e.poke()
-}
-
-// start is a run that waits for the note that it starts.
-type start struct {
-	run   *run
-	noted chan bool
-}
-
-// noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
-// before it the job has certainly not run. It returns false if the claim or the lease is over, the row is locked, or the
-// database refuses the note.
-func (e *settler) noteStart(r *run) bool {
-	s := &start{r, make(chan bool, 1)}
-	e.mu.Lock()
-	e.starts = append(e.starts, s)
-	e.mu.Unlock()
-	e.poke()
-	select {
-	case noted := <-s.noted:
-		return noted && r.lease.ctx.Err() == nil // a handler that began now could only be cut short
-	case <-r.lease.ctx.Done():
-		return false
-	}
-}
-
-// noteStarts is one round trip for all that wait, if any do.
-func (e *settler) noteStarts(base context.Context, now time.Time) bool {
-	if now.Before(e.noting.until) {
-		return false
-	}
-	e.mu.Lock()
-	starts := e.starts
-	e.starts = nil
-	e.mu.Unlock()
-	if len(starts) == 0 {
-		e.noting.over(base, e.sup) // nobody waits any more
-		return false
-	}
-	noted := map[string]time.Time{}
-	type bad struct {
-		run *run
-		err error
-	}
-	var refused []bad
-	err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {
-		refused = append(refused, bad{s.run, err})
-		return nil
-	})
-	for _, b := range refused {
-		if err == nil {
-			err = e.startRefused(base, b.run, b.err, len(noted) == 0)
-		}
-	}
-	if err != nil {
-		starts = slices.DeleteFunc(starts, func(s *start) bool { return s.run.lease.ctx.Err() != nil }) // nobody waits any more
-		e.mu.Lock()
-		e.starts = append(starts, e.starts...)
-		e.mu.Unlock()
-		e.noting.failed(base, e.sup, "noting starts", err)
-		return true
-	}
-	e.noting.over(base, e.sup)
-	for _, s := range starts {
-		at, found := noted[s.run.job.ID]
-		s.noted <- found && at.Equal(s.run.attemptedAt)
-	}
-	return true
-}
-
-// notePart is one round trip that notes some starts.
-func (e *settler) notePart(base context.Context, part []*start, noted map[string]time.Time) error {
-	ctx, cancel := e.sup.tripContext(base)
-	defer cancel()
-	conn, err := e.connect(ctx)
-	if err != nil {
-		return err
-	}
-	byOwner := map[string][]*run{}
-	for _, s := range part {
-		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
-	}
-	var p pipeline
-	read := map[string]time.Time{} // not noted before the commit, which the database may refuse
-	p.begin()
-	p.bound(e.sup.cfg.Lease / 12)
-	for owner, runs := range byOwner {
-		p.start(read, owner, runs)
-	}
-	p.commit()
-	p.call(func() { maps.Copy(noted, read) })
-	return p.send(ctx, conn)
-}
-
-// startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
-func (e *settler) startRefused(base context.Context, r *run, why error, aside bool) error {
-	ctx, cancel := e.sup.tripContext(base)
-	defer cancel()
-	conn, err := e.connect(ctx)
-	if err != nil {
-		return err
-	}
-	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
-	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !lasting(why), aside: aside}
-	became, err := e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound())
-	if err != nil || became == "" {
-		return err
-	}
-	if became == setAside {
-		e.sup.claimer.refused.reread.Store(true)
-	} else {
-		r.putOff.Store(true)
-		e.book.remove(r)
-	}
-	e.sup.tellRefused(base, pathClaim, r.job, became, why)
-	return nil
 }
 
 // connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
@@ -354,74 +238,10 @@ func (e *settler) oncePerJob(out []*outcome) []*outcome {
 	})
 }
 
-// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
-// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
-type ask struct {
-	o    *outcome
-	done chan error
-}
-
-// slotFor takes a slot for the outcome by the settler's connection.
-func (e *settler) slotFor(ctx context.Context, o *outcome) error {
-	if !e.sup.wantsSlot(o) {
-		return nil
-	}
-	a := &ask{o, make(chan error, 1)}
-	e.mu.Lock()
-	e.asks = append(e.asks, a)
-	e.mu.Unlock()
-	e.poke()
-	select {
-	case err := <-a.done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-e.idle:
-		return ErrShutdown
-	}
-}
-
 func (e *settler) asked() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.asks)+len(e.inquiries) > 0
-}
-
-// reservePause is before a reservation is tried again that the database refused.
-const reservePause = time.Second
-
-// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
-// that need none.
-func (e *settler) reserve(ctx context.Context, conn *pgx.Conn, out []*outcome) []*outcome {
-	e.mu.Lock()
-	asks := e.asks
-	e.asks = nil
-	e.mu.Unlock()
-	var wanting []*outcome
-	for _, a := range asks {
-		wanting = append(wanting, a.o)
-	}
-	for _, o := range out {
-		if e.sup.wantsSlot(o) {
-			wanting = append(wanting, o)
-		}
-	}
-	err := e.sup.reserve(ctx, conn, wanting)
-	for _, a := range asks {
-		a.done <- err
-	}
-	if err == nil {
-		e.slots.over(ctx, e.sup)
-		return out
-	}
-	e.slots.failed(ctx, e.sup, "taking slots of retry budgets", err)
-	return slices.DeleteFunc(out, func(o *outcome) bool {
-		if !e.sup.wantsSlot(o) {
-			return false
-		}
-		e.later(o, reservePause)
-		return true
-	})
 }
 
 // settling is what came of a round trip's settles.

@@ -1,0 +1,146 @@
+package drover
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
+// started there, $3 how many had started beside each. The first rescuer that has seen all of them says so for all: one that comes
+// later finds fewer. Mass: the last signs of life were within two thirds of a lease of each other. Not a whole one: a job
+// whose first death is found a lease after the last beat, and that kills again at once, leaves a beat of up to a sixth
+// of a lease before, and its own first death must not spare it. Of those that died after it some are not yet declared
+// lost: silent for a third of a lease will do.
+const (
+	sqlJudge = `
+insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
+select s.id, s.process, s.host, s.pid, s.started_at, s.at, true, s.draining, $2, $3,
+	exists (select from drover_ended_supervisors o
+		where o.died and not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
+			and case when isfinite(o.ended_at) then abs(extract(epoch from o.ended_at - s.at)) * 1000 < s.ms * 2 / 3 end)
+	or exists (select from drover_supervisors o
+		where not o.draining and o.id <> s.id and coalesce(o.process, o.id) <> coalesce(s.process, s.id)
+			and (o.lost_at is not null or o.beat_at < now() - least(o.lease_ms, 1000000000000) / 3 * interval '1 ms')
+			and case when isfinite(o.beat_at) then abs(extract(epoch from o.beat_at - s.at)) * 1000 < s.ms * 2 / 3 end),
+	exists (select from drover_supervisors o where o.id <> s.id and o.process = s.process)
+	or exists (select from drover_ended_supervisors o where o.id <> s.id and o.process = s.process and o.ended_at > s.at - s.ms * interval '1 ms')
+from (
+	select *, case when isfinite(beat_at) then beat_at else now() end as at, least(lease_ms, 1000000000000) as ms
+	from drover_supervisors where id = $1
+	order by epoch desc limit 1
+) s
+on conflict (id) do nothing`
+
+	sqlVerdict = `select draining, mass, shared, degree, beside from drover_ended_supervisors where id = $1`
+
+	sqlForgetEnded = `
+delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
+)
+
+// judge returns what the death of supervisor id is evidence of: as it was first judged.
+func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d death) (death, error) {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlForgetEnded)
+	p.exec(nil, sqlJudge, id, d.degree, d.beside)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&d.draining, &d.mass, &d.shared, &d.degree, &d.beside) }, sqlVerdict, id)
+	p.commit()
+	return d, p.send(ctx, conn)
+}
+
+// sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
+const sqlBackground = `
+select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
+	coalesce(sum(extract(epoch from least(ended_at, now()) - least(greatest(started_at, now() - $2::interval), ended_at, now()))), 0)::float8
+from (
+	select id, started_at, ended_at, died, draining, explained_by from drover_ended_supervisors
+	union all
+	select id, started_at, now(), false, draining, null from drover_supervisors where lost_at is null
+) p
+where ended_at > now() - $2::interval`
+
+func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b background, err error) {
+	var p pipeline
+	var ran float64
+	p.begin()
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.deaths, &ran) }, sqlBackground, except, interval(historyWindow))
+	p.commit()
+	err = p.send(ctx, conn)
+	b.time = seconds(ran)
+	return b, err
+}
+
+// sqlBlame notes against which jobs a death counts, sqlExplain which job deaths are put down to: after the settle, and
+// only where it found the job still held.
+const (
+	sqlBlame = `
+update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
+where id = $1`
+	sqlExplain = `
+update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
+)
+
+// sqlBeside lists the jobs against which the deaths $1 counted that job $2 was convicted of. sqlHurry makes those among jobs
+// $1 due that wait because of the deaths $2; by primary key. It passes rows that are locked: they keep their backoff.
+const (
+	sqlBeside = `
+select distinct b from drover_ended_supervisors e, unnest(e.blamed) as b where e.id = any($1) and e.explained_by = $2 and b <> $2 order by b`
+	sqlHurry = `
+with held as materialized (
+	select id from jobs
+	where id = any($1) and state = 'retryable' and scheduled_at > clock_timestamp()
+		and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = any($2)
+	order by id for update skip locked
+)
+update jobs set scheduled_at = clock_timestamp() where id = any(array(select id from held))`
+)
+
+func (s *store) beside(ctx context.Context, conn *pgx.Conn, v conviction) (jobs []string, err error) {
+	var p pipeline
+	p.begin()
+	p.query(func(rows pgx.Rows) error {
+		var job string
+		err := rows.Scan(&job)
+		jobs = append(jobs, job)
+		return err
+	}, sqlBeside, v.deaths, v.job)
+	p.commit()
+	return jobs, p.send(ctx, conn)
+}
+
+func (s *store) hurry(ctx context.Context, conn *pgx.Conn, v conviction, jobs []string, bound time.Duration) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.exec(nil, sqlHurry, jobs, v.deaths)
+	p.commit()
+	return p.send(ctx, conn)
+}
+
+// sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
+// turn was taken is lost, and claims nothing.
+const (
+	sqlTakeSolo = `
+update drover_solo set supervisor = $1, taken_at = now()
+where supervisor is null or supervisor = $1 or not exists (select from drover_supervisors s where s.id = drover_solo.supervisor and s.lost_at is null)`
+	sqlReleaseSolo = `update drover_solo set supervisor = null where supervisor = $1`
+)
+
+func (s *store) takeSolo(ctx context.Context, conn *pgx.Conn, id string) (bool, error) {
+	var p pipeline
+	var n int64
+	p.begin()
+	p.exec(&n, sqlTakeSolo, id)
+	p.commit()
+	return n == 1, p.send(ctx, conn)
+}
+
+func (s *store) releaseSolo(ctx context.Context, conn *pgx.Conn, id string) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlReleaseSolo, id)
+	p.commit()
+	return p.send(ctx, conn)
+}

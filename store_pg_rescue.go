@@ -1,0 +1,364 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
+// with $1 empty of owners that no row of supervisors speaks for. It returns those with the policies that apply to
+// them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
+// unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
+// jobs a search in one statement could run out of time, again and again from the start. $8, claimed at $9, are known to be held.
+// Jobs that were set aside on one of the paths $11 are left out until their pause is over.
+//
+// Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers of another
+// type. Values stored outside of the row may be damaged: if $10 is set it does not read those.
+const sqlHunt = `
+select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
+	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
+	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $10 then j.retry::text end, coalesce(k.retry, q.retry)::text,
+	case when $10 then false else
+		(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
+	coalesce(case when not $10 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
+	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
+	case when isfinite(s.beat_at) and isfinite(j.attempted_at) then greatest(extract(epoch from s.beat_at - j.attempted_at), 0) else 0 end::float8
+		+ coalesce(least(s.lease_ms, 1e12), 0) / 12e3,
+	case when j.held and j.crashes > 0 and not $10 then (
+		select jsonb_agg(jsonb_build_object('supervisor', left(e->>'supervisor', 100), 'duration_ms',
+			case when jsonb_typeof(e->'duration_ms') = 'number' then least(greatest((e->'duration_ms')::numeric, 0), 1e10)::bigint else 0 end))
+		from jsonb_array_elements(case when jsonb_typeof(j.errors) = 'array' then j.errors else '[]' end) as e where e->>'class' = 'crash' and not e ? 'spared') end
+from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
+cross join lateral (
+	select *, state = 'running' and ((id, attempted_at) in (select unnest($8::text[]), unnest($9::timestamptz[]))) is not true and case when $1 = ''
+			then not exists (select from drover_supervisors o where o.id = claimed_by) else claimed_by = $1 end
+			and (id in (select a.job from drover_set_aside a where a.path = any($11) and a.retry_at > now())) is not true as held
+	from (
+		select *, row_number() over (order by scheduled_at, id) as n from (
+			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry,
+				started_seq, deaths, redrives, attempted_at, errors from jobs
+			where finalized_at is null and queue = l.queue and lane = l.lane and (scheduled_at, id) > (l.from_at, l.from_id)
+				and scheduled_at <= case when $7 then 'infinity' else now() + interval '1 minute' end
+			order by scheduled_at, id limit $6
+		) page
+	) numbered
+) j
+left join drover_kinds k on k.kind = j.kind
+left join queues q on q.name = j.queue
+left join drover_supervisors s on s.id = j.claimed_by
+where j.held or j.n = $6`
+
+// hunt is a search for running jobs that goes on where it was.
+type hunt struct {
+	owner  string // empty: whoever no row of supervisors speaks for
+	all    bool   // beyond now, too
+	own    bool   // the supervisor's own
+	lanes  []huntLane
+	page   int           // rows of a lane that are read at a time
+	bound  time.Duration // of one statement; zero: the session's
+	found  []heldJob
+	unread []unreadLane // skipped
+
+	// Only for a rescue: what the jobs found show, and how many are freed at a time.
+	started   map[string]bool
+	death     death
+	part      int
+	convicted []conviction // whose innocents wait still
+}
+
+// huntLane is a lane, and where in it the search goes on. A due time may be infinite.
+type huntLane struct {
+	key    laneKey
+	fromAt pgtype.Timestamptz
+	fromID string
+}
+
+// unreadLane is a lane that the database cannot read.
+type unreadLane struct {
+	key laneKey
+	err error
+}
+
+// huntPage is how many rows of a lane are read at a time: some 20 ms. If that takes too long, fewer rows are read,
+// down to leastHuntPage.
+const (
+	huntPage      = 20_000
+	leastHuntPage = 100
+)
+
+// laneFromStart begins in front of all rows, also of those before the year 1.
+func laneFromStart(key laneKey) huntLane {
+	return huntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
+}
+
+func newHunt(owner string, queues []string, all bool) *hunt {
+	h := &hunt{owner: owner, all: all, page: huntPage, part: maxSettle}
+	for _, queue := range queues {
+		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
+			for priority := int16(1); priority <= 9; priority++ {
+				h.lanes = append(h.lanes, laneFromStart(laneKey{queue, tier + priority}))
+			}
+		}
+	}
+	return h
+}
+
+// ended reports whether all lanes were read to their end.
+func (h *hunt) ended() bool { return len(h.lanes) == 0 }
+
+// heldJob is a running job of a supervisor that cannot end it.
+type heldJob struct {
+	id, queue, kind string
+	attempt         int
+	claimSeq        int
+	attemptedAt     pgtype.Timestamptz
+	crashes         int
+	lastDelay       time.Duration
+	maxAttempts     int
+	retry           *string // the job's own strategy
+	policy          *string // its kind's or queue's
+	inFlight        bool    // its handler was running at the last beat
+	slots           int     // of its queue there
+	host            string
+	owner           string
+	startedSeq      bool          // a start was noted under this claim
+	flight          time.Duration // from the claim to the death, which was half a beat after the last one
+	deaths          int
+	redrives        int
+	before          []crashEntry // deaths that count against it
+}
+
+// unfenced reports whether no settle can name the time of the claim, such as infinity: somebody has changed the row
+// by hand.
+func (j *heldJob) unfenced() bool { return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }
+
+// once reports whether the job must not run again if its handler may have begun. Whoever claimed it decides, by noting the
+// start: the settings in the tables may have changed since.
+func (j *heldJob) once() bool { return j.startedSeq || j.maxAttempts == 1 }
+
+// crashEntry is what a hunt reads of an errors entry of that class.
+type crashEntry struct {
+	Supervisor string `json:"supervisor"`
+	DurationMS int64  `json:"duration_ms"`
+}
+
+// hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
+// others still are. That lane is read again without the columns that may be stored outside of a row, and with fewer
+// rows if it takes too long; if that fails too, it is skipped.
+func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run) ([]heldJob, error) {
+	var held []heldJob
+	var rest []huntLane
+	tried := 0
+	read := func(lanes []huntLane, bare bool) error {
+		if err := timeFor(ctx, h.bound); err != nil {
+			return err
+		}
+		more, full, err := s.huntLanes(ctx, conn, h, lanes, known, bare)
+		if err != nil {
+			return err
+		}
+		held, rest, tried = append(held, more...), append(rest, full...), tried+len(lanes)
+		return nil
+	}
+	err := isolate(h.lanes, func(lanes []huntLane) error { return read(lanes, false) }, func(lane huntLane, err error) error {
+		if sqlState(err) == "57014" && h.page > leastHuntPage {
+			h.page = max(h.page/8, leastHuntPage)
+			rest, tried = append(rest, lane), tried+1
+			return nil
+		}
+		again := read([]huntLane{lane}, true)
+		if again != nil && rowsFault(again) {
+			h.unread = append(h.unread, unreadLane{lane.key, err})
+			tried++
+			return nil
+		}
+		return again
+	})
+	h.lanes = append(rest, h.lanes[tried:]...)
+	h.found = append(h.found, held...)
+	return held, err
+}
+
+// huntLanes returns the jobs on the next page of the lanes, and the lanes that have more.
+func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []huntLane, known []*run, bare bool) (held []heldJob, rest []huntLane, err error) {
+	var p pipeline
+	var queues, fromID []string
+	var numbers []int16
+	var fromAt []pgtype.Timestamptz
+	for _, l := range lanes {
+		queues, numbers = append(queues, l.key.queue), append(numbers, l.key.lane)
+		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
+	}
+	knownIDs, knownAt := claims(known)
+	p.begin()
+	if h.bound > 0 {
+		p.exec(nil, sqlBoundPlan, h.bound.Milliseconds())
+	} else {
+		p.exec(nil, sqlOnePlan)
+	}
+	p.query(func(rows pgx.Rows) error {
+		var j heldJob
+		var at huntLane
+		var last, isHeld bool
+		var lastDelayMS *int64
+		var flight float64
+		var before []byte
+		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.fromAt, &last, &isHeld, &j.owner,
+			&j.kind, &j.attempt, &j.claimSeq, &j.attemptedAt, &j.crashes, &lastDelayMS,
+			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
+			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
+		if before != nil && err == nil {
+			err = json.Unmarshal(before, &j.before)
+		}
+		if err != nil {
+			return &rowError{err}
+		}
+		if lastDelayMS != nil {
+			j.lastDelay = millis(*lastDelayMS)
+		}
+		j.flight = seconds(flight)
+		if last {
+			at.key.queue, at.fromID = j.queue, j.id
+			rest = append(rest, at)
+		}
+		if isHeld {
+			held = append(held, j)
+		}
+		return nil
+	}, sqlHunt, h.owner, queues, numbers, fromAt, fromID, h.page, h.all, knownIDs, knownAt, bare, h.asidePaths())
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		return nil, nil, err
+	}
+	return held, rest, nil
+}
+
+// asidePaths are the paths of set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
+// not settle.
+func (h *hunt) asidePaths() []string {
+	if h.own {
+		return []string{pathRescue, pathSettle}
+	}
+	return []string{pathRescue}
+}
+
+// sqlForgive forgets the jobs that were set aside on a rescue and no longer run.
+const sqlForgive = `
+delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
+
+func (s *store) forgive(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.exec(nil, sqlForgive, pathRescue)
+	p.commit()
+	return p.send(ctx, conn)
+}
+
+// sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
+// that crash, and a job that was discarded because of it comes back, unless its only attempt was under way. Rows that
+// someone holds stay in blamed.
+const sqlTakeBack = `
+with dead as materialized (
+	select id from drover_ended_supervisors where id = $1 for update
+), held as materialized (
+	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
+), wronged as materialized (
+	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
+		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1 as back
+	from jobs j left join drover_kinds k on k.kind = j.kind left join queues q on q.name = j.queue
+	where j.id = any(array(select id from held))
+), acquitted as (
+	update jobs j set crashes = greatest(j.crashes - 1, 0), deaths = greatest(j.deaths - 1, 0),
+		state = case when w.back then 'retryable' else j.state end,
+		scheduled_at = case when w.back then clock_timestamp() else j.scheduled_at end,
+		finalized_at = case when w.back then null else j.finalized_at end,
+		discard_reason = case when w.back then null else j.discard_reason end,
+		paced_at = case when w.back then null else j.paced_at end, -- no redrive's any more; back is null of one that was not discarded
+		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
+			'error', 'crash taken back: the process was not dead'))
+	from wronged w where w.id = j.id
+), done as materialized (
+	select id from held
+	union all
+	select b from unnest($2::text[]) as b where not exists (select from jobs j where j.id = b)
+)
+update drover_ended_supervisors e set blamed = array(
+	select b from unnest(e.blamed) with ordinality as x(b, n) where (b in (select id from done)) is not true order by n)
+where e.id = $1`
+
+const (
+	// sqlBlamed begins the take-back: it notes that the supervisor did not die. It returns the jobs that the death
+	// counts against, in the order of their ids.
+	sqlBlamed = `
+with dead as (
+	update drover_ended_supervisors set died = false, explained_by = null where id = $1 returning blamed
+)
+select distinct b from dead, unnest(blamed) as b where b is not null order by b`
+
+	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
+
+	// sqlForgotten asks whether the rescue of supervisor $1 is over.
+	sqlForgotten = `select not exists (select from drover_supervisors where id = $1)`
+
+	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
+)
+
+// takeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
+// on there may be more. If the database refuses to change a job's row, refused is called, and the job keeps its
+// crash.
+func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound time.Duration, refused func(job string, err error)) (done bool, err error) {
+	var p pipeline
+	var blamed []string
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
+	p.query(func(rows pgx.Rows) error {
+		var job string
+		err := rows.Scan(&job)
+		blamed = append(blamed, job)
+		return err
+	}, sqlBlamed, id)
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		return false, err
+	}
+	for part := range slices.Chunk(blamed, maxSettle) {
+		err := isolate(part, func(jobs []string) error {
+			if err := timeFor(ctx, 2*bound); err != nil {
+				return err
+			}
+			var p pipeline
+			p.begin()
+			p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+			p.exec(nil, sqlTakeBack, id, jobs)
+			p.commit()
+			return p.send(ctx, conn)
+		}, func(job string, err error) error {
+			if err := timeFor(ctx, bound); err != nil {
+				return err
+			}
+			refused(job, err)
+			var p pipeline
+			p.begin()
+			p.exec(nil, sqlDropBlamed, id, job)
+			p.commit()
+			return p.send(ctx, conn)
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	left := false
+	p = pipeline{}
+	p.begin()
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
+	p.commit()
+	err = p.send(ctx, conn)
+	return done && !left, err
+}

@@ -1,0 +1,81 @@
+package drover
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// sqlSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
+// It gives the lanes that are not empty, as far as a hunt reads them, and of each the first such key: its floor goes
+// back to it.
+const sqlSweep = `
+select l.queue, l.lane, j.scheduled_at
+from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
+cross join lateral (
+	select scheduled_at, id from jobs
+	where finalized_at is null and queue = l.queue and lane = l.lane and scheduled_at <= now() + interval '1 minute'
+	order by scheduled_at, id limit 1
+) entry
+left join lateral (
+	select scheduled_at, id from jobs
+	where finalized_at is null and state <> 'running' and queue = l.queue and lane = l.lane
+		and scheduled_at <= now() and (scheduled_at, id) >= (entry.scheduled_at, entry.id) and (scheduled_at, id) <= (l.floor_at, l.floor_id)
+		and kind = any($5) and id <> all(array(select job from drover_set_aside where path = 'claim'))
+	order by scheduled_at, id limit 1
+) j on true`
+
+// straggler is a due job behind a floor.
+type straggler struct {
+	lane laneKey
+	at   time.Time
+}
+
+// sqlBound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
+// time-out: a context that ends a statement costs the connection. sqlBoundPlan does that and what sqlOnePlan does.
+const (
+	boundIs = `set_config('statement_timeout',
+	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
+
+	sqlBound     = `select ` + boundIs
+	sqlBoundPlan = sqlOnePlan + `, ` + boundIs
+)
+
+// sweepLane is a lane, and the floor that a full sweep looks behind.
+type sweepLane struct {
+	key   laneKey
+	floor floor
+}
+
+// sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
+// steps over all that has died, on the connection that has to beat.
+func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
+	var p pipeline
+	var queues, floorID []string
+	var numbers []int16
+	var floorAt []time.Time
+	for _, l := range swept {
+		queues, numbers = append(queues, l.key.queue), append(numbers, l.key.lane)
+		floorAt, floorID = append(floorAt, l.floor.at), append(floorID, l.floor.id)
+	}
+	p.begin()
+	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.query(func(rows pgx.Rows) error {
+		var key laneKey
+		var at *time.Time
+		if err := rows.Scan(&key.queue, &key.lane, &at); err != nil {
+			return &rowError{err}
+		}
+		lanes = append(lanes, laneFromStart(key))
+		if at != nil {
+			behind = append(behind, straggler{key, *at})
+		}
+		return nil
+	}, sqlSweep, queues, numbers, floorAt, floorID, kinds)
+	p.commit()
+	if err := p.send(ctx, conn); err != nil {
+		return nil, nil, err
+	}
+	return behind, lanes, nil
+}

@@ -1,0 +1,190 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// budgetPolicy is a row of budgets.
+type budgetPolicy struct {
+	scope string
+	RetryBudget
+}
+
+// budgetPolicies are this supervisor's budgets, sorted by scope: two that start at once must not deadlock.
+func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []budgetPolicy) {
+	add := func(scope string, b RetryBudget) {
+		if b.Retries > 0 {
+			policies = append(policies, budgetPolicy{scope, b})
+		}
+	}
+	add(scopeAll, s.cfg.RetryBudget)
+	for _, kind := range s.kinds { // sorted, as the queues are
+		add(kindScope(kind), s.workers[kind].opts.RetryBudget)
+	}
+	for _, q := range queues {
+		add(queueScope(q.Name), q.RetryBudget)
+	}
+	return policies
+}
+
+// knowBudgets remembers which budgets there are, so that a queue without one asks the database nothing.
+func (s *Supervisor) knowBudgets(scopes []string) { s.budgets.Store(&scopes) }
+
+func (s *Supervisor) budgeted(j *Job) bool {
+	scopes := s.budgets.Load()
+	return scopes != nil && slices.ContainsFunc(*scopes, func(scope string) bool {
+		return scope == scopeAll || scope == kindScope(j.Kind) || scope == queueScope(j.Queue)
+	})
+}
+
+// slot is a retry's place in its budget's calendar.
+type slot struct {
+	backoff time.Duration // what the strategy asked for
+	taken   time.Time     // when, by this process' clock
+	dueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
+}
+
+// wantsSlot reports whether the outcome is a retry that needs a slot. A slot whose time has passed while the settle
+// did not get through is lost: to use it late would break the window that it is late in. What the handler's
+// transaction settled, as far as is known, has one.
+func (s *Supervisor) wantsSlot(o *outcome) bool {
+	if o.state != Retryable || o.now || o.run.txOutcome.Load() != nil || o.slot != nil && s.now().Sub(o.slot.taken) < o.delay {
+		return false
+	}
+	return s.budgeted(o.run.job)
+}
+
+// reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
+// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
+// error is returned.
+func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
+	wanting := make([]wantedSlot, 0, len(outcomes))
+	for _, o := range outcomes {
+		if !s.wantsSlot(o) {
+			continue
+		}
+		w := wantedSlot{o: o, backoff: o.delay}
+		if o.slot != nil {
+			w.backoff = o.slot.backoff
+		}
+		if o.run.timeBound {
+			left := (o.run.timeLeft - s.now().Sub(o.run.claimedAt)).Microseconds()
+			w.latest = &left
+		}
+		wanting = append(wanting, w)
+	}
+	if len(wanting) == 0 {
+		return nil
+	}
+	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
+	slices.SortStableFunc(wanting, func(a, b wantedSlot) int {
+		return cmp.Or(cmp.Compare(a.o.run.job.Queue, b.o.run.job.Queue), cmp.Compare(a.o.run.job.Kind, b.o.run.job.Kind))
+	})
+	without := func(w wantedSlot, err error) error {
+		w.o.delay, w.o.slot = w.backoff, nil
+		if s.quiet.may("reserve "+w.o.run.job.Queue+" "+w.o.run.job.Kind, s.now()) {
+			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
+		}
+		return nil
+	}
+	tried := 0
+	err := isolate(wanting, func(part []wantedSlot) error {
+		slots, err := s.client.store.reserve(ctx, conn, part)
+		if err != nil && (timedOut(err) || ctx.Err() != nil) {
+			return errors.New("the calendar is held: " + err.Error()) // as text, so that isolate blames no retry for it
+		}
+		if err != nil {
+			return err
+		}
+		tried += len(part)
+		for i, got := range slots {
+			part[i].o.reserved(got, part[i].backoff, s.now())
+		}
+		return nil
+	}, func(w wantedSlot, err error) error {
+		tried++
+		return without(w, err)
+	})
+	if rowsFault(err) { // all of them failed
+		for _, w := range wanting[tried:] {
+			_ = without(w, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reserve retries: %w", err)
+	}
+	return nil
+}
+
+// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
+// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
+type ask struct {
+	o    *outcome
+	done chan error
+}
+
+// slotFor takes a slot for the outcome by the settler's connection.
+func (e *settler) slotFor(ctx context.Context, o *outcome) error {
+	if !e.sup.wantsSlot(o) {
+		return nil
+	}
+	a := &ask{o, make(chan error, 1)}
+	e.mu.Lock()
+	e.asks = append(e.asks, a)
+	e.mu.Unlock()
+	e.poke()
+	select {
+	case err := <-a.done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-e.idle:
+		return ErrShutdown
+	}
+}
+
+// reservePause is before a reservation is tried again that the database refused.
+const reservePause = time.Second
+
+// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
+// that need none.
+func (e *settler) reserve(ctx context.Context, conn *pgx.Conn, out []*outcome) []*outcome {
+	e.mu.Lock()
+	asks := e.asks
+	e.asks = nil
+	e.mu.Unlock()
+	var wanting []*outcome
+	for _, a := range asks {
+		wanting = append(wanting, a.o)
+	}
+	for _, o := range out {
+		if e.sup.wantsSlot(o) {
+			wanting = append(wanting, o)
+		}
+	}
+	err := e.sup.reserve(ctx, conn, wanting)
+	for _, a := range asks {
+		a.done <- err
+	}
+	if err == nil {
+		e.slots.over(ctx, e.sup)
+		return out
+	}
+	e.slots.failed(ctx, e.sup, "taking slots of retry budgets", err)
+	return slices.DeleteFunc(out, func(o *outcome) bool {
+		if !e.sup.wantsSlot(o) {
+			return false
+		}
+		e.later(o, reservePause)
+		return true
+	})
+}

@@ -1,0 +1,236 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"os"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pgtext"
+)
+
+// tellUnservedFollowUps logs which follow-ups need another supervisor.
+func (s *Supervisor) tellUnservedFollowUps(ctx context.Context) {
+	queues := s.queueNames()
+	for _, kind := range s.kinds {
+		f := s.workers[kind].opts.FollowUp
+		if f != nil && (s.workers[f.Kind] == nil || !slices.Contains(queues, f.Queue)) {
+			s.log.InfoContext(ctx, "follow-up is not served here, another supervisor must",
+				slog.String("kind", kind), slog.String("follow_up", f.Kind), slog.String("queue", f.Queue))
+		}
+	}
+}
+
+// SupervisorConfig says what a supervisor runs, and how. Queues and Workers are needed, the rest has defaults.
+type SupervisorConfig struct {
+	// Queues are those it claims from.
+	Queues []Queue
+
+	// Workers handle the kinds it knows, one worker a kind. Jobs of other kinds are left for other processes.
+	Workers []Worker
+
+	// Strategies are Customs that single jobs may refer to by name, besides those of Workers and Queues.
+	Strategies []Custom
+
+	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none; under 1 ms is an
+	// error.
+	Timeout time.Duration
+
+	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero
+	// means 30 s; under 1 s is an error. Long survives database outages, short frees a dead process' jobs. It
+	// beats six times a lease.
+	Lease time.Duration
+
+	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
+	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
+	PollInterval time.Duration
+
+	// DisableNotify does without LISTEN, at the price of more polls: for poolers that refuse it, or that take it and
+	// pass nothing on, such as PgBouncer in transaction mode. By itself a supervisor whose LISTEN fails goes on polling
+	// every PollInterval and tries again.
+	DisableNotify bool
+
+	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s,
+	// under 1 ms is an error. Handlers that ignore that have another 3 s, then their jobs are handed back. Run returns at
+	// most 5 s after the cancel, whatever handlers and database do, and so within the 30 s that many platforms give.
+	DrainTimeout time.Duration
+
+	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
+	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepCompleted. A
+	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
+	// first prunes, once a minute, the queues of all.
+	CompletedRetention time.Duration
+	CancelledRetention time.Duration
+
+	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
+	RetryBudget RetryBudget
+
+	// QuarantineAfter is how many process deaths convict a job, the last one suffered with nothing beside it: it is
+	// discarded, reason crashed. Zero means 3; 3 to 10. Runs deaf to their timeout count as deaths. Should be the
+	// same in all processes: who rescues decides.
+	QuarantineAfter int
+
+	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
+	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
+	Build string
+}
+
+// Queue is one queue's settings in this supervisor.
+type Queue struct {
+	// Name as in EnqueueOpts.Queue. Zero means "default".
+	Name string
+
+	// Concurrency is how many of its jobs run at once here. Zero means 10; at most 10,000.
+	Concurrency int
+
+	// MaxAttempts is for jobs and workers that set none. Zero means 20.
+	MaxAttempts int
+
+	// Retry is for jobs and workers that set none. Nil means Exponential{}.
+	Retry RetryStrategy
+
+	// RetryBudget is for this queue's jobs, but for kinds that have one. Zero means no budget.
+	RetryBudget RetryBudget
+
+	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
+	// SupervisorConfig's; bounds and words are those there. What the last supervisor to start said of a queue holds for
+	// all, but for DeleteOnCompletion, which each does for itself.
+	CompletedRetention time.Duration
+	CancelledRetention time.Duration
+
+	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever, under
+	// 1 s is an error.
+	DiscardedRetention time.Duration
+
+	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
+	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
+	ArchiveDiscardedAfter time.Duration
+}
+
+func (cfg *SupervisorConfig) fillIn(bad *problems) {
+	defaults := func(field string, d *time.Duration, def, least time.Duration) {
+		bad.atLeast(field, *d, least)
+		*d = cmp.Or(*d, def)
+	}
+	poll := 5 * time.Second
+	if cfg.DisableNotify {
+		poll = 250 * time.Millisecond
+	}
+	defaults("Timeout", &cfg.Timeout, 5*time.Minute, leastTimeout)
+	defaults("Lease", &cfg.Lease, 30*time.Second, time.Second)
+	defaults("PollInterval", &cfg.PollInterval, poll, time.Millisecond)
+	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
+	bad.completedRetention("CompletedRetention", cfg.CompletedRetention)
+	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, 24*time.Hour)
+	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, leastRetention)
+	cfg.RetryBudget.fillIn(bad, "RetryBudget")
+	if cfg.QuarantineAfter == 0 {
+		cfg.QuarantineAfter = defaultQuarantineAfter
+	}
+	if cfg.QuarantineAfter < defaultQuarantineAfter || cfg.QuarantineAfter > maxDeaths {
+		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, defaultQuarantineAfter, maxDeaths)
+	}
+	if cfg.Build == "" {
+		if info, ok := debug.ReadBuildInfo(); ok {
+			cfg.Build = info.Main.Version
+		}
+	}
+	cfg.Build, _ = pgtext.Sanitize(cfg.Build, maxBuild)
+}
+
+func (q *Queue) fillIn(bad *problems, field string) {
+	if q.Name == "" {
+		q.Name = "default"
+	}
+	bad.join(checkName(field+".Name", q.Name))
+	switch {
+	case q.Concurrency == 0:
+		q.Concurrency = 10
+	case q.Concurrency < 0 || q.Concurrency > 10_000:
+		bad.add(field+".Concurrency", "%d is not 1 to 10,000", q.Concurrency)
+	}
+	bad.attempts(field+".MaxAttempts", q.MaxAttempts)
+	bad.strategy(field+".Retry", q.Retry)
+	q.checkRetention(bad, field)
+	q.RetryBudget.fillIn(bad, field+".RetryBudget")
+}
+
+// name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
+func (s *Supervisor) name(bad *problems, field string, strategy RetryStrategy) {
+	custom, ok := strategy.(Custom)
+	if !ok || custom.Name == "" || custom.Func == nil {
+		return
+	}
+	other, taken := s.strategies[custom.Name]
+	if taken && reflect.ValueOf(other.Func).Pointer() != reflect.ValueOf(custom.Func).Pointer() {
+		bad.add(field+".Name", "another strategy is named %q", custom.Name)
+	}
+	s.strategies[custom.Name] = custom
+}
+
+// named replaces a Custom that stands for another by its name.
+func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
+	custom, ok := strategy.(Custom)
+	if !ok || custom.Func != nil || custom.Name == "" {
+		return strategy
+	}
+	found, ok := s.strategies[custom.Name]
+	if !ok {
+		bad.add(field+".Name", "no strategy is named %q", custom.Name)
+	}
+	return found
+}
+
+const maxBuild = 128 // bytes
+
+// registration is what the tables should say of this supervisor.
+func (s *Supervisor) registration(id string, queues []*queueState) *registration {
+	host, _ := os.Hostname() // for people; empty will do
+	reg := &registration{
+		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), process: s.client.process, lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
+		budgets: s.budgetPolicies(queues),
+	}
+	for _, q := range queues {
+		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry), q.retention()})
+	}
+	for _, kind := range s.kinds {
+		w := s.workers[kind]
+		var ms *int64
+		if w.opts.Timeout < maxTimeout {
+			n := w.opts.Timeout.Milliseconds()
+			ms = &n
+		}
+		policy := kindPolicy{
+			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms, argsShape: w.shape,
+		}
+		if w.opts.FollowUp != nil {
+			policy.followUp = *w.opts.FollowUp
+		}
+		reg.kinds = append(reg.kinds, policy)
+	}
+	return reg
+}
+
+func positive(n int) *int {
+	if n > 0 {
+		return &n
+	}
+	return nil
+}
+
+// stored is a strategy's public form. A Custom without a name has none: a rescuer uses the default for it.
+func stored(strategy RetryStrategy) *string {
+	if custom, ok := strategy.(Custom); strategy == nil || ok && custom.Name == "" {
+		return nil
+	}
+	raw, err := encodeStrategy(strategy)
+	if err != nil { // it was validated
+		return nil
+	}
+	text := string(raw)
+	return &text
+}

@@ -1,0 +1,434 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// takeBack undoes what other supervisors concluded from our silence, if they took our lease.
+func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
+	if c.was == "" {
+		return nil
+	}
+	done, err := c.sup.client.store.takeBack(ctx, conn, c.was, c.bound(), func(job string, err error) {
+		if c.sup.quiet.may("take back "+job, c.sup.now()) {
+			c.sup.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
+				slog.String("id", job), slog.String("error", err.Error()))
+		}
+	})
+	if done {
+		c.was = ""
+	}
+	return err
+}
+
+// rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
+// is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
+func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
+	queues := union(x.queues, c.sup.queueNames())
+	h := c.hunts[x.id]
+	if h == nil {
+		h = newHunt(x.id, queues, false)
+		c.hunts[x.id] = h
+	}
+	h.bound = c.sup.cfg.Lease / 12
+	for !h.ended() {
+		if _, err := c.sup.client.store.hunt(ctx, conn, h, nil); err != nil {
+			return err
+		}
+	}
+	if h.all && len(h.found) == 0 {
+		delete(c.hunts, x.id)
+		if len(h.unread) > 0 {
+			c.sup.tellUnread(ctx, h)
+			return nil // its row says that there may be more
+		}
+		return c.sup.client.store.forget(ctx, conn, x.id)
+	}
+	if h.started == nil {
+		started := startedJobs(h.found)
+		var crashes []int
+		for _, j := range h.found {
+			if started[j.id] {
+				crashes = append(crashes, j.crashes)
+			}
+		}
+		d, err := c.sup.client.store.judge(ctx, conn, x.id, newDeath(crashes))
+		if err != nil {
+			return err
+		}
+		h.started, h.death = started, d
+	}
+	left, err := c.free(ctx, conn, x.id, h, h.found)
+	if err != nil {
+		h.found = left
+		return err
+	}
+	c.sup.tellUnread(ctx, h)
+	c.hunts[x.id] = newHunt(x.id, queues, true) // what someone held just now
+	return nil
+}
+
+// tellUnread logs the lanes that a hunt had to skip.
+func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
+	for _, lane := range h.unread {
+		if s.quiet.may(fmt.Sprint("unread ", lane.key), s.now()) {
+			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
+				slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", lane.err.Error()))
+		}
+	}
+	h.unread = nil
+}
+
+// orphaned frees the jobs of owners that no row speaks for. Nothing is known of how those ended, so it counts no more
+// than a death among many.
+func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
+	h.bound = c.sup.cfg.Lease / 12
+	for {
+		byOwner := map[string][]heldJob{}
+		for _, j := range h.found {
+			byOwner[j.owner] = append(byOwner[j.owner], j)
+		}
+		h.found = nil
+		var errs []error
+		for owner, held := range byOwner {
+			h.started, h.death = startedJobs(held), death{mass: true}
+			left, err := c.free(ctx, conn, owner, h, held)
+			h.found, errs = append(h.found, left...), append(errs, err)
+		}
+		c.sup.tellUnread(ctx, h)
+		err := errors.Join(errs...)
+		if err == nil && !h.ended() {
+			_, err = c.sup.client.store.hunt(ctx, conn, h, nil)
+		} else if err == nil {
+			return nil
+		}
+		if errors.Is(err, errNoTime) {
+			return nil // the next sweep goes on with it
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// freed is a job of a dead supervisor, and what becomes of it.
+type freed struct {
+	j      *heldJob
+	o      *outcome
+	deaths []string // of supervisors, which the job is convicted of
+	done   bool
+}
+
+// free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
+// someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
+// left for the next beat, with the reason.
+func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
+	var errs []error
+	var noSlots error
+	all := len(held)
+	for len(held) > 0 && err == nil {
+		chunk := held[:min(max(h.part, 1), len(held))]
+		held = held[len(chunk):]
+		jobs, wait := make([]*freed, 0, len(chunk)), []*freed(nil)
+		for i := range chunk {
+			f := &freed{j: &chunk[i]}
+			if err := c.decide(ctx, conn, owner, h, f); err != nil {
+				errs, wait = append(errs, err), append(wait, f)
+				continue
+			}
+			jobs = append(jobs, f)
+		}
+		if noSlots == nil {
+			noSlots = c.takeSlots(ctx, conn, jobs)
+		}
+		if noSlots != nil {
+			jobs = slices.DeleteFunc(jobs, func(f *freed) bool {
+				if c.sup.wantsSlot(f.o) {
+					wait = append(wait, f)
+					return true
+				}
+				return false
+			})
+		}
+		err = c.settleFreed(ctx, conn, owner, jobs)
+		for _, f := range append(jobs, wait...) {
+			if f.done && f.o.quarantined {
+				h.convicted = append(h.convicted, conviction{f.j.id, f.deaths})
+			}
+			if !f.done {
+				left = append(left, *f.j)
+			}
+		}
+	}
+	left = append(left, held...)
+	if err == nil {
+		err = c.hurry(ctx, conn, h)
+	}
+	if errors.Is(err, errNoTime) && len(left) == all {
+		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
+	} else {
+		h.part = min(2*h.part, maxSettle)
+	}
+	c.sup.claimer.wake()
+	return left, errors.Join(append(errs, noSlots, err)...)
+}
+
+// decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
+func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, f *freed) (err error) {
+	d, started := h.death, h.started[f.j.id]
+	deaths := f.j.deathsBlamed(owner)
+	var b background
+	if started && d.alone() && d.spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
+		if b, err = c.sup.client.store.background(ctx, conn, deaths); err != nil {
+			return err
+		}
+	}
+	f.o = c.sup.rescued(f.j, owner, started, d, b)
+	if f.o.quarantined {
+		f.deaths = deaths
+	}
+	return nil
+}
+
+// takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
+func (c *control) takeSlots(ctx context.Context, conn *pgx.Conn, jobs []*freed) error {
+	outcomes := make([]*outcome, len(jobs))
+	for i, f := range jobs {
+		outcomes[i] = f.o
+	}
+	return c.sup.reserve(ctx, conn, outcomes)
+}
+
+// settleFreed records what becomes of a dead supervisor's jobs.
+func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, jobs []*freed) error {
+	settle := func(part []*freed) error {
+		if err := timeFor(ctx, 2*c.bound()); err != nil {
+			return err
+		}
+		settled := map[string]State{}
+		p := c.freeing(owner, part, settled)
+		if err := p.send(ctx, conn); err != nil {
+			return err
+		}
+		for _, f := range part {
+			f.done = true
+			if state := settled[f.j.id]; state != "" {
+				f.o.became(state)
+				c.sup.reporter.tell(f.o.tellAll()...)
+			}
+		}
+		return nil
+	}
+	var fenced []*freed
+	for _, f := range jobs {
+		if !f.j.unfenced() {
+			fenced = append(fenced, f)
+			continue
+		}
+		later := !f.j.once() && f.o.state != Discarded
+		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
+			return err
+		}
+	}
+	type bad struct {
+		f   *freed
+		err error
+	}
+	var refused []bad
+	passed := false
+	err := isolate(fenced, func(part []*freed) error {
+		err := settle(part)
+		passed = passed || err == nil
+		return err
+	}, func(f *freed, err error) error {
+		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
+			f.o.simplify()
+			if again := settle([]*freed{f}); again == nil || !rowsFault(again) {
+				passed = passed || again == nil
+				return again
+			}
+		}
+		refused = append(refused, bad{f, err})
+		return nil
+	})
+	// If none passed, no single job may be at fault: nothing is discarded for it.
+	for _, b := range refused {
+		if fault := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); fault != nil {
+			return errors.Join(err, fault)
+		}
+	}
+	return err
+}
+
+// freeing settles jobs of one dead supervisor, and records in the same transaction what the death counts against
+// them: blame for a job that is not settled would be wrong, and a settled job is not looked at again.
+func (c *control) freeing(owner string, part []*freed, settled map[string]State) *pipeline {
+	p := &pipeline{}
+	outcomes := make([]*outcome, len(part))
+	var blamed []string
+	for i, f := range part {
+		outcomes[i] = f.o
+		if f.o.crashed {
+			blamed = append(blamed, f.j.id)
+		}
+	}
+	p.begin()
+	p.exec(nil, sqlSettlePlan)
+	p.exec(nil, sqlBound, c.bound().Milliseconds())
+	p.settle(settled, owner, outcomes)
+	if len(blamed) > 0 {
+		p.exec(nil, sqlBlame, owner, blamed)
+	}
+	for _, f := range part {
+		if f.deaths != nil {
+			p.exec(nil, sqlExplain, f.deaths, f.j.id)
+		}
+	}
+	p.commit()
+	return p
+}
+
+var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
+
+// giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
+// even that is possible, it stays as it is for a pause.
+func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *freed, why error, later, aside bool) error {
+	if err := timeFor(ctx, 2*c.bound()); err != nil {
+		return err
+	}
+	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: aside || timedOut(why)}
+	text := c.sup.client.clean(refusal(why), maxErrorText)
+	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.bound())
+	if c.sup.quiet.may("rescue "+f.j.id, c.sup.now()) {
+		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
+			slog.String("error", text))
+	}
+	if err != nil && !rowsFault(err) {
+		return err
+	}
+	f.done = err == nil
+	switch became {
+	case string(Discarded):
+		f.o.refuse(text)
+		c.sup.reporter.tell(f.o.tell(eventDiscarded))
+	case string(Scheduled), string(Retryable):
+		c.sup.reporter.tell(f.o.tell(eventRescued))
+	}
+	return nil
+}
+
+// refuse turns the outcome into a discard, reason refused, with the database's error.
+func (o *outcome) refuse(why string) {
+	o.class, o.text, o.quarantined = classRefused, why, false
+	o.discard(ReasonRefused)
+}
+
+// deathsBlamed are the supervisors whose deaths count against the job, the present one included.
+func (j *heldJob) deathsBlamed(owner string) []string {
+	deaths := []string{owner}
+	for _, e := range j.before {
+		deaths = append(deaths, e.Supervisor)
+	}
+	return deaths
+}
+
+// suspect is the job's record, with the mean time that its runs lasted until the process died.
+func (j *heldJob) suspect() suspect {
+	flight := j.flight
+	for _, e := range j.before {
+		flight = min(flight+millis(max(e.DurationMS, 0)), maxSpan)
+	}
+	return suspect{
+		crashes: j.crashes, deaths: j.deaths, redrives: j.redrives, flight: flight / time.Duration(1+len(j.before)),
+	}
+}
+
+// startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
+// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
+// a single attempt the row says so, or the last beat does: the dead process may have known of more attempts.
+func startedJobs(held []heldJob) map[string]bool {
+	busy := map[string]int{}
+	for _, j := range held {
+		if j.inFlight {
+			busy[j.queue]++
+		}
+	}
+	started := make(map[string]bool, len(held))
+	for _, j := range held {
+		if j.once() {
+			started[j.id] = j.inFlight || j.startedSeq
+		} else {
+			started[j.id] = j.inFlight || j.slots == 0 || busy[j.queue] < j.slots
+		}
+	}
+	return started
+}
+
+var errCrashed = errors.New("drover: the process died while it held the job")
+
+// rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
+// been. A crash counts as a run, but does not exhaust a job: only one with a single run, or one that is convicted of the
+// death, is discarded.
+func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b background) *outcome {
+	r := &run{
+		sup: s, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, owner: owner, host: j.host,
+		job: &Job{
+			ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts,
+			LastDelay: j.lastDelay, Crashes: j.crashes,
+		},
+	}
+	if !started {
+		o := r.handedBack()
+		o.event, o.giveBack = eventRescued, j.attempt > 0
+		return o
+	}
+	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.flight, death: &d}
+	o.crashed = d.spares(j.crashes) == ""
+	o.quarantined = o.crashed && d.convicts(j.suspect(), s.cfg.QuarantineAfter, b)
+	switch {
+	case o.quarantined || j.once():
+		o.discard(ReasonCrashed)
+	default:
+		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts && j.attempt > 0
+		if o.now = j.crashes == 0 || !o.crashed && !d.mass; !o.now {
+			o.delay, _ = s.wait(s.strategyOf(j), Failure{
+				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
+			})
+			o.delay += d.spread(j.crashes, s.cfg.Lease, j.id, j.claimSeq)
+		}
+	}
+	o.entry = r.errorEntry(o)
+	return o
+}
+
+// strategyOf is the strategy of a job by the usual order: its own, its worker's where this process has one, what kinds
+// and queues say, the default. A stored one that this process cannot read is passed over, and told of.
+func (s *Supervisor) strategyOf(j *heldJob) RetryStrategy {
+	if strategy := s.readStrategy(j.id, j.retry); strategy != nil {
+		return strategy
+	}
+	if w := s.workers[j.kind]; w != nil && w.opts.Retry != nil {
+		return w.opts.Retry
+	}
+	return orDefault(s.readStrategy(j.id, j.policy))
+}
+
+func (s *Supervisor) readStrategy(id string, stored *string) RetryStrategy {
+	if stored == nil {
+		return nil
+	}
+	strategy, err := decodeStrategy([]byte(*stored), s.strategies)
+	if err != nil {
+		s.log.Warn("stored retry strategy not known here, passed over", slog.String("id", id),
+			slog.String("retry", *stored), slog.String("error", err.Error()))
+		return nil
+	}
+	return strategy
+}
