@@ -46,6 +46,12 @@ func (db *testDB) exec(t testing.TB, sql string, args ...any) {
 	}
 }
 
+// alive registers a supervisor that is somewhere else and lives. A full sweep rescues the jobs of an owner without a row.
+func (db *testDB) alive(t testing.TB, id string) {
+	t.Helper()
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ($1, 3600000, '{default}')`, id)
+}
+
 // value reads one value.
 func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	t.Helper()
@@ -128,14 +134,20 @@ func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 // eventually waits until the condition holds, and fails the test if it does not within 30 s.
 func eventually(t testing.TB, holds func() bool) {
 	t.Helper()
+	within(t, 30*time.Second, holds)
+}
+
+// within is eventually with a bound of the test's own.
+func within(t testing.TB, bound time.Duration, holds func() bool) {
+	t.Helper()
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
-	end := time.After(30 * time.Second)
+	end := time.After(bound)
 	for !holds() {
 		select {
 		case <-ticker.C:
 		case <-end:
-			t.Fatal("not within 30 s")
+			t.Fatalf("not within %v", bound)
 		}
 	}
 }

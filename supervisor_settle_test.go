@@ -170,12 +170,17 @@ func TestCompletionsShareRoundTrips(t *testing.T) {
 	counter := &queryCounter{text: sqlComplete}
 	traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counter })
 	db.enqueueJobs(t, 500, nil)
-	var waiting sync.WaitGroup
-	waiting.Add(500)
-	traced.launch(t, SupervisorConfig{
+	release := make(chan struct{})
+	sup := traced.launch(t, SupervisorConfig{
 		Queues:  []Queue{{Concurrency: 500}},
-		Workers: handling(func(context.Context, *Job, int) error { waiting.Done(); waiting.Wait(); return nil }),
+		Workers: handling(func(context.Context, *Job, int) error { <-release; return nil }),
 	})
+	eventually(t, func() bool { return sup.Stats().Running == 500 })
+	// The first round trip lasts until all have ended, at whatever pace they get their time.
+	end := db.hold(t, `lock table jobs in exclusive mode`)
+	close(release)
+	eventually(t, func() bool { return sup.Stats().Running == 0 })
+	end()
 	db.waitFor(t, 20*time.Second, `select count(*) = 500 from jobs where state = 'completed'`)
 	if n := counter.batches.Load(); n > 50 {
 		t.Errorf("500 completions took %d round trips", n)
@@ -186,13 +191,14 @@ func TestCompletionsShareRoundTrips(t *testing.T) {
 func TestStaleSettleChangesNothing(t *testing.T) {
 	t.Parallel()
 	slow(t)
+	const again = "claim_seq = claim_seq + 1" // handed back and claimed again by the same supervisor
 	for what, err := range map[string]error{
 		"completed": nil, "failed": errors.New("no"), "discarded": Discard(errors.New("no")), "snoozed": Snooze(time.Minute), "cancelled": Cancel(nil),
 	} {
 		for _, taken := range []string{
-			"claim_seq = claim_seq + 1, claimed_by = 'someone else'",                                   // rescued and claimed again
-			"claimed_by = 'someone else'",                                                              // the same claim_seq, after a failover that lost a commit
-			"claim_seq = claim_seq + 1",                                                                // handed back and claimed again by the same supervisor
+			"claim_seq = claim_seq + 1, claimed_by = 'someone else'", // rescued and claimed again
+			"claimed_by = 'someone else'",                            // the same claim_seq, after a failover that lost a commit
+			again,
 			"state = 'retryable', claimed_by = null, scheduled_at = now() + interval '1 h'",            // rescued, and not claimed again
 			"state = 'discarded', discard_reason = 'crashed', finalized_at = now(), claimed_by = null", // rescued, and convicted
 		} {
@@ -203,14 +209,22 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 				id := db.enqueueJobs(t, 1, nil)[0]
 				release := make(chan struct{})
 				started := make(chan struct{}, 1)
-				db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error {
+				// Neither a heartbeat nor a claim tells it so before the run has ended.
+				cfg := SupervisorConfig{Lease: time.Hour, Queues: []Queue{{Concurrency: 1}}, Workers: handling(func(context.Context, *Job, int) error {
 					started <- struct{}{}
 					<-release
 					return err
-				})})
+				})}
+				if taken == again {
+					db.launch(t, cfg, withoutAudits)
+				} else {
+					db.launch(t, cfg)
+				}
 				receive(t, started)
-				db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1`)                                   // what a rescuer does first
-				db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('someone else', 600000, '{default}')`) // or a full sweep would rescue its jobs
+				if taken != again { // its next life would rescue the job, which is still in its name
+					db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1`) // what a rescuer does first
+				}
+				db.alive(t, "someone else")
 				db.exec(t, `update jobs set `+taken)
 				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
 				close(release)
@@ -361,14 +375,14 @@ func TestLockedRowDoesNotHoldUpOtherSettles(t *testing.T) {
 	})})
 	receive(t, locked)
 	close(release)
-	db.waitFor(t, 10*time.Second, `select count(*) = 49 from jobs where state = 'completed'`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 49 from jobs where state = 'completed'`)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'running' and (args->>'n')::int = 7`); n != 1 {
 		t.Fatal("the locked row was settled")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	db.waitFor(t, 10*time.Second, `select count(*) = 50 from jobs where state = 'completed'`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 50 from jobs where state = 'completed'`)
 }
 
 // A settle that finds its row locked must not take what comes of the lock for its own doing.

@@ -135,6 +135,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	broken := everyHook(func(context.Context, Event) { panic("a broken subscriber") })
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), broken, {}, again.hooks()}})
 
+	db.alive(t, "someone else")
 	quick := Constant{Delay: time.Millisecond}
 	stale := func(ctx context.Context, job *Job) error {
 		_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else' where id = $1`, job.ID)
@@ -385,7 +386,9 @@ func TestEventsInTheLog(t *testing.T) {
 	var logged lockedBuffer
 	log := slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	db := newTestDBWith(t, Config{Logger: log})
+	db.alive(t, "x")
 	const secret = "secret-of-the-args"
+	entered := make(chan struct{}) // "started" is logged before the handler is called
 	cfg := SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: time.Millisecond}
 	ends := map[string]func(ctx context.Context, job *Job) error{
 		"job completed": func(_ context.Context, job *Job) error {
@@ -397,6 +400,7 @@ func TestEventsInTheLog(t *testing.T) {
 		"job snoozed":                 func(context.Context, *Job) error { return Snooze(time.Hour) },
 		"job cancelled":               func(context.Context, *Job) error { return Cancel(errBoom) },
 		"job handed back": func(ctx context.Context, _ *Job) error {
+			close(entered)
 			<-ctx.Done()
 			return ctx.Err()
 		},
@@ -430,6 +434,7 @@ func TestEventsInTheLog(t *testing.T) {
 		}
 		eventually(t, func() bool { return find(message, id) != nil })
 	}
+	receive(t, entered)
 	stop()
 	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil); err != nil {
 		t.Fatal(err)
