@@ -104,10 +104,14 @@ func TestUpRefusesWhatWasNeverReleased(t *testing.T) {
 
 func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	t.Parallel()
-	// X-7: no name gets into a statement unquoted. 63 bytes, and so longer than a channel name with its prefix.
-	schema := `Drover's "herd" $1; ` + strings.Repeat("é", 21) + "x"
-	quoted := pgx.Identifier{schema}.Sanitize()
+	// X-7: no name gets into a statement unquoted. 63 bytes, and so longer than a channel name with its prefix. No other
+	// process of tests on the same server has the same name.
 	admin := pgtest.NewPool(t)
+	schema := `Drover's "herd" $1; ` + strings.Repeat("é", 14) + pgtest.Schema(admin) + "x"
+	if len(schema) != 63 {
+		t.Fatalf("%d bytes", len(schema))
+	}
+	quoted := pgx.Identifier{schema}.Sanitize()
 	exec(t, admin, `create schema `+quoted)
 	pool := otherPool(t, admin, quoted)
 	t.Cleanup(func() {

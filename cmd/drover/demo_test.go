@@ -66,8 +66,11 @@ func TestDemo(t *testing.T) {
 		t.Parallel()
 		d := startDemo(t, bin, url, "--jobs", "60")
 		d.waitFor(t, `delivered [1-9]`)
-		query(t, url, fmt.Sprintf(`select %[1]s.drover_cancel(id) from %[1]s.jobs where id = (
-			select id from %[1]s.jobs where state = 'retryable' and args->>'customer' = 'customer-dune' order by scheduled_at desc limit 1)`, d.schema(t)))
+		cancel := fmt.Sprintf(`select %[1]s.drover_cancel(id) from %[1]s.jobs where id = (
+			select id from %[1]s.jobs where state = 'retryable' and args->>'customer' = 'customer-dune' order by scheduled_at desc limit 1)`, d.schema(t))
+		for end := time.Now().Add(30 * time.Second); query(t, url, cancel) == "" && time.Now().Before(end); { // until there is one
+			<-time.After(10 * time.Millisecond)
+		}
 		d.wantExit(t, 0)
 		if r := d.result(t); r.Enqueued != 60 || r.Cancelled != 1 || r.Completed+r.Discarded != 59 || r.Lost != 0 {
 			t.Errorf("result %+v; want one cancelled, none lost", r)
@@ -99,7 +102,7 @@ func TestDemo(t *testing.T) {
 
 	t.Run("Ctrl-C in an outage", func(t *testing.T) {
 		t.Parallel()
-		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "60")
+		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "400") // so many that it does not end before the interrupt
 		d.waitFor(t, `redrive canary`)
 		d.interrupt(t)
 		d.wantExit(t, 1)

@@ -18,12 +18,12 @@ func TestStats(t *testing.T) {
 	sh.exec(t, `update jobs set scheduled_at = now() - interval '5 min' where queue = 'slow'`)
 	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues, in_flight, host, pid, beat_at, lost_at, draining) values
 		('a', 30000, '{default,slow}', '{x,y}', 'h1', 11, now(), null, false),
-		('b', 30000, '{slow}', '{}', 'h2', 12, now() - interval '1 min', null, false),
+		('b', 30000, '{slow}', '{}', 'h2', 12, now() - interval '30 min', null, false),
 		('c', 30000, '{slow}', '{}', 'h3', 13, now() - interval '2 min', now(), false),
 		('d', 30000, '{slow}', '{}', 'h4', 14, now(), null, true)`)
 
 	sh.run(t, "stats").ok(t).says(t, "default  discarded  1     -", "slow     available  1     5m ago",
-		"b: silent 60s, rescued after 30s of another's watch", "alive", "silent", "lost", "draining", "[default slow]", "unrecoverable", "card refused")
+		"b: silent 30m, rescued after 30s of another's watch", "alive", "silent", "lost", "draining", "[default slow]", "unrecoverable", "card refused")
 	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
 	if len(got.Counts) != 2 || len(got.Discarded) != 1 || got.Discarded[0].Jobs != 1 || got.Discarded[0].Reason != drover.ReasonUnrecoverable {
 		t.Errorf("%+v", got)
