@@ -120,6 +120,7 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	kinds := []string{"same", "jitter", "by id"}
+	began := time.Now()
 	db.exec(t, `insert into jobs (kind) select ($1::text[])[1 + n % 3] from generate_series(1, 10000) n`, kinds)
 	for range 8 {
 		db.via(t, Config{}).launch(t, SupervisorConfig{
@@ -134,17 +135,23 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 			},
 		})
 	}
-	db.waitFor(t, 60*time.Second, `select count(*) = 10000 from jobs where state = 'retryable'`)
+	db.waitFor(t, 3*time.Minute, `select count(*) = 10000 from jobs where state = 'retryable'`)
+	took := time.Since(began) // no two failed further apart, and their backoffs differ by less than 5 s
 	times := db.retries(t, `true`)
-	if n := fullest(times, time.Second); len(times) != 10000 || n != 500 {
+	n := fullest(times, time.Second)
+	if len(times) != 10000 || n > 500 {
 		t.Errorf("%d retries, %d in one second, want 10,000 and 500", len(times), n)
+	}
+	if n < 500 && took < 14*time.Second { // a slower machine fails less than 500 a second, for which a budget that is used in full has room
+		t.Errorf("%d retries in the fullest second, want 500", n)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where scheduled_at < created_at + interval '1 hour'`); n > 0 {
 		t.Errorf("%d retries come before their backoff", n)
 	}
-	// The ramp has no holes: the last is due when 10,000 slots and what the backoffs differ by have passed.
-	if d := value[float64](t, db, `select extract(epoch from max(scheduled_at) - min(scheduled_at))::float8 from jobs`); d > 60 {
-		t.Errorf("the ramp is %v s long, want about 20", d)
+	// The ramp has no holes: the last is due when 10,000 slots and what the backoffs and the failures differ by have passed.
+	d := value[float64](t, db, `select extract(epoch from max(scheduled_at) - min(scheduled_at))::float8 from jobs`)
+	if longest := 20*time.Second + 5*time.Second + took; d > longest.Seconds() {
+		t.Errorf("the ramp is %v s long, want at most %v", d, longest)
 	}
 }
 
@@ -662,6 +669,9 @@ func TestReservationsAtOnce(t *testing.T) {
 					wanting[i].backoff = time.Duration(random.IntN(60)) * time.Second
 				}
 				slots, err := db.client.store.reserve(t.Context(), conn, wanting)
+				for timedOut(err) && t.Context().Err() == nil { // another may hold the calendar for long: a settler comes again, too
+					slots, err = db.client.store.reserve(t.Context(), conn, wanting)
+				}
 				if err != nil {
 					t.Error(err)
 					return

@@ -247,7 +247,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	t.Parallel()
 	var book diary
 	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	cfg := SupervisorConfig{Lease: time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
+	cfg := SupervisorConfig{Lease: 6 * time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
 	first := db.launch(t, cfg)
 	ids := db.enqueueJobs(t, 3, nil)
 	eventually(t, func() bool { return book.count(eventDiscarded, "") == 3 })

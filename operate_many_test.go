@@ -213,7 +213,8 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	db := newQuietDB(t)
 	elsewhere := db.via(t, Config{}).client
 	started, cause := make(chan struct{}), make(chan error, 1)
-	db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Second, Queues: []Queue{{}}, Workers: []Worker{
+	// A lease that ended before the heartbeat heard of it would end the run, too.
+	sup := db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Hour, Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("long", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
 			close(started)
 			<-ctx.Done()
@@ -226,6 +227,7 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Discard(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
+	sup.control.interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}

@@ -601,12 +601,12 @@ func TestSupervisorsCarryRedrivesOn(t *testing.T) {
 	db.bury(t, 60, 2)
 	id := value[string](t, db, `select drover_redrive_start('{"filter": {"all": true}, "rate": 200, "per_key": 2, "key_from": "customer.id"}')`)
 	var log eventLog
-	first := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()}).launch(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: time.Second})
+	first := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()}).launch(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) >= 10
 	})
 	first.stop(t)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: time.Second})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
 	eventually(t, func() bool {
 		r, err := db.client.GetRedrive(t.Context(), id)
 		return err == nil && r.State == RedriveDone && r.Released == 60
@@ -689,8 +689,8 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 	db.exec(t, `create table effects (job text, pid int)`)
 	db.bury(t, 400, 4)
 	db.exec(t, `update jobs set kind = 'errand', args = args || '{"do": ""}', max_attempts = 20`)
-	first := db.spawn(t, processSpec{Concurrency: 10, Lease: time.Second})
-	second := db.spawn(t, processSpec{Concurrency: 10, Lease: time.Second})
+	first := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
+	second := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
 	r, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 100, PerKey: 10})
 	if err != nil {
 		t.Fatal(err)
@@ -710,7 +710,7 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 	first.kill(t)
 	at := released()
 	eventually(t, func() bool { return released() >= at+50 })
-	third := db.spawn(t, processSpec{Concurrency: 10, Lease: time.Second})
+	third := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
 	second.kill(t)
 	eventually(t, func() bool { return released() == 400 })
 	eventually(t, func() bool {

@@ -230,7 +230,7 @@ func TestHowARunCanEnd(t *testing.T) {
 
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 20}}}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases)}}} // none waits for a slot, so that it is not released and claimed again
 	ids := map[string]string{}
 	for _, c := range cases {
 		cfg.Workers = append(cfg.Workers, dynWorker(c.name, c.opts, c.handle))
@@ -430,7 +430,7 @@ func TestDontCountHasACap(t *testing.T) {
 			return DontCount(errBoom)
 		}),
 	}})
-	heard.wait(t, id, "discarded")
+	db.waitFor(t, 2*time.Minute, `select state = 'discarded' from jobs where id = $1`, id) // a hundred runs, one by one
 	if row := db.endRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != ReasonAttemptsExhausted {
 		t.Errorf("row = %+v", row)
 	}
@@ -501,7 +501,7 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	var heard eventLog
 	var logged lockedBuffer
 	db := newTestDBWith(t, Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{}}}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases) + 21}}} // none waits behind 50 MB, and is released
 	ids := map[string]string{}
 	for _, c := range cases {
 		cfg.Workers = append(cfg.Workers, dynWorker(c.name, WorkerOpts{}, func(context.Context, *Job) error { return c.err }))

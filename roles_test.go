@@ -128,7 +128,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 
 	var well atomic.Bool
 	sup, err := worker.client.Supervisor(SupervisorConfig{
-		Lease: time.Second, PollInterval: time.Minute, CompletedRetention: time.Second, Build: "b1",
+		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: time.Second, Build: "b1",
 		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
 		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error {
 			if j.Attempt == 1 && j.Snoozes == 0 {
@@ -163,10 +163,10 @@ func TestRolesDoTheirWork(t *testing.T) {
 	c.waitFor(t, 30*time.Second, `select exists (select from drover_failure_groups where jobs = 4)`)
 
 	// A supervisor that died, and one old dead letter for the archive.
+	well.Store(true)
 	c.exec(t, `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at, snoozes) values (drover_ulid_at('2020-01-01'), 'letter', 'running', 'gone', 1, 1, now(), 1)`)
 	c.dead(t, "gone")
 	c.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at('2020-01-02'), 'letter', 'discarded', now() - interval '40 days', 'operator')`)
-	well.Store(true)
 	c.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs_archive`)
 	c.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
 

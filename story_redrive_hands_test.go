@@ -260,7 +260,7 @@ func TestFailuresOfCappedJobsAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	var runs atomic.Int64
-	told.run(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Millisecond)}}, Lease: time.Second, Workers: []Worker{
+	told.run(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Millisecond)}}, Lease: 6 * time.Second, Workers: []Worker{
 		dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error {
 			if runs.Add(1) == 1 {
 				return errors.New("not yet")

@@ -78,7 +78,11 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 				db.exec(t, `update jobs set `+c.row+` where id = $1`, bad)
 			}
 			var book logbook
-			s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: 30 * time.Second})
+			lease := time.Hour // a beat has a quarter of it to rescue
+			if c.name == "a trigger takes all the time" {
+				lease = time.Minute // and each statement a hundredth: the walk meets some eight time-outs
+			}
+			s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: lease})
 			s.beat(t)
 			if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and state = 'retryable' and errors_total = 1`); n != 149 {
 				t.Errorf("%d of 149 innocents are freed: %v", n, book.from(slog.LevelWarn))
@@ -282,7 +286,7 @@ func TestRescueWhileTheCalendarIsHeld(t *testing.T) {
 	db.held(t, "dead", 20)
 	db.exec(t, `update jobs set crashes = 1 where id in (select id from jobs order by id limit 5)`)
 	db.dead(t, "dead")
-	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Second})
+	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Minute}) // a statement has a hundredth of it, and the wait for the calendar is no part of that
 	end := db.hold(t, `lock table drover_budget_slots`)
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n < 15 {

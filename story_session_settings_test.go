@@ -61,6 +61,7 @@ func TestLifeInAnyDateStyle(t *testing.T) {
 type oddLife struct {
 	*testDB
 	plain *testDB // the same schema, without the settings
+	sup   *Supervisor
 	due   time.Time
 	ids   [6]string
 }
@@ -123,7 +124,7 @@ func (l *oddLife) runAll(t *testing.T) {
 	workers[0].opts.Retry = Constant{Delay: 20 * time.Millisecond, Jitter: NoJitter}
 	workers[0].opts.RetryBudget = RetryBudget{Retries: 60000}
 	workers[0].opts.MaxAttempts = 2
-	l.run(t, SupervisorConfig{Workers: workers, Queues: []Queue{{}}, Lease: 10 * time.Second})
+	l.sup = l.run(t, SupervisorConfig{Workers: workers, Queues: []Queue{{}}, Lease: 10 * time.Minute}) // a heartbeat that comes late is logged, too
 	t.Cleanup(func() {
 		if t.Failed() {
 			var jobs string
@@ -180,6 +181,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	l.same(t, "last_discarded_at", summary[0].LastDiscardedAt, `select finalized_at from jobs where state = 'discarded'`)
 	var groups []FailureGroup
 	eventually(t, func() bool { // a heartbeat adds them up
+		l.sup.control.interrupt()
 		groups, err = l.client.Failures(ctx, FailureFilter{})
 		return err != nil || len(groups) == 2
 	})
@@ -267,7 +269,7 @@ func TestRescueInAnyDateStyle(t *testing.T) {
 				for name, value := range settings {
 					c.ConnConfig.RuntimeParams[name] = value
 				}
-			}).run(t, SupervisorConfig{Lease: time.Second, Queues: []Queue{{}}, Workers: workers})
+			}).run(t, SupervisorConfig{Lease: 6 * time.Second, Queues: []Queue{{}}, Workers: workers}) // a lease that was lost would cost an attempt
 			eventually(t, func() bool {
 				for _, text := range log.from(slog.LevelWarn) {
 					if strings.Contains(text, "date/time") || strings.Contains(text, "scan") {

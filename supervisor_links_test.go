@@ -159,7 +159,7 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 		cc.ConnectTimeout = time.Hour
 		cc.Host, cc.Port, cc.TLSConfig = "127.0.0.1", uint16(silent.Addr().(*net.TCPAddr).Port), nil //nolint:gosec // a port
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // half of it for each
 	defer cancel()
 	conn, err := two.client.store.dial(ctx)
 	if err != nil {

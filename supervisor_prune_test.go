@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // finished stores a job that ended some time ago, with an id of its time.
@@ -270,7 +268,7 @@ func TestDeleteOnCompletion(t *testing.T) {
 	for range 4 {
 		receive(t, done)
 	}
-	db.waitFor(t, 10*time.Second, `select count(*) = 0 from jobs`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 0 from jobs`)
 }
 
 // aged returns the ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
@@ -334,25 +332,18 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 			t.Helper()
 			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'missing chunk number 0' using errcode = 'XX001'")
 		}, `drop trigger app_delete_jobs on jobs`, "XX001"},
-		"statement time-out": {func(t *testing.T, db *testDB, id string) { // ends the whole step, which no function can catch
+		// Ends the whole step: no function can catch it. With a real one other jobs would be late, too, on a busy machine.
+		"statement time-out": {func(t *testing.T, db *testDB, id string) {
 			t.Helper()
-			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "perform pg_sleep(3600)")
+			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'canceling statement due to statement timeout' using errcode = '57014'")
 		}, `drop trigger app_delete_jobs on jobs`, "57014"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var book logbook
-			db := newTestDB(t).via(t, Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) {
-				if name == "statement time-out" {
-					c.ConnConfig.RuntimeParams["statement_timeout"] = "1s"
-				}
-			})
-			n := 1100
-			if name == "statement time-out" {
-				n = 40 // each half takes a second
-			}
-			ids := db.aged(t, n)
-			bad := ids[n/2]
+			db := newTestDB(t).via(t, Config{Logger: slog.New(&book)})
+			ids := db.aged(t, 1100)
+			bad := ids[550]
 			c.hang(t, db, bad)
 			prune := func(want ...string) {
 				t.Helper()

@@ -75,8 +75,8 @@ func TestARefusedClaimHoldsUpNobody(t *testing.T) {
 					db.enqueue(t, job{1}, nil)
 					db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
 				}
-				db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
-				eventually(t, func() bool { // another job has to pass, or no single one may be at fault
+				db.waitFor(t, time.Minute, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
+				within(t, 2*time.Minute, func() bool { // another job has to pass, or no single one may be at fault
 					db.enqueue(t, job{3}, nil)
 					return value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, id)
 				})
@@ -105,8 +105,8 @@ func TestManyRefusedClaimsHoldUpNobody(t *testing.T) {
 	}
 	db.exec(t, `update jobs set kind = 'poison' where attempt > 0 or claim_seq > 0 or metadata is not null or args ? 'bad' or pg_column_size(args) > 1000`)
 	db.launch(t, SupervisorConfig{Workers: append(doingNothing(), dynWorker("poison", WorkerOpts{}, doNothing))})
-	db.waitFor(t, 30*time.Second, `select count(*) = 303 from jobs where state = 'completed'`)
-	db.waitFor(t, 30*time.Second, `select count(*) = 0 from jobs where scheduled_at <= now() and finalized_at is null`)
+	db.waitFor(t, 2*time.Minute, `select count(*) = 303 from jobs where state = 'completed'`)
+	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from jobs where scheduled_at <= now() and finalized_at is null`)
 }
 
 // F-15: a row for which the claim waits, for a lock or for ever, costs the others one time-out.
@@ -136,9 +136,9 @@ func TestAClaimThatWaitsForARow(t *testing.T) {
 			db.exec(t, `insert into jobs (kind, args) values ('job', '{"bad": 1}')`)
 			edit := func(*pgxpool.Config) {}
 			if c.setting != "" {
-				edit = func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams[c.setting] = "300ms" }
+				edit = func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams[c.setting] = "1s" }
 			}
-			db.via(t, Config{}, edit).launch(t, SupervisorConfig{Lease: 3 * time.Second, Queues: []Queue{{}, {Name: "other"}}})
+			db.via(t, Config{}, edit).launch(t, SupervisorConfig{Lease: 6 * time.Second, Queues: []Queue{{}, {Name: "other"}}})
 			for range 10 {
 				db.enqueue(t, job{1}, nil)
 				db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})

@@ -20,15 +20,8 @@ import (
 func TestRunWaitsForAServer(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address, cc := nobody.Addr().String(), db.Config().ConnConfig
+	address, cc := "127.0.0.1:1", db.Config().ConnConfig // nobody's; one that was free a moment ago may be another test's by now
 	server := net.JoinHostPort(cc.Host, strconv.Itoa(int(cc.Port)))
-	if err := nobody.Close(); err != nil {
-		t.Fatal(err)
-	}
 	var name atomic.Pointer[string]
 	name.Store(&address)
 	var book logbook
@@ -261,7 +254,7 @@ func TestAStopTakesWhatIsPromised(t *testing.T) {
 	select {
 	case err := <-sup.done:
 		close(sup.done)
-		if took := time.Since(began); err != nil || took > endPart+2*time.Second {
+		if took := time.Since(began); err != nil || took > endPart+6*time.Second { // on a machine that gives it none for a while
 			t.Errorf("Run returned %v after %v", err, took)
 		}
 	case <-time.After(time.Minute):

@@ -208,6 +208,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 	run := func(context.Context, *Job) error { return nil }
 	// The process that dies knew the kind; only its rows are left.
 	dead, err := db.client.Supervisor(SupervisorConfig{
+		Lease:   time.Hour, // of which either may be silent for a third, or both would have died at the same time
 		Queues:  []Queue{{Name: "q", MaxAttempts: 9, Retry: Constant{Delay: 3 * time.Minute}}},
 		Workers: []Worker{dynWorker("set", WorkerOpts{MaxAttempts: 6, Retry: Linear{Step: time.Minute}}, run), dynWorker("unset", WorkerOpts{}, run)},
 	})
@@ -215,7 +216,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		t.Fatal(err)
 	}
 	deadControl(t, dead)
-	rescuer, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
+	rescuer, err := db.client.Supervisor(SupervisorConfig{Lease: time.Hour, Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
 	if err != nil {
 		t.Fatal(err)
 	}
