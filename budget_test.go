@@ -118,6 +118,7 @@ func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 // B-2: 10,000 jobs that fail at once under 500 a second become a ramp, whatever their backoffs.
 func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	kinds := []string{"same", "jitter", "by id"}
 	began := time.Now()
@@ -491,6 +492,7 @@ func TestNoBudgetNoStatement(t *testing.T) {
 // F-12: while the database refuses slots, what needs none is settled; then the rest is.
 func TestSlotsThatCannotBeHad(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 4, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
 	tx, err := db.Begin(t.Context())
@@ -568,6 +570,7 @@ func (m model) take(scope string, b RetryBudget, from, stop int64) (due int64, o
 // Batches of any size, in budgets of any size, get what a calendar kept by hand would give them.
 func TestReservationsAgainstAModel(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	conn, err := db.client.store.dial(t.Context())
 	if err != nil {

@@ -1259,6 +1259,7 @@ func TestReadOnlyByDefault(t *testing.T) {
 // A standby is another matter: no transaction there can write. Reading goes on.
 func TestStandby(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	ctx := t.Context()
 	server, err := pgdev.Start(ctx, pgdev.Options{Ways: []pgdev.Way{pgdev.Local, pgdev.Download}})
 	if err != nil {

@@ -2,7 +2,6 @@ package drover_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -14,14 +13,20 @@ func ExampleClient_RetryBudgets() {
 	pool, end := migratedPool()
 	defer end()
 	client := clientOf(pool)
-	deliver := func(context.Context, *drover.Job, Parcel) error { return errors.New("no answer") }
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	deliver := func(context.Context, *drover.Job, Parcel) error {
+		stop() // only for the example
+		return nil
+	}
 	sup, err := client.Supervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default", RetryBudget: drover.RetryBudget{Retries: 100, Per: time.Minute}}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
 	must(err)
-	ctx, stop := context.WithTimeout(context.Background(), time.Second)
-	defer stop()
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
 	must(sup.Run(ctx))
 
 	budgets, err := client.RetryBudgets(context.Background())

@@ -53,6 +53,7 @@ func calling(name string) func(*pgxpool.Config) {
 // ended all of that is gone.
 func TestHealthNamesTheSessionThatHoldsVacuum(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	app := "billing " + pgtest.Schema(db.Pool)
 	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
@@ -120,6 +121,7 @@ func (h *Health) found(name string) []Finding {
 // O-5: where vacuum was and the dead rows stayed, health does not send it there again but says who holds it, however
 // young, and however few transactions began since.
 func TestHealthSaysToEndWhoVacuumWaitsFor(t *testing.T) { //nolint:paralleltest // an older snapshot of another test would be named in its place
+	slow(t)
 	db := newQuietDB(t)
 	app := "young " + pgtest.Schema(db.Pool)
 	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
@@ -332,6 +334,7 @@ func standby(t testing.TB, db *testDB, name, slot string) *pgconn.PgConn {
 // of its own: all of these concern the whole of it.
 func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	server, err := pgdev.Start(t.Context(), pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
 		Settings: map[string]string{"max_prepared_transactions": "2", "wal_level": "logical", "autovacuum_naptime": "1h"},

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 func TestMain(m *testing.M) {
@@ -61,13 +62,10 @@ func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	return v
 }
 
-// slow is for tests that take more than a second: with go test -short they do not run, for a quick look while editing.
-// Nothing else may skip a test, and CI fails on one that was skipped.
+// slow marks a test that go test -short leaves out.
 func slow(t *testing.T) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("slow, and this is -short")
-	}
+	tier.Slow(t)
 }
 
 // sizeOf is the environment variable of that name, a number from 1, or what is usual: .ci/nightly sets it to more.

@@ -225,6 +225,7 @@ func TestPagingIsComplete(t *testing.T) {
 // One plan for Get and List would walk the table for a single job.
 func TestGetReadsOneRowWhateverThePlan(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	pool := db.samePool(t, func(c *pgxpool.Config) {
 		c.MaxConns = 1

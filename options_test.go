@@ -285,6 +285,7 @@ func (c *countClaims) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.Trac
 // An idle supervisor looks every PollInterval: by default, without LISTEN, 100 looks would take over a minute.
 func TestPollInterval(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var claims countClaims
 	pool := pgtest.NewMigratedPool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &claims })
 	client, err := New(pool, Config{Logger: quiet()})

@@ -139,6 +139,7 @@ func (db *testDB) fill(t testing.TB, n int) {
 // X-3, B75: one sane plan, whatever the statistics say and however the statement was planned.
 func TestPlans(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	ids := []string{"01K00000000000000000000000", "01K00000000000000000000001"}
@@ -173,6 +174,7 @@ func TestPlans(t *testing.T) {
 // C5: a hunt checks each running job against a list of thousands.
 func TestTheHuntHashesItsLists(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	check := func(when string) {

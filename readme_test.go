@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 const firstProgram = "examples/welcome/main.go"
@@ -53,6 +54,7 @@ func compareCode(t *testing.T, document string, run []string) {
 // The first program of README.md migrates an empty schema, runs its job and ends with Ctrl-C.
 func TestFirstProgramOfTheReadme(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	url := pgtest.URL(t)
 	if strings.Contains(url, "?") {
 		url += "&"

@@ -60,6 +60,7 @@ func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBat
 // DESIGN.md, section 4.3: claims and settles grow with the load.
 func TestStatementsUnderLoad(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	const jobs = 20_000
 	db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
@@ -98,6 +99,7 @@ func (p *planner) claimCost(t testing.TB, s *still, floors bool) (buffers int) {
 // measure is a claim from a queue that has none of it, in the same table: its indexes are as deep.
 func TestCostOfAClaim(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 	db.exec(t, `alter table jobs set unlogged`)  // is filled sooner
@@ -146,6 +148,7 @@ func TestCostOfAClaim(t *testing.T) {
 // reads them all comes too late, and the handlers' jobs are taken for abandoned.
 func TestCostOfAHeartbeat(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 	s := db.stopped(t, SupervisorConfig{})

@@ -109,6 +109,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 // F-15: a row with unexpected contents is shown as far as it can be read, and does not keep others from being shown.
 func TestOddRowsAreRead(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	pgtest.DropChecks(t, db.Pool)
 	good := db.enqueue(t, letter{To: "x"}, &EnqueueOpts{Tags: []string{"a"}})

@@ -16,6 +16,7 @@ import (
 // not begun: they run.
 func TestTheOnlyAttemptAfterAnOutage(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	var calls [9]atomic.Int32
 	began := make(chan struct{})

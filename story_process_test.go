@@ -431,6 +431,7 @@ func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
 // W-4, F-8
 func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.audit(t)
 	spec := processSpec{Concurrency: 2, Lease: 5 * time.Second, Poll: 100 * time.Millisecond} // that the other one keeps up

@@ -29,6 +29,7 @@ func oddSettings() []map[string]string {
 // is the same as everywhere.
 func TestLifeInAnyDateStyle(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, settings := range oddSettings() {
 		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 			t.Run(settings["datestyle"]+" "+mode.String(), func(t *testing.T) {
@@ -250,6 +251,7 @@ func (l *oddLife) putAway(t *testing.T) {
 // A supervisor that dies leaves its jobs to others, whose reading of its rows no setting changes.
 func TestRescueInAnyDateStyle(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, settings := range oddSettings() {
 		t.Run(settings["datestyle"], func(t *testing.T) {
 			t.Parallel()

@@ -385,6 +385,7 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 // A few jobs a second are notified one by one and change nothing in sleepers; more make the supervisor look by itself.
 func TestATrickleDoesNotWake(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.enqueue(t, job{}, &EnqueueOpts{Delay: 1500 * time.Millisecond})
 	ran := make(chan struct{}, 100)
@@ -416,6 +417,7 @@ func TestATrickleDoesNotWake(t *testing.T) {
 // A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
 func TestSleepBeyondAJobOfOthers(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `
 create table said (sleeps_until timestamptz);
@@ -453,6 +455,7 @@ func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
 
 func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	ran := make(chan struct{}, 1)
 	db.launch(t, SupervisorConfig{DisableNotify: true, PollInterval: 200 * time.Millisecond, Workers: handling(func(context.Context, *Job, int) error {
@@ -595,6 +598,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 // A supervisor listens on one connection, however many queues it serves, and on none where it must not.
 func TestOneConnectionListens(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	for want, cfg := range []SupervisorConfig{{DisableNotify: true}, {}} {
 		traced, counted := db.traced(t, Config{})
@@ -649,6 +653,7 @@ func TestAFullSupervisorIsAsleep(t *testing.T) {
 // Many producers wake up sleeping supervisors, and are not slowed down by notifications from then on.
 func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	other := db.via(t, Config{})
 	heard := db.ears(t)

@@ -162,6 +162,7 @@ func TestRetriesGetAFifthWhileFreshJobsWait(t *testing.T) {
 // L-4: jobs that nobody here can run, older than one that somebody can.
 func TestUnknownKindsDoNotHoldUpKnownOnes(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, scheduled_at, priority) select 'unknown', now() - interval '1 h', 1 from generate_series(1, 12000)`)
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 h' from generate_series(1, 12000)`)
@@ -620,6 +621,7 @@ func TestSuspectsLeaveSlotsToOthers(t *testing.T) {
 // A search behind a backlog goes on where it was: a page is read to its end, whatever the time allows.
 func TestHuntGoesOnPageByPage(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, huntPage+10)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
@@ -685,6 +687,7 @@ func TestClaimsOfABacklogTakeTurns(t *testing.T) {
 // A session that hangs with the turn holds claims up once in a while, and briefly.
 func TestClaimDoesWithoutItsTurn(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.enqueueJobs(t, 5*minTurn, nil)
 	counted, sent := db.traced(t, Config{})
@@ -714,6 +717,7 @@ func TestClaimDoesWithoutItsTurn(t *testing.T) {
 // A statement time-out of the application's that is shorter than the wait shortens the wait, and does not end the claim.
 func TestTurnUnderAStatementTimeout(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.enqueueJobs(t, minTurn, nil)
 	db.takeTurn(t)
@@ -747,6 +751,7 @@ func TestClaimThatFailsTakesNoTurn(t *testing.T) {
 // The wait is no cost of a near sweep's, which would come again too rarely; and what has expired meanwhile has expired.
 func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, expires_at) select 'job', now() + interval '1 s' from generate_series(1, $1)`, minTurn)
 	db.takeTurn(t)

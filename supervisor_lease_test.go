@@ -260,6 +260,7 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 // P-3: of strong suspects one runs at a time in the cluster, with nothing beside it in its process; others go on.
 func TestStrongSuspectsRunAlone(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `insert into queues (name) values ('other')`)
 	db.exec(t, `insert into jobs (kind, queue, crashes) select 'job', case when n % 2 = 0 then 'default' else 'other' end, 2 from generate_series(1, 6) n`)
@@ -712,6 +713,7 @@ func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 // supervisor starts it; its own outcome is refused; and it goes on under a new id.
 func TestBlackHole(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var book diary
 	db := newQuietDB(t)
 	cut, wire := db.cutting(t, Config{Hooks: book.hooks()})
@@ -969,6 +971,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 // Handlers that take every connection of the pool, and AddQueue that waits for one, starve neither heartbeat nor settle.
 func TestExhaustedPoolStarvesNobody(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	small := db.via(t, Config{}, func(c *pgxpool.Config) { c.MaxConns = 2 })
 	release := make(chan struct{})
@@ -1014,6 +1017,7 @@ func TestExhaustedPoolStarvesNobody(t *testing.T) {
 // FAULTS S-2: connections die one by one, all at once, and again; the supervisor comes back with as many as before.
 func TestTerminatedConnectionsAreReplaced(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.audit(t)
 	name := "victim " + value[string](t, db, `select current_schema()`)

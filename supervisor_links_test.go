@@ -67,6 +67,7 @@ func (db *testDB) named(t testing.TB, cfg Config, address *atomic.Pointer[string
 // it is left: the supervisor's own, and those of the pool by which it and the client do their work.
 func TestANameThatPointedAtAStandby(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db, primary, standby := primaryAndStandby(t)
 	const name = "a name that moves"
 	var address atomic.Pointer[string]
@@ -116,6 +117,7 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 // target_session_attrs and a second server are the pool's own way to find the primary: drover's connections go it, too.
 func TestTargetSessionAttrs(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db, primary, standby := primaryAndStandby(t)
 	here, there := splitAddress(t, standby), splitAddress(t, primary)
 	cfg := db.Config()
@@ -147,6 +149,7 @@ func splitAddress(t testing.TB, address string) [2]string {
 // The first of two servers swallows packets, as one does that has lost its power. It must not get all the time there is.
 func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts, nobody answers
 	if err != nil {

@@ -111,6 +111,7 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 // Issue 11, 18: a real outage of seconds, under load, is two lines: all parts tell of it together.
 func TestARealOutageIsTwoLines(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	var book logbook
 	db := newQuietDB(t)
 	name := "two lines " + value[string](t, db, `select current_schema()`)

@@ -378,6 +378,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 // must not run again: it is discarded, and an entry tells why.
 func TestHowARunEndsInAStop(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for _, attempts := range []int{1, 2} {
 		t.Run(fmt.Sprint(attempts), func(t *testing.T) {
 			t.Parallel()

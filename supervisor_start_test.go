@@ -185,6 +185,7 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 // What cancels a job where no notification is heard is a look each second, not the next heartbeat.
 func TestACancelWithoutListenIsHeard(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	started, over := make(chan struct{}), make(chan error, 1)
 	db.via(t, Config{}).launch(t, SupervisorConfig{DisableNotify: true, Lease: time.Hour, Workers: handling(func(ctx context.Context, _ *Job, _ int) error {
@@ -234,6 +235,7 @@ func TestNobodyAsksForCancelsInVain(t *testing.T) {
 // The README and DrainTimeout promise that Run returns 5 s after its handlers were cancelled, whatever happens.
 func TestAStopTakesWhatIsPromised(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	const closing = time.Second // see closeConn
 	if handBack+lastSettle+closing > endPart || endPart != 5*time.Second {
 		t.Errorf("a stop may take %v and its connections another %v, promised are 5 s", handBack+lastSettle, closing)

@@ -246,6 +246,7 @@ func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 // C3: SettleTx counts from its call, however long ago its transaction began.
 func TestSettleTxCountsFromItsCall(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTxDB(t, 0)
 	for _, b := range db.beginners(t) {
 		for name, c := range map[string]struct {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 func TestMain(m *testing.M) {
@@ -45,6 +47,7 @@ func newServer(t *testing.T) *server {
 // The stories share a server: starting one takes longer than most of them.
 func TestOnAServer(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	server := newServer(t)
 	t.Run("every job runs exactly once", func(t *testing.T) { everyJobRunsExactlyOnce(t, server) })
 	t.Run("every scenario", func(t *testing.T) { everyScenario(t, server) })

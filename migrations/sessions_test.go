@@ -10,6 +10,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -86,6 +87,7 @@ func TestUpInAnySession(t *testing.T) {
 // A migration that waits for its turn is not cut off by the time-out of statements.
 func TestUpOutlastsTheStatementTimeout(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	pool := pgtest.NewPool(t)
 	provider := gooseIn(t, pool, migrations.Table)
 	sources := provider.ListSources()
@@ -116,6 +118,7 @@ func TestUpOutlastsTheStatementTimeout(t *testing.T) {
 // The command goose takes the settings of its session.
 func TestGooseWithoutConformingStrings(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	plain := pgtest.NewPool(t)
 	provider := gooseIn(t, with(t, plain, map[string]string{"standard_conforming_strings": "off"}), migrations.Table)
 	if _, err := provider.Up(t.Context()); err != nil {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -115,6 +116,9 @@ func TestLockFile(t *testing.T) {
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
+	// A child that another test forks meanwhile would keep the file open for writing, and nobody could execute it.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, []byte(strings.Join([]string{"#!/bin/sh", text, ""}, "\n")), 0o755); err != nil {
 		t.Fatal(err)
 	}

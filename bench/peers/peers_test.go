@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -18,6 +19,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 // Where the packages cannot be had, the reason must be the machine's, not the lock file's.
 func TestEveryPeerRunsEveryJobOnce(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	if reason, ok := Available(t.Context()); !ok {
 		_, noNode := exec.LookPath("node")
 		_, noNPM := exec.LookPath("npm")

@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // D-7
 func TestArchive(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh, client := newMigratedShell(t)
 	dead := enqueue(t, client, charge{Order: 1}, nil)
 	discard(t, sh)

@@ -9,11 +9,13 @@ import (
 
 	"github.com/drover-queue/drover/internal/bench"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // the measurement runs, counts every handler call and leaves nothing. Its figures are not judged here.
 func TestBench(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh := newShell(t)
 	sh.flags = []string{"--url", pgtest.URL(t)}
 	gone := func(t *testing.T) {

@@ -23,11 +23,13 @@ import (
 
 	"github.com/drover-queue/drover/internal/demo"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // C-1: drover demo, as its user runs it: the built program with its processes.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	bin := filepath.Join(t.TempDir(), "drover")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 type charge struct {
@@ -60,6 +61,7 @@ func discard(t *testing.T, sh *shell) {
 // D-2, D-8: list with filters and pages.
 func TestJobsList(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh, client := newMigratedShell(t)
 	sh.run(t, "jobs", "list").ok(t).says(t, "no jobs")
 	dead := enqueue(t, client, charge{Order: 1}, &drover.EnqueueOpts{Tags: []string{"vip"}})

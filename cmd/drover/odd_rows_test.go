@@ -7,11 +7,13 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // F-15: no row, however odd, keeps a command from showing the others, in text and in JSON.
 func TestOddRowsAreShown(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh, client := newMigratedShell(t)
 	pgtest.DropChecks(t, sh.pool)
 	good := enqueue(t, client, charge{Order: 1}, nil)

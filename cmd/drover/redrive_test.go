@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // D-4, D-5: preview, begin, list, hold and end a redrive.
@@ -58,6 +59,7 @@ func TestRedrive(t *testing.T) {
 // C-1: the watcher stays until the redrive is done.
 func TestRedriveWatch(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh, client := newMigratedShell(t)
 	for n := range 20 {
 		enqueue(t, client, charge{Order: n}, nil)

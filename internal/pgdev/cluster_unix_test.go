@@ -19,10 +19,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 func TestClusterIsWhatItSays(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	b := localBinaries(t)
 	s := start(t, Options{Ways: []Way{Local}, BinDir: b.dir, Settings: map[string]string{
 		"max_connections": "17", "work_mem": "3MB", "application_name": "it's set",
@@ -78,6 +81,7 @@ func TestClusterIsWhatItSays(t *testing.T) {
 
 func TestCloseDisconnectsAndMayBeCalledTwice(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	s := start(t, Options{Ways: []Way{Local}})
 	busy := connect(t, s.URL())
 	if _, err := busy.Exec(t.Context(), `create table t (); begin; lock table t`); err != nil {
@@ -96,6 +100,7 @@ func TestCloseDisconnectsAndMayBeCalledTwice(t *testing.T) {
 
 func TestPortTakenBetweenChoiceAndBind(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -117,6 +122,7 @@ func TestPortTakenBetweenChoiceAndBind(t *testing.T) {
 
 func TestStartFailureShowsTheServersLogAndLeavesNothing(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	for name, o := range map[string]Options{
 		"setting": {Settings: map[string]string{"max_connections": "many"}},
 		"initdb":  {BinDir: fakeBinaries(t, "17.0")},
@@ -138,6 +144,7 @@ func TestStartFailureShowsTheServersLogAndLeavesNothing(t *testing.T) {
 
 func TestKilledServerComesBackWithWhatWasCommitted(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	s := start(t, Options{Ways: []Way{Local}})
 	url := s.URL()
 	run(t, s, `create table kept as select 42 as n`)
@@ -164,6 +171,7 @@ func TestKilledServerComesBackWithWhatWasCommitted(t *testing.T) {
 // Only a postmaster removes the shared memory of a killed one; t.Cleanup looks for it.
 func TestCloseAfterKillLeavesNoSharedMemory(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	for name, kill := range map[string]func(*Server) error{
 		"by Kill":      (*Server).Kill,
 		"by a signal":  func(s *Server) error { return syscall.Kill(s.cluster.server.pid, syscall.SIGKILL) },
@@ -212,6 +220,7 @@ func TestTempDirThatTheServersUserCannotEnter(t *testing.T) {
 
 func TestDirectoryThatCannotBeMade(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	p := startProgramIn(t, "waits", filepath.Join(t.TempDir(), "missing"))
 	if os.Geteuid() == 0 {
 		left := p.left(t) // in /tmp
@@ -230,6 +239,7 @@ func TestDirectoryThatCannotBeMade(t *testing.T) {
 // A program ends in each of these ways without calling Close.
 func TestProgramLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	for _, test := range []struct {
 		story string
 		sig   syscall.Signal // zero: it ends by itself
@@ -262,6 +272,7 @@ func TestProgramLeavesNothingBehind(t *testing.T) {
 // The program has its directory, but initdb has not finished, when it is killed.
 func TestProgramKilledDuringInitdbLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	p := startProgram(t, "waits")
 	eventually(t, "initdb runs", func() bool {
 		found, _ := filepath.Glob(filepath.Join(p.temp, "drover-pg-*", "data", "*"))
@@ -276,6 +287,7 @@ func TestProgramKilledDuringInitdbLeavesNothingBehind(t *testing.T) {
 // A terminal sends Ctrl-C to the whole foreground process group.
 func TestCtrlCReachesTheProgramBeforeItsServer(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	p := startProgram(t, "drains")
 	left := p.left(t)
 	p.signal(t, syscall.SIGINT)

@@ -21,10 +21,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 func TestDownloadRunsTheArchivesServerAndKeepsTheArchive(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	r := serve(t, jar(t, txz(t, localServer(t)...)))
 	o := Options{Ways: []Way{Download}, BaseURL: r.URL + "/", CacheDir: filepath.Join(t.TempDir(), "new", "cache")}
 	s := start(t, o)

@@ -5,6 +5,7 @@ package pgdev
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -75,6 +76,9 @@ func fakeBinaries(t *testing.T, version string) string {
 
 func writeFile(t *testing.T, path, content string, mode os.FileMode) {
 	t.Helper()
+	// A child that another test forks meanwhile would keep the file open for writing, and nobody could execute it.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, []byte(content), mode); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // TestMain is also the body of the programs that tests start and kill, and looks for goroutines left behind.
@@ -51,6 +53,7 @@ func goroutines() (of []string) {
 
 func TestDatabaseURLIsUsedAsItIs(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	var lines []string
 	there := start(t, Options{
 		Ways:   []Way{FromEnv, Local},
@@ -96,6 +99,7 @@ func TestDatabaseURLThatDoesNotAnswerIsAnError(t *testing.T) {
 
 func TestDatabaseURLThatHangsIsAnError(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
 	if err != nil {
 		t.Fatal(err)

@@ -91,6 +91,11 @@ func startProgramIn(t *testing.T, story, temp string) *testProgram {
 		t.Fatal(err)
 	}
 	p.in, p.out = in, bufio.NewReader(out)
+	// Under nohup, or in the background of a script, this process ignores these signals, and its children would, too. A
+	// signal that has a handler gets back its default in a child.
+	handled := make(chan os.Signal, 1)
+	signal.Notify(handled, syscall.SIGHUP, syscall.SIGINT)
+	defer signal.Stop(handled)
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

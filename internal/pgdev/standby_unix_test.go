@@ -5,11 +5,14 @@ package pgdev
 import (
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // A standby has what its primary has, takes no writes, and goes on by itself once it is promoted.
 func TestStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	primary := start(t, Options{Ways: []Way{Local}, BinDir: localBinaries(t).dir})
 	if _, err := connect(t, primary.URL()).Exec(t.Context(), `create table told as select 'before' as what`); err != nil {
 		t.Fatal(err)

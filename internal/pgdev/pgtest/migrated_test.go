@@ -9,12 +9,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 	"github.com/drover-queue/drover/migrations"
 )
 
 // Tests that run on schemas which goose has not made prove something only if those are the same.
 func TestMigratedAsGooseDoes(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	byGoose := pgtest.NewPool(t)
 	if err := migrations.Up(t.Context(), byGoose); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,17 @@
+// Package tier divides the tests in two. Quick tests run with go test -short: each takes less than a second, and none
+// waits for real time to pass or starts a server of its own. Slow tests call Slow first.
+package tier
+
+import "testing"
+
+// Skipped is what a slow test says under -short. CI allows no other skip.
+const Skipped = "a slow test, left out by -short"
+
+// Slow marks a slow test: it skips the test under -short. The slow stage of CI finds such tests by this call in the
+// body of their function, so a helper must not make the call for them.
+func Slow(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip(Skipped)
+	}
+}
