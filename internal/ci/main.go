@@ -1,0 +1,103 @@
+// Command ci answers for .ci/run which tests are slow, and whether the results of a test run are good.
+//
+//	go run ./internal/ci slow               the slow tests: a pattern for -run, then the packages they are in
+//	go run ./internal/ci judge LOG          fails if the results in LOG are not good; prints a line FLAKY for each
+//	                                        test that failed and then passed
+//	go run ./internal/ci whole QUICK SLOW   fails unless each test of the workspace has passed in one of the two
+//
+// A log holds what go test -json prints, as gotestsum writes it with -jsonfile: a test that is run again has a second
+// result.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+func main() {
+	if err := run(os.Stdout, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "ci:", err)
+		os.Exit(1)
+	}
+}
+
+func run(out io.Writer, args []string) error {
+	switch {
+	case len(args) == 1 && args[0] == "slow":
+		return printSlow(out)
+	case len(args) == 2 && args[0] == "judge":
+		r, err := read(args[1])
+		if err != nil {
+			return err
+		}
+		return r.judge(out)
+	case len(args) == 3 && args[0] == "whole":
+		return whole(out, args[1], args[2])
+	}
+	return fmt.Errorf("want slow, judge LOG, or whole QUICK SLOW, not %q", strings.Join(args, " "))
+}
+
+func printSlow(out io.Writer) error {
+	tests, err := inventory("work")
+	if err != nil {
+		return err
+	}
+	var names, packages []string
+	for _, t := range tests {
+		if t.slow {
+			names = append(names, t.name)
+			packages = append(packages, t.pkg)
+		}
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("no test calls slow(t)")
+	}
+	_, err = fmt.Fprintf(out, "^(%s)$\n%s\n", strings.Join(sorted(names), "|"), strings.Join(sorted(packages), " "))
+	return err
+}
+
+// whole checks that the quick and the slow tier are all tests together, and that none passes in neither.
+func whole(out io.Writer, quickLog, slowLog string) error {
+	tests, err := inventory("work")
+	if err != nil {
+		return err
+	}
+	quick, err := read(quickLog)
+	if err != nil {
+		return err
+	}
+	slow, err := read(slowLog)
+	if err != nil {
+		return err
+	}
+	missing, inQuick, inSlow := missing(tests, quick, slow)
+	fmt.Fprintf(out, "%d tests: %d in the quick tier, %d in the slow tier\n", len(tests), inQuick, inSlow)
+	if len(missing) > 0 {
+		return fmt.Errorf("%d tests passed in neither tier (a slow one calls slow(t) in its own body):\n%s", len(missing), strings.Join(missing, "\n"))
+	}
+	return nil
+}
+
+// missing returns the tests that passed in neither log, and how many passed in the first and in the second one only.
+// It also looks at subtests: one that the quick tier skips must pass in the slow one.
+func missing(tests []test, quick, slow *results) (missing []string, inQuick, inSlow int) {
+	for _, t := range tests {
+		id := testID{t.pkg, t.name}
+		switch {
+		case quick.ended(id) == "pass":
+			inQuick++
+		case slow.ended(id) == "pass":
+			inSlow++
+		default:
+			missing = append(missing, id.String())
+		}
+	}
+	for _, id := range quick.order {
+		if strings.Contains(id.name, "/") && quick.ended(id) == "skip" && slow.ended(id) != "pass" {
+			missing = append(missing, id.String())
+		}
+	}
+	return sorted(missing), inQuick, inSlow
+}

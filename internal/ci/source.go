@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// test is a function that go test runs.
+type test struct {
+	pkg, name string
+	slow      bool // its body calls slow(t)
+}
+
+// inventory lists the tests, fuzz targets and checked examples of the packages, as their source has them.
+func inventory(pattern string) ([]test, error) {
+	var stderr bytes.Buffer
+	list := exec.Command("go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", pattern)
+	list.Stderr = &stderr
+	listed, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.Bytes())
+	}
+	var tests []test
+	for d := json.NewDecoder(bytes.NewReader(listed)); ; {
+		var p struct {
+			ImportPath, Dir           string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return tests, nil
+		} else if err != nil {
+			return nil, err
+		}
+		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
+			of, err := testsOf(p.ImportPath, filepath.Join(p.Dir, file), nil)
+			if err != nil {
+				return nil, err
+			}
+			tests = append(tests, of...)
+		}
+	}
+}
+
+// testsOf lists the tests of one file. Its text is src, or what the file holds if src is nil.
+func testsOf(pkg, file string, src any) (tests []test, err error) {
+	f, err := parser.ParseFile(token.NewFileSet(), file, src, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	for _, decl := range f.Decls {
+		if fn, ok := decl.(*ast.FuncDecl); ok && isTest(fn) {
+			tests = append(tests, test{pkg, fn.Name.Name, callsSlow(fn)})
+		}
+	}
+	for _, e := range doc.Examples(f) {
+		if e.Output != "" || e.EmptyOutput { // go test only compiles the others
+			tests = append(tests, test{pkg, "Example" + e.Name, false})
+		}
+	}
+	return tests, nil
+}
+
+func isTest(fn *ast.FuncDecl) bool {
+	name := fn.Name.Name
+	return fn.Recv == nil && name != "TestMain" && len(fn.Type.Params.List) == 1 &&
+		(strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz"))
+}
+
+func callsSlow(fn *ast.FuncDecl) (found bool) {
+	ast.Inspect(fn, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok {
+			switch f := call.Fun.(type) {
+			case *ast.Ident:
+				found = found || f.Name == "slow"
+			case *ast.SelectorExpr:
+				of, ok := f.X.(*ast.Ident)
+				found = found || ok && of.Name == "tier" && f.Sel.Name == "Slow"
+			}
+		}
+		return !found
+	})
+	return found
+}
+
+func sorted(list []string) []string {
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return slices.Compact(list)
+}
