@@ -10,6 +10,8 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -43,6 +45,43 @@ func TestExportedAPI(t *testing.T) {
 	for _, line := range was {
 		if !slices.Contains(is, line) {
 			t.Errorf("gone, or changed: %s", line)
+		}
+	}
+}
+
+// Every exported name is in an example or a guide: what nobody is shown, nobody needs. A type is shown by what has it.
+func TestEveryExportedNameIsShown(t *testing.T) {
+	t.Parallel()
+	var shown strings.Builder
+	for _, pattern := range []string{"example*_test.go", "examples/*/*.go", "README.md", "docs/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, name := range files {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			shown.Write(text)
+		}
+	}
+	words := map[string]bool{}
+	for _, word := range regexp.MustCompile(`\w+`).FindAllString(shown.String(), -1) {
+		words[word] = true
+	}
+	called := []string{"Unwrap", "Is", "Error", "LogValue"} // by errors and slog
+	lines := exported(t)
+	all := strings.Join(lines, "\n")
+	name := regexp.MustCompile(`^(?:(?:type|const|var) |func (?:\([^)]*\) )?|\w+\.)(\w+)`)
+	for _, line := range lines {
+		match := name.FindStringSubmatch(line)
+		switch {
+		case match == nil: // it embeds a type, which has a line of its own
+		case words[match[1]] || slices.Contains(called, match[1]):
+		case strings.HasPrefix(line, "type ") && len(regexp.MustCompile(`\b`+match[1]+`\b`).FindAllString(all, 2)) == 2:
+		default:
+			t.Errorf("no example and no guide has %s", line)
 		}
 	}
 }
@@ -134,7 +173,7 @@ func (a *apiLines) spec(kind token.Token, spec ast.Spec) {
 
 func (a *apiLines) fields(owner string, list *ast.FieldList) {
 	for _, f := range list.List {
-		if len(f.Names) == 0 {
+		if len(f.Names) == 0 && ast.IsExported(strings.TrimPrefix(a.text(f.Type), "*")) {
 			a.addf("%s embeds %s", owner, a.text(f.Type))
 		}
 		for _, name := range f.Names {

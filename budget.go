@@ -7,25 +7,28 @@ import (
 	"time"
 )
 
-// RetryBudget bounds how many retries are due in any time of a length, over all processes, so that many failures at
-// once become a ramp. Zero means no budget: one that stands in the table budgets, from another process or psql, stays.
+// RetryBudget limits how many retries are due in any window, over all processes, so that many
+// failures at once are spread out. The zero value sets no budget; a row that another process or
+// psql has put into the table drover_budgets stays.
 //
-// A retry takes the first free slot at or after its backoff in a calendar that Postgres keeps: slots are Per / Retries
-// apart. A job spends from one budget: its kind's, else its queue's, else the supervisor's for all. What waits for
-// its backoff spends, RetryAfter and a rescue with a backoff included; a first crash, Snooze and jobs handed back do not.
+// A retry takes the first free slot at or after its backoff, from a calendar in Postgres whose
+// slots are Per / Retries apart. A job uses one budget: its kind's, else its queue's, else the
+// supervisor's. Every retry that waits for a backoff or a RetryAfter takes a slot, also after a
+// crash. A job's first crash, a Snooze and jobs that are handed back take none.
 type RetryBudget struct {
-	// Retries is how many may be due in any Per: 1 to 1,000,000, and at most one a microsecond.
+	// Retries is how many retries may be due in any Per: 1 to 1,000,000, and at most one per microsecond.
 	Retries int
 
 	// Per is the length of the window, in whole milliseconds, 1 ms to 24 h. Zero means a minute.
 	Per time.Duration
 
-	// Burst is how many may be due in the same instant, at most Retries. A window may then hold Burst - 1 more. Zero
-	// means 1.
+	// Burst is how many retries may be due at the same instant, at most Retries. A window may then hold
+	// Burst - 1 more. Zero means 1.
 	Burst int
 
-	// Discard discards a job, reason retry_budget, if the Per after its backoff has no free slot. By default it
-	// waits for the next one, however far off; only its RetryUntil discards it then, reason time_budget.
+	// Discard makes drover discard a job, reason retry_budget, if the Per after its backoff has no free
+	// slot. By default the job waits for the next free slot, however far off, unless that is after its
+	// RetryUntil: then it is discarded, reason time_budget.
 	Discard bool
 }
 
@@ -85,12 +88,12 @@ func (o *outcome) due(now time.Time) time.Time {
 	return now.Add(o.delay)
 }
 
-// BudgetInfo is a retry budget as it stands in the table, and what is left of it.
+// BudgetInfo is a retry budget as stored, and what is left of it.
 type BudgetInfo struct {
 	Scope string // "kind:charge", "queue:payments" or "all"
 	RetryBudget
 	Reserved int       // retries due in the Per that begins now
-	Free     int       // that may still become due in it
+	Free     int       // retries that may still become due in it
 	NextFree time.Time // the first free slot
 }
 

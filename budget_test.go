@@ -76,10 +76,10 @@ func failOnce(kind string, retry RetryStrategy, budget RetryBudget) Worker {
 func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 100 {
 		for _, kind := range []string{"soon", "jitter", "later"} {
-			batch = append(batch, Batch{Args: dyn{kind: kind}, Opts: &EnqueueOpts{Queue: "payments"}})
+			batch = append(batch, EnqueueItem{Args: dyn{kind: kind}, Opts: &EnqueueOpts{Queue: "payments"}})
 		}
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
@@ -120,6 +120,7 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	kinds := []string{"same", "jitter", "by id"}
+	began := time.Now()
 	db.exec(t, `insert into jobs (kind) select ($1::text[])[1 + n % 3] from generate_series(1, 10000) n`, kinds)
 	for range 8 {
 		db.via(t, Config{}).launch(t, SupervisorConfig{
@@ -128,23 +129,29 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 			Workers: []Worker{
 				failOnce("same", Constant{Delay: time.Hour}, RetryBudget{}),
 				failOnce("jitter", Constant{Delay: time.Hour, Jitter: JitterUp(0.001)}, RetryBudget{}),
-				failOnce("by id", Custom{Func: func(f Failure) (time.Duration, bool) {
+				failOnce("by id", Custom{Func: func(f FailedRun) (time.Duration, bool) {
 					return time.Hour + time.Duration(f.Job.ID[25])*10*time.Millisecond, true
 				}}, RetryBudget{}),
 			},
 		})
 	}
-	db.waitFor(t, 60*time.Second, `select count(*) = 10000 from jobs where state = 'retryable'`)
+	db.waitFor(t, 3*time.Minute, `select count(*) = 10000 from jobs where state = 'retryable'`)
+	took := time.Since(began) // no two failed further apart, and their backoffs differ by less than 5 s
 	times := db.retries(t, `true`)
-	if n := fullest(times, time.Second); len(times) != 10000 || n != 500 {
+	n := fullest(times, time.Second)
+	if len(times) != 10000 || n > 500 {
 		t.Errorf("%d retries, %d in one second, want 10,000 and 500", len(times), n)
+	}
+	if n < 500 && took < 14*time.Second { // a slower machine fails less than 500 a second, for which a budget that is used in full has room
+		t.Errorf("%d retries in the fullest second, want 500", n)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where scheduled_at < created_at + interval '1 hour'`); n > 0 {
 		t.Errorf("%d retries come before their backoff", n)
 	}
-	// The ramp has no holes: the last is due when 10,000 slots and what the backoffs differ by have passed.
-	if d := value[float64](t, db, `select extract(epoch from max(scheduled_at) - min(scheduled_at))::float8 from jobs`); d > 60 {
-		t.Errorf("the ramp is %v s long, want about 20", d)
+	// The ramp has no holes: the last is due when 10,000 slots and what the backoffs and the failures differ by have passed.
+	d := value[float64](t, db, `select extract(epoch from max(scheduled_at) - min(scheduled_at))::float8 from jobs`)
+	if longest := 20*time.Second + 5*time.Second + took; d > longest.Seconds() {
+		t.Errorf("the ramp is %v s long, want at most %v", d, longest)
 	}
 }
 
@@ -200,7 +207,7 @@ func TestASpentBudgetDiscards(t *testing.T) {
 		t.Errorf("%d jobs discarded as %s, want 200", n, ReasonRetryBudget)
 	}
 	s.reporter.close()
-	s.reporter.run(t.Context(), db.client)
+	s.reporter.flush(t.Context())
 	if failed, gone := book.count(eventFailed, ""), book.count(eventDiscarded, ""); failed != 100 || gone != 200 {
 		t.Errorf("%d told as failed, %d as discarded", failed, gone)
 	}
@@ -585,14 +592,14 @@ func TestReservationsAgainstAModel(t *testing.T) {
 		for range 5 {
 			wanting := make([]wantedSlot, 1+random.IntN(700))
 			for i := range wanting {
-				wanting[i].o = &outcome{run: &run{job: &Job{Kind: fmt.Sprintf("k%d", random.IntN(4)), Queue: fmt.Sprintf("q%d", random.IntN(4))}}}
+				wanting[i].kind, wanting[i].queue = fmt.Sprintf("k%d", random.IntN(4)), fmt.Sprintf("q%d", random.IntN(4))
 				wanting[i].backoff = time.Duration(random.IntN(100)*random.IntN(100)) * time.Millisecond
 				if random.IntN(5) == 0 {
 					latest := wanting[i].backoff.Microseconds() + random.Int64N(2_000_000)
 					wanting[i].latest = &latest
 				}
 			}
-			wanting[0].o.run.job.Kind, wanting[0].o.run.job.Queue, wanting[0].latest = "other", "other", nil // granted: tells what the server's clock said
+			wanting[0].kind, wanting[0].queue, wanting[0].latest = "other", "other", nil // granted: tells what the server's clock said
 			slots, err := db.client.store.reserve(t.Context(), conn, wanting)
 			if err != nil {
 				t.Fatal(err)
@@ -605,15 +612,14 @@ func TestReservationsAgainstAModel(t *testing.T) {
 			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(wanting[a].backoff, wanting[b].backoff) })
 			for _, i := range order {
 				w, got := wanting[i], slots[i]
-				job := w.o.run.job
 				scope := "all"
-				for _, s := range []string{"queue:" + job.Queue, "kind:" + job.Kind} {
+				for _, s := range []string{"queue:" + w.queue, "kind:" + w.kind} {
 					if budgets[s].Retries > 0 {
 						scope = s
 					}
 				}
 				b, from := budgets[scope], now+w.backoff.Microseconds()
-				stop, reason := int64(0), ""
+				stop, reason := int64(0), Reason("")
 				if w.latest != nil {
 					stop, reason = now+*w.latest+1, ReasonTimeBudget
 				}
@@ -658,22 +664,24 @@ func TestReservationsAtOnce(t *testing.T) {
 			for range 10 {
 				wanting := make([]wantedSlot, 50)
 				for i := range wanting {
-					wanting[i].o = &outcome{run: &run{job: &Job{Kind: fmt.Sprintf("k%d", random.IntN(3)), Queue: fmt.Sprintf("q%d", random.IntN(2))}}}
+					wanting[i].kind, wanting[i].queue = fmt.Sprintf("k%d", random.IntN(3)), fmt.Sprintf("q%d", random.IntN(2))
 					wanting[i].backoff = time.Duration(random.IntN(60)) * time.Second
 				}
 				slots, err := db.client.store.reserve(t.Context(), conn, wanting)
+				for timedOut(err) && t.Context().Err() == nil { // another may hold the calendar for long: a settler comes again, too
+					slots, err = db.client.store.reserve(t.Context(), conn, wanting)
+				}
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				mu.Lock()
 				for i, got := range slots {
-					job := wanting[i].o.run.job
 					scope := "all"
-					if job.Kind != "k2" {
-						scope = job.Kind
-					} else if job.Queue == "q0" {
-						scope = job.Queue
+					if kind := wanting[i].kind; kind != "k2" {
+						scope = kind
+					} else if wanting[i].queue == "q0" {
+						scope = wanting[i].queue
 					}
 					dues[scope] = append(dues[scope], time.UnixMicro(got.dueUS))
 				}
@@ -728,7 +736,7 @@ func TestBadBudgets(t *testing.T) {
 			"Queues[0].RetryBudget":  {Queues: []Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
 			"Workers[0].RetryBudget": {Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
 		} {
-			_, err := db.client.Supervisor(cfg)
+			_, err := db.client.NewSupervisor(cfg)
 			var invalid *InvalidError
 			if !errors.As(err, &invalid) || invalid.Field != field+"."+tc.field {
 				t.Errorf("%+v: %v, want one about %s.%s", tc.budget, err, field, tc.field)
@@ -736,7 +744,7 @@ func TestBadBudgets(t *testing.T) {
 		}
 	}
 	for _, budget := range []RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
-		if _, err := db.client.Supervisor(SupervisorConfig{RetryBudget: budget, Queues: []Queue{{}}, Workers: doingNothing()}); err != nil {
+		if _, err := db.client.NewSupervisor(SupervisorConfig{RetryBudget: budget, Queues: []Queue{{}}, Workers: doingNothing()}); err != nil {
 			t.Errorf("%+v: %v", budget, err)
 		}
 	}

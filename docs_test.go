@@ -79,19 +79,22 @@ func recipes(t *testing.T) (found []block) {
 // docsID is the job that the recipes are about.
 const docsID = "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"
 
-// docsJobs are what a recipe can expect: jobs in every state, and one discarded job under docsID.
+// docsJobs are what a recipe can expect: jobs in every state, one discarded job under docsID, one in the archive,
+// and a schedule.
 const docsJobs = `
 insert into drover_kinds (kind, max_attempts) values ('charge', 10);
 insert into queues (name) values ('payments');
 insert into drover_budgets (scope, retries) values ('queue:payments', 100);
 insert into drover_supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
-insert into drover_redrives (filter, rate) values ('{"kind": "charge"}', 50);
+select drover_periodic_set('nightly', 'report', '30 2 * * *');
+insert into drover_redrives (id, filter, rate) values ('01KAJ4Y8Q3N6T0V5B7C9D1E2RE', '{"kind": "charge"}', 50);
 insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
 insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, errors) select 'charge', 'payments', 'retryable', now() + interval '1 min', 1, 1,
 	jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'timeout', 'error', 'drover: run timed out', 'delay_ms', 60000));
 insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from drover_supervisors;
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'parked', 'infinity');
+insert into jobs (kind, args, unique_key, unique_scope, unique_until) values ('reindex', '{"document": 7}', '"reindex" by {"document": 7}', 'ended', 'infinity');
 insert into jobs (kind, queue, state, scheduled_at, crashes, deaths) values ('resize', 'images', 'retryable', now(), 2, 2);
 with killer as (
 	insert into jobs (kind, queue, state, finalized_at, discard_reason, crashes, deaths, errors) values ('resize', 'images', 'discarded', now() - interval '50 days', 'crashed', 3, 3,
@@ -99,14 +102,17 @@ with killer as (
 )
 insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, degree, explained_by)
 select 'gone', 'app-2', 7, now() - interval '1 h', now(), true, 2, id from killer;
-insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'completed', now() - interval '2 days'), ('charge', 'payments', 'cancelled', now());
+insert into jobs (id, kind, queue, state, finalized_at) values ('01KAJ4Y8Q3N6T0V5B7C9D1E2CM', 'charge', 'payments', 'completed', now() - interval '2 days');
+insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments', 'cancelled', now());
+insert into jobs (id, kind, queue, state, finalized_at, discard_reason) values ('01KAJ4Y8Q3N6T0V5B7C9D1E2AR', 'charge', 'payments', 'discarded', now() - interval '60 days', 'attempts_exhausted');
+select drover_put_away('{01KAJ4Y8Q3N6T0V5B7C9D1E2AR}');
 insert into drover_set_aside (path, job, error, code, retry_at) select 'prune', id, 'violates foreign key constraint', '23503', now() + interval '15 s' from jobs where state = 'cancelled';
 insert into drover_set_aside (path, job, error, code, retry_at) select 'rescue', id, 'canceling statement due to statement timeout', '57014', now() + interval '15 s' from jobs where state = 'running';
 insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', '` + docsID + `', 'no', 'P0001', now());
 insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
 values ('00c0ffee00c0ffee', 'charge', 'error', 'card declined', now(), now(), 2, 1, '` + docsID + `');
 insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)
-select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 'error', '00c0ffee00c0ffee', 10, 2, jsonb_build_array(
+select '` + docsID + `', 'charge', 'payments', '{"OrderID": 42, "CustomerID": 7}', 'discarded', now() - interval '40 days', 'attempts_exhausted', 'error', '00c0ffee00c0ffee', 10, 2, jsonb_build_array(
 	jsonb_build_object('attempt', 9, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee', 'delay_ms', 15000),
 	jsonb_build_object('attempt', 10, 'at', now(), 'class', 'error', 'error', 'card declined', 'fingerprint', '00c0ffee00c0ffee'));
 `
@@ -364,6 +370,22 @@ func TestEveryPromiseNamesItsTests(t *testing.T) {
 		}
 		if file == "docs/guarantees.md" && promises < 20 {
 			t.Errorf("%s has %d promises", file, promises)
+		}
+	}
+}
+
+// docs/events.md has every event and every field.
+func TestEventsOfTheDocument(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("docs/events.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []reflect.Type{reflect.TypeFor[drover.Hooks](), reflect.TypeFor[drover.Event]()} {
+		for i := range of.NumField() {
+			if name := of.Field(i).Name; !strings.Contains(string(raw), "`"+name+"`") {
+				t.Errorf("docs/events.md lacks %s.%s", of.Name(), name)
+			}
 		}
 	}
 }

@@ -86,11 +86,11 @@ func (db *testDB) ways(t *testing.T) []way {
 			return r, tx.Commit()
 		}},
 		{"EnqueueMany", func(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
-			return one(db.client.EnqueueMany(ctx, []Batch{{args, opts}}))
+			return one(db.client.EnqueueMany(ctx, []EnqueueItem{{args, opts}}))
 		}},
 		{"EnqueueManyTx", func(ctx context.Context, args Args, opts *EnqueueOpts) (r Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-				r, err = one(db.client.EnqueueManyTx(ctx, tx, []Batch{{args, opts}}))
+				r, err = one(db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{args, opts}}))
 				return err
 			})
 			return r, err
@@ -128,7 +128,8 @@ func enqueueOptions() []struct {
 		{"RetryUntil", EnqueueOpts{RetryUntil: at}, `retry_until = '2131-02-03 03:05:06.000007+00'`},
 		{"Tags", EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
 		{"Metadata", EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
-		{"ConcurrencyKey", EnqueueOpts{ConcurrencyKey: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
+		{"Unique", EnqueueOpts{Unique: &Unique{}}, `unique_key = '"letter" {"to": "x"}' and unique_scope = 'ended' and unique_until = 'infinity'`},
+		{"Key", EnqueueOpts{Key: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
 	}
 }
 
@@ -305,7 +306,7 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"attempts beyond the column":   {opts: EnqueueOpts{MaxAttempts: math.MaxInt32 + 1}, field: "MaxAttempts"},
 		"strategy with a bad setting":  {opts: EnqueueOpts{Retry: Exponential{Multiplier: 0.5}}, field: "Retry.Multiplier"},
 		"strategy with a bad jitter":   {opts: EnqueueOpts{Retry: Linear{Jitter: "zigzag"}}, field: "Retry.Jitter"},
-		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
+		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
 		"negative timeout":             {opts: EnqueueOpts{Timeout: -time.Second}, field: "Timeout"},
 		"timeout without a unit":       {opts: EnqueueOpts{Timeout: 30}, field: "Timeout"},
 		"timeout under 1 ms":           {opts: EnqueueOpts{Timeout: time.Millisecond - 1}, field: "Timeout"},
@@ -318,8 +319,8 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"NUL in the metadata":          {opts: EnqueueOpts{Metadata: map[string]any{"f": "\x00"}}, field: "Metadata"},
 		"metadata over 64 KiB":         {opts: EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("x", 64<<10)}}, field: "Metadata"},
 		"metadata of drover's own":     {opts: EnqueueOpts{Metadata: map[string]any{"drover:x": 1}}, field: "Metadata"},
-		"NUL in the concurrency key":   {opts: EnqueueOpts{ConcurrencyKey: "\x00"}, field: "ConcurrencyKey"},
-		"concurrency key of 257 bytes": {opts: EnqueueOpts{ConcurrencyKey: strings.Repeat("x", 257)}, field: "ConcurrencyKey"},
+		"NUL in the concurrency key":   {opts: EnqueueOpts{Key: "\x00"}, field: "Key"},
+		"concurrency key of 257 bytes": {opts: EnqueueOpts{Key: strings.Repeat("x", 257)}, field: "Key"},
 		"metadata nested 65 deep":      {opts: EnqueueOpts{Metadata: map[string]any{"f": nested(64)}}, field: "Metadata"},
 		"kind not among Config.Kinds":  {args: anyKind("unheard of"), field: "kind"},
 		"many of the fields of a time": {opts: EnqueueOpts{ExpiresAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC), ScheduledAt: time.Date(-6, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ExpiresAt"},
@@ -336,9 +337,9 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 			client := offline(t, cfg)
 			_, one := client.Enqueue(t.Context(), tc.args, &tc.opts)
 			_, inTx := client.EnqueueTx(t.Context(), nil, tc.args, &tc.opts)
-			_, many := client.EnqueueMany(t.Context(), []Batch{{letter{}, nil}, {tc.args, &tc.opts}})
-			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []Batch{{letter{}, nil}, {tc.args, &tc.opts}})
-			for want, errs := range map[string][]error{tc.field: {one, inTx}, "Batch[1]." + tc.field: {many, manyTx}} {
+			_, many := client.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
+			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
+			for want, errs := range map[string][]error{tc.field: {one, inTx}, "items[1]." + tc.field: {many, manyTx}} {
 				for _, err := range errs {
 					if !errors.Is(err, ErrInvalid) || !slices.Contains(fields(t, err), want) {
 						t.Errorf("%v, want a mistake in %s", err, want)
@@ -367,7 +368,7 @@ func TestInputAtItsBounds(t *testing.T) {
 			opts := &EnqueueOpts{
 				Queue: strings.Repeat("é", 64), Priority: 1, Tags: slices.Repeat([]string{strings.Repeat("t", 128)}, 32),
 				Metadata:  map[string]any{"f": strings.Repeat("<", 64<<10-len(`{"f":""}`))},
-				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), ConcurrencyKey: strings.Repeat("k", 256),
+				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), Key: strings.Repeat("k", 256),
 			}
 			if _, err := way.enqueue(t.Context(), args, opts); err != nil {
 				t.Errorf("%s: %.200v", way.name, err)
@@ -383,18 +384,18 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 	opts := &EnqueueOpts{
 		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, Timeout: -1,
 		Retry: Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
-		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, ConcurrencyKey: "\xff",
+		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, Key: "\xff",
 	}
 	_, err := client.Enqueue(t.Context(), anyKind(""), opts)
 	want := []string{
 		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "Retry.Base", "Retry.Max", "Timeout",
-		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "ConcurrencyKey", "Metadata",
+		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "Key", "Metadata",
 	}
 	if got := fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("told\n%q, want\n%q", got, want)
 	}
-	_, err = client.EnqueueMany(t.Context(), []Batch{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
-	if got, want := fields(t, err), []string{"Batch[0].kind", "Batch[2].args", "Batch[3].Priority"}; !slices.Equal(got, want) {
+	_, err = client.EnqueueMany(t.Context(), []EnqueueItem{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
+	if got, want := fields(t, err), []string{"items[0].kind", "items[2].args", "items[3].Priority"}; !slices.Equal(got, want) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
@@ -447,7 +448,7 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 		}
 		// One that was there before is not enqueued.
 		again, err := way.enqueue(t.Context(), letter{"secret"}, &EnqueueOpts{Queue: "post", ID: receipt.ID})
-		if err != nil || again != (Receipt{receipt.ID, true}) || told[receipt.ID] != 1 {
+		if err != nil || again != (Receipt{ID: receipt.ID, Existing: true}) || told[receipt.ID] != 1 {
 			t.Errorf("%s: %+v told %d times, %v", way.name, again, told[receipt.ID], err)
 		}
 	}
@@ -463,16 +464,16 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 	for _, first := range db.ways(t) {
 		for _, second := range db.ways(t) {
 			id := ulid.Make().String()
-			if r, err := first.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: id}); err != nil || r != (Receipt{id, false}) {
+			if r, err := first.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: id}); err != nil || r != (Receipt{ID: id, Existing: false}) {
 				t.Fatal(first.name, r, err)
 			}
 			name := first.name + ", then " + second.name
 			// Other settings do not make it another job, nor does the case of the id.
 			r, err := second.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
-			if err != nil || r != (Receipt{id, true}) {
+			if err != nil || r != (Receipt{ID: id, Existing: true}) {
 				t.Errorf("%s: %+v, %v", name, r, err)
 			}
-			for what, again := range map[string]Batch{
+			for what, again := range map[string]EnqueueItem{
 				"args":  {letter{"b"}, &EnqueueOpts{ID: id}},
 				"queue": {letter{"a"}, &EnqueueOpts{ID: id, Queue: "post"}},
 				"kind":  {payload{letter{"a"}}, &EnqueueOpts{ID: id}},
@@ -533,9 +534,9 @@ func TestManyProducersWithOneID(t *testing.T) {
 func TestBatchesInOppositeOrders(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	forth := make([]Batch, 2500)
+	forth := make([]EnqueueItem, 2500)
 	for i := range forth {
-		forth[i] = Batch{letter{}, &EnqueueOpts{ID: ulid.Make().String()}}
+		forth[i] = EnqueueItem{letter{}, &EnqueueOpts{ID: ulid.Make().String()}}
 	}
 	back := slices.Clone(forth)
 	slices.Reverse(back)
@@ -543,7 +544,7 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 	stored := make([]int, 4)
 	for i := range stored {
 		wg.Go(func() {
-			receipts, err := db.client.EnqueueMany(t.Context(), [][]Batch{forth, back}[i%2])
+			receipts, err := db.client.EnqueueMany(t.Context(), [][]EnqueueItem{forth, back}[i%2])
 			if err != nil {
 				t.Error(err)
 			}
@@ -564,9 +565,9 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 func TestOneIDTwiceInABatch(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	many := map[string]func(context.Context, []Batch) ([]Receipt, error){
+	many := map[string]func(context.Context, []EnqueueItem) ([]Receipt, error){
 		"EnqueueMany": db.client.EnqueueMany,
-		"EnqueueManyTx": func(ctx context.Context, batch []Batch) (receipts []Receipt, err error) {
+		"EnqueueManyTx": func(ctx context.Context, batch []EnqueueItem) (receipts []Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 				receipts, err = db.client.EnqueueManyTx(ctx, tx, batch)
 				return err
@@ -576,7 +577,7 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 	}
 	for name, enqueue := range many {
 		id, other := ulid.Make().String(), ulid.Make().String()
-		same := []Batch{
+		same := []EnqueueItem{
 			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 7}},
 			{letter{"b"}, nil},
 			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 1}},
@@ -605,7 +606,7 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 		}
 		before := value[int](t, db, `select count(*) from jobs`)
 		third := ulid.Make().String()
-		_, err = enqueue(t.Context(), []Batch{{letter{"x"}, nil}, {letter{"a"}, &EnqueueOpts{ID: third}}, {letter{"b"}, &EnqueueOpts{ID: third}}})
+		_, err = enqueue(t.Context(), []EnqueueItem{{letter{"x"}, nil}, {letter{"a"}, &EnqueueOpts{ID: third}}, {letter{"b"}, &EnqueueOpts{ID: third}}})
 		if !errors.Is(err, ErrIDConflict) {
 			t.Errorf("%s: two jobs with one id: %v, want ErrIDConflict", name, err)
 		}
@@ -720,11 +721,11 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 			t.Errorf("receipt %+v beside an error of unknown outcome, want the id to repeat it with", lost)
 		}
 		again, err := db.client.Enqueue(t.Context(), letter{}, opts)
-		if err != nil || again != (Receipt{opts.ID, true}) {
+		if err != nil || again != (Receipt{ID: opts.ID, Existing: true}) {
 			t.Fatalf("round %d: %+v, %v", i, again, err)
 		}
 	}
-	batch := []Batch{{letter{"a"}, &EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &EnqueueOpts{ID: ulid.Make().String()}}}
+	batch := []EnqueueItem{{letter{"a"}, &EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &EnqueueOpts{ID: ulid.Make().String()}}}
 	w.loseReplyTo(func(written []byte) bool { return bytes.Contains(written, []byte("commit\x00")) })
 	if receipts, err := db.client.EnqueueMany(t.Context(), batch); err == nil || receipts != nil {
 		t.Fatal("the reply was not lost")
@@ -786,7 +787,7 @@ func TestEnqueueInEveryExecMode(t *testing.T) {
 				}
 			}
 		}
-		if page, err := other.client.List(t.Context(), Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
+		if page, err := other.client.Jobs(t.Context(), Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
 			t.Errorf("%v: List: %d jobs, %v", mode, len(page.Jobs), err)
 		}
 	}
@@ -809,7 +810,7 @@ func TestProducerRole(t *testing.T) {
 	})
 	db.exec(t, `grant usage on schema `+schema+` to `+role)
 	db.exec(t, `create schema `+evil+` authorization `+role)
-	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text)`
+	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb)`
 	pool := db.samePool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
 		c.MaxConns = 1 // so that what is done to a session meets the next call
@@ -849,11 +850,11 @@ func TestProducerRole(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []Batch{{letter{}, nil}}); return err }(),
-		"Get":         func() error { _, err := producer.Get(t.Context(), ulid.Make().String()); return err }(),
-		"List":        func() error { _, err := producer.List(t.Context(), Filter{}, "", 0); return err }(),
-		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil),
-		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), ""); return err }(),
+		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}}); return err }(),
+		"Job":         func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
+		"Jobs":        func() error { _, err := producer.Jobs(t.Context(), Filter{}, "", 0); return err }(),
+		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil, By{}),
+		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), By{}); return err }(),
 	} {
 		if !denied(err) {
 			t.Errorf("%s: %v, want permission denied", name, err)
@@ -886,7 +887,7 @@ func TestProducerRole(t *testing.T) {
 
 	// Batches need drover_enqueue_many instead of COPY.
 	db.exec(t, `grant execute on function drover_enqueue_many(jsonb, boolean) to `+role)
-	receipts, err := producer.EnqueueMany(t.Context(), []Batch{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
+	receipts, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
 	if err != nil || len(receipts) != 3 {
 		t.Fatalf("EnqueueMany: %v, %v", receipts, err)
 	}
@@ -899,7 +900,7 @@ func TestProducerRole(t *testing.T) {
 	if woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
 		t.Errorf("woke without the right to, %v", err)
 	}
-	db.exec(t, `grant execute on function drover_wake(text, timestamptz) to `+role)
+	db.exec(t, `grant execute on function drover_wake to `+role)
 	if !woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
 		t.Errorf("did not wake, %v", err)
 	}
@@ -912,7 +913,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 	for name, enqueue := range map[string]func(*Client) error{
 		"Enqueue": func(c *Client) error { _, err := c.Enqueue(t.Context(), letter{}, nil); return err },
 		"EnqueueMany": func(c *Client) error {
-			_, err := c.EnqueueMany(t.Context(), []Batch{{letter{}, nil}, {letter{}, nil}})
+			_, err := c.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {letter{}, nil}})
 			return err
 		},
 	} {
@@ -923,7 +924,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 			db.exec(t, `create table gate ()`)
 			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
 			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
-			db.exec(t, `insert into drover_sleepers (queue, supervisor) values ('default', 'awake')`)
+			db.exec(t, `insert into drover_sleepers (queue, supervisor, kinds) values ('default', current_schema() || 'awake', '{letter,job}')`)
 			gate, err := db.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -956,11 +957,12 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 // woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()
-	db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity') on conflict do nothing`)
+	db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until, kinds) values ('default', current_schema() || 's', 'infinity', '{letter,job}') on conflict do nothing`)
 	return notes(t, db, do) != nil
 }
 
-// notes are the notifications that were sent while do ran.
+// notes are the notifications that were sent while do ran. Every supervisor in sleepers lives and listens meanwhile,
+// unless its name ends in dead.
 func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	t.Helper()
 	conn, err := db.Acquire(t.Context())
@@ -972,8 +974,20 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	if err := conn.QueryRow(t.Context(), sqlListen).Scan(&channel); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
-		t.Fatal(err)
+	channels := []string{channel}
+	for _, id := range value[[]string](t, db, `select array(select supervisor from drover_sleepers)`) {
+		channels = append(channels, bellOf(id))
+		if strings.HasSuffix(id, "dead") {
+			continue
+		}
+		if _, err := conn.Exec(t.Context(), sqlBell, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range channels {
+		if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{name}.Sanitize()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	do()
 	db.exec(t, `select pg_notify(drover_channel(), 'end')`)
@@ -987,8 +1001,10 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 		}
 		payloads = append(payloads, note.Payload)
 	}
-	if _, err := conn.Exec(t.Context(), `unlisten *`); err != nil {
-		t.Fatal(err)
+	for _, sql := range []string{`unlisten *`, `select pg_advisory_unlock_all()`} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return payloads
 }
@@ -1001,20 +1017,24 @@ func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
 		opts     *EnqueueOpts
 		wakes    bool
 	}{
-		"nobody serves the queue":          {sleepers: `('other', 'a', 'infinity')`},
-		"all sleep":                        {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 hour')`, wakes: true},
-		"one is awake":                     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', null)`},
-		"all sleep beyond the delayed job": {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{Delay: time.Hour}, wakes: true},
-		"all sleep beyond the scheduled":   {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
-		"one gets up before it is due":     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
-		"one gets up before the scheduled": {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
-		"none has room":                    {sleepers: `('default', 'a', '-infinity'), ('default', 'b', '-infinity')`},
-		"one sleeps, one has no room":      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', '-infinity')`, wakes: true},
-		"one is awake, one has no room":    {sleepers: `('default', 'a', null), ('default', 'b', '-infinity')`},
-		"another queue's sleep":            {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
+		"nobody serves the queue":           {sleepers: `('other', 'a', 'infinity')`},
+		"all sleep":                         {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 hour')`, wakes: true},
+		"one is awake":                      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', null)`},
+		"all sleep beyond the delayed job":  {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{Delay: time.Hour}, wakes: true},
+		"all sleep beyond the scheduled":    {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
+		"one gets up before it is due":      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
+		"one gets up before the scheduled":  {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
+		"none has room":                     {sleepers: `('default', 'a', '-infinity'), ('default', 'b', '-infinity')`},
+		"one sleeps, one has no room":       {sleepers: `('default', 'a', 'infinity'), ('default', 'b', '-infinity')`, wakes: true},
+		"one is awake, one has no room":     {sleepers: `('default', 'a', null), ('default', 'b', '-infinity')`},
+		"one is awake and was killed":       {sleepers: `('default', 'a', 'infinity'), ('default', 'dead', null)`, wakes: true},
+		"all that sleep were killed":        {sleepers: `('default', 'dead', 'infinity')`},
+		"one is awake for other kinds":      {sleepers: `('default', 'a', 'infinity'), ('default', 'other kinds', null)`, wakes: true},
+		"one sleeps who serves other kinds": {sleepers: `('default', 'other kinds', 'infinity')`},
+		"another queue's sleep":             {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
 	} {
 		db.exec(t, `delete from drover_sleepers`)
-		db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values `+tc.sleepers)
+		db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until, kinds) select queue, current_schema() || id, until::timestamptz, case when id = 'other kinds' then '{parcel}' else '{letter}' end::text[] from (values `+tc.sleepers+`) as s(queue, id, until)`)
 		queue := "default"
 		if tc.opts != nil && tc.opts.Queue != "" {
 			queue = tc.opts.Queue
@@ -1075,7 +1095,7 @@ func TestEnqueueManyKeepsTheOrder(t *testing.T) {
 	if receipts, err := db.client.EnqueueMany(t.Context(), nil); err != nil || receipts != nil {
 		t.Errorf("of nothing: %v, %v", receipts, err)
 	}
-	batch := make([]Batch, 2500)
+	batch := make([]EnqueueItem, 2500)
 	for i := range batch {
 		batch[i].Args = letter{fmt.Sprint(i)}
 		switch i % 5 {
@@ -1176,7 +1196,7 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
 	client := newClientOn(t, pool, Config{})
-	sup, err := client.Supervisor(SupervisorConfig{
+	sup, err := client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
 	})
 	if err != nil {
@@ -1193,12 +1213,12 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"Check":      client.Check(t.Context()),
-		"Get":        func() error { _, err := client.Get(t.Context(), id); return err }(),
-		"List":       func() error { _, err := client.List(t.Context(), Filter{}, "", 0); return err }(),
-		"Counts":     func() error { _, err := client.Counts(t.Context()); return err }(),
-		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
-		"RedriveJob": client.RedriveJob(t.Context(), id, nil),
-		"DeleteMany": func() error { _, err := client.DeleteMany(t.Context(), Filter{State: Completed}); return err }(),
+		"Job":        func() error { _, err := client.Job(t.Context(), id); return err }(),
+		"Jobs":       func() error { _, err := client.Jobs(t.Context(), Filter{}, "", 0); return err }(),
+		"Snapshot":   func() error { _, err := client.Snapshot(t.Context()); return err }(),
+		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, By{}); return err }(),
+		"RedriveJob": client.RedriveJob(t.Context(), id, nil, By{}),
+		"DeleteMany": func() error { _, err := client.DeleteMany(t.Context(), Filter{State: Completed}, By{}); return err }(),
 		"Run":        sup.Run(t.Context()),
 	} {
 		if !errors.Is(err, ErrNotMigrated) {
@@ -1212,7 +1232,7 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 		t.Errorf("the library asks for version %d, the migrations make %d", schemaVersion, newest)
 	}
 	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 0'`)
-	if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "before the first release") {
+	if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "older than the first release") {
 		t.Errorf("Check of an older schema = %v", err)
 	}
 }
@@ -1237,10 +1257,10 @@ func TestReadOnlyByDefault(t *testing.T) {
 		}
 	}
 	id := db.enqueue(t, letter{"a"}, nil)
-	if was, err := db.client.Cancel(t.Context(), id, ""); err != nil || was != Available {
+	if was, err := db.client.Cancel(t.Context(), id, By{}); err != nil || was != Available {
 		t.Errorf("Cancel = %s, %v", was, err)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, By{}); err != nil {
 		t.Errorf("RedriveJob = %v", err)
 	}
 	db.run(t, SupervisorConfig{
@@ -1250,8 +1270,8 @@ func TestReadOnlyByDefault(t *testing.T) {
 	if got := <-ran; got != id {
 		t.Errorf("%s ran, want %s", got, id)
 	}
-	eventually(t, func() bool { j, err := db.client.Get(t.Context(), id); return err == nil && j.State == Completed })
-	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}); err != nil || done.Changed != 1 {
+	eventually(t, func() bool { j, err := db.client.Job(t.Context(), id); return err == nil && j.State == Completed })
+	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}, By{}); err != nil || done.Changed != 1 {
 		t.Errorf("DeleteMany = %d, %v", done.Changed, err)
 	}
 }
@@ -1286,7 +1306,7 @@ func TestStandby(t *testing.T) {
 	if err := db.client.Check(ctx); !errors.Is(err, ErrReadOnly) {
 		t.Errorf("Check = %v", err)
 	}
-	if job, err := db.client.Get(ctx, id); err != nil || job.State != Available {
+	if job, err := db.client.Job(ctx, id); err != nil || job.State != Available {
 		t.Errorf("Get = %+v, %v", job, err)
 	}
 	for _, way := range db.ways(t) {
@@ -1294,10 +1314,10 @@ func TestStandby(t *testing.T) {
 			t.Errorf("%s = %v", way.name, err)
 		}
 	}
-	if err := db.client.RedriveJob(ctx, id, nil); !errors.Is(err, ErrReadOnly) {
+	if err := db.client.RedriveJob(ctx, id, nil, By{}); !errors.Is(err, ErrReadOnly) {
 		t.Errorf("RedriveJob = %v", err)
 	}
-	sup, err := db.client.Supervisor(SupervisorConfig{
+	sup, err := db.client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
 	})
 	if err != nil {
@@ -1349,10 +1369,10 @@ func TestTimeOfAJob(t *testing.T) {
 func TestTheSameIDAfterItsRowHasGone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		retention time.Duration
+		retention Retention
 		runs      int
 	}{
-		"kept":                  {time.Hour, 1},
+		"kept":                  {KeepFor(time.Hour), 1},
 		"deleted on completion": {DeleteOnCompletion, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,20 +8,28 @@ import (
 var (
 	// ErrInvalid is matched by every *InvalidError: a setting, option or argument was refused before
 	// anything was written.
-	ErrInvalid = errors.New("drover: invalid")
+	ErrInvalid = errors.New("drover: invalid argument")
 
-	// ErrLeaseLost reports that the job belongs to someone else by now; the outcome was not recorded. It is
-	// also the cause of the handler's context when its supervisor lost the lease, or could not keep it up.
+	// ErrLeaseLost reports that the job belongs to another supervisor by now, so the outcome was
+	// not recorded. It is also the cause of the handler's context if its supervisor lost the lease
+	// or could not renew it.
 	ErrLeaseLost = errors.New("drover: lease lost")
 
-	// ErrIDConflict reports an enqueue whose ID exists with another kind, queue or args.
+	// ErrIDConflict reports an enqueue whose ID already exists with another kind, queue or args.
 	ErrIDConflict = errors.New("drover: a different job has this id")
 
-	// ErrNotStored reports an enqueue that the database accepted without storing the job: a trigger or a rule of the
-	// application's on the table jobs dropped the row or changed its id. Nothing is stored under the job's id, and
-	// repeating the enqueue brings the same error until the trigger or rule is changed. An application's unique index,
-	// constraint or raising trigger is reported with its own error instead.
+	// ErrNotStored reports an enqueue that the database accepted without storing the job: one of
+	// your triggers or rules on the table jobs dropped the row or changed its id. Nothing is stored
+	// under the job's id, and repeating the enqueue returns the same error until you change the
+	// trigger or rule. If your unique index, constraint or trigger raises an error, you get that
+	// error instead.
 	ErrNotStored = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
+
+	// ErrUniqueDeadlock reports that two transactions have stored unique jobs with the same keys in
+	// different orders, so that each waited for the other. Postgres has ended this one; repeat it.
+	// Transactions that enqueue their unique jobs in the same order, or in one EnqueueManyTx, do not
+	// deadlock.
+	ErrUniqueDeadlock = errors.New("drover: two transactions stored unique jobs with the same keys in different orders, and this one was ended; repeat it")
 
 	// ErrNotFound reports an id or a fingerprint that no row has.
 	ErrNotFound = errors.New("drover: not found")
@@ -31,36 +39,38 @@ var (
 		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.
-	ErrServerTooOld = errors.New("drover: PostgreSQL 15 or newer is needed")
+	ErrServerTooOld = errors.New("drover: the server is too old, PostgreSQL 15 or newer is required")
 
 	// ErrReadOnly reports a server that accepts no writes, such as a standby.
-	ErrReadOnly = errors.New("drover: the server is read-only")
+	ErrReadOnly = errors.New("drover: the server is read-only, such as a standby: connect to the primary")
 
-	// ErrPooler reports a pooler that gives a connection's transactions to different sessions, and a driver that keeps
-	// statements in the session: DefaultQueryExecMode is CacheStatement, which is pgx's default, or DescribeExec.
-	ErrPooler = errors.New("drover: the pooler gives each transaction to another session, and the driver prepares statements there: " +
+	// ErrPooler reports a pooler that gives a connection's transactions to different sessions,
+	// although the driver keeps statements in the session: DefaultQueryExecMode is CacheStatement,
+	// which is pgx's default, or DescribeExec.
+	ErrPooler = errors.New("drover: the pooler runs each transaction in another session, but the driver keeps prepared statements in one session: " +
 		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
 
-	// ErrNotCommitted is the failure of a run whose handler returned nil although its CompleteTx or SettleTx failed,
-	// or its transaction was not committed. It wraps the error of the CompleteTx or SettleTx that failed.
+	// ErrNotCommitted is the failure of a run whose handler returned nil although its CompleteTx or
+	// SettleTx failed or was not committed. It wraps the error of the call that failed.
 	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")
 
 	// ErrCancelled is the cause of a handler's context when its job was cancelled, or discarded by an operator.
 	ErrCancelled = errors.New("drover: job cancelled")
 
-	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.
+	// ErrShutdown is the cause of a handler's context if its supervisor stops and the drain time is
+	// over.
 	ErrShutdown = errors.New("drover: supervisor is stopping")
 
 	// ErrState reports a verb that does not apply to the job's state, such as a redrive of a running job.
-	ErrState = errors.New("drover: not in a state for this")
+	ErrState = errors.New("drover: the state of the job does not allow this")
 )
 
-// InvalidError says which setting or argument was refused, and why. Several are joined with errors.Join, so
-// that every mistake is told at once.
+// InvalidError names a setting or argument that was refused, and the reason. Several are joined
+// with errors.Join, so you see all mistakes at once.
 type InvalidError struct {
 	Field  string // as the caller wrote it: "Queues[0].Concurrency", "args"
 	Reason string
-	Err    error // what lies beneath, such as the error of json.Marshal; may be nil
+	Err    error // the underlying error, such as that of json.Marshal; may be nil
 }
 
 // Error implements error.
@@ -69,5 +79,5 @@ func (e *InvalidError) Error() string { return fmt.Sprintf("drover: %s: %s", e.F
 // Is makes every InvalidError match ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// Unwrap returns what lies beneath.
+// Unwrap returns the underlying error.
 func (e *InvalidError) Unwrap() error { return e.Err }

@@ -23,15 +23,17 @@ func ExampleHandle_followUp() {
 		drover.WorkerOpts{MaxAttempts: 1, FollowUp: &drover.FollowUp{Kind: "parcel_lost"}})
 	runOnce(pool, deliver, Parcel{Number: 7})
 
-	page, err := clientOf(pool).List(context.Background(), drover.Filter{Kind: "parcel_lost"}, "", 0)
+	page, err := clientOf(pool).Jobs(context.Background(), drover.Filter{Kind: "parcel_lost"}, "", 0)
 	must(err)
 	var lost ParcelLost // as its worker gets it
 	must(json.Unmarshal(page.Jobs[0].Args, &lost))
 	fmt.Println(lost.JobKind, string(lost.Args))
 	fmt.Println(lost.Reason, "after", lost.Attempts, "attempt:", lost.Error)
+	fmt.Println(lost.JobID != page.Jobs[0].ID, lost.DiscardedAt.IsZero())
 	// Output:
 	// parcel {"Number": 7, "Address": ""}
 	// attempts_exhausted after 1 attempt: address unknown
+	// true false
 }
 
 // Some errors are treated in a way of their own.
@@ -43,7 +45,7 @@ func ExampleHandle_cases() {
 		},
 	})
 	job := afterOneRun(deliver, Parcel{Number: 7})
-	fmt.Println(job.State, job.DiscardReason, "in case:", job.Errors[0].Case)
+	fmt.Println(job.State, job.Reason, "in case:", job.Errors[0].Case)
 	// Output: discarded unrecoverable in case: depot closed
 }
 
@@ -51,12 +53,16 @@ func ExampleClient_Archive() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	moved, err := client.Archive(context.Background(), drover.Filter{State: drover.Discarded}, nil)
+	ctx, dead := context.Background(), drover.Filter{State: drover.Discarded}
+	moved, err := client.Archive(ctx, dead, &drover.ArchiveOpts{KeepNewest: 100}, drover.By{})
 	fmt.Println(moved.Jobs, err)
-	counts, err := client.Counts(context.Background())
-	fmt.Println(len(counts), err)
+	moved, err = client.Archive(ctx, dead, nil, drover.By{Who: "ann", Why: "nobody has asked for a year"})
+	fmt.Println(moved.Jobs, len(moved.Conflicts), len(moved.Refused), err)
+	left, err := client.Count(ctx, drover.Filter{All: true})
+	fmt.Println(left, err)
 	// Output:
-	// 1 <nil>
+	// 0 <nil>
+	// 1 0 0 <nil>
 	// 0 <nil>
 }
 
@@ -65,14 +71,14 @@ func ExampleClient_Restore() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
-	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
+	_, err := client.Archive(ctx, drover.Filter{All: true}, nil, drover.By{})
 	must(err)
 
-	moved, err := client.Restore(ctx, drover.Filter{Kind: "parcel"})
-	fmt.Println(moved.Jobs, err)
-	fmt.Println(client.RedriveJob(ctx, id, nil))
+	moved, err := client.Restore(ctx, drover.Filter{IDs: []string{id, "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}, drover.By{})
+	fmt.Println(moved.Jobs, moved.Missing, err)
+	fmt.Println(client.RedriveJob(ctx, id, nil, drover.By{}))
 	// Output:
-	// 1 <nil>
+	// 1 [01ARZ3NDEKTSV4RRFFQ69G5FAV] <nil>
 	// <nil>
 }
 
@@ -80,7 +86,7 @@ func ExampleClient_ExportArchive() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
+	_, err := client.Archive(ctx, drover.Filter{All: true}, nil, drover.By{})
 	must(err)
 
 	var file bytes.Buffer
@@ -101,23 +107,9 @@ func ExampleClient_PurgeArchive() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
+	_, err := client.Archive(ctx, drover.Filter{All: true}, nil, drover.By{})
 	must(err)
 
-	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}))
+	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}, drover.By{}))
 	// Output: 1 <nil>
-}
-
-func ExampleClient_Alerts() {
-	client, _, end := withDiscarded()
-	defer end()
-
-	alerts, err := client.Alerts(context.Background(), drover.Thresholds{Discarded: 101, NewDiscarded: 1, Quarantined: 1})
-	if err != nil {
-		panic(err)
-	}
-	for _, a := range alerts {
-		fmt.Println(a.Level, a.Name, a.Value)
-	}
-	// Output: warning new_discarded 1
 }

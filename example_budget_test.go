@@ -2,7 +2,6 @@ package drover_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -14,21 +13,29 @@ func ExampleClient_RetryBudgets() {
 	pool, end := migratedPool()
 	defer end()
 	client := clientOf(pool)
-	deliver := func(context.Context, *drover.Job, Parcel) error { return errors.New("no answer") }
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	deliver := func(context.Context, *drover.Job, Parcel) error {
+		stop() // for the example; what fails would spend a slot
+		return nil
+	}
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default", RetryBudget: drover.RetryBudget{Retries: 100, Per: time.Minute}}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
 	must(err)
-	ctx, stop := context.WithTimeout(context.Background(), time.Second)
-	defer stop()
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
 	must(sup.Run(ctx))
 
 	budgets, err := client.RetryBudgets(context.Background())
 	must(err)
 	for _, b := range budgets {
-		fmt.Printf("%s: %d per %v, %d free\n", b.Scope, b.Retries, b.Per, b.Free)
+		fmt.Printf("%s: %d per %v, %d free, %d reserved\n", b.Scope, b.Retries, b.Per, b.Free, b.Reserved)
+		fmt.Println("a retry now waits for less than a minute:", time.Until(b.NextFree) < time.Minute)
 	}
 	// Output:
-	// queue:default: 100 per 1m0s, 100 free
+	// queue:default: 100 per 1m0s, 100 free, 0 reserved
+	// a retry now waits for less than a minute: true
 }

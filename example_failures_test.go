@@ -8,30 +8,32 @@ import (
 )
 
 // What fails, most recent first.
-func ExampleClient_Failures() {
+func ExampleClient_FailureGroups() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	groups, err := client.Failures(context.Background(), drover.FailureFilter{Status: drover.FailureOpen})
+	groups, err := client.FailureGroups(context.Background(), drover.FailureFilter{Status: drover.FailureOpen})
 	if err != nil {
 		panic(err)
 	}
 	for _, g := range groups {
 		fmt.Printf("%s: %s (%d runs of %d jobs, %d discarded)\n", g.Kind, g.Sample, g.Count, g.Jobs, g.Discarded)
+		fmt.Println(g.ErrorType, "seen over", g.LastSeen.Sub(g.FirstSeen), "regressions:", g.Regressions, g.RegressedAt == nil)
 	}
 	// Output:
 	// parcel: parcel has no address (1 runs of 1 jobs, 1 discarded)
+	// *errors.errorString seen over 0s regressions: 0 true
 }
 
 // A job's newest error leads to its group.
-func ExampleClient_Failure() {
+func ExampleClient_FailureGroup() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
 
-	job, err := client.Get(ctx, id)
+	job, err := client.Job(ctx, id)
 	must(err)
-	group, err := client.Failure(ctx, job.Errors[len(job.Errors)-1].Fingerprint)
+	group, err := client.FailureGroup(ctx, job.Errors[len(job.Errors)-1].Fingerprint)
 	if err != nil {
 		panic(err)
 	}
@@ -45,18 +47,25 @@ func ExampleClient_SetFailureStatus() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	groups, err := client.Failures(ctx, drover.FailureFilter{})
+	groups, err := client.FailureGroups(ctx, drover.FailureFilter{})
 	must(err)
 
-	err = client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureResolved, "ann")
+	err = client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureResolved, drover.By{Who: "ann", Why: "mended in v1.4.3"})
 	if err != nil {
 		panic(err)
 	}
-	open, err := client.Failures(ctx, drover.FailureFilter{Status: drover.FailureOpen})
+	open, err := client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen})
 	must(err)
-	fmt.Println(len(open), "open")
+	group, err := client.FailureGroup(ctx, groups[0].Fingerprint)
+	must(err)
+	fmt.Println(len(open), "open;", group.Status, "by", group.UpdatedBy+":", group.UpdatedWhy)
+	fmt.Println(group.ResolvedAt.Equal(*group.UpdatedAt))
+
+	// Or: it is known, counted, and of no interest.
+	must(client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureIgnored, drover.By{}))
 	// Output:
-	// 0 open
+	// 0 open; resolved by ann: mended in v1.4.3
+	// true
 }
 
 // No retry will mend it: jobs that fail so are discarded at once, until the policy is lifted.
@@ -64,14 +73,14 @@ func ExampleClient_SetFailurePolicy() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	groups, err := client.Failures(ctx, drover.FailureFilter{})
+	groups, err := client.FailureGroups(ctx, drover.FailureFilter{})
 	must(err)
 
-	err = client.SetFailurePolicy(ctx, groups[0].Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, "ann")
+	err = client.SetFailurePolicy(ctx, groups[0].Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.By{Who: "ann"})
 	if err != nil {
 		panic(err)
 	}
-	group, err := client.Failure(ctx, groups[0].Fingerprint)
+	group, err := client.FailureGroup(ctx, groups[0].Fingerprint)
 	must(err)
 	fmt.Println(group.Policy.Action, "by", group.UpdatedBy)
 	// Output:

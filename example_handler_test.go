@@ -37,11 +37,33 @@ func ExampleDiscard() {
 	}
 
 	job := afterOneRun(drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 7})
-	fmt.Println(job.State, job.DiscardReason)
+	fmt.Println(job.State, job.Reason)
 	fmt.Println(job.LastError())
 	// Output:
 	// discarded unrecoverable
 	// parcel has no address
+}
+
+// accountClosed is of a package that does not know drover.
+type accountClosed struct{ Account int }
+
+func (e accountClosed) Error() string { return fmt.Sprintf("account %d is closed", e.Account) }
+
+// Permanent reports that trying again is of no use.
+func (accountClosed) Permanent() bool { return true }
+
+// An error type says of itself that no retry can fix it.
+func ExampleDiscard_permanent() {
+	deliver := func(_ context.Context, _ *drover.Job, p Parcel) error {
+		return fmt.Errorf("deliver parcel %d: %w", p.Number, accountClosed{Account: 12})
+	}
+
+	job := afterOneRun(drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 7})
+	fmt.Println(job.State, job.Reason)
+	fmt.Println(job.LastError())
+	// Output:
+	// discarded unrecoverable
+	// deliver parcel 7: account 12 is closed
 }
 
 // The other side says when to come back.
@@ -190,7 +212,7 @@ func ExampleJob_EnqueueTx() {
 	runOnce(pool, drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 7})
 	client, err := drover.New(pool, drover.Config{})
 	must(err)
-	page, err := client.List(context.Background(), drover.Filter{}, "", 0)
+	page, err := client.Jobs(context.Background(), drover.Filter{}, "", 0)
 	must(err)
 	for _, job := range page.Jobs {
 		fmt.Println(job.Kind, job.State)

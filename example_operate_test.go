@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -29,24 +31,51 @@ func discardOne(pool *pgxpool.Pool) (id string) {
 }
 
 // The whole story of a job.
-func ExampleClient_Get() {
+func ExampleClient_Job() {
 	client, id, end := withDiscarded()
 	defer end()
 
-	job, err := client.Get(context.Background(), id)
+	job, err := client.Job(context.Background(), id)
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(job.State, job.DiscardReason)
+	fmt.Println(job.State, job.Reason)
+	fmt.Println(!job.CreatedAt.After(*job.AttemptedAt), !job.AttemptedAt.After(*job.FinalizedAt), "claimed:", job.ClaimedBy != "")
 	for _, e := range job.Errors {
-		fmt.Printf("run %d: %s: %s\n", e.Attempt, e.Class, e.Error)
+		fmt.Printf("run %d, claim %d: %s: %s (%s, %v) %s\n", e.Attempt, e.ClaimSeq, e.Class, e.Error,
+			e.Type, time.Duration(e.DurationMS)*time.Millisecond < time.Minute, e.Trace)
 	}
 	// Output:
 	// discarded attempts_exhausted
-	// run 1: error: parcel has no address
+	// true true claimed: false
+	// run 1, claim 1: error: parcel has no address (*errors.errorString, true)
 }
 
-func ExampleClient_List() {
+// Why does it not run, and what comes next?
+func ExampleClient_Explain() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+
+	told, err := client.Explain(ctx, receipt.ID)
+	must(err)
+	for _, step := range told.Story {
+		fmt.Println(step.What)
+	}
+	_, why, _ := strings.Cut(told.Now, "ago). ")
+	fmt.Println(why)
+	for _, advice := range told.Do {
+		fmt.Println(advice.What)
+	}
+	// Output:
+	// enqueued in queue default
+	// No living supervisor serves queue default.
+	// Start a process whose supervisor serves queue default
+}
+
+func ExampleClient_Jobs() {
 	ctx := context.Background()
 	client, end := newClient()
 	defer end()
@@ -56,7 +85,7 @@ func ExampleClient_List() {
 	}
 
 	for after := ""; ; {
-		page, err := client.List(ctx, drover.Filter{Kind: "parcel", State: drover.Available}, after, 2)
+		page, err := client.Jobs(ctx, drover.Filter{Kind: "parcel", State: drover.Available}, after, 2)
 		if err != nil {
 			panic(err)
 		}
@@ -71,32 +100,18 @@ func ExampleClient_List() {
 	// 1
 }
 
-func ExampleClient_Counts() {
-	client, _, end := withDiscarded()
-	defer end()
-
-	counts, err := client.Counts(context.Background())
-	if err != nil {
-		panic(err)
-	}
-	for _, c := range counts {
-		fmt.Println(c.Queue, c.State, c.Jobs)
-	}
-	// Output: default discarded 1
-}
-
 // The parcel has an address now.
 func ExampleClient_RedriveJob() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
 
-	err := client.RedriveJob(ctx, id, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"Address": "Lake Road 1"}`)})
+	err := client.RedriveJob(ctx, id, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"Address": "Lake Road 1"}`)}, drover.By{})
 	if err != nil {
 		panic(err)
 	}
 
-	job, err := client.Get(ctx, id)
+	job, err := client.Job(ctx, id)
 	must(err)
 	fmt.Println(job.State, string(job.Args))
 	fmt.Println("attempts:", job.Attempt, "redrives:", job.Redrives, "last error:", job.LastError())
@@ -112,9 +127,9 @@ func ExampleClient_Cancel() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	was, err := client.Cancel(ctx, receipt.ID, "the order was withdrawn")
+	was, err := client.Cancel(ctx, receipt.ID, drover.By{Why: "the order was withdrawn"})
 	fmt.Println(was, err)
-	was, err = client.Cancel(ctx, receipt.ID, "")
+	was, err = client.Cancel(ctx, receipt.ID, drover.By{})
 	fmt.Println(was, err)
 	// Output:
 	// available <nil>
@@ -126,22 +141,29 @@ func ExampleClient_Count() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	fmt.Println(client.Count(context.Background(), drover.Filter{State: drover.Discarded, Error: "no address"}))
-	// Output: 1 <nil>
+	ctx, now := context.Background(), time.Now()
+	fmt.Println(client.Count(ctx, drover.Filter{State: drover.Discarded, Error: "no address"}))
+	fmt.Println(client.Count(ctx, drover.Filter{State: drover.Scheduled, CreatedBefore: now.Add(-time.Hour)}))
+	// Output:
+	// 1 <nil>
+	// 0 <nil>
 }
 
-func ExampleClient_Summary() {
-	client, _, end := withDiscarded()
+func ExampleClient_DiscardedGroups() {
+	client, id, end := withDiscarded()
 	defer end()
 
-	groups, err := client.Summary(context.Background())
+	groups, err := client.DiscardedGroups(context.Background())
 	if err != nil {
 		panic(err)
 	}
 	for _, g := range groups {
 		fmt.Println(g.Jobs, g.Queue, g.Kind, g.Reason, g.Class, g.NewestError)
+		fmt.Println("since", g.FirstDiscardedAt.Equal(g.LastDiscardedAt), "newest", g.NewestID == id)
 	}
-	// Output: 1 default parcel attempts_exhausted error parcel has no address
+	// Output:
+	// 1 default parcel attempts_exhausted error parcel has no address
+	// since true newest true
 }
 
 // A waiting job that somebody shall look at first.
@@ -152,14 +174,14 @@ func ExampleClient_Discard() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	was, err := client.Discard(ctx, receipt.ID, "address in doubt")
+	was, err := client.Discard(ctx, receipt.ID, drover.By{Who: "ann", Why: "address in doubt"})
 	fmt.Println(was, err)
-	job, err := client.Get(ctx, receipt.ID)
+	job, err := client.Job(ctx, receipt.ID)
 	must(err)
-	fmt.Println(job.State, job.DiscardReason, job.Errors[0].Error)
+	fmt.Println(job.State, job.Reason, job.Errors[0].By, job.Errors[0].Error)
 	// Output:
 	// available <nil>
-	// discarded operator discarded: address in doubt
+	// discarded operator ann discarded: address in doubt
 }
 
 func ExampleClient_CancelMany() {
@@ -171,13 +193,13 @@ func ExampleClient_CancelMany() {
 		must(err)
 	}
 
-	done, err := client.CancelMany(ctx, drover.Filter{Tags: []string{"winter"}}, "the sale is over")
+	done, err := client.CancelMany(ctx, drover.Filter{Tags: []string{"winter"}}, drover.By{Why: "the sale is over"})
 	fmt.Println(done.Changed, err)
-	_, err = client.CancelMany(ctx, drover.Filter{}, "")
+	_, err = client.CancelMany(ctx, drover.Filter{}, drover.By{})
 	fmt.Println(err)
 	// Output:
 	// 3 <nil>
-	// drover: Filter: is empty; to mean every job say All
+	// drover: Filter: is empty; set All to mean every job
 }
 
 // An id that no job has is told of, and keeps nothing from the others.
@@ -188,7 +210,7 @@ func ExampleClient_DiscardMany() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	done, err := client.DiscardMany(ctx, drover.Filter{IDs: []string{receipt.ID, "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}, "address in doubt")
+	done, err := client.DiscardMany(ctx, drover.Filter{IDs: []string{receipt.ID, "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}, drover.By{Why: "address in doubt"})
 	fmt.Println(done.Changed, done.Missing, err)
 	// Output: 1 [01ARZ3NDEKTSV4RRFFQ69G5FAV] <nil>
 }
@@ -199,9 +221,9 @@ func ExampleClient_DeleteMany() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	done, err := client.DeleteMany(ctx, drover.Filter{Kind: "parcel"})
+	done, err := client.DeleteMany(ctx, drover.Filter{Kind: "parcel"}, drover.By{})
 	fmt.Println(done.Changed, err)
-	done, err = client.DeleteMany(ctx, drover.Filter{Kind: "parcel", State: drover.Discarded})
+	done, err = client.DeleteMany(ctx, drover.Filter{Kind: "parcel", State: drover.Discarded}, drover.By{})
 	fmt.Println(done.Changed, err)
 	// Output:
 	// 0 <nil>

@@ -19,19 +19,22 @@ func ExampleClient_PreviewRedrive() {
 	}
 	for _, g := range groups {
 		fmt.Printf("%d %s: %s\n", g.Jobs, g.Kind, g.Error)
+		fmt.Printf("to be skipped: %d expired, %d held by another redrive; without a key: %d\n", g.Expired, g.Held, g.Unkeyed)
 	}
-	// Output: 1 parcel: parcel has no address
+	// Output:
+	// 1 parcel: parcel has no address
+	// to be skipped: 0 expired, 0 held by another redrive; without a key: 0
 }
 
 // 20 a second, five of one number at a time, and ten go first.
-func ExampleClient_Redrive() {
+func ExampleClient_StartRedrive() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	redrive, err := client.Redrive(context.Background(), drover.RedrivePlan{
+	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{
 		Filter: drover.Filter{Kind: "parcel", FinalizedAfter: time.Now().Add(-time.Hour)},
-		Rate:   20, PerKey: 5, KeyFrom: "Number", Canary: 10, By: "ann", Why: "addresses were put right",
-	})
+		Rate:   20, PerKey: 5, KeyFrom: "Number", Canary: 10,
+	}, drover.By{Who: "ann", Why: "addresses were put right"})
 	if err != nil {
 		panic(err)
 	}
@@ -44,42 +47,51 @@ func ExampleClient_PauseRedrive() {
 	client, id, end := withRedrive()
 	defer end()
 
-	if err := client.PauseRedrive(context.Background(), id); err != nil {
+	if err := client.PauseRedrive(context.Background(), id, drover.By{Who: "ann", Why: "is the endpoint well?"}); err != nil {
 		panic(err)
 	}
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(redrive.State, redrive.Paused)
-	// Output: running true
+	fmt.Println(redrive.State, redrive.Paused, redrive.UpdatedBy, redrive.UpdatedWhy, redrive.UpdatedAt.After(redrive.CreatedAt))
+	// Output: running true ann is the endpoint well? true
 }
 
 func ExampleClient_ResumeRedrive() {
 	client, id, end := withRedrive()
 	defer end()
-	must(client.PauseRedrive(context.Background(), id))
+	must(client.PauseRedrive(context.Background(), id, drover.By{}))
 
-	if err := client.ResumeRedrive(context.Background(), id); err != nil {
+	if err := client.ResumeRedrive(context.Background(), id, drover.By{}); err != nil {
 		panic(err)
 	}
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	must(err)
 	fmt.Println(redrive.State, redrive.Paused)
 	// Output: running false
 }
 
 // How far is it? Anybody who knows its id can ask.
-func ExampleClient_GetRedrive() {
+func ExampleClient_Redrive() {
 	client, id, end := withRedrive()
 	defer end()
 
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	if err != nil {
 		panic(err)
 	}
-	fmt.Printf("%s: %d of %d released\n", redrive.State, redrive.Released, redrive.Matched)
-	// Output: running: 0 of 1 released
+	switch redrive.State {
+	case drover.RedriveMarking:
+		fmt.Println("looks for its jobs since", redrive.CreatedAt)
+	case drover.RedriveCanary, drover.RedriveRunning:
+		fmt.Printf("%s: %d of %d released, %d skipped, %d without a key\n", redrive.State, redrive.Released, redrive.Matched, redrive.Skipped, redrive.Unkeyed)
+	case drover.RedriveDone:
+		fmt.Println("done at", redrive.FinishedAt)
+	case drover.RedriveAborted:
+		fmt.Println("aborted:", redrive.Note)
+	}
+	// Output: running: 0 of 1 released, 0 skipped, 0 without a key
 }
 
 // What it has not released stays dead.
@@ -87,10 +99,10 @@ func ExampleClient_AbortRedrive() {
 	client, id, end := withRedrive()
 	defer end()
 
-	if err := client.AbortRedrive(context.Background(), id, "wrong filter"); err != nil {
+	if err := client.AbortRedrive(context.Background(), id, drover.By{Why: "wrong filter"}); err != nil {
 		panic(err)
 	}
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	must(err)
 	fmt.Println(redrive.State, redrive.Note)
 	// Output: aborted wrong filter
@@ -99,7 +111,7 @@ func ExampleClient_AbortRedrive() {
 // withRedrive has a redrive of one job, which no supervisor carries on.
 func withRedrive() (client *drover.Client, id string, end func()) {
 	client, _, end = withDiscarded()
-	redrive, err := client.Redrive(context.Background(), drover.RedrivePlan{Filter: drover.Filter{All: true}})
+	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.By{})
 	must(err)
 	return client, redrive.ID, end
 }
@@ -108,7 +120,7 @@ func ExampleClient_Redrives() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
-	_, err := client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}, Why: "asked for it"})
+	_, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}}, drover.By{Why: "asked for it"})
 	if err != nil {
 		panic(err)
 	}

@@ -2,7 +2,10 @@ package drover_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"syscall"
@@ -12,12 +15,12 @@ import (
 )
 
 // A supervisor's configuration is checked as a whole.
-func ExampleClient_Supervisor() {
+func ExampleClient_NewSupervisor() {
 	client, end := newClient()
 	defer end()
 
 	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
-	_, err := client.Supervisor(drover.SupervisorConfig{
+	_, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries", Concurrency: 20_000}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{MaxAttempts: -1})},
 		Lease:   time.Millisecond,
@@ -27,6 +30,35 @@ func ExampleClient_Supervisor() {
 	// drover: Lease: 1ms is under 1s
 	// drover: Queues[0].Concurrency: 20000 is not 1 to 10,000
 	// drover: Workers[0].MaxAttempts: -1 is negative; 1 means never retry
+}
+
+// Each queue may keep its jobs for another time.
+func ExampleKeepFor() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	deliver := func(context.Context, *drover.Job, Parcel) error {
+		stop() // the supervisor drains, and returns
+		return nil
+	}
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		CompletedRetention: drover.KeepFor(7 * 24 * time.Hour),
+		Queues: []drover.Queue{
+			{Name: "invoices", CompletedRetention: drover.KeepForever, DiscardedRetention: drover.KeepFor(90 * 24 * time.Hour)},
+			{Name: "deliveries", CompletedRetention: drover.DeleteOnCompletion, ArchiveDiscardedAfter: 30 * 24 * time.Hour},
+		},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, &drover.EnqueueOpts{Queue: "deliveries"})
+	must(err)
+	must(sup.Run(ctx))
+
+	_, err = client.Job(context.Background(), receipt.ID)
+	fmt.Println(errors.Is(err, drover.ErrNotFound))
+	// Output: true
 }
 
 // The first signal drains, a second one cancels what still runs.
@@ -41,7 +73,7 @@ func ExampleSupervisor_Run() {
 		stop() // for the example; a program waits for its signal
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries", Concurrency: 20}, {Name: "invoices"}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -72,7 +104,7 @@ func ExampleSupervisor_StopNow() {
 		fmt.Println(context.Cause(ctx))
 		return ctx.Err()
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -81,7 +113,7 @@ func ExampleSupervisor_StopNow() {
 	must(err)
 	must(sup.Run(ctx))
 
-	job, err := client.Get(context.Background(), receipt.ID)
+	job, err := client.Job(context.Background(), receipt.ID)
 	must(err)
 	fmt.Println(job.State, "attempts:", job.Attempt)
 	// Output:
@@ -105,7 +137,7 @@ func ExampleSupervisor_AddQueue() {
 		}
 		return sup.AddQueue(ctx, drover.Queue{Name: "express", Concurrency: 5})
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries"}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -125,7 +157,7 @@ func ExampleSupervisor_RemoveQueue() {
 	defer end()
 
 	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries"}, {Name: "express"}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -151,7 +183,7 @@ func ExampleSupervisor_Stats() {
 		stop()
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -159,10 +191,58 @@ func ExampleSupervisor_Stats() {
 	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 	must(sup.Run(ctx))
-	fmt.Println("running:", sup.Stats().Running)
+	stats := sup.Stats()
+	fmt.Println("running:", stats.Running, "claimed ahead:", stats.Buffered, "did not return:", stats.Abandoned)
 	// Output:
 	// running: 1
-	// running: 0
+	// running: 0 claimed ahead: 0 did not return: 0
+}
+
+// For a platform's probes, and for code of your own.
+func ExampleSupervisor_Probe() {
+	client, end := newClient()
+	defer end()
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, Parcel) error { return nil }, drover.WorkerOpts{})},
+	})
+	must(err)
+
+	mux := http.NewServeMux()
+	mux.Handle("GET /healthz/drover", sup.Probe())
+
+	answer := httptest.NewRecorder()
+	mux.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/healthz/drover", nil))
+	fmt.Print(answer.Code, " ", answer.Body)
+	// Output:
+	// 503 the supervisor has not been started by Run
+}
+
+// Whether heartbeats, claims and outcomes reach the database.
+func ExampleSupervisor_Healthy() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	var sup *drover.Supervisor
+	deliver := func(context.Context, *drover.Job, Parcel) error {
+		fmt.Println(sup.Healthy())
+		stop()
+		return nil
+	}
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+	must(sup.Run(ctx))
+	fmt.Println(sup.Healthy())
+	// Output:
+	// <nil>
+	// drover: the supervisor has stopped
 }
 
 func ExampleHooks() {
@@ -189,7 +269,7 @@ func ExampleHooks() {
 		}
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{Retry: drover.Every(10 * time.Millisecond)})},
 	})

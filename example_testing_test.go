@@ -2,17 +2,13 @@ package drover_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"strings"
+	"sync"
 	"testing"
-	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/drovertest"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // databaseURL stands for the application's own way to its test database.
@@ -31,88 +27,78 @@ func chargeCard(_ context.Context, _ *drover.Job, c Charge) error {
 	return nil
 }
 
+// fakeBank stands for a service that takes a key with each call, and does what it has done under this key only once.
+type fakeBank struct {
+	mu   sync.Mutex
+	done map[int64]int
+}
+
+func (b *fakeBank) charge(_ context.Context, _ *drover.Job, c Charge) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.done == nil {
+		b.done = map[int64]int{}
+	}
+	b.done[c.OrderID] = 1
+	return nil
+}
+
+func (b *fakeBank) charged(order int64) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.done[order]
+}
+
 // docs/testing.md shows this code; readme_test.go compares the two.
 
 func TestChargeOfAClosedAccount(t *testing.T) {
 	t.Parallel()
-	err := chargeCard(t.Context(), &drover.Job{Attempt: 1}, Charge{OrderID: 7})
-	if !errors.Is(err, errAccountClosed) {
-		t.Errorf("the handler returned %v", err)
+	worker := drover.Handle(chargeCard, drover.WorkerOpts{})
+	v := drovertest.Run(t.Context(), t, worker, Charge{OrderID: 7}, nil)
+	if v.Kind != drover.VerdictDiscard || !errors.Is(v.Cause, errAccountClosed) {
+		t.Errorf("the handler said %s: %v", v.Kind, v.Cause)
 	}
-}
-
-// docs/testing.md goes on.
-
-// newQueue returns a pool on drover's tables in a schema of the test's own.
-func newQueue(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(databaseURL(t)) // your test database
-	if err != nil {
-		t.Fatal(err)
-	}
-	schema := "test_" + strings.ToLower(rand.Text())
-	config.ConnConfig.RuntimeParams["search_path"] = schema
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_, err := pool.Exec(context.Background(), "drop schema "+schema+" cascade")
-		pool.Close()
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := pool.Exec(t.Context(), "create schema "+schema); err != nil {
-		t.Fatal(err)
-	}
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	return pool
-}
-
-// runOne enqueues a job, lets a supervisor run it once, and returns what has become of it.
-func runOne(t *testing.T, pool *pgxpool.Pool, worker drover.Worker, args drover.Args) *drover.JobInfo {
-	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-	defer stop()
-	ended := func(context.Context, drover.Event) { stop() }
-	client, err := drover.New(pool, drover.Config{Hooks: []drover.Hooks{{
-		Completed: ended, Failed: ended, Discarded: ended, Snoozed: ended, Cancelled: ended, Parked: ended,
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	receipt, err := client.Enqueue(ctx, args, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
-		Queues:  []drover.Queue{{Name: "default"}},
-		Workers: []drover.Worker{worker},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sup.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
-	job, err := client.Get(t.Context(), receipt.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return job
 }
 
 // docs/testing.md goes on.
 
 func TestChargeOfAClosedAccountIsDiscarded(t *testing.T) {
 	t.Parallel()
-	worker := drover.Handle(chargeCard, drover.WorkerOpts{})
-	job := runOne(t, newQueue(t), worker, Charge{OrderID: 7})
-	if job.State != drover.Discarded || job.DiscardReason != drover.ReasonUnrecoverable {
-		t.Errorf("the job is %s, %s: %s", job.State, job.DiscardReason, job.LastError())
+	pool := drovertest.NewPool(t, databaseURL(t)) // your test database
+	client, err := drover.New(pool, drover.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	receipt, err := client.Enqueue(t.Context(), Charge{OrderID: 7}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drovertest.Drain(t.Context(), t, pool, client, drover.SupervisorConfig{
+		Workers: []drover.Worker{drover.Handle(chargeCard, drover.WorkerOpts{})},
+	})
+	job, err := client.Job(t.Context(), receipt.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job.State != drover.Discarded || job.Reason != drover.ReasonUnrecoverable {
+		t.Errorf("the job is %s, %s: %s", job.State, job.Reason, job.LastError())
+	}
+}
+
+// docs/testing.md goes on.
+
+func TestChargesAreMadeOnce(t *testing.T) {
+	t.Parallel()
+	for _, mishap := range drovertest.Mishaps() {
+		t.Run(mishap.Name, func(t *testing.T) {
+			t.Parallel()
+			pool, bank := drovertest.NewPool(t, databaseURL(t)), &fakeBank{}
+			worker := drover.Handle(bank.charge, drover.WorkerOpts{})
+			mishap.Run(t.Context(), t, pool, drover.Config{}, worker, Charge{OrderID: 42})
+			if n := bank.charged(42); n != 1 {
+				t.Errorf("charged %d times", n)
+			}
+		})
 	}
 }
 
@@ -120,7 +106,7 @@ func TestChargeOfAClosedAccountIsDiscarded(t *testing.T) {
 
 func TestPlacingAnOrderEnqueuesItsCharge(t *testing.T) {
 	t.Parallel()
-	pool := newQueue(t)
+	pool := drovertest.NewPool(t, databaseURL(t))
 	client, err := drover.New(pool, drover.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -133,10 +119,9 @@ func TestPlacingAnOrderEnqueuesItsCharge(t *testing.T) {
 	if _, err := client.EnqueueTx(t.Context(), tx, Charge{OrderID: 42}, nil); err != nil {
 		t.Fatal(err)
 	}
-	var jobs int
-	count := `select drover_count('{"kind": "charge", "args": {"OrderID": 42}}')`
-	if err := tx.QueryRow(t.Context(), count).Scan(&jobs); err != nil || jobs != 1 {
-		t.Errorf("%d jobs, %v", jobs, err)
+	job := drovertest.RequireEnqueued(t.Context(), t, tx, Charge{OrderID: 42})
+	if job.Queue != "default" {
+		t.Errorf("it is in the queue %s", job.Queue)
 	}
 }
 

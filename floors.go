@@ -1,15 +1,17 @@
 package drover
 
 import (
+	"iter"
 	"sync"
 	"time"
 )
 
-// floors bound where a claim looks. Dead entries pile up at the left edge of jobs_claim_idx while any session
-// holds an old snapshot; per lane a supervisor looks only beyond its floor, the last key it has seen to the end.
+// floors bound where a claim looks. Dead entries pile up at the left edge of jobs_claim_idx while
+// any session holds an old snapshot. In each lane a supervisor looks only beyond its floor, the
+// last key up to which it has seen everything.
 //
-// A floor leaves behind what commits late. The near sweeps look for that again, and what they do not find the full sweep
-// does, and lowers the floor to it.
+// A job that is committed late may lie behind the floor. Near sweeps look for it again. The full
+// sweep finds what they miss, and lowers the floor to it.
 type floors struct {
 	mu      sync.Mutex
 	lanes   map[laneKey]floor
@@ -21,6 +23,31 @@ type floors struct {
 type laneKey struct {
 	queue string
 	lane  int16
+}
+
+// The tiers of lanes, as in the column lane: a priority is added to each. A claim has a limit for each tier, in this order,
+// and they share the queue's.
+const (
+	tierFresh   int16 = 0
+	tierRetry   int16 = 10
+	tierSuspect int16 = 20
+	tierStrong  int16 = 30
+)
+
+// lanesOf are a queue's lanes in some tiers, nine in each, in order. Without tiers they are all 36.
+func lanesOf(queue string, tiers ...int16) iter.Seq[laneKey] {
+	if len(tiers) == 0 {
+		tiers = []int16{tierFresh, tierRetry, tierSuspect, tierStrong}
+	}
+	return func(yield func(laneKey) bool) {
+		for _, tier := range tiers {
+			for priority := range int16(9) {
+				if !yield(laneKey{queue, tier + 1 + priority}) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // floor is a key of the index; the zero value stands before all.

@@ -97,7 +97,7 @@ func floorsModel(r *rand.Rand) error {
 		version int
 	}
 	begin := func() claim {
-		sweep := near.due(now)
+		sweep := near.due(now, false)
 		return claim{from: near.lower(sweep, lane, f.get(lane)), limit: 1 + r.IntN(5), version: f.now(), sweep: sweep}
 	}
 	end := func(c claim, at time.Time) {
@@ -151,4 +151,17 @@ func floorsModel(r *rand.Rand) error {
 		}
 	}
 	return nil
+}
+
+// All lanes of a queue, each once and in the order of the column lane.
+func TestLanesOf(t *testing.T) {
+	t.Parallel()
+	all := slices.Collect(lanesOf("q"))
+	if len(all) != 36 || all[0] != (laneKey{"q", 1}) || all[35] != (laneKey{"q", 39}) {
+		t.Errorf("%d lanes: %v", len(all), all)
+	}
+	strong := slices.Collect(lanesOf("q", tierStrong))
+	if !slices.Equal(strong, all[27:]) || !slices.IsSortedFunc(all, func(a, b laneKey) int { return int(a.lane - b.lane) }) {
+		t.Errorf("the strong ones of %v are %v", all, strong)
+	}
 }

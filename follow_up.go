@@ -9,24 +9,28 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// FollowUp is a job that is enqueued when another one is discarded: to refund, to tell a person, to open a ticket. It
-// is data, kept in the table kinds. The database itself enqueues it in the transaction that discards, whatever the
-// reason and whoever does it: a run's end, a rescue, an operator, psql. A job that is redriven and discarded again has
-// another one. Its args are a DiscardedJob. A follow-up's own follow-up is enqueued in the same way, three deep at most.
-// If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same: the
-// supervisor that prunes tries to enqueue it again until that succeeds, or the job is gone or no longer discarded.
+// FollowUp is a job that drover enqueues when another one is discarded: to refund, to notify a
+// person, to open a ticket. Its args are a DiscardedJob. The database itself enqueues it in the
+// transaction that discards the job, whatever the reason and whatever discards it: the end of a
+// run, a rescue, an operator, psql. A job that is redriven and discarded again gets another
+// follow-up. A follow-up may have its own follow-up, three deep at most.
 //
-// Some supervisor must have a worker of its kind and serve its queue, or it waits for ever. One that enqueues follow-ups
-// for others says so in its log when it starts.
+// If the database refuses the follow-up, because of a trigger or an index of yours, the job is
+// discarded all the same. The supervisor that prunes tries to enqueue the follow-up again until
+// that succeeds, or until the job is gone or no longer discarded.
+//
+// Some supervisor must have a worker of its kind and serve its queue, otherwise it waits for ever.
+// A supervisor that does not serve the follow-ups of its own kinds logs that when it starts. The
+// setting is stored in the table drover_kinds.
 type FollowUp struct {
-	// Kind of the job. Needed; not the worker's own.
+	// Kind of the follow-up. Required; not the worker's own kind.
 	Kind string
 
-	// Queue is where it goes. Zero means "default".
+	// Queue of the follow-up. Zero means "default".
 	Queue string
 }
 
-// DiscardedJob is what a follow-up's args say of the job that was discarded. Embed it to make Args of it:
+// DiscardedJob describes the discarded job in a follow-up's args. Embed it in your Args:
 //
 //	type ChargeFailed struct{ drover.DiscardedJob }
 //
@@ -35,10 +39,10 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	Queue       string          `json:"queue"`
 	JobKind     string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`   // null if longer than 3 MiB (Client.Get returns them), or if they cannot be read
-	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
-	Error       string          `json:"error"`  // of the last failed run, like Class and Fingerprint; "" if none failed
-	Class       string          `json:"class"`
+	Args        json.RawMessage `json:"args"` // null if longer than 3 MiB (Client.Job returns them), or if they cannot be read
+	Reason      Reason          `json:"reason"`
+	Error       string          `json:"error"` // of the last failed run, like Class and Fingerprint; "" if none failed
+	Class       Class           `json:"class"`
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`
 	DiscardedAt time.Time       `json:"discarded_at"`
@@ -52,7 +56,7 @@ func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []strin
 			return err
 		}
 		if made > 0 {
-			c.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
+			c.log.InfoContext(ctx, "enqueued follow-ups that the database had refused before", slog.Int64("follow_ups", made))
 		}
 		for i := range refused {
 			refused[i].Path = pathFollowUp
@@ -80,7 +84,7 @@ func (c *Client) checkFollowUp(bad *problems, field string, w *Worker) {
 	switch {
 	case f.Kind == "":
 	case f.Kind == w.kind:
-		bad.add(field+".FollowUp.Kind", "%q is the worker's own: it would follow itself", f.Kind)
+		bad.add(field+".FollowUp.Kind", "%q is the worker's own kind, so the follow-up would follow itself", f.Kind)
 	case len(c.kinds) > 0 && !c.kinds[f.Kind]:
 		bad.add(field+".FollowUp.Kind", "%q is not among Config.Kinds", f.Kind)
 	}

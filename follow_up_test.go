@@ -64,15 +64,15 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	}}
 	db.run(t, cfg)
 	want := map[string]DiscardedJob{}
-	ended := func(id, kind, reason, text, class string, attempts int) {
+	ended := func(id, kind string, reason Reason, text string, class Class, attempts int) {
 		heard.end(t, id)
 		want[id] = DiscardedJob{Queue: "default", JobKind: kind, Reason: reason, Error: text, Class: class, Attempts: attempts}
 	}
-	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", ReasonAttemptsExhausted, "boom", classError, 1)
-	ended(db.enqueue(t, dyn{kind: "fails"}, &EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", ReasonTimeBudget, "boom", classError, 1)
-	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", ReasonUnrecoverable, "boom", classError, 1)
-	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", ReasonPanic, "panic: oh", classPanic, 1)
-	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", ReasonUnrecoverable, "boom", classError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", ReasonAttemptsExhausted, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails"}, &EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", ReasonTimeBudget, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", ReasonUnrecoverable, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", ReasonPanic, "panic: oh", ClassPanic, 1)
+	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", ReasonUnrecoverable, "boom", ClassError, 1)
 	expired := value[string](t, db, `insert into jobs (kind, expires_at) values ('fails', now() - interval '1 s') returning id`)
 	ended(expired, "fails", ReasonExpired, "", "", 0)
 	undecodable := value[string](t, db, `insert into jobs (kind, args) values ('job', '"no object"') returning id`)
@@ -128,7 +128,7 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	// Redriven and discarded again: another one.
 	again := db.enqueue(t, dyn{kind: "discards"}, nil)
 	heard.end(t, again)
-	if err := db.client.RedriveJob(t.Context(), again, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), again, nil, By{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return len(db.followUps(t)[again]) == 2 })
@@ -144,7 +144,7 @@ func TestFollowUpOfACrash(t *testing.T) {
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
 	db.stopped(t, SupervisorConfig{}).beat(t)
 	got := db.followUps(t)[id]
-	if len(got) != 1 || got[0].Class != classCrash || got[0].Attempts != 1 || got[0].Reason == "" {
+	if len(got) != 1 || got[0].Class != ClassCrash || got[0].Attempts != 1 || got[0].Reason == "" {
 		t.Errorf("follow-ups: %+v", got)
 	}
 }
@@ -163,24 +163,12 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 		Handle(func(_ context.Context, _ *Job, args chargeFailed) error { got <- args; return nil }, WorkerOpts{}),
 		dynWorker("charge", WorkerOpts{FollowUp: &FollowUp{Kind: "charge_failed", Queue: "alarms"}}, doNothing),
 	}})
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_sleepers where sleeps_until is not null`)
+	db.asleep(t)
 	id := value[string](t, db, `insert into jobs (kind, queue, args) values ('charge', 'nobody serves it', '{"OrderID": 42}') returning id`)
-	ear, err := db.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ear.Release()
-	if _, err := ear.Exec(t.Context(), `listen "`+value[string](t, db, `select drover_channel()`)+`"`); err != nil {
-		t.Fatal(err)
-	}
+	ear := db.ears(t, value[string](t, db, `select id from drover_supervisors`))
 	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if note, err := ear.Conn().WaitForNotification(ctx); err != nil || note.Payload != "wake alarms" {
-		t.Errorf("notification %+v, %v", note, err)
-	}
-	if _, err := ear.Exec(t.Context(), `unlisten *`); err != nil {
-		t.Error(err)
+	if n := ear.heard(t); n != 1 {
+		t.Errorf("%d notifications, want one", n)
 	}
 	if d := receive(t, got); d.JobID != id || d.JobKind != "charge" || d.Queue != "nobody serves it" || string(d.Args) != `{"OrderID": 42}` || d.Reason != "operator" {
 		t.Errorf("args = %+v", d)
@@ -205,7 +193,7 @@ func TestFollowUpsOfOtherSupervisors(t *testing.T) {
 		if err := lines.Decode(&line); err != nil {
 			t.Fatal(err)
 		}
-		if line["msg"] == "follow-up is not served here, another supervisor must" {
+		if line["msg"] == "this supervisor does not serve the follow-up; another one must" {
 			got[fmt.Sprint(line["kind"])] = fmt.Sprint(line["level"], " ", line["follow_up"], " ", line["queue"])
 		}
 	}
@@ -263,7 +251,7 @@ func TestFollowUpIsValidated(t *testing.T) {
 		{FollowUp{Kind: "known", Queue: strings.Repeat("q", 129)}, "Queue"},
 		{FollowUp{Kind: "known"}, ""},
 	} {
-		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{FollowUp: &c.follow}, doNothing)}})
+		_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{FollowUp: &c.follow}, doNothing)}})
 		var invalid *InvalidError
 		if (err != nil) != (c.field != "") || err != nil && (!errors.As(err, &invalid) || invalid.Field != "Workers[0].FollowUp."+c.field) {
 			t.Errorf("%+v: %v", c.follow, err)

@@ -2,20 +2,22 @@ package drover
 
 import "time"
 
-// hearing is whether a supervisor that says that it sleeps would hear of every job. It would not of one whose transaction
-// read sleepers before, and found it awake: that notifies nobody. While such a transaction may be in progress the supervisor
-// looks often.
+// hearing tracks jobs that a sleeping supervisor will not be notified of: their transaction read
+// drover_sleepers while we were still awake, so it sends no NOTIFY. While such a transaction may be
+// open, the supervisor polls often.
 //
-// Ids tell: an enqueue draws its own before it reads sleepers, so who did that earlier has a lower one than a claim a moment
-// after. Not so a repeatable read transaction that took its snapshot before and writes later: its job waits for a poll.
+// An enqueue gets its transaction id before it reads drover_sleepers, so one that saw us awake has
+// a lower id than our next claim. A repeatable read transaction that took its snapshot before and
+// writes later is an exception: its job waits for a poll.
 type hearing struct {
-	since   time.Time // when sleepers was last written
-	awakeTo uint64    // who may have read it before has a lower id; 0: not known yet
+	since   time.Time // when drover_sleepers was last written
+	awakeTo uint64    // transactions that saw us awake have a lower id; 0: not known yet
 	deaf    bool      // such a transaction was in progress at the last look
-	deafTo  time.Time // look often for as long, behind the last of them
+	deafTo  time.Time // poll often until then, after the last such transaction has ended
 }
 
-// deafFor is for the widest near sweep, which comes once a second: the job may lie behind the floors.
+// deafFor covers the widest near sweep, which comes once a second: the job may lie behind the
+// floors.
 const deafFor = 2 * time.Second
 
 // asleep notes that sleepers has been written.

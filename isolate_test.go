@@ -147,7 +147,7 @@ func TestRefuse(t *testing.T) {
 			t.Errorf("put off for the %d. time: %s", n+1, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, id))
 		}
 	}
-	if got := refuse(id, 0, true); got != "discarded" || value[string](t, db, `select discard_reason from jobs where id = $1`, id) != ReasonRefused {
+	if got := refuse(id, 0, true); got != "discarded" || value[Reason](t, db, `select discard_reason from jobs where id = $1`, id) != ReasonRefused {
 		t.Errorf("in the end: %s", got)
 	}
 	if got := refuse(id, 0, true); got != "null" {
@@ -171,5 +171,21 @@ func TestRefuse(t *testing.T) {
 		if !value[bool](t, db, `select `+want+` from drover_set_aside where path = 'claim' and job = $1`, id) {
 			t.Errorf("after %d tries: %s", n+1, value[string](t, db, `select row_to_json(s)::text from drover_set_aside s`))
 		}
+	}
+}
+
+// What the row itself holds brings the error again. What a function says, a lock or a time-out may pass.
+func TestLasting(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]bool{"22003": true, "54000": true, "54001": true, "XX001": true, "22P02": false, "23514": false, "55P03": false, "57014": false, "P0001": false} {
+		if err := (&pgconn.PgError{Code: code}); lasting(err) != want {
+			t.Errorf("lasting(%s) = %v", code, !want)
+		}
+		if lasting(&pgconn.PgError{Code: code, Where: "PL/pgSQL function app() line 1 at RAISE"}) {
+			t.Errorf("%s of a function of the application's lasts", code)
+		}
+	}
+	if lasting(context.DeadlineExceeded) {
+		t.Error("a time-out of ours lasts")
 	}
 }

@@ -46,6 +46,13 @@ func (db *testDB) exec(t testing.TB, sql string, args ...any) {
 	}
 }
 
+// alive registers a supervisor that is somewhere else and lives: a full sweep takes the jobs of an owner whom nobody knows for
+// orphans.
+func (db *testDB) alive(t testing.TB, id string) {
+	t.Helper()
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ($1, 3600000, '{default}')`, id)
+}
+
 // value reads one value.
 func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	t.Helper()
@@ -55,13 +62,9 @@ func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	return v
 }
 
-// slow is for tests that take more than a second: with go test -short they do not run, for a quick look while editing.
-// Nothing else may skip a test, and CI fails on one that was skipped.
 func slow(t *testing.T) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("slow, and this is -short")
-	}
+	pgtest.Slow(t)
 }
 
 // sizeOf is the environment variable of that name, a number from 1, or what is usual: .ci/nightly sets it to more.
@@ -109,7 +112,7 @@ func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
 // run starts a supervisor and ends it with the test.
 func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 	t.Helper()
-	sup, err := db.client.Supervisor(cfg)
+	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,14 +131,19 @@ func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 // eventually waits until the condition holds, and fails the test if it does not within 30 s.
 func eventually(t testing.TB, holds func() bool) {
 	t.Helper()
+	within(t, 30*time.Second, holds)
+}
+
+func within(t testing.TB, bound time.Duration, holds func() bool) {
+	t.Helper()
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
-	end := time.After(30 * time.Second)
+	end := time.After(bound)
 	for !holds() {
 		select {
 		case <-ticker.C:
 		case <-end:
-			t.Fatal("not within 30 s")
+			t.Fatalf("not within %v", bound)
 		}
 	}
 }

@@ -43,7 +43,8 @@ type modelJob struct {
 	state               State
 	due                 bool // of one that waits
 	attempt, max, seq   int
-	owner, reason       string
+	owner               string
+	reason              Reason
 	failures, entries   int // failed runs; what errors would hold if it were not bounded
 	crashes, deaths     int
 	redrives            int
@@ -184,7 +185,7 @@ func (m *reference) enqueueSome(r *rapid.T) bool {
 	delay := rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(r, "delay")
 	opts := EnqueueOpts{
 		Delay: delay, MaxAttempts: rapid.SampledFrom([]int{3, 20, 2, 1}).Draw(r, "max attempts"),
-		ConcurrencyKey: rapid.SampledFrom([]string{"a", "b", ""}).Draw(r, "key"),
+		Key: rapid.SampledFrom([]string{"a", "b", ""}).Draw(r, "key"),
 	}
 	for _, id := range m.enqueueJobs(m.tb, rapid.IntRange(1, 3).Draw(r, "jobs"), &opts) {
 		m.stored(id, &opts)
@@ -193,7 +194,7 @@ func (m *reference) enqueueSome(r *rapid.T) bool {
 }
 
 func (m *reference) stored(id string, opts *EnqueueOpts) {
-	j := &modelJob{id: id, key: opts.ConcurrencyKey, max: opts.MaxAttempts, state: Available, due: true}
+	j := &modelJob{id: id, key: opts.Key, max: opts.MaxAttempts, state: Available, due: true}
 	if opts.Delay > 0 {
 		j.state, j.due = Scheduled, false
 	}
@@ -305,11 +306,11 @@ func (m *reference) claimAlone(r *rapid.T) bool {
 	if s == nil {
 		return false
 	}
-	s.solo.Store(&soloOrder{queue: "default", idleBy: s.now().Add(time.Hour)})
+	s.claimer.solo.Store(&soloOrder{queue: "default", idleBy: s.now().Add(time.Hour)})
 	if n := m.claimed(r, s, s.claim(m.tb), eligible); n != 1 {
 		r.Fatalf("claimed %d strong suspects", n)
 	}
-	s.solo.Store(nil)
+	s.claimer.solo.Store(nil)
 	return true
 }
 
@@ -361,7 +362,7 @@ func (m *reference) noteStart(r *rapid.T) bool {
 		return false
 	}
 	noted := map[string]time.Time{}
-	m.send(r, func(p *pipeline) { p.start(noted, claim.owner, []*run{claim.run}) })
+	m.send(r, func(p *pipeline) { p.start(noted, claim.owner, fences([]*run{claim.run})) })
 	j := m.owned(claim)
 	if noted[claim.job.ID].Equal(claim.attemptedAt) != (j != nil) {
 		r.Fatalf("a start was noted: %v, of %+v", noted, j)
@@ -547,13 +548,13 @@ func (m *reference) forge(r *rapid.T) bool {
 		seq += rapid.SampledFrom([]int{-1, 1}).Draw(r, "wrong by")
 	}
 	forged := &run{
-		sup: m.sups[0].Supervisor, claimSeq: seq, attemptedAt: at, owner: owner, ctx: r.Context(),
+		fence: fence{j.id, seq, owner, at}, shared: &m.sups[0].shared, settler: m.sups[0].settler, ctx: r.Context(),
 		job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20},
 	}
 	settled, completed := map[string]State{}, int64(0)
 	m.send(r, func(p *pipeline) {
-		p.settle(settled, owner, []*outcome{forged.handedBack()})
-		p.complete(&completed, []*run{forged}, rapid.Bool().Draw(r, "delete"))
+		p.settle(settled, owner, changes([]*outcome{forged.handedBack()}))
+		p.complete(&completed, fences([]*run{forged}), rapid.Bool().Draw(r, "delete"))
 	})
 	if len(settled) > 0 || completed > 0 {
 		r.Fatalf("owner %s, claim_seq %d and %v settled %+v", owner, seq, at, j)
@@ -671,7 +672,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
 			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
 	}
-	if done, err := m.client.store.takeBack(r.Context(), conn, s.id, time.Second, nil); err != nil || !done {
+	if done, err := m.client.store.takeBack(r.Context(), conn, s.id, time.Minute, nil); err != nil || !done {
 		r.Fatalf("takeBack = %v, %v", done, err)
 	}
 	s.judged = false
@@ -731,7 +732,7 @@ func (m *reference) end(r *rapid.T) bool {
 	if rapid.Bool().Draw(r, "discard") {
 		verb, state = m.client.Discard, Discarded
 	}
-	was, err := verb(r.Context(), id, "why")
+	was, err := verb(r.Context(), id, By{Why: "why"})
 	j := m.jobs[id]
 	switch {
 	case j == nil && !errors.Is(err, ErrNotFound):
@@ -755,7 +756,7 @@ func (m *reference) endMany(r *rapid.T) bool {
 		verb, state = m.client.DiscardMany, Discarded
 	}
 	picked = slices.DeleteFunc(picked, func(j *modelJob) bool { return j.state.Final() })
-	done, err := verb(r.Context(), filter, "why")
+	done, err := verb(r.Context(), filter, By{Why: "why"})
 	if err != nil || int(done.Changed) != len(picked) {
 		r.Fatalf("%d jobs changed, %v; want %d", done.Changed, err, len(picked))
 	}
@@ -792,7 +793,7 @@ func (m *reference) redriveJob(r *rapid.T) bool {
 		return false
 	}
 	attempts := rapid.SampledFrom([]int{0, 0, 5}).Draw(r, "max attempts")
-	err := m.client.RedriveJob(r.Context(), id, &RedriveOpts{MaxAttempts: attempts})
+	err := m.client.RedriveJob(r.Context(), id, &RedriveOpts{MaxAttempts: attempts}, By{})
 	j := m.jobs[id]
 	switch {
 	case j == nil:
@@ -833,7 +834,7 @@ func (m *reference) startRedrive(r *rapid.T) bool {
 		plan.PerKey = 0 // would be refused
 	}
 	candidates := m.those(m.jobs, func(j *modelJob) bool { return j.state == state && !m.keeps(j) })
-	started, err := m.client.Redrive(r.Context(), plan)
+	started, err := m.client.StartRedrive(r.Context(), plan, By{})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -885,7 +886,7 @@ func (m *reference) pauseRedrive(r *rapid.T) bool {
 	if d.paused {
 		verb = m.client.ResumeRedrive
 	}
-	if err := verb(r.Context(), d.id); err != nil {
+	if err := verb(r.Context(), d.id, By{}); err != nil {
 		r.Fatal(err)
 	}
 	d.paused = !d.paused
@@ -897,7 +898,7 @@ func (m *reference) abortRedrive(r *rapid.T) bool {
 	if d == nil {
 		return false
 	}
-	if err := m.client.AbortRedrive(r.Context(), d.id, "why"); err != nil {
+	if err := m.client.AbortRedrive(r.Context(), d.id, By{Why: "why"}); err != nil {
 		r.Fatal(err)
 	}
 	d.aborted, d.paused = true, false
@@ -1065,7 +1066,7 @@ func (m *reference) archive(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.jobs, Completed, Discarded, Cancelled)
-	moved, err := m.client.Archive(r.Context(), filter, nil)
+	moved, err := m.client.Archive(r.Context(), filter, nil, By{})
 	picked = slices.DeleteFunc(picked, func(j *modelJob) bool { return !j.state.Final() })
 	m.moved(r, moved, err, picked, m.jobs, m.archived)
 	return true
@@ -1076,12 +1077,17 @@ func (m *reference) restore(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.archived, Completed, Discarded, Cancelled)
-	moved, err := m.client.Restore(r.Context(), filter)
+	moved, err := m.client.Restore(r.Context(), filter, By{})
 	m.moved(r, moved, err, picked, m.archived, m.jobs)
+	for _, j := range picked {
+		if m.jobs[j.id] == j {
+			j.entries++
+		}
+	}
 	return true
 }
 
-func (m *reference) moved(r *rapid.T, got Moved, err error, picked []*modelJob, from, to map[string]*modelJob) {
+func (m *reference) moved(r *rapid.T, got ArchiveResult, err error, picked []*modelJob, from, to map[string]*modelJob) {
 	jobs, conflicts := 0, 0
 	for _, j := range picked {
 		if to[j.id] != nil {
@@ -1102,7 +1108,7 @@ func (m *reference) purge(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.archived, Completed, Discarded, Cancelled)
-	n, err := m.client.PurgeArchive(r.Context(), filter)
+	n, err := m.client.PurgeArchive(r.Context(), filter, By{})
 	m.deleted(r, n, err, picked, m.archived)
 	return true
 }
@@ -1112,7 +1118,7 @@ func (m *reference) deleteMany(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.jobs, Completed, Discarded, Cancelled)
-	done, err := m.client.DeleteMany(r.Context(), filter)
+	done, err := m.client.DeleteMany(r.Context(), filter, By{})
 	m.deleted(r, done.Changed, err, slices.DeleteFunc(picked, func(j *modelJob) bool { return !j.state.Final() }), m.jobs)
 	return true
 }

@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-// nearSweeps are claims with lowered floors, for what committed late and lies behind them: three look at the last 200 ms,
-// 2 s and 20 s before the floor, each for at most a tenth of the time, and no further back than anything can lie that was
-// not there the last time.
+// nearSweeps are claims with lowered floors. They find jobs that were committed late, behind the
+// floors. Three of them look at the last 200 ms, 2 s and 20 s before the floor, each for at most a
+// tenth of the time. They look back no further than a new job can lie since the last look.
 //
-// Jobs get the time of their own statement, and a statement that writes gets a transaction id. So whatever commits after a
-// look was written by a transaction that was then in progress, or by a younger one; and where a claim of ours got its id
-// before the oldest of those, it was not written before that claim. Rows that are pinned by an old snapshot and lie
-// further back are not stepped over for nothing.
+// A job carries the time of its own statement, and a statement that writes gets a transaction id. A
+// row that a look missed was written by a transaction that was open at that time, or that started
+// later. So it is newer than any claim of ours whose transaction id is below the oldest one that
+// was open. The sweeps need not step over rows further back that an old snapshot pins.
 //
-// What bears an older time than that, moved by hand or by a statement that first does something else for long, and what was
-// locked while others looked has a fourth sweep, all of the 20 s, for less of the time.
+// Some rows carry an older time: moved by hand, written late in a long statement, or locked while
+// we looked. A fourth sweep covers the full 20 s for them, but runs rarely.
 type nearSweeps struct {
 	mu      sync.Mutex
 	windows [4]window
-	sharing int            // supervisors whose near sweeps these are
-	past    []transactions // as claims saw them, oldest first, pastStep apart
-	usual   time.Duration  // that a claim without one takes
+	sharing int            // supervisors that share these sweeps
+	past    []transactions // seen by claims, oldest first, pastStep apart
+	usual   time.Duration  // duration of a claim without a near sweep
 }
 
-// window is one of them.
+// window is one of the near sweeps.
 type window struct {
 	width time.Duration
-	every time.Duration // not more often
+	every time.Duration // shortest time between two sweeps
 	part  int           // of the time, that it may take
 	whole bool          // whatever is in progress
 	cost  time.Duration // of its last sweep, beyond a usual claim's
@@ -35,11 +35,11 @@ type window struct {
 	since map[laneKey]uint64 // the oldest transaction in progress when it last looked into a lane; none: not known
 }
 
-// transactions is how far the server's were when it made a claim.
+// transactions is how far the server's transaction ids were when it made a claim.
 type transactions struct {
-	at     time.Time // by its clock, no later than what follows
-	oldest uint64    // id in progress: what has a lower one the claim sees
-	own    uint64    // id of the claim: whoever has a higher one got it later
+	at     time.Time // by the server's clock, no later than the ids below
+	oldest uint64    // oldest id in progress: the claim sees all rows of lower ids
+	own    uint64    // id of the claim: transactions with a higher one got it later
 }
 
 const (
@@ -50,10 +50,10 @@ const (
 
 func newNearSweeps() *nearSweeps {
 	n := &nearSweeps{sharing: 1}
-	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 20 * time.Second} {
+	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, wideSweep} {
 		n.windows[i] = window{width: width, every: width / 20, part: 10}
 	}
-	n.windows[3] = window{width: 20 * time.Second, every: 200 * time.Millisecond, part: 200, whole: true}
+	n.windows[3] = window{width: wideSweep, every: 200 * time.Millisecond, part: 200, whole: true}
 	for i := range n.windows {
 		n.windows[i].since = map[laneKey]uint64{}
 	}
@@ -91,12 +91,16 @@ func (n *nearSweeps) lower(s nearSweep, key laneKey, f floor) floor {
 	return low
 }
 
-// due is the widest near sweep whose time has come.
-func (n *nearSweeps) due(now time.Time) nearSweep {
+// wideSweep is how far back a look reaches that finds all that commits late and is to be found by a near sweep.
+const wideSweep = 20 * time.Second
+
+// due is the widest near sweep whose time has come. A look that answers a wake-up takes a wide one before its time, if
+// that is cheap: then one look is enough.
+func (n *nearSweeps) due(now time.Time, woken bool) nearSweep {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i := len(n.windows) - 1; i >= 0; i-- {
-		if w := &n.windows[i]; !now.Before(w.next) {
+		if w := &n.windows[i]; !now.Before(w.next) || woken && w.width >= wideSweep && w.cost < cheapSweep {
 			return nearSweep{window: i, width: w.width}
 		}
 	}

@@ -10,63 +10,65 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
-
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// RunError is one entry of a job's errors: a failed run, or with Class operator what an operator did.
+// RunError is one entry of a job's errors: a failed run, or an action of an operator
+// (ClassOperator).
 type RunError struct {
 	Attempt     int       `json:"attempt"`
 	ClaimSeq    int       `json:"claim_seq"`
-	At          time.Time `json:"at"`
-	Class       string    `json:"class"`          // error, throttled, panic, timeout, decode, crash; refused by the database; operator
-	Case        string    `json:"case,omitempty"` // the ErrorCase that knew it
+	At          time.Time `json:"at,omitzero"`
+	Class       Class     `json:"class"`
+	Case        string    `json:"case,omitempty"` // the ErrorCase that matched the error
 	Error       string    `json:"error"`
 	Type        string    `json:"type,omitempty"` // Go type of the error
 	Fingerprint string    `json:"fingerprint,omitempty"`
 	DurationMS  int64     `json:"duration_ms"`
 	DelayMS     int64     `json:"delay_ms,omitempty"`
 	Supervisor  string    `json:"supervisor,omitempty"`
-	Host        string    `json:"host,omitempty"`  // and process id, of a process that died
-	Trace       string    `json:"trace,omitempty"` // of a panic, in the newest entry only
+	Host        string    `json:"host,omitempty"`  // host and process id, if the process died
+	Trace       string    `json:"trace,omitempty"` // of a panic, of an error that has one, or of a handler just before its timeout; only the newest run has one
+	By          string    `json:"by,omitempty"`    // of an operator: who; Error is what, and why
+	Job         string    `json:"job,omitempty"`   // of a Rerun: in the new job the old one's id, in the old job the new one's
 }
 
-// JobInfo is a job as it stands in the table.
+// JobInfo is a job as stored in the table.
 type JobInfo struct {
-	ID            string          `json:"id"`
-	Queue         string          `json:"queue"`
-	Kind          string          `json:"kind"`
-	State         State           `json:"state"`
-	Priority      int             `json:"priority"`
-	Attempt       int             `json:"attempt"`
-	MaxAttempts   int             `json:"max_attempts"` // effective
-	ScheduledAt   time.Time       `json:"scheduled_at"` // of a parked job meaningless
-	CreatedAt     time.Time       `json:"created_at"`
-	AttemptedAt   *time.Time      `json:"attempted_at,omitempty"`
-	FinalizedAt   *time.Time      `json:"finalized_at,omitempty"`
-	ClaimedBy     string          `json:"claimed_by,omitempty"`
-	DiscardReason string          `json:"discard_reason,omitempty"`
-	Crashes       int             `json:"crashes,omitempty"`
-	Redrives      int             `json:"redrives,omitempty"`
-	Snoozes       int             `json:"snoozes,omitempty"`
-	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, those left out of Errors included
-	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15
-	Args          json.RawMessage `json:"args"`
-	Retry         json.RawMessage `json:"retry,omitempty"` // the job's own strategy
-	Tags          []string        `json:"tags,omitempty"`
-	Metadata      json.RawMessage `json:"metadata,omitempty"`
+	ID          string          `json:"id"`
+	Queue       string          `json:"queue"`
+	Kind        string          `json:"kind"`
+	State       State           `json:"state"`
+	Priority    int             `json:"priority"`
+	Attempt     int             `json:"attempt"`
+	MaxAttempts int             `json:"max_attempts"` // the effective number
+	ScheduledAt time.Time       `json:"scheduled_at"` // has no meaning for a parked job
+	CreatedAt   time.Time       `json:"created_at"`
+	AttemptedAt *time.Time      `json:"attempted_at,omitempty"`
+	FinalizedAt *time.Time      `json:"finalized_at,omitempty"`
+	ClaimedBy   string          `json:"claimed_by,omitempty"`
+	Reason      Reason          `json:"discard_reason,omitempty"`
+	Crashes     int             `json:"crashes,omitempty"`
+	Redrives    int             `json:"redrives,omitempty"`
+	Snoozes     int             `json:"snoozes,omitempty"`
+	ErrorsTotal int             `json:"errors_total,omitempty"` // failed runs, including those left out of Errors
+	Errors      []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15
+	Args        json.RawMessage `json:"args"`
+	Retry       json.RawMessage `json:"retry,omitempty"` // the job's own strategy
+	Tags        []string        `json:"tags,omitempty"`
+	Metadata    json.RawMessage `json:"metadata,omitempty"`
+	Key         string          `json:"concurrency_key,omitempty"`
+	UniqueKey   string          `json:"unique_key,omitempty"` // what it is, or was, the only one of
 
-	ConcurrencyKey string `json:"concurrency_key,omitempty"`
-
-	// Unreadable names the parts of the row that cannot be shown as they are, and why. Such a part is nil or zero here; a
-	// time that is infinite or outside the years 1 to 9999 is the nearest one inside. Empty: the whole row was read.
+	// Unreadable names the parts of the row that cannot be shown as they are, and the reason. Such
+	// a part is nil or zero here. A time that is infinite or outside the years 1 to 9999 is
+	// replaced by the nearest one inside. Empty means that the whole row was read.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// LastError is the text of the newest failed run, "" if none failed.
+// LastError returns the text of the newest failed run, or "" if none failed.
 func (j *JobInfo) LastError() string {
 	for i := len(j.Errors) - 1; i >= 0; i-- {
-		if j.Errors[i].Class != "operator" {
+		if j.Errors[i].Class != ClassOperator {
 			return j.Errors[i].Error
 		}
 	}
@@ -209,8 +211,9 @@ func elements(text string) (all []string, ok bool) {
 	return nil, false
 }
 
-// Get reads one job. What cannot be read of it is named in Unreadable, and is no error. Errors: ErrNotFound.
-func (c *Client) Get(ctx context.Context, id string) (*JobInfo, error) {
+// Job reads one job. If parts of it cannot be read, Unreadable names them; that is no error.
+// Errors: ErrNotFound.
+func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
 	}
@@ -229,16 +232,18 @@ func isID(id string) bool {
 // Page is one page of a list.
 type Page struct {
 	Jobs []JobInfo `json:"jobs"`
-	Next string    `json:"next,omitempty"` // give it to List, with the same filter, for the next page; "" at the end
+	Next string    `json:"next,omitempty"` // pass it to Jobs, with the same filter, for the next page; "" at the end
 }
 
-// List reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
-// top). Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
-// own indexes; all others newest id first along the primary key, so that a filter which fits few of them reads far. A
-// job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. A row that cannot be read does
-// not fail the page: JobInfo.Unreadable says what is missing. Such a row does not match a filter by Error, Tags or Args.
-// Errors: *InvalidError.
-func (c *Client) List(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
+// Jobs reads one page of jobs: at most limit (zero means 50; at most 1000). Pass "" as after for
+// the first page, then Page.Next. A filter by State Discarded or by Reason lists dead letters,
+// latest discarded first, from their own indexes. Other filters list jobs newest id first, by the
+// primary key; a filter that matches few of them reads many rows. A job that exists throughout is
+// on exactly one page, whatever is added or deleted meanwhile.
+//
+// A row that cannot be read does not fail the page: JobInfo.Unreadable names what is missing. Such
+// a row does not match a filter by Error, Tags or Args. Errors: *InvalidError.
+func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
 	switch {
 	case limit == 0:
@@ -253,7 +258,7 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 	}
 	jobs, cursors, err := c.store.list(ctx, doc, after, limit+1)
 	if badData(err) { // the filter was checked
-		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page of this filter", Err: err}
+		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page with this filter", Err: err}
 	}
 	if err != nil {
 		return Page{}, fmt.Errorf("list jobs: %w", err)
@@ -266,8 +271,9 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 	return page, nil
 }
 
-// Count counts the jobs that the filter picks. Of dead letters, by queue, kind, reason, class, fingerprint and the time
-// of their end, an index tells; all else reads the rows. Errors: *InvalidError.
+// Count counts the jobs that match the filter. Dead letters by queue, kind, reason, class,
+// fingerprint and the time of their end are counted from an index; other filters read the rows.
+// Errors: *InvalidError.
 func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	var bad problems
 	doc := filter.encode(&bad)
@@ -281,29 +287,12 @@ func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	return n, nil
 }
 
-// Count is how many jobs of one queue are in one state.
-type Count struct {
-	Queue     string     `json:"queue"`
-	State     State      `json:"state"`
-	Jobs      int64      `json:"jobs"`
-	OldestDue *time.Time `json:"oldest_due,omitempty"` // of those due and waiting
-}
-
-// Counts counts all jobs by queue and state. It reads the whole table.
-func (c *Client) Counts(ctx context.Context) ([]Count, error) {
-	counts, err := c.store.counts(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("count jobs: %w", err)
-	}
-	return counts, nil
-}
-
-// DiscardedGroup is what dead letters of one queue and kind, discarded for one reason, have failed of.
+// DiscardedGroup counts the dead letters of one queue, kind, reason and cause.
 type DiscardedGroup struct {
 	Queue            string    `json:"queue"`
 	Kind             string    `json:"kind"`
-	Reason           string    `json:"reason"`
-	Class            string    `json:"class,omitempty"`       // of the last failed run
+	Reason           Reason    `json:"reason"`
+	Class            Class     `json:"class,omitempty"`       // of the last failed run
 	Fingerprint      string    `json:"fingerprint,omitempty"` // of the last failed run
 	Jobs             int64     `json:"jobs"`
 	FirstDiscardedAt time.Time `json:"first_discarded_at"`
@@ -312,9 +301,9 @@ type DiscardedGroup struct {
 	NewestID         string    `json:"newest_id"`
 }
 
-// Summary counts the dead letters by queue, kind, reason and what they failed of, most first. An index tells, and a
-// million take less than a second.
-func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
+// DiscardedGroups counts the dead letters by queue, kind, reason and fingerprint, largest group
+// first. It reads an index: a million dead letters take less than a second.
+func (c *Client) DiscardedGroups(ctx context.Context) ([]DiscardedGroup, error) {
 	groups, err := c.store.summary(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
@@ -322,33 +311,61 @@ func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
 	return groups, nil
 }
 
+// By is who changes something, and why. It is the last argument of every verb that changes jobs,
+// redrives, failure groups or schedules. drover stores it: in the job's errors, as part of the entry
+// that the verb adds; in the row of the redrive, of the failure group, of the schedule or of the
+// archived job. A deletion
+// leaves no row, so it goes into the log of the client and of the server. A verb that changes nothing
+// stores nothing.
+type By struct {
+	// Who is a person or a program: up to 128 bytes. Zero means the database user.
+	Who string
+
+	// Why is for people who read it later: up to 512 bytes. Zero means no reason.
+	Why string
+}
+
+const (
+	maxWho = 128 // bytes
+	maxWhy = 512
+)
+
+func (b By) check(bad *problems) {
+	bad.join(checkText("by.Who", b.Who, maxWho))
+	bad.join(checkText("by.Why", b.Why, maxWhy))
+}
+
 // RedriveOpts change a job as it is redriven. Nil changes nothing.
 type RedriveOpts struct {
-	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it.
+	// MaxAttempts is how many runs the job may have, counted from the redrive. Zero changes nothing.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON merge patch (RFC 7396) of the args, which must be an object: its keys replace theirs, null
-	// takes one out. One that the kind's worker could not decode is refused. Nil leaves them.
+	// ArgsPatch is a JSON merge patch (RFC 7396) for the args, which must be an object: its keys replace
+	// those of the args, and null removes a key. A patch is refused if the kind's worker could not decode
+	// the result. Nil changes nothing.
 	ArgsPatch json.RawMessage
 }
 
-// RedriveJob makes one discarded or cancelled job due again, now: same id, attempts fresh, errors kept. A job that
-// was redriven and waits stays as it is. Errors: ErrNotFound; ErrState for one that runs, is completed or has
-// expired, or that waits and opts would change; *InvalidError.
-func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) error {
+// RedriveJob makes one discarded or cancelled job due again, now. The job keeps its id and its
+// errors, and its attempts begin anew. A job that already waits after a redrive stays as it is.
+//
+// Errors: ErrNotFound; ErrState if the job runs, is completed or has expired, or if it waits after
+// a redrive and opts would change it; *InvalidError.
+func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, by By) error {
 	var bad problems
 	if opts == nil {
 		opts = &RedriveOpts{}
 	}
 	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	bad.join(c.checkPatch(opts.ArgsPatch))
+	by.check(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
 	if !isID(id) {
 		return fmt.Errorf("redrive job %q: %w", id, ErrNotFound)
 	}
-	was, found, err := c.store.redrive(ctx, id, opts)
+	was, found, err := c.store.redrive(ctx, id, opts, by)
 	if err != nil {
 		return fmt.Errorf("redrive job %s: %w", id, err)
 	}
@@ -356,32 +373,38 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 		return fmt.Errorf("redrive job %s: %w", id, ErrNotFound)
 	}
 	if was == Discarded || was == Cancelled {
-		c.emit(ctx, told{eventRedriven, Event{JobID: id}})
+		c.emit(ctx, told{eventRedriven, Event{JobID: id, By: by.Who, Why: by.Why}})
 	}
 	return nil
 }
 
-// Cancel ends a job that nobody wants any more; reason may be empty. A running one is final at once: its handler's
-// context is cancelled with ErrCancelled, in this process directly, in others by a notification, and whatever it
-// returns is refused. A process that hears no notifications asks for that about once a second; one that only believes it
-// hears them, behind a pooler, finds out by its next heartbeat, a sixth of its lease later at most. Cancelling a job that has ended changes nothing. It returns the state the job was in.
-// Errors: ErrNotFound.
-func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
-	return c.endJob(ctx, "cancel", sqlCancel, id, reason, told{kind: eventCancelled})
+// Cancel ends a job that nobody wants any more. It returns the state that the job was in. Cancelling a
+// job that has ended changes nothing. Errors: ErrNotFound, *InvalidError.
+//
+// A running job ends at once: its handler's context is cancelled with ErrCancelled, and its result
+// is refused. In other processes the handler learns of it by a notification. A process without
+// notifications asks about once a second. A process behind a pooler that drops notifications finds
+// out with its next heartbeat, at most a sixth of its lease later.
+func (c *Client) Cancel(ctx context.Context, id string, by By) (State, error) {
+	return c.endJob(ctx, "cancel", sqlCancel, id, by, told{kind: eventCancelled})
 }
 
-// Discard ends a job as a dead letter, reason ReasonOperator, with why in its history: for one that somebody shall look
-// at before it runs again. All else is as with Cancel. Errors: ErrNotFound.
-func (c *Client) Discard(ctx context.Context, id, why string) (State, error) {
-	return c.endJob(ctx, "discard", sqlDiscard, id, why, told{eventDiscarded, Event{Reason: ReasonOperator}})
+// Discard ends a job as a dead letter, reason ReasonOperator: for a job that somebody should look at
+// before it runs again. Otherwise it works like Cancel. Errors: ErrNotFound, *InvalidError.
+func (c *Client) Discard(ctx context.Context, id string, by By) (State, error) {
+	return c.endJob(ctx, "discard", sqlDiscard, id, by, told{eventDiscarded, Event{Reason: ReasonOperator}})
 }
 
-func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) (State, error) {
+func (c *Client) endJob(ctx context.Context, verb, sql, id string, by By, t told) (State, error) {
+	var bad problems
+	by.check(&bad)
+	if err := bad.err(); err != nil {
+		return "", err
+	}
 	if !isID(id) {
 		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
 	}
-	why, _ = pgtext.Sanitize(why, maxWhy)
-	was, found, err := c.store.verb(ctx, sql, id, why)
+	was, found, err := c.store.verb(ctx, sql, id, by.Why, by.Who)
 	if err != nil {
 		return "", fmt.Errorf("%s job %s: %w", verb, id, err)
 	}
@@ -392,11 +415,8 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 	case was == Running: // its owner tells
 		c.running.cancel(id)
 	case !was.Final():
-		t.event.JobID, t.event.Error = id, why
+		t.event.JobID, t.event.By, t.event.Why = id, by.Who, by.Why
 		c.emit(ctx, t)
 	}
 	return was, nil
 }
-
-// maxWhy bounds what an operator says of a verb, in bytes.
-const maxWhy = 256

@@ -7,23 +7,25 @@ import (
 	"strings"
 )
 
-// Moved is what went from one table to the other.
-type Moved struct {
+// ArchiveResult is the result of moving jobs to or from the archive.
+type ArchiveResult struct {
 	Jobs      int64    `json:"jobs"`
-	Conflicts []string `json:"conflicts,omitempty"` // ids that are there already, of another life of that id: they stay where they were
+	Conflicts []string `json:"conflicts,omitempty"` // ids that the other table already has: these jobs stay where they were
+	Missing   []string `json:"missing,omitempty"`   // ids of the filter that no job of the table it moves from has
 
-	// Refused lists the jobs that stayed where they were because the database refused to move them, for example
-	// because of a foreign key or a trigger of yours. At most the first 1,000.
+	// Refused lists the jobs that the database refused to move, for example because of a foreign
+	// key or a trigger of yours; they stay where they were. At most the first 1,000.
 	Refused []Refusal `json:"refused,omitempty"`
 }
 
-func (m *Moved) refuse(refused ...Refusal) {
+func (m *ArchiveResult) refuse(refused ...Refusal) {
 	m.Refused = append(m.Refused, refused[:min(len(refused), maxRefusals-len(m.Refused))]...)
 }
 
-// RefusedError says which jobs PurgeArchive could not delete, or ExportArchive could not read. All others went through.
+// RefusedError lists the jobs that PurgeArchive could not delete, or ExportArchive could not read.
+// All others were deleted or exported.
 type RefusedError struct {
-	Refused []Refusal // of PurgeArchive at most the first 1,000
+	Refused []Refusal // from PurgeArchive at most the first 1,000
 }
 
 func (e *RefusedError) Error() string {
@@ -39,17 +41,19 @@ func (e *RefusedError) Error() string {
 	return text.String()
 }
 
-// ArchiveOpts say more about what to archive. Nil archives all that fit.
+// ArchiveOpts has options of Archive. Nil archives all jobs that match.
 type ArchiveOpts struct {
-	// KeepNewest leaves that many of each kind, those that ended last of the ones that fit. Zero leaves none.
+	// KeepNewest leaves out the newest jobs of each kind, this many of those that match: the ones
+	// that ended last. Zero leaves out none.
 	KeepNewest int
 }
 
-// Archive moves jobs that have ended and fit the filter to the table jobs_archive, where they cost the queue nothing. It
-// goes in batches, each one statement: a job is in one table or the other, and what was moved before an error stays
-// moved. Jobs that the database refuses to move stay, are in Moved.Refused, and hold up no others. An id in the archive
-// is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
-func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) (Moved, error) {
+// Archive moves ended jobs that match the filter to the table jobs_archive, where they cost the
+// queue nothing. It moves them in batches, one statement each, so every job is in exactly one of
+// the two tables, and jobs moved before an error stay moved. Jobs that the database refuses to move
+// stay in the queue, and ArchiveResult.Refused lists them. Enqueueing under an archived id makes a
+// new job. An empty filter is an *InvalidError.
+func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, by By) (ArchiveResult, error) {
 	var bad problems
 	if opts == nil {
 		opts = &ArchiveOpts{}
@@ -60,44 +64,54 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 	if filter.State != "" && !filter.State.Final() {
 		bad.add("Filter.State", "%s jobs have not ended", filter.State)
 	}
-	doc := filterFor(&bad, filter)
+	doc := filterFor(&bad, filter, by)
 	if err := bad.err(); err != nil {
-		return Moved{}, err
+		return ArchiveResult{}, err
 	}
-	moved, err := c.store.move(ctx, doc, archiveStep(opts.KeepNewest))
+	return c.move(ctx, filter, doc, archiveStep(opts.KeepNewest), by)
+}
+
+// move moves the jobs of a filter between the tables, after it has looked which of the filter's ids are not there.
+func (c *Client) move(ctx context.Context, filter Filter, doc string, v archiveVerb, by By) (moved ArchiveResult, err error) {
+	var missing []string
+	if len(filter.IDs) > 0 {
+		if missing, err = c.store.missing(ctx, v.missing, doc); err != nil {
+			return moved, fmt.Errorf("%s jobs: %w", v.name, err)
+		}
+	}
+	moved, err = c.store.move(ctx, doc, v, by)
+	moved.Missing = missing
 	if err != nil {
-		return moved, fmt.Errorf("archive jobs: %w", err)
+		return moved, fmt.Errorf("%s jobs: %w", v.name, err)
 	}
 	return moved, nil
 }
 
-// Restore moves jobs that fit the filter back from the archive, as they were: discarded ones can be redriven then. Where
-// their queue has ArchiveDiscardedAfter the pruner archives them again within a minute or so, unless they are redriven.
-// Jobs that the database refuses to move stay in the archive and are in Moved.Refused. An empty filter is an
-// *InvalidError.
-func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
+// Restore moves jobs that match the filter back from the archive, as they were, and adds an entry to
+// their errors. Discarded ones can then be redriven. If their queue has ArchiveDiscardedAfter, the
+// pruner archives them again within a minute or so, unless they are redriven. Jobs that the database
+// refuses to move stay in the archive, and ArchiveResult.Refused lists them. ArchiveResult.Missing
+// lists ids of the filter that are not in the archive. An empty filter is an *InvalidError.
+func (c *Client) Restore(ctx context.Context, filter Filter, by By) (ArchiveResult, error) {
 	var bad problems
-	doc := filterFor(&bad, filter)
+	doc := filterFor(&bad, filter, by)
 	if err := bad.err(); err != nil {
-		return Moved{}, err
+		return ArchiveResult{}, err
 	}
-	moved, err := c.store.move(ctx, doc, restoreStep())
-	if err != nil {
-		return moved, fmt.Errorf("restore jobs: %w", err)
-	}
-	return moved, nil
+	return c.move(ctx, filter, doc, restoreStep(), by)
 }
 
-// PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. If the
-// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. For an
-// empty filter the error is an *InvalidError.
-func (c *Client) PurgeArchive(ctx context.Context, filter Filter) (int64, error) {
+// PurgeArchive deletes jobs that match the filter from the archive, for ever, in batches, and
+// returns how many. If the database refuses to delete some, it deletes all others and returns a
+// *RefusedError that lists these. An empty filter is an *InvalidError.
+func (c *Client) PurgeArchive(ctx context.Context, filter Filter, by By) (int64, error) {
 	var bad problems
-	doc := filterFor(&bad, filter)
+	doc := filterFor(&bad, filter, by)
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	gone, err := c.store.move(ctx, doc, purgeStep())
+	gone, err := c.store.move(ctx, doc, purgeStep(), by)
+	c.logDeleted(ctx, "archived jobs purged", gone.Jobs, by)
 	if err == nil && len(gone.Refused) > 0 {
 		err = &RefusedError{gone.Refused}
 	}
@@ -107,9 +121,10 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter) (int64, error)
 	return gone.Jobs, nil
 }
 
-// ExportArchive writes the archive's jobs that fit the filter to w, one JSON object a line with the columns of
-// jobs_archive, by id. It returns how many. It reads page by page and holds one job in memory at a time. A job that
-// cannot be read is left out: after all others are written, ExportArchive returns a *RefusedError that names it.
+// ExportArchive writes the archived jobs that match the filter to w, by id, one JSON object per
+// line with the columns of jobs_archive. It returns how many. It reads page by page and holds one
+// job in memory at a time. It leaves out jobs that cannot be read; after writing all others it
+// returns a *RefusedError that lists them.
 func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) (n int64, err error) {
 	var bad problems
 	doc := filter.encode(&bad)
@@ -132,11 +147,12 @@ func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) 
 	return n, nil
 }
 
-// filterFor is the filter of a verb that changes jobs.
-func filterFor(bad *problems, filter Filter) string {
+// filterFor checks what a verb that changes jobs takes, and returns its filter.
+func filterFor(bad *problems, filter Filter, by By) string {
+	by.check(bad)
 	doc := filter.encode(bad)
 	if doc == "{}" {
-		bad.add("Filter", "is empty; All says that every job is meant")
+		bad.add("Filter", "is empty; set All to mean every job")
 	}
 	return doc
 }

@@ -37,10 +37,10 @@ func (db *testDB) storied(t testing.TB) string {
 	t.Helper()
 	return value[string](t, db, `insert into jobs (id, kind, queue, args, state, scheduled_at, created_at, attempted_at, finalized_at, discard_reason, attempt, max_attempts,
 		claim_seq, priority, crashes, redrives, redriven_at, errors, errors_total, retry, timeout_ms, last_delay_ms, expires_at, retry_until, snoozes, uncounted,
-		tags, metadata, class, fingerprint, concurrency_key, redrive_id, pace_key, paced_at)
+		tags, metadata, class, fingerprint, concurrency_key, redrive_id, pace_key, paced_at, unique_key, unique_scope)
 	values (drover_ulid(), 'charge', 'payments', '{"n": 12345678901234567890.123456789, "s": "\u00e9\n"}', 'discarded', 'infinity', now() - interval '3 d 1 us', now() - interval '2 d',
 		now() - interval '1 d', 'panic', 3, 4, 5, 6, 1, 2, now() - interval '4 d', '[{"error": "x"}]', 9, '{"type": "linear"}', 7, 8,
-		now() + interval '1 d', now() + interval '2 d', 1, 2, '{"a","b c","d,e"}', '{"k": null}', 'panic', 'f00', 'customer', 'r', 'p', 'infinity') returning id`)
+		now() + interval '1 d', now() + interval '2 d', 1, 2, '{"a","b c","d,e"}', '{"k": null}', 'panic', 'f00', 'customer', 'r', 'p', 'infinity', 'u', 'ended') returning id`)
 }
 
 // D-7: moved whole, and brought back as it was.
@@ -53,7 +53,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	db.finished(t, "available", 9*day)
 	before := db.jobRows(t, "jobs")
 	filter := Filter{FinalizedBefore: time.Now().Add(-12 * time.Hour)}
-	moved, err := db.client.Archive(t.Context(), filter, nil)
+	moved, err := db.client.Archive(t.Context(), filter, nil, By{})
 	if err != nil || moved.Jobs != 4 || moved.Conflicts != nil {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -66,25 +66,26 @@ func TestArchiveAndRestore(t *testing.T) {
 	if left := db.jobRows(t, "jobs"); len(left) != 2 || len(archived) != 4 {
 		t.Errorf("%d jobs are left, %d archived", len(left), len(archived))
 	}
-	if again, err := db.client.Archive(t.Context(), filter, nil); err != nil || again.Jobs != 0 {
+	if again, err := db.client.Archive(t.Context(), filter, nil, By{}); err != nil || again.Jobs != 0 {
 		t.Errorf("a second time: %+v, %v", again, err)
 	}
 
 	// One filter for all verbs: one of its kinds comes back first.
-	if back, err := db.client.Restore(t.Context(), Filter{Class: "panic", Tags: []string{"b c"}}); err != nil || back.Jobs != 1 {
+	if back, err := db.client.Restore(t.Context(), Filter{Class: "panic", Tags: []string{"b c"}}, By{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	// An id that is in use again stays where it is, and is told.
 	clash := old[1]
 	db.exec(t, `insert into jobs (id, kind) values ($1, 'another')`, clash)
-	back, err := db.client.Restore(t.Context(), Filter{All: true})
+	back, err := db.client.Restore(t.Context(), Filter{All: true}, By{})
 	if err != nil || back.Jobs != 2 || !slices.Equal(back.Conflicts, []string{clash}) {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	db.exec(t, `delete from jobs where id = $1`, clash)
-	if back, err := db.client.Restore(t.Context(), Filter{IDs: []string{clash}}); err != nil || back.Jobs != 1 {
+	if back, err := db.client.Restore(t.Context(), Filter{IDs: []string{clash}}, By{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
+	db.exec(t, `update jobs set errors = errors - -1 where errors->-1->>'error' = 'restored' and errors->-1->>'by' = session_user`)
 	after := db.jobRows(t, "jobs")
 	for id, want := range before {
 		if after[id] != want {
@@ -94,7 +95,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 0 {
 		t.Errorf("%d jobs are left in the archive", n)
 	}
-	if err := db.client.RedriveJob(t.Context(), old[0], nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), old[0], nil, By{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -104,11 +105,11 @@ func TestArchiveOfAnIDThatIsThere(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	id := db.finished(t, "discarded", time.Hour)
-	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != 1 {
+	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{}); err != nil || moved.Jobs != 1 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
 	db.exec(t, `insert into jobs (id, kind, state, finalized_at) values ($1, 'another', 'completed', now())`, id)
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{})
 	if err != nil || moved.Jobs != 0 || !slices.Equal(moved.Conflicts, []string{id}) {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -132,7 +133,7 @@ func TestArchiveAllButTheNewest(t *testing.T) {
 			db.finished(t, "completed", time.Minute) // not of the filter's
 		}
 	}
-	moved, err := db.client.Archive(t.Context(), Filter{State: Discarded}, &ArchiveOpts{KeepNewest: 2})
+	moved, err := db.client.Archive(t.Context(), Filter{State: Discarded}, &ArchiveOpts{KeepNewest: 2}, By{})
 	if err != nil || moved.Jobs != 3 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -160,16 +161,16 @@ func TestArchiveAndPurgeInBatches(t *testing.T) {
 	if err := db.QueryRow(t.Context(), `select moved::text, last from drover_archive('{"kind": "k"}', batch => 1000)`).Scan(&first, &last); err != nil || first != "997" || last == "" {
 		t.Fatalf("the first batch moved %s, %v", first, err)
 	}
-	if moved, err := db.client.Archive(t.Context(), Filter{Kind: "k"}, nil); err != nil || moved.Jobs != 1500 {
+	if moved, err := db.client.Archive(t.Context(), Filter{Kind: "k"}, nil, By{}); err != nil || moved.Jobs != 1500 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}); n != 0 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}, By{}); n != 0 || err != nil {
 		t.Errorf("PurgeArchive of another kind = %d, %v", n, err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}); n != 2497 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}, By{}); n != 2497 || err != nil {
 		t.Errorf("PurgeArchive = %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 3 {
@@ -182,15 +183,15 @@ func TestTheArchiveAsksTwice(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.finished(t, "discarded", time.Hour)
-	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil {
+	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, err := range map[string]error{
-		"Archive, empty filter":   ret2(db.client.Archive(t.Context(), Filter{}, nil)),
-		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), Filter{State: Available}, nil)),
-		"Archive, keep":           ret2(db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{KeepNewest: -1})),
-		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), Filter{})),
-		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{})),
+		"Archive, empty filter":   ret2(db.client.Archive(t.Context(), Filter{}, nil, By{})),
+		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), Filter{State: Available}, nil, By{})),
+		"Archive, keep":           ret2(db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{KeepNewest: -1}, By{})),
+		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), Filter{}, By{})),
+		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{}, By{})),
 		"ExportArchive, bad JSON": ret2(db.client.ExportArchive(t.Context(), io.Discard, Filter{Args: []byte("{")})),
 	} {
 		if !errors.Is(err, ErrInvalid) {
@@ -224,7 +225,7 @@ func TestExportArchive(t *testing.T) {
 	db := newQuietDB(t)
 	db.storied(t)
 	db.exec(t, `insert into jobs (kind, args, state, finalized_at) select 'k', jsonb_build_object('n', n, 's', e'\n\u2028"'), 'completed', now() from generate_series(1, $1) n`, 2*exportPage+1)
-	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil {
+	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{}); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
@@ -276,9 +277,9 @@ func TestTheArchiveHasTheColumnsOfJobs(t *testing.T) {
 	db := newQuietDB(t)
 	columns := func(table, without string) string {
 		return value[string](t, db, `select string_agg(format('%s %s %s', attname, format_type(atttypid, atttypmod), attcollation::regcollation), ', ' order by attname)
-			from pg_attribute where attrelid = $1::regclass and attnum > 0 and not attisdropped and attname <> $2`, table, without)
+			from pg_attribute where attrelid = $1::regclass and attnum > 0 and not attisdropped and attname !~ $2`, table, without)
 	}
-	if jobs, archive := columns("jobs", "lane"), columns("jobs_archive", "archived_at"); jobs != archive {
+	if jobs, archive := columns("jobs", "^(lane|unique_until)$"), columns("jobs_archive", "^archived_"); jobs != archive {
 		t.Errorf("jobs has\n%s\nthe archive\n%s", jobs, archive)
 	}
 }
@@ -291,13 +292,13 @@ func TestArchiveFiltersAreSafe(t *testing.T) {
 	id := db.finished(t, "completed", time.Hour)
 	db.exec(t, `update jobs set kind = $1`, evil)
 	db.finished(t, "completed", time.Hour)
-	if moved, err := db.client.Archive(t.Context(), Filter{Kind: evil}, &ArchiveOpts{}); err != nil || moved.Jobs != 1 {
+	if moved, err := db.client.Archive(t.Context(), Filter{Kind: evil}, &ArchiveOpts{}, By{}); err != nil || moved.Jobs != 1 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	for n, verb := range []func() (int64, error){
 		func() (int64, error) { return db.client.ExportArchive(t.Context(), io.Discard, Filter{Kind: evil}) },
 		func() (int64, error) {
-			m, err := db.client.Restore(t.Context(), Filter{Kind: evil})
+			m, err := db.client.Restore(t.Context(), Filter{Kind: evil}, By{})
 			return m.Jobs, err
 		},
 	} {
@@ -315,7 +316,7 @@ func fullArchive(t testing.TB, n int) (db *testDB, ids []string) {
 	t.Helper()
 	db = newQuietDB(t)
 	ids = db.aged(t, n)
-	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != int64(n) {
+	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{}); err != nil || moved.Jobs != int64(n) {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
 	return db, ids
@@ -359,28 +360,28 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 			rows := func(table string) int { return value[int](t, db, `select count(*) from `+table) }
 
 			db.refuses(t, "insert", "jobs_archive", fits("new"), does)
-			moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+			moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{})
 			if err != nil || moved.Jobs != int64(n-2) || rows("jobs") != 2 || rows("jobs_archive") != n-2 {
 				t.Fatalf("Archive = %d, %v; %d are left", moved.Jobs, err, rows("jobs"))
 			}
 			checkRefused(t, moved.Refused, bad...)
 			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
-			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
+			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{}, By{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
 			db.refuses(t, "insert", "jobs", fits("new"), does)
-			back, err := db.client.Restore(t.Context(), Filter{All: true})
+			back, err := db.client.Restore(t.Context(), Filter{All: true}, By{})
 			if err != nil || back.Jobs != int64(n-2) || rows("jobs_archive") != 2 || rows("jobs") != n-2 {
 				t.Fatalf("Restore = %d, %v; %d are left", back.Jobs, err, rows("jobs_archive"))
 			}
 			checkRefused(t, back.Refused, bad...)
-			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != int64(n-2) {
+			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{}); err != nil || moved.Jobs != int64(n-2) {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
 			db.refuses(t, "delete", "jobs_archive", fits("old"), does)
-			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true})
+			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true}, By{})
 			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
 				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
 			}
@@ -399,7 +400,7 @@ func TestMovingBehindManyThatAreRefused(t *testing.T) {
 	db := newQuietDB(t)
 	ids := db.aged(t, 1300)
 	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id < '%s'", ids[1250]), "raise 'no'")
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{})
 	if err != nil || moved.Jobs != 50 || len(moved.Refused) != 1000 {
 		t.Errorf("Archive = %d, %d refused, %v", moved.Jobs, len(moved.Refused), err)
 	}
@@ -413,7 +414,7 @@ func TestMovingWithADeadline(t *testing.T) {
 	db.refuses(t, "insert", "jobs_archive", "true", "perform pg_sleep(3600)")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if moved, err := db.client.Archive(ctx, Filter{All: true}, nil); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
+	if moved, err := db.client.Archive(ctx, Filter{All: true}, nil, By{}); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 }
@@ -435,7 +436,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.finished(t, "completed", 2*aDay)
 	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
-	keep := keeping{keepFor(aDay), nil}
+	keep := keeping{KeepFor(aDay).interval(), nil}
 	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
@@ -443,7 +444,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	if got := value[[]string](t, db, `select array_agg(id order by id) from jobs_archive where archived_at is not null`); !slices.Equal(got, ids) {
 		t.Errorf("archived: %q, want %q", got, ids)
 	}
-	if moved, err := db.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
+	if moved, err := db.client.Restore(t.Context(), Filter{All: true}, By{}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
 	if got := value[string](t, db, `select string_agg(concat_ws('', region, tenant, place, shouted), ' ' order by region) from jobs`); got != "r0JOB r1JOB r2JOB" {
@@ -455,7 +456,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 
 	db.exec(t, `update jobs set region = null where id = $1`, ids[1])
 	db.exec(t, `alter table jobs_archive alter region set not null`)
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, By{})
 	if err != nil || moved.Jobs != 2 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -468,7 +469,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.exec(t, `alter table jobs add column must int not null default 1`)
 	db.exec(t, `alter table jobs alter must drop default`)
-	if moved, err = db.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 0 {
+	if moved, err = db.client.Restore(t.Context(), Filter{All: true}, By{}); err != nil || moved.Jobs != 0 {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
 	checkRefused(t, moved.Refused, ids[0], ids[2])
@@ -486,12 +487,12 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 	if refused := (*RefusedError)(nil); n != 349 || !errors.As(err, &refused) || len(refused.Refused) != 1 || refused.Refused[0].ID != bad {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
-	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"})
+	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"}, By{})
 	if err != nil || moved.Jobs != 349 {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}
 	checkRefused(t, moved.Refused, bad)
-	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
+	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}, By{}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
 		t.Errorf("PurgeArchive = %d, %v", gone, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 351 {
@@ -513,7 +514,7 @@ func TestExportAroundARowThatCannotBeRead(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != exportPage+28 {
 		t.Errorf("%d lines", lines)
 	}
-	moved, err := db.client.Restore(t.Context(), Filter{All: true})
+	moved, err := db.client.Restore(t.Context(), Filter{All: true}, By{})
 	if err != nil || moved.Jobs != exportPage+28 {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}
@@ -556,7 +557,7 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	}
 	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
 	db.damage(t, "jobs", stored[1])
-	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(aDay), nil}); err != nil {
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{KeepFor(aDay).interval(), nil}); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// FailureStatus is what operators make of a failure group.
+// FailureStatus is what an operator has said of a failure group.
 type FailureStatus string
 
 // The statuses of a failure group.
 const (
 	FailureOpen     FailureStatus = "open"
-	FailureResolved FailureStatus = "resolved" // mended; when it comes back it is open again, as a regression
+	FailureResolved FailureStatus = "resolved" // fixed; a new failure opens it again, as a regression
 	FailureIgnored  FailureStatus = "ignored"  // counted, and stays ignored
 )
 
@@ -25,51 +25,54 @@ const (
 	FailurePark    FailureAction = "park"    // parked until a newer build registers
 )
 
-// FailurePolicy is what becomes of a job that a group's failure happens to and that would be retried. It holds in every
-// process from the next settle on. The zero value retries as usual.
+// FailurePolicy is what happens to a job that fails with a group's failure and would be retried. It
+// applies in every process from the next settle on. The zero value retries as usual.
 type FailurePolicy struct {
 	Action FailureAction `json:"action,omitempty"`
 
-	// Build goes with FailurePark: jobs wait until a supervisor registers whose SupervisorConfig.Build has not been seen
-	// before. It must be the newest build now; empty is that one. Naming it makes a deploy in between an error.
+	// Build goes with FailurePark: jobs wait until a supervisor registers with a
+	// SupervisorConfig.Build that was not seen before. It must be the newest build now; empty means
+	// that one. Set it to get an error if there was a deploy in between.
 	Build string `json:"build,omitempty"`
 }
 
-// FailureGroup is the failures of one fingerprint: of one kind of job, with one cause as far as their texts tell.
-// Failures are added some seconds after they happen.
+// FailureGroup is all failures with one fingerprint: of one kind of job, with one cause as far as
+// their texts show. It is a few seconds behind.
 type FailureGroup struct {
 	Fingerprint string        `json:"fingerprint"`
 	Kind        string        `json:"kind"`
-	Class       string        `json:"class"`                // of the first: error, throttled, panic, timeout, decode, crash
+	Class       Class         `json:"class"`                // of the first failure
 	ErrorType   string        `json:"error_type,omitempty"` // Go type
-	Sample      string        `json:"sample"`               // the text of one of them
+	Sample      string        `json:"sample"`               // the text of one failure
 	FirstSeen   time.Time     `json:"first_seen"`
 	LastSeen    time.Time     `json:"last_seen"`
 	Count       int64         `json:"count"`    // failed runs
-	Jobs        int64         `json:"jobs"`     // jobs they happened to
-	LastJob     string        `json:"last_job"` // the job it happened to last
+	Jobs        int64         `json:"jobs"`     // jobs that failed in this way
+	LastJob     string        `json:"last_job"` // the last job that failed in this way
 	Status      FailureStatus `json:"status"`
 	ResolvedAt  *time.Time    `json:"resolved_at,omitempty"`
-	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when it last came back after it had been resolved
+	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when a failure last opened it again after it had been resolved
 	Regressions int           `json:"regressions,omitempty"`
 	Policy      FailurePolicy `json:"policy"`
 	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // of status and policy
 	UpdatedBy   string        `json:"updated_by,omitempty"`
-	Discarded   int64         `json:"discarded"` // jobs discarded with it now
-	Parked      int64         `json:"parked"`    // jobs its policy has parked now
+	UpdatedWhy  string        `json:"updated_why,omitempty"`
+	Discarded   int64         `json:"discarded"` // jobs now discarded with this failure
+	Parked      int64         `json:"parked"`    // jobs now parked by its policy
 }
 
-// FailureFilter picks failure groups; all its fields that are set must fit. The zero value picks every group.
+// FailureFilter picks failure groups that match all its fields that are set. The zero value picks
+// every group.
 type FailureFilter struct {
 	Kind   string
 	Status FailureStatus
-	Limit  int // the so many seen last; zero means 50, at most 10,000
+	Limit  int // at most this many, latest seen first; zero means 50, at most 10,000
 }
 
-// Failures reads failure groups, the one seen last first. A supervisor adds up what has failed every sixth of its
-// lease, so the groups lag by that much. To count discarded jobs it reads an index of them all.
-// Errors: *InvalidError.
-func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
+// FailureGroups reads failure groups, latest seen first. They lag by up to a sixth of a lease,
+// because a supervisor adds up failures with its heartbeats. FailureGroups reads an index of all
+// discarded jobs to count them. Errors: *InvalidError.
+func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems
 	bad.join(checkText("FailureFilter.Kind", filter.Kind, 1024))
 	if filter.Status != "" {
@@ -91,8 +94,8 @@ func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureG
 	return groups, nil
 }
 
-// Failure reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNotFound.
-func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
+// FailureGroup reads one failure group. Use Filter.Fingerprint for its jobs. Errors: ErrNotFound.
+func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*FailureGroup, error) {
 	group, err := c.store.failure(ctx, fingerprint)
 	if err != nil {
 		return nil, failureError("get", fingerprint, err)
@@ -100,12 +103,13 @@ func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup
 	return group, nil
 }
 
-// SetFailureStatus opens, resolves or ignores a failure group; by says who does and may be empty. A resolved group
-// that comes back is open again: Hooks.FailureReopened. Errors: ErrNotFound, *InvalidError.
-func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by string) error {
+// SetFailureStatus opens, resolves or ignores a failure group. If a failure of a resolved group
+// happens again, the group is open again: see Hooks.FailureReopened. Errors: ErrNotFound,
+// *InvalidError.
+func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by By) error {
 	var bad problems
 	status.check(&bad, "status")
-	bad.join(checkText("by", by, 256))
+	by.check(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
@@ -115,11 +119,13 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 	return nil
 }
 
-// SetFailurePolicy says what becomes of jobs that fail so from now on; by says who does and may be empty. The zero
-// policy lifts another: jobs it has parked become due, 50 a second. A policy that parks ends by itself with the next
-// build, in the same way. Errors: ErrNotFound; ErrState where no build is known, or policy.Build is not the newest;
+// SetFailurePolicy sets what happens from now on to jobs that fail with the group's failure. The zero
+// policy removes another one: jobs that it has parked become due, 50 a second. A policy that parks
+// ends by itself with the next build, in the same way.
+//
+// Errors: ErrNotFound; ErrState if no build is known, or policy.Build is not the newest;
 // *InvalidError.
-func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by string) error {
+func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by By) error {
 	var bad problems
 	switch policy.Action {
 	case FailurePark, FailureDiscard, "":
@@ -127,10 +133,10 @@ func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, polic
 		bad.add("policy.Action", "%q is neither %q nor %q", policy.Action, FailureDiscard, FailurePark)
 	}
 	if policy.Build != "" && policy.Action != FailurePark {
-		bad.add("policy.Build", "goes with the action %q", FailurePark)
+		bad.add("policy.Build", "is only for the action %q", FailurePark)
 	}
 	bad.join(checkText("policy.Build", policy.Build, maxBuild))
-	bad.join(checkText("by", by, 256))
+	by.check(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, own
 // failedRun is the outcome of a run that failed with err.
 func (s *still) failedRun(id string, err error) *outcome {
 	r := &run{
-		sup: s.Supervisor, owner: s.lease.Load().id, lease: s.lease.Load(), claimSeq: 1, ctx: context.Background(), worker: s.workers["job"],
+		fence: fence{id: id, claimSeq: 1, owner: s.lease.Load().id}, shared: &s.shared, settler: s.settler, lease: s.lease.Load(), ctx: context.Background(), worker: s.workers["job"],
 		strategy: Exponential{}, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1, MaxAttempts: 20}, startedAt: s.now(),
 	}
 	return r.decide(err)
@@ -44,7 +44,7 @@ func (db *testDB) tend(t testing.TB) []FailureGroup {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	reopened, err := db.client.store.tendFailures(t.Context(), conn.Conn())
+	reopened, _, err := db.client.store.tendFailures(t.Context(), conn.Conn())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func (db *testDB) tend(t testing.TB) []FailureGroup {
 // theGroup is the only failure group there is.
 func (db *testDB) theGroup(t testing.TB) FailureGroup {
 	t.Helper()
-	groups, err := db.client.Failures(t.Context(), FailureFilter{})
+	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("groups: %+v, %v; want one", groups, err)
 	}
@@ -92,7 +92,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	}
 	s.settle(t, batch...)
 	db.tend(t)
-	groups, err := db.client.Failures(t.Context(), FailureFilter{Kind: "job", Status: FailureOpen})
+	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{Kind: "job", Status: FailureOpen})
 	if err != nil || len(groups) != 2 {
 		t.Fatalf("%+v, %v", groups, err)
 	}
@@ -107,7 +107,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 			!g.FirstSeen.Equal(g.LastSeen) || g.Regressions != 0 || g.Policy != (FailurePolicy{}) {
 			t.Errorf("%+v", g)
 		}
-		page, err := db.client.List(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
+		page, err := db.client.Jobs(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
 		if err != nil || int64(len(page.Jobs)) != want || page.Jobs[0].ID != g.LastJob {
 			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJob)
 		}
@@ -208,7 +208,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, "ann"); err != nil {
+	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, By{Who: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || g.UpdatedBy != "ann" {
@@ -230,7 +230,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	if g := db.theGroup(t); g.Status != FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
 		t.Errorf("%+v", g)
 	}
-	if err := db.client.SetFailureStatus(ctx, print, FailureIgnored, ""); err != nil {
+	if err := db.client.SetFailureStatus(ctx, print, FailureIgnored, By{}); err != nil {
 		t.Fatal(err)
 	}
 	s.failOnce(t, db, 1, boom)
@@ -247,7 +247,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	t.Parallel()
 	var book diary
 	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	cfg := SupervisorConfig{Lease: time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
+	cfg := SupervisorConfig{Lease: 6 * time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
 	first := db.launch(t, cfg)
 	ids := db.enqueueJobs(t, 3, nil)
 	eventually(t, func() bool { return book.count(eventDiscarded, "") == 3 })
@@ -256,11 +256,11 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
 		t.Errorf("after a stop: %+v", g)
 	}
-	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, FailureResolved, ""); err != nil {
+	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, FailureResolved, By{}); err != nil {
 		t.Fatal(err)
 	}
 	db.launch(t, cfg)
-	if err := db.client.RedriveJob(t.Context(), ids[0], nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), ids[0], nil, By{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return book.count(eventFailureReopened, ids[0]) == 1 })
@@ -289,15 +289,15 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	if g.Class != "crash" || g.Count != 1 {
 		t.Fatalf("%+v", g)
 	}
-	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, FailurePolicy{Action: FailureDiscard}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	id := crash()
-	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || job.Crashes != 1 {
+	if job := db.get(t, id); job.State != Discarded || job.Reason != ReasonOperator || job.Crashes != 1 {
 		t.Errorf("%+v", job)
 	}
 	s.reporter.close()
-	s.reporter.run(t.Context(), db.client)
+	s.reporter.flush(t.Context())
 	if book.count(eventDiscarded, id) != 1 || book.count(eventRescued, id) != 0 {
 		t.Errorf("told: %+v", book.events)
 	}
@@ -318,7 +318,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 
 	set := func(policy FailurePolicy) {
 		t.Helper()
-		if err := db.client.SetFailurePolicy(ctx, print, policy, "ann"); err != nil {
+		if err := db.client.SetFailurePolicy(ctx, print, policy, By{Who: "ann"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -326,7 +326,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	dead := append(old.failOnce(t, db, 2, boom), old2.failOnce(t, db, 2, boom)...)
 	for _, id := range dead {
 		job := db.get(t, id)
-		if job.State != Discarded || job.DiscardReason != ReasonOperator || job.ErrorsTotal != 1 || job.Errors[0].DelayMS != 0 || job.FinalizedAt == nil {
+		if job.State != Discarded || job.Reason != ReasonOperator || job.ErrorsTotal != 1 || job.Errors[0].DelayMS != 0 || job.FinalizedAt == nil {
 			t.Errorf("%+v", job)
 		}
 	}
@@ -341,11 +341,11 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 		t.Fatalf("%d of 120 are parked", n)
 	}
 	final := old.failOnce(t, db, 1, Discard(boom))[0]
-	if job := db.get(t, final); job.DiscardReason != ReasonUnrecoverable {
+	if job := db.get(t, final); job.Reason != ReasonUnrecoverable {
 		t.Errorf("a job that would not be retried: %+v", job)
 	}
 	db.tend(t)
-	if g, err := db.client.Failure(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (FailurePolicy{FailurePark, "A"}) || g.UpdatedBy != "ann" {
+	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (FailurePolicy{FailurePark, "A"}) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v, %v", g, err)
 	}
 
@@ -363,7 +363,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	if most := value[int](t, db, `select max(n) from (select count(*) as n from jobs where id = any($1) group by floor(extract(epoch from scheduled_at))) x`, parked); most > 50 {
 		t.Errorf("%d are due in one second", most)
 	}
-	if g, err := db.client.Failure(ctx, print); err != nil || g.Policy != (FailurePolicy{}) {
+	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Policy != (FailurePolicy{}) {
 		t.Errorf("%+v, %v", g, err)
 	}
 	if state := db.get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != Retryable {
@@ -373,7 +373,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	// Every settled run has told one end, the one the row shows.
 	for _, s := range []*still{old, old2} {
 		s.reporter.close()
-		s.reporter.run(ctx, db.client)
+		s.reporter.flush(ctx)
 	}
 	for _, id := range dead {
 		if book.count(eventDiscarded, id) != 1 || book.count(eventFailed, id) != 0 {
@@ -396,33 +396,33 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, By{}); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 {
+	for range 4 {
 		s.failOnce(t, db, 400, boom)
 	}
 	cancelled := value[string](t, db, `select max(id) from jobs where state = 'parked'`)
-	if _, err := db.client.Cancel(t.Context(), cancelled, ""); err != nil {
+	if _, err := db.client.Cancel(t.Context(), cancelled, By{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	db.tend(t)
-	db.tend(t) // has a few more slots at most: 1,000 jobs ahead
+	db.tend(t) // has a few more slots at most: 1,000 jobs ahead, and 50 for each second that has passed
 	left := value[int](t, db, `select count(*) from jobs where state = 'parked'`)
-	if left == 0 || left > 199 {
+	if left == 0 || left > 599 {
 		t.Errorf("%d are left for the next beats", left)
 	}
-	db.exec(t, `update drover_builds set slots_to = slots_to - interval '10 s'`) // as if it had passed
-	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '10 s' where state = 'retryable'`)
+	db.exec(t, `update drover_builds set slots_to = slots_to - interval '20 s'`) // as if it had passed
+	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '20 s' where state = 'retryable'`)
 	db.tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 0 {
 		t.Errorf("%d are parked still", n)
 	}
 	if most := value[int](t, db, `select max(n) from (select count(*) as n from jobs where state = 'retryable' and queue = 'default' and attempt = 1
-		and id in (select id from jobs order by id desc limit 1199) group by floor(extract(epoch from scheduled_at))) x`); most > 51 {
+		and id in (select id from jobs order by id desc limit 1599) group by floor(extract(epoch from scheduled_at))) x`); most > 51 {
 		t.Errorf("%d are due in one second", most)
 	}
 	if got := db.get(t, cancelled).State; got != Cancelled {
@@ -471,21 +471,21 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
 	const print = "00c0ffee00c0ffee"
-	_, list := c.Failures(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
+	_, list := c.FailureGroups(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
 	for what, err := range map[string]error{
 		"list":   list,
-		"status": c.SetFailureStatus(ctx, print, "shut", "\xff"),
-		"action": c.SetFailurePolicy(ctx, print, FailurePolicy{Action: "explode"}, ""),
-		"build":  c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard, Build: "A"}, ""),
+		"status": c.SetFailureStatus(ctx, print, "shut", By{Who: "\xff"}),
+		"action": c.SetFailurePolicy(ctx, print, FailurePolicy{Action: "explode"}, By{}),
+		"build":  c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard, Build: "A"}, By{}),
 	} {
 		if !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	for _, print := range []string{print, "", "no such", print + "0", "\x00"} {
-		_, get := c.Failure(ctx, print)
+		_, get := c.FailureGroup(ctx, print)
 		for what, err := range map[string]error{
-			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, ""), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, ""),
+			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, By{}), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, By{}),
 		} {
 			if !errors.Is(err, ErrNotFound) {
 				t.Errorf("%s of %q: %v", what, print, err)
@@ -493,11 +493,11 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 		}
 	}
 	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
-	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, ""); !errors.Is(err, ErrState) {
+	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, By{}); !errors.Is(err, ErrState) {
 		t.Errorf("park with no build known: %v", err)
 	}
 	db.exec(t, `insert into drover_builds (build, first_seen) values ('A', now() - interval '1 h'), ('B', now())`)
-	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, ""); !errors.Is(err, ErrState) {
+	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, By{}); !errors.Is(err, ErrState) {
 		t.Errorf("park for a build older than the newest: %v", err)
 	}
 }
@@ -511,7 +511,7 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
-	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `update jobs set scheduled_at = 'infinity', state = 'parked'`)
@@ -520,7 +520,7 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	})})
 	id := db.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(eventDiscarded, id) == 1 })
-	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(eventFailed, id) != 0 {
+	if job := db.get(t, id); job.State != Discarded || job.Reason != ReasonOperator || book.count(eventFailed, id) != 0 {
 		t.Errorf("%+v", job)
 	}
 }
@@ -535,7 +535,7 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	first := plain.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(eventFailed, first) == 1 })
 	plain.tend(t)
-	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	wire.arm(sqlSettle[len(sqlSettle)-60:], "")
@@ -579,7 +579,7 @@ func TestOneOddTallyStopsNoOther(t *testing.T) {
 			if got := value[string](t, db, `select (select sum(count) from drover_failure_groups) || ' runs, ' || (select count(*) from drover_failure_tallies) || ' left'`); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
-			groups, err := db.client.Failures(t.Context(), FailureFilter{})
+			groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
 			if err != nil || len(groups) != 1 {
 				t.Errorf("%+v, %v", groups, err)
 			}
@@ -601,11 +601,11 @@ func TestOddFailureGroup(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `update drover_failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
-	g, err := db.client.Failure(t.Context(), "00000000000000aa")
+	g, err := db.client.FailureGroup(t.Context(), "00000000000000aa")
 	if err != nil || g.LastSeen.Year() != 9999 || g.ResolvedAt.Year() != 9999 || g.RegressedAt.Year() != 9999 || g.UpdatedAt.Year() != 1 {
 		t.Errorf("%+v, %v", g, err)
 	}
-	if _, err := db.client.Failures(t.Context(), FailureFilter{}); err != nil {
+	if _, err := db.client.FailureGroups(t.Context(), FailureFilter{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -655,13 +655,13 @@ func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 	s.failOnce(t, db, 1, errors.New("boom"))
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := s.failOnce(t, db, 200, errors.New("boom"))
 	db.refuse(t, `old.id = '`+ids[7]+`'`)
 	unlock := db.hold(t, `select from jobs where id = $1 for update`, ids[9])
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	db.tend(t)

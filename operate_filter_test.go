@@ -27,7 +27,7 @@ func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
 // listed are the ids of a filter's first page.
 func (db *testDB) listed(t testing.TB, f Filter) []string {
 	t.Helper()
-	page, err := db.client.List(t.Context(), f, "", 1000)
+	page, err := db.client.Jobs(t.Context(), f, "", 1000)
 	if err != nil {
 		t.Fatalf("%+v: %v", f, err)
 	}
@@ -49,7 +49,8 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 	two := put(`'post', 'discarded', '2030-01-02+00', '2030-02-02+00', 'crashed', 'crash', 'f2', 'r2', '{eu}', '{"a": {"b": 2}}', '[{"class": "crash", "error": "died"}]'`)
 	done := put(`'default', 'completed', '2030-01-03+00', '2030-02-03+00', null, 'error', 'f1', null, null, '[1]', '[{"class": "error", "error": "card declined"}]'`)
 	waits := put(`'default', 'available', '2030-01-04+00', null, null, null, null, null, '{}', '{"a": 1}', '[]'`)
-	other := value[string](t, db, `insert into jobs (kind, created_at) values ('parcel', '2030-01-05+00') returning id`)
+	other := value[string](t, db, `insert into jobs (kind, created_at, unique_key, concurrency_key, priority) values ('parcel', '2030-01-05+00', 'u1', 'c1', 3) returning id`)
+	db.exec(t, `update jobs set metadata = '{"drover:periodic": {"name": "nightly", "tick": "t"}, "name": "night"}' where id = $1`, other)
 	day := func(month time.Month, d int) time.Time { return time.Date(2030, month, d, 0, 0, 0, 0, time.UTC) }
 	const unknown = "00000000000000000000000000"
 
@@ -74,6 +75,13 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		{Filter{Class: "error"}, `{"class": "error"}`, []string{one, done}},
 		{Filter{Fingerprint: "f1"}, `{"fingerprint": "f1"}`, []string{one, done}},
 		{Filter{State: Discarded, Fingerprint: "f1"}, `{"state": "discarded", "fingerprint": "f1"}`, []string{one}},
+		{Filter{UniqueKey: "u1"}, `{"unique_key": "u1"}`, []string{other}},
+		{Filter{Priority: 3}, `{"priority": 3}`, []string{other}},
+		{Filter{Priority: 5, Queue: "default"}, `{"priority": 5, "queue": "default"}`, []string{done, waits}},
+		{Filter{Key: "c1"}, `{"concurrency_key": "c1"}`, []string{other}},
+		{Filter{Key: "c"}, `{"concurrency_key": "c"}`, nil},
+		{Filter{Periodic: "nightly"}, `{"periodic": "nightly"}`, []string{other}},
+		{Filter{Periodic: "night"}, `{"periodic": "night"}`, nil},
 		{Filter{Redrive: "r2"}, `{"redrive": "r2"}`, []string{two}},
 		{Filter{Error: "card"}, `{"error": "card"}`, []string{one, done}},
 		{Filter{Error: `100% dEclined\`}, `{"error": "100% dEclined\\"}`, []string{one}},
@@ -101,7 +109,7 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		}
 		slices.Sort(tc.want)
 		for from, got := range map[string][]string{
-			"List":        db.listed(t, tc.filter),
+			"Jobs":        db.listed(t, tc.filter),
 			"drover_list": db.idsOf(t, `select id from drover_list($1::jsonb)`, tc.sql),
 		} {
 			if slices.Sort(got); !slices.Equal(got, tc.want) {
@@ -129,6 +137,7 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 		`null`, `1`, `"kind"`, `[]`, `["state"]`, `{"knid": "letter"}`, `{"State": "discarded"}`, `{"kind": null}`, `{"kind": 1}`, `{"kind": ["letter"]}`, `{"ids": "x"}`,
 		`{"ids": null}`, `{"tags": "vip"}`, `{"state": "dead"}`, `{"state": ["discarded"]}`, `{"all": "yes"}`, `{"reason": {}}`, `{"created_after": 0}`, `{"created_after": "soon"}`,
 		`{"finalized_before": ""}`, `{"state": "discarded", "limit": 5}`,
+		`{"priority": "5"}`, `{"priority": 0}`, `{"priority": 10}`, `{"priority": 1.5}`, `{"priority": 1e0, "kind": 3}`, `{"key": "c"}`, `{"concurrency_key": 1}`, `{"periodic": ["a"]}`, `{"error": 1}`,
 	} {
 		for _, call := range []string{
 			`drover_list`, `drover_count`, `drover_cancel_many`, `drover_discard_many`, `drover_delete_many`,
@@ -162,13 +171,17 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 		{Class: "timed out"},
 		{Class: "operator"}, // in errors, but no failure's
 		{Fingerprint: "\x00"},
+		{Priority: -1},
+		{Priority: 10},
+		{Key: "\x00"},
+		{Periodic: "\x00"},
 		{Redrive: "\x00"},
 	} {
-		_, listErr := db.client.List(t.Context(), filter, "", 0)
+		_, listErr := db.client.Jobs(t.Context(), filter, "", 0)
 		_, countErr := db.client.Count(t.Context(), filter)
-		_, cancelErr := db.client.CancelMany(t.Context(), filter, "")
-		_, discardErr := db.client.DiscardMany(t.Context(), filter, "")
-		_, deleteErr := db.client.DeleteMany(t.Context(), filter)
+		_, cancelErr := db.client.CancelMany(t.Context(), filter, By{})
+		_, discardErr := db.client.DiscardMany(t.Context(), filter, By{})
+		_, deleteErr := db.client.DeleteMany(t.Context(), filter, By{})
 		for _, err := range []error{listErr, countErr, cancelErr, discardErr, deleteErr} {
 			if !errors.Is(err, ErrInvalid) {
 				t.Errorf("%.100v: %v", filter, err)
@@ -191,11 +204,11 @@ from pg_constraint where conname = 'jobs_discard_reason' and conrelid = 'jobs'::
 		t.Fatalf("the table takes %q", reasons)
 	}
 	for _, reason := range reasons {
-		if got := db.listed(t, Filter{Reason: reason}); len(got) != 0 {
+		if got := db.listed(t, Filter{Reason: Reason(reason)}); len(got) != 0 {
 			t.Errorf("%s: %q", reason, got)
 		}
 	}
-	for _, class := range []string{"error", "throttled", "panic", "timeout", "decode", "crash"} {
+	for _, class := range []Class{ClassError, ClassThrottled, ClassPanic, ClassTimeout, ClassDecode, ClassCrash, ClassRefused} {
 		if got := db.listed(t, Filter{Class: class}); len(got) != 0 {
 			t.Errorf("%s: %q", class, got)
 		}
@@ -207,16 +220,18 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := db.enqueue(t, letter{}, nil)
-	_, cancelErr := db.client.CancelMany(t.Context(), Filter{}, "")
-	_, discardErr := db.client.DiscardMany(t.Context(), Filter{}, "")
-	_, deleteErr := db.client.DeleteMany(t.Context(), Filter{})
-	for _, err := range []error{cancelErr, discardErr, deleteErr} {
+	_, cancelErr := db.client.CancelMany(t.Context(), Filter{}, By{})
+	_, discardErr := db.client.DiscardMany(t.Context(), Filter{}, By{})
+	_, deleteErr := db.client.DeleteMany(t.Context(), Filter{}, By{})
+	_, argsErr := db.client.CancelMany(t.Context(), Filter{Args: json.RawMessage(" {} ")}, By{})
+	_, tagsErr := db.client.CancelMany(t.Context(), Filter{Tags: []string{}}, By{})
+	for _, err := range []error{cancelErr, discardErr, deleteErr, argsErr, tagsErr} {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Filter" || !strings.Contains(invalid.Reason, "All") {
 			t.Errorf("an empty filter: %v", err)
 		}
 	}
-	for _, filter := range []string{`{}`, `{"all": false}`} {
+	for _, filter := range []string{`{}`, `{"all": false}`, `{"args": {}}`, `{"error": ""}`, `{"tags": []}`, `{"all": false, "args": {}, "error": ""}`} {
 		for _, call := range []string{`drover_cancel_many($1::jsonb)`, `drover_discard_many($1::jsonb)`, `drover_delete_many($1::jsonb, 'delete')`} {
 			var pg *pgconn.PgError
 			if _, err := db.Exec(t.Context(), `select `+call, filter); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "all") {
@@ -227,7 +242,7 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 	if j := db.get(t, id); j.State != Available {
 		t.Errorf("%+v", j)
 	}
-	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, ""); err != nil || done.Changed != 1 {
+	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, By{}); err != nil || done.Changed != 1 {
 		t.Errorf("all: %+v, %v", done, err)
 	}
 }
@@ -244,15 +259,18 @@ func TestFiltersQuote(t *testing.T) {
 			t.Fatal(err)
 		}
 		id := value[string](t, db, `
-insert into jobs (id, kind, queue, state, finalized_at, discard_reason, class, fingerprint, redrive_id, tags, args, errors)
-values (left('x' || md5($1) || md5('y'), 24) || '''/', left($1, 100), $1, 'discarded', now(), 'panic', $1, $1, $1, array[$1], to_jsonb($1::text), jsonb_build_array(jsonb_build_object('class', 'error', 'error', $1)))
+insert into jobs (id, kind, queue, state, finalized_at, discard_reason, class, fingerprint, redrive_id, concurrency_key, tags, args, errors)
+values (left('x' || md5($1) || md5('y'), 24) || '''/', left($1, 100), $1, 'discarded', now(), 'panic', $1, $1, $1, $1, array[$1], to_jsonb($1::text), jsonb_build_array(jsonb_build_object('class', 'error', 'error', $1)))
 returning id`, text)
+		db.exec(t, `update jobs set metadata = jsonb_build_object('drover:periodic', jsonb_build_object('tick', 't', 'name', $2::text)) where id = $1`, id, text)
 		for _, f := range []Filter{
 			{IDs: []string{id}},
 			{Kind: text},
 			{Queue: text},
 			{Fingerprint: text},
 			{Redrive: text},
+			{Key: text},
+			{Periodic: text},
 			{Tags: []string{text}},
 			{Args: raw},
 			{State: Discarded, Error: text, Kind: text},
@@ -273,14 +291,14 @@ returning id`, text)
 			t.Errorf("reason %q picks %q", text, got)
 		}
 		// Places in a list too.
-		page, err := db.client.List(t.Context(), Filter{State: Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
+		page, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
 		if err != nil || len(page.Jobs) != 1 {
 			t.Errorf("after %q: %+v, %v", text, page, err)
 		}
-		if _, err := db.client.List(t.Context(), Filter{}, text, 1); err != nil {
+		if _, err := db.client.Jobs(t.Context(), Filter{}, text, 1); err != nil {
 			t.Errorf("after %q: %v", text, err)
 		}
-		if _, err := db.client.List(t.Context(), Filter{State: Discarded}, text, 1); !errors.Is(err, ErrInvalid) {
+		if _, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, text, 1); !errors.Is(err, ErrInvalid) {
 			t.Errorf("a place that is none, %q: %v", text, err)
 		}
 	}
@@ -288,7 +306,7 @@ returning id`, text)
 		t.Errorf("%d jobs", n)
 	}
 	for _, text := range hostile {
-		if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded, Kind: text}); err != nil || done.Changed != 1 {
+		if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded, Kind: text}, By{}); err != nil || done.Changed != 1 {
 			t.Errorf("delete %q: %+v, %v", text, done, err)
 		}
 	}
@@ -316,5 +334,63 @@ func TestFilterTimesInAnyDateStyle(t *testing.T) {
 				t.Errorf("%s, %s: from %d, before %d, behind %s %d, %v", style, zone, from, before, cursor, next, err)
 			}
 		}
+	}
+}
+
+// A redrive's filter is read as it was given, by Client.Redrive and from its JSON.
+func TestARedrivesFilterIsReadBack(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	at := time.Date(2031, 2, 3, 4, 5, 6, 789000, time.FixedZone("", 3600))
+	whole := Filter{
+		IDs: []string{"01ARZ3NDEKTSV4RRFFQ69G5FAV"}, Queue: "q", Kind: "k", State: Cancelled, Reason: ReasonPanic, Class: ClassTimeout, Fingerprint: "00c0ffee00c0ffee", Key: "c", UniqueKey: "u",
+		Priority: 4, Periodic: "nightly", Redrive: "01ARZ3NDEKTSV4RRFFQ69G5FAW", Error: "it's \"odd\"", Tags: []string{"a", "b c"}, Args: json.RawMessage(`{"n":1}`),
+		CreatedAfter: at, CreatedBefore: at.Add(time.Hour), FinalizedAfter: at.Add(2 * time.Hour), FinalizedBefore: at.Add(3 * time.Hour), All: true,
+	}
+	for i := range reflect.TypeFor[Filter]().NumField() {
+		if reflect.ValueOf(whole).Field(i).IsZero() {
+			t.Errorf("the test leaves out %s", reflect.TypeFor[Filter]().Field(i).Name)
+		}
+	}
+	for _, filter := range []Filter{whole, {All: true}, {IDs: []string{}}} {
+		r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter}, By{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, time := range filter.times() {
+			*time.at = time.at.UTC()
+		}
+		if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || !reflect.DeepEqual(r.Filter, filter) {
+			t.Errorf("%+v\nwas read as\n%+v, %v", filter, r.Filter, err)
+		}
+		raw, err := json.Marshal(r)
+		var again Redrive
+		if err != nil || json.Unmarshal(raw, &again) != nil || !reflect.DeepEqual(again.Filter, filter) {
+			t.Errorf("%+v\nwas written as\n%s, %v", filter, raw, err)
+		}
+	}
+}
+
+// What psql or a newer version has stored does not fail the read of a redrive.
+func TestAFilterThatIsOddlyStored(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for stored, want := range map[string]Filter{
+		`{"kind": "k", "colour": "blue", "cap": {"a": [1]}}`:              {Kind: "k"},
+		`{"kind": 7, "queue": "q", "tags": "t", "ids": {}, "all": "yes"}`: {Queue: "q"},
+		`{"created_after": "yesterday", "state": "discarded"}`:            {State: Discarded},
+		`{"created_after": "-infinity", "finalized_before": "infinity"}`:  {CreatedAfter: time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), FinalizedBefore: time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)},
+		`{"created_before": "294276-01-01T00:00:00+00:00", "kind": "k"}`:  {Kind: "k"},
+		`{"args": {"a": 1}, "reason": "of a later version"}`:              {Args: json.RawMessage(`{"a":1}`), Reason: "of a later version"},
+		`[1]`: {}, `null`: {}, `"x"`: {}, `{}`: {},
+	} {
+		id := value[string](t, db, `insert into drover_redrives (filter, rate) values ($1::jsonb, 1) returning id`, stored)
+		r, err := db.client.Redrive(t.Context(), id)
+		if err != nil || !reflect.DeepEqual(r.Filter, want) {
+			t.Errorf("%s: %+v, %v; want %+v", stored, r, err, want)
+		}
+	}
+	if _, err := db.client.Redrives(t.Context(), 0); err != nil {
+		t.Error(err)
 	}
 }

@@ -4,63 +4,76 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Bulk is what a verb over many jobs did.
-type Bulk struct {
-	Changed int64     `json:"changed"`           // jobs cancelled, discarded or deleted
+// BulkResult is the result of a verb over many jobs.
+type BulkResult struct {
+	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
 	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
-	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
+	Refused []Refusal `json:"refused,omitempty"` // jobs that the database refused to change; the first 1,000
 }
 
-// CancelMany is Cancel for every unfinished job that the filter picks; others stay as they are. It works in transactions
-// of at most 1000 jobs and returns once it has met all that were there at its start: those that a transaction of others
-// holds last and one by one, waiting until ctx is done. After an error Changed says how many it got to, and calling
-// again goes on with the rest. An empty filter is an *InvalidError; Filter.All means every job.
+// CancelMany cancels every unfinished job that matches the filter. It works in transactions of at
+// most 1,000 jobs, and covers all jobs that existed when it began. It retries rows locked by other
+// transactions last, one at a time, until ctx is done. After an error Changed is the number of jobs
+// cancelled so far, and calling it again goes on with the rest. An empty filter is an
+// *InvalidError; Filter.All means every job.
 //
-// A job that the database refuses to change does not stop the others. The cause may be a trigger or a foreign key of
-// the application's, a time-out, or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany
-// gives up with an error only if the first 1,000 jobs are all refused.
-func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (Bulk, error) {
-	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: eventCancelled}})
+// A job that the database refuses to change does not stop the others. The cause may be a trigger or
+// a foreign key of yours, a timeout, or damaged data. Refused lists such jobs, and err stays nil.
+// CancelMany gives up with an error only if the first 1,000 jobs are all refused.
+func (c *Client) CancelMany(ctx context.Context, filter Filter, by By) (BulkResult, error) {
+	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, by: by, tell: &told{kind: eventCancelled}})
 }
 
-// DiscardMany is Discard for every unfinished job that the filter picks, and else like CancelMany.
-func (c *Client) DiscardMany(ctx context.Context, filter Filter, why string) (Bulk, error) {
+// DiscardMany discards every unfinished job that matches the filter, as Discard does. Otherwise it
+// works like CancelMany.
+func (c *Client) DiscardMany(ctx context.Context, filter Filter, by By) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
-		name: "discard", sql: sqlDiscardMany, why: why, tell: &told{eventDiscarded, Event{Reason: ReasonOperator}},
+		name: "discard", sql: sqlDiscardMany, by: by, tell: &told{eventDiscarded, Event{Reason: ReasonOperator}},
 	})
 }
 
-// DeleteMany deletes the jobs that the filter picks and that have ended, for good; unfinished ones stay. Discarded ones
-// go only where the filter names them: by State Discarded, a Reason or IDs. A State that is not final is an
-// *InvalidError. All else is as with CancelMany.
-func (c *Client) DeleteMany(ctx context.Context, filter Filter) (Bulk, error) {
-	return c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, why: "delete"})
+// DeleteMany deletes the ended jobs that match the filter, for good. It deletes dead letters only
+// if the filter names them: by State Discarded, a Reason or IDs. A State that is not final is an
+// *InvalidError. Otherwise it works like CancelMany.
+func (c *Client) DeleteMany(ctx context.Context, filter Filter, by By) (BulkResult, error) {
+	done, err := c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, by: by})
+	c.logDeleted(ctx, "jobs deleted", done.Changed, by)
+	return done, err
+}
+
+// logDeleted notes who deleted jobs: no row is left that could keep it.
+func (c *Client) logDeleted(ctx context.Context, what string, n int64, by By) {
+	if n > 0 {
+		e := Event{Count: int(n), By: by.Who, Why: by.Why}
+		c.log.LogAttrs(ctx, slog.LevelInfo, what, e.attrs()...)
+	}
 }
 
 // bulkVerb is one of the verbs over many jobs.
 type bulkVerb struct {
 	name, sql string
-	why       string // of a deletion its confirmation
-	tell      *told  // of a batch; nil: nothing
+	by        By
+	tell      *told    // of a batch; nil: nothing
+	more      []any    // parameters of its own
+	bad       problems // what is wrong with these
 }
 
-func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk, err error) {
-	var bad problems
+func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
+	bad := v.bad
 	doc := filter.encode(&bad)
 	if doc == "{}" {
-		bad.add("Filter", "is empty; to mean every job say All")
+		bad.add("Filter", "is empty; set All to mean every job")
 	}
+	v.by.check(&bad)
 	if err := bad.err(); err != nil {
 		return done, err
 	}
-	v.why, _ = pgtext.Sanitize(v.why, maxWhy)
 	if len(filter.IDs) > 0 {
 		if done.Missing, err = c.store.unknown(ctx, doc); err != nil {
 			return done, fmt.Errorf("%s jobs: %w", v.name, err)
@@ -75,7 +88,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		done.add(&b)
 		locked = append(locked, b.locked...)
 		if err == nil && done.Changed == 0 && len(done.Refused) == maxRefusals {
-			err = fmt.Errorf("%s jobs: the first %d are all refused, e.g. %s: %s", v.name, maxRefusals, done.Refused[0].ID, done.Refused[0].Error)
+			err = fmt.Errorf("%s jobs: gave up because the database refused the first %d jobs, such as %s: %s", v.name, maxRefusals, done.Refused[0].ID, done.Refused[0].Error)
 		}
 		if err != nil {
 			return done, err
@@ -99,10 +112,10 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	return done, nil
 }
 
-// maxRefusals bounds Bulk.Refused.
+// maxRefusals bounds BulkResult.Refused.
 const maxRefusals = 1000
 
-func (d *Bulk) add(b *bulkBatch) {
+func (d *BulkResult) add(b *bulkBatch) {
 	d.Changed += int64(b.changed)
 	d.Refused = append(d.Refused, b.refused[:min(len(b.refused), maxRefusals-len(d.Refused))]...)
 }
@@ -135,14 +148,18 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 func (v *bulkVerb) failed(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "22023" && strings.HasPrefix(pg.Message, "drover: ") {
-		return &InvalidError{Field: "Filter", Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
+		field := "Filter"
+		if strings.HasPrefix(pg.Message, "drover: the args patch ") {
+			field = "ArgsPatch"
+		}
+		return &InvalidError{Field: field, Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
 	}
 	return fmt.Errorf("%s jobs: %w", v.name, err)
 }
 
 // batch does one transaction of a verb and tells of it.
 func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wait bool) (bulkBatch, error) {
-	b, err := c.store.bulk(ctx, v.sql, filter, v.why, after, wait)
+	b, err := c.store.bulk(ctx, v.sql, filter, after, wait, v.by, v.more...)
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}
@@ -151,7 +168,7 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	}
 	if waited := b.changed - len(b.running); v.tell != nil && waited > 0 {
 		t := *v.tell
-		t.event.Error, t.event.Count = v.why, waited
+		t.event.By, t.event.Why, t.event.Count = v.by.Who, v.by.Why, waited
 		c.emit(ctx, t)
 	}
 	return b, nil

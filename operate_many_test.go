@@ -28,7 +28,7 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 	}{{Filter{State: Discarded}, 7}, {Filter{Reason: ReasonPanic}, 40}, {Filter{State: Discarded, Kind: "letter"}, 1}, {Filter{State: Discarded}, 1000}} {
 		var got []string
 		for after, n := "", 0; ; n++ {
-			page, err := db.client.List(t.Context(), tc.filter, after, tc.limit)
+			page, err := db.client.Jobs(t.Context(), tc.filter, after, tc.limit)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 	}
 	for _, after := range []string{"yesterday", "/", "soon/x", strings.Repeat("0", 26), "2030-01-01T00:00:00Z", "2030-13-01T00:00:00Z/x"} {
 		var invalid *InvalidError
-		if _, err := db.client.List(t.Context(), Filter{State: Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
+		if _, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
 			t.Errorf("after %q: %v", after, err)
 		}
 	}
@@ -62,7 +62,7 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 func TestSummary(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	if groups, err := db.client.Summary(t.Context()); err != nil || len(groups) != 0 {
+	if groups, err := db.client.DiscardedGroups(t.Context()); err != nil || len(groups) != 0 {
 		t.Errorf("of no job: %v, %v", groups, err)
 	}
 	put := func(queue, reason, class, fingerprint, at, text string) string {
@@ -90,13 +90,13 @@ func TestSummary(t *testing.T) {
 		want = append(want, fmt.Sprint(group, " 4 2031-01-01 2031-01-09 newest ", n, " ", newest))
 	}
 	db.put(t, "class, fingerprint", "'error', 'f1'")
-	groups, err := db.client.Summary(t.Context())
+	groups, err := db.client.DiscardedGroups(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, g := range groups {
-		got = append(got, fmt.Sprint([4]string{g.Queue, g.Reason, g.Class, g.Fingerprint}, " ", g.Jobs, " ", g.FirstDiscardedAt.UTC().Format(time.DateOnly), " ",
+		got = append(got, fmt.Sprint([]any{g.Queue, g.Reason, g.Class, g.Fingerprint}, " ", g.Jobs, " ", g.FirstDiscardedAt.UTC().Format(time.DateOnly), " ",
 			g.LastDiscardedAt.UTC().Format(time.DateOnly), " ", g.NewestError, " ", g.NewestID))
 	}
 	slices.Sort(want)
@@ -128,7 +128,7 @@ func TestDiscardByAnOperator(t *testing.T) {
 	for state, id := range db.inEveryState(t, "x") {
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 		sent := notes(t, db, func() {
-			if was, err := db.client.Discard(t.Context(), id, "bad \x00 address"); err != nil || was != state {
+			if was, err := db.client.Discard(t.Context(), id, By{Who: "ann", Why: "bad address"}); err != nil || was != state {
 				t.Errorf("Discard of %s = %s, %v", state, was, err)
 			}
 		})
@@ -139,23 +139,23 @@ func TestDiscardByAnOperator(t *testing.T) {
 			continue
 		}
 		j := db.get(t, id)
-		if j.State != Discarded || j.DiscardReason != ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
-			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad \uFFFD address" || j.Errors[0].At.IsZero() {
+		if j.State != Discarded || j.Reason != ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
+			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad address" || j.Errors[0].By != "ann" || j.Errors[0].At.IsZero() {
 			t.Errorf("%s became %+v", state, j)
 		}
 		if state == Running { // its owner tells; here there is none
 			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.of(id)) != 0 {
 				t.Errorf("%q, %+v for a running job", sent, heard.of(id))
 			}
-		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != ReasonOperator || e.Error != "bad \uFFFD address" || heard.ends(id) != 1 {
+		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != ReasonOperator || e.By != "ann" || e.Why != "bad address" || e.Error != "" || heard.ends(id) != 1 {
 			t.Errorf("%q, %+v for a waiting job", sent, heard.of(id))
 		}
-		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, By{}); err != nil {
 			t.Errorf("redrive: %v", err)
 		}
 	}
 	for _, id := range []string{"", "x", "00000000000000000000000000"} {
-		if _, err := db.client.Discard(t.Context(), id, ""); !errors.Is(err, ErrNotFound) {
+		if _, err := db.client.Discard(t.Context(), id, By{}); !errors.Is(err, ErrNotFound) {
 			t.Errorf("Discard of %q: %v", id, err)
 		}
 	}
@@ -174,18 +174,20 @@ func TestDiscardOfARunningJob(t *testing.T) {
 		"an error":            func(context.Context, *Job) error { return errBoom },
 		"Discard":             func(context.Context, *Job) error { return Discard(errBoom) },
 		"Cancel":              func(context.Context, *Job) error { return Cancel(errBoom) },
-		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
+		"CompleteTx": func(ctx context.Context, job *Job) error {
+			return job.CompleteTx(context.WithoutCancel(ctx), disguised{db})
+		},
 	}
 	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, discard := range map[string]func(id string) error{
-		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, "no"); return err },
-		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, "no"); return err },
+		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, By{Why: "no"}); return err },
+		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, By{Why: "no"}); return err },
 		"DiscardMany": func(id string) error {
-			_, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			_, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, By{Why: "no"})
 			return err
 		},
 		"DiscardMany from another process": func(id string) error {
-			_, err := elsewhere.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			_, err := elsewhere.DiscardMany(t.Context(), Filter{IDs: []string{id}}, By{Why: "no"})
 			return err
 		},
 	} {
@@ -213,7 +215,8 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	db := newQuietDB(t)
 	elsewhere := db.via(t, Config{}).client
 	started, cause := make(chan struct{}), make(chan error, 1)
-	db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Second, Queues: []Queue{{}}, Workers: []Worker{
+	// A lease that ended before the heartbeat has heard of it would end the run too.
+	sup := db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Hour, Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("long", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
 			close(started)
 			<-ctx.Done()
@@ -223,9 +226,10 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	}})
 	id := db.enqueue(t, dyn{kind: "long"}, nil)
 	<-started
-	if _, err := elsewhere.Discard(t.Context(), id, ""); err != nil {
+	if _, err := elsewhere.Discard(t.Context(), id, By{}); err != nil {
 		t.Fatal(err)
 	}
+	sup.alarm.interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
@@ -237,22 +241,26 @@ func TestVerbsOverMany(t *testing.T) {
 	const unknown = "00000000000000000000000000"
 	unfinished := []State{Available, Scheduled, Retryable, Parked, Running}
 	for name, tc := range map[string]struct {
-		do      func(c *Client, f Filter) (Bulk, error)
+		do      func(c *Client, f Filter) (BulkResult, error)
 		changes []State // of a filter that names no state
 		byIDs   []State
 		becomes State // "" is gone
 		entry   string
 	}{
 		"cancel": {
-			func(c *Client, f Filter) (Bulk, error) { return c.CancelMany(t.Context(), f, "sold \x00 out") },
-			unfinished, unfinished, Cancelled, "cancelled: sold \uFFFD out",
+			func(c *Client, f Filter) (BulkResult, error) {
+				return c.CancelMany(t.Context(), f, By{Who: "ann", Why: "sold out"})
+			},
+			unfinished, unfinished, Cancelled, "cancelled: sold out",
 		},
 		"discard": {
-			func(c *Client, f Filter) (Bulk, error) { return c.DiscardMany(t.Context(), f, "sold \x00 out") },
-			unfinished, unfinished, Discarded, "discarded: sold \uFFFD out",
+			func(c *Client, f Filter) (BulkResult, error) {
+				return c.DiscardMany(t.Context(), f, By{Who: "ann", Why: "sold out"})
+			},
+			unfinished, unfinished, Discarded, "discarded: sold out",
 		},
 		"delete": {
-			func(c *Client, f Filter) (Bulk, error) { return c.DeleteMany(t.Context(), f) },
+			func(c *Client, f Filter) (BulkResult, error) { return c.DeleteMany(t.Context(), f, By{}) },
 			[]State{Completed, Cancelled},
 			[]State{Completed, Cancelled, Discarded},
 			"", "",
@@ -289,8 +297,8 @@ func TestVerbsOverMany(t *testing.T) {
 						}
 					default:
 						j := db.get(t, id)
-						if j.State != tc.becomes || (j.DiscardReason == ReasonOperator) != (tc.becomes == Discarded) || j.FinalizedAt == nil || len(j.Errors) != 1 ||
-							j.Errors[0].Class != "operator" || j.Errors[0].Error != tc.entry || j.ErrorsTotal != 0 {
+						if j.State != tc.becomes || (j.Reason == ReasonOperator) != (tc.becomes == Discarded) || j.FinalizedAt == nil || len(j.Errors) != 1 ||
+							j.Errors[0].Class != "operator" || j.Errors[0].Error != tc.entry || j.Errors[0].By != "ann" || j.ErrorsTotal != 0 {
 							t.Errorf("%+v made of %s %+v", filter, state, j)
 						}
 					}
@@ -300,7 +308,7 @@ func TestVerbsOverMany(t *testing.T) {
 					return
 				}
 				if events := heard.of(""); len(events) != told+1 || events[told].name != string(tc.becomes) || events[told].Count != len(changes)-1 ||
-					events[told].Error != "sold \uFFFD out" || (events[told].Reason == ReasonOperator) != (tc.becomes == Discarded) {
+					events[told].By != "ann" || events[told].Why != "sold out" || events[told].Error != "" || (events[told].Reason == ReasonOperator) != (tc.becomes == Discarded) {
 					t.Errorf("%+v: events %+v", filter, events)
 				}
 			}
@@ -347,7 +355,7 @@ func TestDeleteManyIsCareful(t *testing.T) {
 	db := newTestDB(t)
 	db.inEveryState(t, "x")
 	for _, f := range []Filter{{All: true}, {Kind: "letter"}, {Class: "error"}, {State: Completed}} {
-		if _, err := db.client.DeleteMany(t.Context(), f); err != nil {
+		if _, err := db.client.DeleteMany(t.Context(), f, By{}); err != nil {
 			t.Error(err)
 		}
 		if n := value[int](t, db, `select count(*) from jobs where state = 'discarded'`); n != 1 {
@@ -355,7 +363,7 @@ func TestDeleteManyIsCareful(t *testing.T) {
 		}
 	}
 	for _, state := range []State{Available, Scheduled, Retryable, Running, Parked} {
-		if _, err := db.client.DeleteMany(t.Context(), Filter{State: state}); !errors.Is(err, ErrInvalid) {
+		if _, err := db.client.DeleteMany(t.Context(), Filter{State: state}, By{}); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
@@ -372,15 +380,15 @@ from generate_series(1, 25000) n`)
 	if n, err := db.client.Count(t.Context(), Filter{Reason: ReasonPanic}); err != nil || n != 2 {
 		t.Errorf("%d to delete, %v", n, err)
 	}
-	if page, err := db.client.List(t.Context(), Filter{Reason: ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
+	if page, err := db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
 		t.Errorf("%+v, %v", page, err)
-	} else if page, err = db.client.List(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
+	} else if page, err = db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
 		t.Errorf("the second page: %+v, %v", page, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 2 {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}, By{}); err != nil || done.Changed != 2 {
 		t.Errorf("by reason: %+v, %v", done, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded}); err != nil || done.Changed != 24_999 {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded}, By{}); err != nil || done.Changed != 24_999 {
 		t.Errorf("the others: %+v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 5 {
@@ -408,12 +416,12 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 		t.Errorf("a batch of two behind the first: %d changed, %q locked, %v", changed, locked, err)
 	}
 	type result struct {
-		done Bulk
+		done BulkResult
 		err  error
 	}
 	ended := make(chan result, 1)
 	go func() {
-		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), Filter{Kind: "job"}, "")
+		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), Filter{Kind: "job"}, By{})
 		ended <- result{done, err}
 	}()
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'cancelled'`) == 2 })
@@ -451,11 +459,11 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	ids := db.enqueueJobs(t, 3000, nil)
 	l := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
 	eventually(t, func() bool { return d.count(eventCompleted, "") > 100 })
-	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, "")
+	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, By{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead, err := db.client.DiscardMany(t.Context(), Filter{Kind: "job"}, "")
+	dead, err := db.client.DiscardMany(t.Context(), Filter{Kind: "job"}, By{})
 	if err != nil {
 		t.Fatal(err)
 	}

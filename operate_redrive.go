@@ -8,47 +8,47 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// RedrivePlan says which dead jobs come back, and at what pace.
+// RedrivePlan defines which dead jobs come back, and at what pace.
 type RedrivePlan struct {
-	// Filter picks them. State may be Discarded (the zero value means that too), Cancelled or Parked; parked jobs
-	// go on where they were. It must say something, or All.
+	// Filter picks the jobs. Its State may be Discarded (also the zero value), Cancelled or Parked; parked
+	// jobs go on where they were. An empty filter is refused; All means every dead letter.
 	Filter Filter
 
-	// Rate is how many jobs of one queue get due in a second; redrives of one queue share its slots. Zero means 50;
-	// 0.001 to 5,000.
+	// Rate is how many jobs of one queue become due in a second, 0.001 to 5,000. Redrives of one queue
+	// share it. Zero means 50.
 	Rate float64
 
-	// PerKey is how many jobs of one key may be out at once in one queue, over all supervisors: due, running or
-	// between. A failed one gives its place back until its retry is due. Zero means no cap. A plan whose jobs have no
-	// key at all is refused.
+	// PerKey is how many jobs of one key may be out (due, running or between) at once in one queue, over
+	// all supervisors. A failed job makes room until its retry is due. Zero means no cap. A plan is refused
+	// if none of its jobs has a key.
 	PerKey int
 
-	// KeyFrom is where in the args a job's key is, e.g. "customer.id". Zero means EnqueueOpts.ConcurrencyKey. Jobs
+	// KeyFrom is where the args hold a job's key, e.g. "customer.id". Zero means EnqueueOpts.Key. Jobs
 	// without a key are not capped; Unkeyed counts them.
 	KeyFrom string
 
-	// Limit is how many jobs at most: of discarded ones those that died first, of others by id. Zero means all.
+	// Limit is the maximum number of jobs: those discarded first, or for other states by id. Zero means all.
 	Limit int
+
+	// ID is the redrive's id, a ULID. A plan that is started again with it starts no second redrive: the
+	// error is ErrState. Zero means that drover makes one.
+	ID string
 
 	// MaxAttempts and ArgsPatch change the jobs, as in RedriveOpts.
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
 
-	// Canary is how many go first. The others wait until all of these have completed; when more than CanaryFailures
-	// of them fail a run, the redrive is aborted. Zero means no canaries, and none that may fail.
+	// Canary is how many jobs go first. The others wait until all of these have completed. If more than
+	// CanaryFailures of their runs fail, the redrive is aborted. Zero means no canaries, and no failures.
 	Canary         int
 	CanaryFailures int
-
-	// By and Why are kept with the redrive. By's zero value means the database's user.
-	By, Why string
 }
 
 // redriveDoc is a RedrivePlan as drover_redrive_start reads it.
 type redriveDoc struct {
+	ID             string          `json:"id,omitempty"`
 	Filter         json.RawMessage `json:"filter"`
 	Rate           float64         `json:"rate,omitempty"`
 	PerKey         int             `json:"per_key,omitempty"`
@@ -62,11 +62,11 @@ type redriveDoc struct {
 	Why            string          `json:"why,omitempty"`
 }
 
-func (c *Client) encodePlan(p RedrivePlan) (string, error) {
+func (c *Client) encodePlan(p RedrivePlan, by By) (string, error) {
 	var bad problems
 	doc := redriveDoc{
-		Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
-		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: p.By, Why: p.Why,
+		ID: bad.newID(p.ID), Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
+		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: by.Who, Why: by.Why,
 	}
 	if mistakes := len(bad.errs); string(doc.Filter) == "{}" && mistakes == 0 {
 		bad.add("Filter", "is empty; set All to redrive every dead job")
@@ -83,16 +83,15 @@ func (c *Client) encodePlan(p RedrivePlan) (string, error) {
 		}
 	}
 	if p.CanaryFailures > 0 && p.Canary == 0 {
-		bad.add("CanaryFailures", "needs Canary: how many go first")
+		bad.add("CanaryFailures", "needs Canary: the number of jobs that go first")
 	}
 	if p.KeyFrom != "" && p.PerKey == 0 {
-		bad.add("KeyFrom", "needs PerKey: how many of one key may be out at once")
+		bad.add("KeyFrom", "needs PerKey, the number of jobs of one key that may be out at once")
 	}
 	bad.attempts("MaxAttempts", p.MaxAttempts)
 	bad.join(c.checkPatch(p.ArgsPatch))
 	bad.join(checkText("KeyFrom", p.KeyFrom, 256))
-	bad.join(checkText("By", p.By, 128))
-	bad.join(checkText("Why", p.Why, 1024))
+	by.check(&bad)
 	if err := bad.err(); err != nil {
 		return "", err
 	}
@@ -116,36 +115,39 @@ func (c *Client) checkPatch(patch json.RawMessage) error {
 	return nil
 }
 
-// RedriveState is how far a redrive is.
+// RedriveState is the stage of a redrive.
 type RedriveState string
 
 // The states of a redrive.
 const (
-	RedriveMarking RedriveState = "marking" // finding its jobs
+	RedriveMarking RedriveState = "marking" // it finds its jobs
 	RedriveCanary  RedriveState = "canary"  // the first few are out
 	RedriveRunning RedriveState = "running"
-	RedriveDone    RedriveState = "done"    // all its jobs are due or ended; where keys are capped, ended
-	RedriveAborted RedriveState = "aborted" // what it had not made due stays dead
+	RedriveDone    RedriveState = "done"    // all its jobs are due or have ended; if keys are capped, have ended
+	RedriveAborted RedriveState = "aborted" // jobs that it had not made due stay dead
 )
 
-// Redrive is a bulk redrive as it stands in the table redrives.
+// Redrive is a bulk redrive as stored in the table drover_redrives.
 type Redrive struct {
-	ID         string          `json:"id"`
-	State      RedriveState    `json:"state"`
-	Paused     bool            `json:"paused,omitempty"`
-	Filter     json.RawMessage `json:"filter"` // the plan's, with the keys that SQL takes (docs/dead-letters.md)
-	Rate       float64         `json:"rate"`   // jobs a second and queue
-	PerKey     int             `json:"per_key,omitempty"`
-	Matched    int64           `json:"matched"`           // jobs it holds or has held, without those it skipped
-	Released   int64           `json:"released"`          // jobs it made due
-	Skipped    int64           `json:"skipped"`           // jobs it left as they were
-	Unkeyed    int64           `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them
-	Skips      []SkippedJob    `json:"skips,omitempty"`   // the first 1,000
-	By         string          `json:"by"`
-	Why        string          `json:"why,omitempty"`
-	Note       string          `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
-	CreatedAt  time.Time       `json:"created_at"`
-	FinishedAt *time.Time      `json:"finished_at,omitempty"`
+	ID         string       `json:"id"`
+	State      RedriveState `json:"state"`
+	Paused     bool         `json:"paused,omitempty"`
+	Filter     Filter       `json:"filter"` // the plan's; without keys that only a newer version knows
+	Rate       float64      `json:"rate"`   // jobs per second in each queue
+	PerKey     int          `json:"per_key,omitempty"`
+	Matched    int64        `json:"matched"`           // jobs it holds or has held, without those it skipped
+	Released   int64        `json:"released"`          // jobs it made due
+	Skipped    int64        `json:"skipped"`           // jobs it left as they were
+	Unkeyed    int64        `json:"unkeyed,omitempty"` // those of Matched that have no key, so that PerKey does not cap them
+	Skips      []SkippedJob `json:"skips,omitempty"`   // the first 1,000
+	By         string       `json:"by"`                // who started it, and Why
+	Why        string       `json:"why,omitempty"`
+	Note       string       `json:"note,omitempty"`       // why it was aborted, or "held up: " and the current error
+	UpdatedAt  *time.Time   `json:"updated_at,omitempty"` // when it was last paused, resumed or aborted by someone
+	UpdatedBy  string       `json:"updated_by,omitempty"`
+	UpdatedWhy string       `json:"updated_why,omitempty"`
+	CreatedAt  time.Time    `json:"created_at"`
+	FinishedAt *time.Time   `json:"finished_at,omitempty"`
 }
 
 // SkippedJob is a job that a redrive left as it was.
@@ -154,18 +156,23 @@ type SkippedJob struct {
 	Why string `json:"why"`
 }
 
-// Redrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table redrives
-// that supervisors carry on, whoever started it: they make jobs due at the plan's rate, at most a second ahead, and
-// none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
-// that end later than it began are not among them. See GetRedrive, PauseRedrive, AbortRedrive.
+// StartRedrive brings dead jobs back at a pace. The jobs keep their ids and errors, and their
+// attempts begin anew. The redrive is a row in the table drover_redrives. Supervisors carry it out,
+// whoever started it: they make jobs due at the plan's rate, at most a second ahead, and none while
+// released ones wait unclaimed. StartRedrive returns once the redrive has found its jobs, long
+// before they have all run. Jobs that are discarded after it began are not included. See Redrive,
+// PauseRedrive, AbortRedrive.
 //
-// Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
-// row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
-// begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
-// anything is changed: *InvalidError for a plan that makes no sense or a patch that does not fit the kind's args,
-// ErrState if Filter.IDs names a job that is not dead.
-func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {
-	doc, err := c.encodePlan(plan)
+// The redrive skips and lists jobs that have expired, jobs that another redrive holds, and ids that
+// do not exist. It also skips a job whose row the database refuses to read or to change, for
+// example because of a constraint or trigger of yours; the reason then begins with "refused: ".
+// Remove the cause and begin another redrive for it.
+//
+// Errors, before anything is changed: *InvalidError for a plan that makes no sense or a patch that
+// does not fit the kind's args, ErrState if Filter.IDs names a job that is not dead, or
+// if plan.ID was started before.
+func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, by By) (*Redrive, error) {
+	doc, err := c.encodePlan(plan, by)
 	if err != nil {
 		return nil, err
 	}
@@ -175,29 +182,33 @@ func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error
 	}
 	r, err := c.store.markRedrive(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("redrive %s, which goes on: %w", id, err)
+		return nil, fmt.Errorf("watch redrive %s, which goes on: %w", id, err)
 	}
 	c.running.redrive()
 	return r, nil
 }
 
-// RedriveGroup is what a redrive would take up, of one queue, kind, reason and fingerprint.
+// RedriveGroup counts the jobs that a redrive would take up, of one queue, kind, reason and
+// fingerprint.
 type RedriveGroup struct {
 	Queue       string `json:"queue"`
 	Kind        string `json:"kind"`
-	Reason      string `json:"reason,omitempty"`
+	Reason      Reason `json:"reason,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
 	Jobs        int64  `json:"jobs"`
-	Expired     int64  `json:"expired,omitempty"` // of these, to be skipped
-	Held        int64  `json:"held,omitempty"`    // of these, by another redrive: to be skipped
-	Unkeyed     int64  `json:"unkeyed,omitempty"` // of these, without a key, so that PerKey does not cap them
-	Error       string `json:"error,omitempty"`   // of the newest
+	Expired     int64  `json:"expired,omitempty"`     // of these: will be skipped
+	Held        int64  `json:"held,omitempty"`        // of these: held by another redrive and not expired, will be skipped
+	Unpatchable int64  `json:"unpatchable,omitempty"` // of these: ArgsPatch does not fit, because the args are no object, will be skipped
+	Unkeyed     int64  `json:"unkeyed,omitempty"`     // of these: have no key, so that PerKey does not cap them
+	Error       string `json:"error,omitempty"`       // the newest job's error
 }
 
-// PreviewRedrive tells what Redrive would take up, most jobs first, and changes nothing. It does not mind Limit.
-// Errors as Redrive.
+// PreviewRedrive returns what StartRedrive would take up, largest group first, and changes nothing.
+// With a Limit it counts the first jobs up to the limit, and those that would be skipped among them.
+// Jobs that change before the redrive begins, or that the database refuses to change, may make a
+// difference. It reads all jobs that match. Errors are those of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
-	doc, err := c.encodePlan(plan)
+	doc, err := c.encodePlan(plan, By{})
 	if err != nil {
 		return nil, err
 	}
@@ -221,8 +232,8 @@ func planError(err error) error {
 	return err
 }
 
-// GetRedrive reads one redrive. Errors: ErrNotFound.
-func (c *Client) GetRedrive(ctx context.Context, id string) (*Redrive, error) {
+// Redrive reads one redrive. Errors: ErrNotFound.
+func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
 	}
@@ -248,25 +259,26 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	return list, nil
 }
 
-// PauseRedrive stops a redrive from making more jobs due. What it has made due runs; of capped keys, retries wait too.
-// Errors: ErrNotFound; ErrState if it has ended.
-func (c *Client) PauseRedrive(ctx context.Context, id string) error {
-	return c.changeRedrive(ctx, "pause", id, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, true) })
+// PauseRedrive stops a redrive from making more jobs due. Jobs that it has made due run; if keys
+// are capped, retries wait too. Pausing it again changes nothing. Errors: ErrNotFound; ErrState if
+// the redrive has ended; *InvalidError.
+func (c *Client) PauseRedrive(ctx context.Context, id string, by By) error {
+	return c.changeRedrive("pause", id, by, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, true, by) })
 }
 
-// ResumeRedrive lets a paused redrive go on. Errors: ErrNotFound; ErrState if it has ended.
-func (c *Client) ResumeRedrive(ctx context.Context, id string) error {
-	err := c.changeRedrive(ctx, "resume", id, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, false) })
+// ResumeRedrive lets a paused redrive go on. Errors: ErrNotFound; ErrState if the redrive has
+// ended; *InvalidError.
+func (c *Client) ResumeRedrive(ctx context.Context, id string, by By) error {
+	err := c.changeRedrive("resume", id, by, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, false, by) })
 	c.running.redrive()
 	return err
 }
 
-// AbortRedrive ends a redrive: what it has not made due stays dead. why is kept. Aborting it again changes nothing.
-// Errors: ErrNotFound; ErrState if it is done.
-func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
-	why, _ = pgtext.Sanitize(why, 1024)
-	return c.changeRedrive(ctx, "abort", id, func() (RedriveState, error) {
-		state, err := c.store.abortRedrive(ctx, id, why)
+// AbortRedrive ends a redrive: jobs that it has not made due stay dead. Aborting it again changes
+// nothing. Errors: ErrNotFound; ErrState if the redrive is done; *InvalidError.
+func (c *Client) AbortRedrive(ctx context.Context, id string, by By) error {
+	return c.changeRedrive("abort", id, by, func() (RedriveState, error) {
+		state, err := c.store.abortRedrive(ctx, id, by)
 		if state == RedriveAborted {
 			state = RedriveRunning // as asked
 		}
@@ -274,7 +286,12 @@ func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
 	})
 }
 
-func (c *Client) changeRedrive(_ context.Context, verb, id string, change func() (RedriveState, error)) error {
+func (c *Client) changeRedrive(verb, id string, by By, change func() (RedriveState, error)) error {
+	var bad problems
+	by.check(&bad)
+	if err := bad.err(); err != nil {
+		return err
+	}
 	if !isID(id) {
 		return fmt.Errorf("%s redrive %q: %w", verb, id, ErrNotFound)
 	}

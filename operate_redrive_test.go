@@ -105,7 +105,7 @@ func TestRedriveIsPaced(t *testing.T) {
 	tick := func(of45000 int) int { return of45000 * n / 45_000 }
 	v.bury(t, n, 7)
 	began := time.Now()
-	r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "job"}, Why: "the bank is back"})
+	r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "job"}}, By{Why: "the bank is back"})
 	if err != nil || r.State != RedriveRunning || r.Matched != int64(n) {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -136,7 +136,7 @@ func TestRedriveIsPaced(t *testing.T) {
 			starts = append(starts, v.at)
 		}
 		if ticks%500 == 0 || ticks > tick(4500) {
-			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
+			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -176,7 +176,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 			v := newVirtual(t)
 			v.bury(t, 300, 3)
 			plan.Filter, plan.Rate = Filter{All: true}, 1000
-			r, err := v.client.Redrive(t.Context(), plan)
+			r, err := v.client.StartRedrive(t.Context(), plan, By{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -192,7 +192,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 				// Half of them fail, as a settle has it.
 				v.fail(t, `attempt = 1 and (args->>'n')::int % 2 = 0`)
 				v.exec(t, virtualEnd, v.at)
-				if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
+				if r, err = v.client.Redrive(t.Context(), r.ID); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -215,14 +215,14 @@ func (v *virtual) fail(t testing.TB, fit string) {
 	}
 	outcomes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outcome, error) {
 		r := &run{job: &Job{}}
-		err := row.Scan(&r.job.ID, &r.claimSeq, &r.attemptedAt)
-		return &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}, err
+		err := row.Scan(&r.id, &r.claimSeq, &r.attemptedAt)
+		return &outcome{run: r, state: Retryable, delay: time.Second, class: ClassError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}, err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var p pipeline
-	p.settle(map[string]State{}, "w", outcomes)
+	p.settle(map[string]State{}, "w", changes(outcomes))
 	settle := p.batch.QueuedQueries[0]
 	v.exec(t, settle.SQL, settle.Arguments...)
 }
@@ -234,7 +234,7 @@ func TestRedrivesShareSlots(t *testing.T) {
 	v.bury(t, 600, 2)
 	var all []*Redrive
 	for _, filter := range []Filter{{Fingerprint: "f0"}, {Fingerprint: "f1"}, {All: true}} {
-		r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: filter, Rate: 100})
+		r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter, Rate: 100}, By{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,25 +274,25 @@ func TestRedriveCanary(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
 			v.bury(t, 50, 2)
-			r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Canary: 5, CanaryFailures: c.allowed})
+			r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Canary: 5, CanaryFailures: c.allowed}, By{})
 			if err != nil || r.State != RedriveCanary {
 				t.Fatal(r, err)
 			}
 			v.pass(t, time.Second/4)
 			v.pass(t, time.Second/4)
-			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil || r.State != RedriveCanary || r.Released != 5 {
+			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != RedriveCanary || r.Released != 5 {
 				t.Fatalf("before they ran: %+v, %v", r, err)
 			}
 			v.exec(t, virtualStart, v.at)
 			v.fail(t, fmt.Sprintf(`id in (select id from jobs where state = 'running' order by id limit %d)`, c.failures))
 			v.exec(t, virtualEnd, v.at)
 			v.pass(t, time.Second/4)
-			if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil || r.State != c.want {
+			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != c.want {
 				t.Fatalf("%+v, %v, want %s", r, err, c.want)
 			}
 			released := v.pass(t, time.Second/4)
 			if c.want == RedriveAborted {
-				if r, err = v.client.GetRedrive(t.Context(), r.ID); err != nil {
+				if r, err = v.client.Redrive(t.Context(), r.ID); err != nil {
 					t.Fatal(err)
 				}
 				if !strings.Contains(r.Note, "canaries failed: again") || released != 0 {
@@ -316,8 +316,8 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	v.exec(t, `update jobs set expires_at = now() - interval '1 minute' where args @> '{"n": 1}'`)
 	plan := RedrivePlan{Filter: Filter{Kind: "job"}, Limit: 3}
 	groups, err := v.client.PreviewRedrive(t.Context(), plan)
-	want := []RedriveGroup{
-		{"default", "job", ReasonAttemptsExhausted, "f1", 5, 1, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f0", 4, 0, 0, 0, "down"},
+	want := []RedriveGroup{ // 1, which is expired, and 2, 3, 4
+		{"default", "job", ReasonAttemptsExhausted, "f0", 2, 0, 0, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f1", 2, 1, 0, 0, 0, "down"},
 	}
 	if err != nil || !reflect.DeepEqual(groups, want) {
 		t.Fatalf("%+v, %v", groups, err)
@@ -325,12 +325,72 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	if n := value[int](t, v.testDB, `select count(*) from jobs where redrive_id is not null`) + value[int](t, v.testDB, `select count(*) from drover_redrives`); n != 0 {
 		t.Error("a preview left something behind")
 	}
-	r, err := v.client.Redrive(t.Context(), plan)
+	r, err := v.client.StartRedrive(t.Context(), plan, By{})
 	if err != nil || r.Matched != 3 || !slices.Equal(r.Skips, []SkippedJob{{value[string](t, v.testDB, `select id from jobs where args @> '{"n": 1}'`), "expired"}}) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if ns := value[string](t, v.testDB, `select string_agg(args->>'n', '' order by finalized_at) from jobs where paced_at is not null`); ns != "234" {
 		t.Errorf("took %s", ns)
+	}
+	plan.Limit = 0
+	groups, err = v.client.PreviewRedrive(t.Context(), plan)
+	want = []RedriveGroup{
+		{"default", "job", ReasonAttemptsExhausted, "f1", 5, 1, 1, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f0", 4, 0, 2, 0, 0, "down"},
+	}
+	if err != nil || !reflect.DeepEqual(groups, want) {
+		t.Fatalf("without a limit: %+v, %v", groups, err)
+	}
+}
+
+// D-4: whatever would be skipped, in whatever order jobs are taken, a preview with a limit counts what the redrive takes.
+func TestAPreviewCountsWhatTheRedriveTakes(t *testing.T) {
+	t.Parallel()
+	for name, plan := range map[string]RedrivePlan{
+		"dead":      {Filter: Filter{Kind: "job"}},
+		"cancelled": {Filter: Filter{State: Cancelled}},
+		"named":     {Filter: Filter{Kind: "job", IDs: []string{}}},
+		"patched":   {Filter: Filter{Kind: "job"}, ArgsPatch: json.RawMessage(`{"n": 0}`)},
+	} {
+		for _, limit := range []int{1, 4, 7, 30, 0} {
+			v := newVirtual(t)
+			v.bury(t, 20, 2)
+			// The order of their ends is not that of their ids. Some are expired, some held, some have odd args.
+			v.exec(t, `update jobs set finalized_at = finalized_at - ((args->>'n')::int * 7 % 20) * interval '1 minute'`)
+			v.exec(t, `update jobs set expires_at = now() - interval '1 minute' where (args->>'n')::int % 5 = 1`)
+			v.exec(t, `insert into drover_redrives (id, filter, rate) values ('other', '{"kind": "x"}', 1)`)
+			v.exec(t, `update jobs set redrive_id = 'other', paced_at = finalized_at where (args->>'n')::int % 4 = 2`)
+			v.exec(t, `update jobs set args = '[1]' where (args->>'n')::int % 7 = 3`)
+			switch name {
+			case "cancelled":
+				v.exec(t, `update jobs set state = 'cancelled', discard_reason = null`)
+			case "named":
+				plan.Filter.IDs = v.idsOf(t, `select id from jobs order by md5(id) limit 15`)
+			}
+			plan.Limit = limit
+			groups, err := v.client.PreviewRedrive(t.Context(), plan)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := v.client.StartRedrive(t.Context(), plan, By{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var sum RedriveGroup
+			for _, g := range groups {
+				sum.Jobs, sum.Expired, sum.Held, sum.Unpatchable = sum.Jobs+g.Jobs, sum.Expired+g.Expired, sum.Held+g.Held, sum.Unpatchable+g.Unpatchable
+				taken := value[int64](t, v.testDB, `select count(*) from jobs where redrive_id = $1 and fingerprint is not distinct from nullif($2, '')`, r.ID, g.Fingerprint)
+				if coming := g.Jobs - g.Expired - g.Held - g.Unpatchable; coming != taken {
+					t.Errorf("%s, limit %d, %s: %d would come back, %d did", name, limit, g.Fingerprint, coming, taken)
+				}
+			}
+			skips := map[string]int64{}
+			for _, skip := range r.Skips {
+				skips[strings.TrimSuffix(skip.Why, " other")]++
+			}
+			if sum.Jobs != r.Matched+r.Skipped || skips["expired"] != sum.Expired || skips["held by redrive"] != sum.Held || skips["args are no object"] != sum.Unpatchable {
+				t.Errorf("%s, limit %d: previewed %+v, took %d and skipped %v", name, limit, sum, r.Matched, skips)
+			}
+		}
 	}
 }
 
@@ -339,7 +399,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 200, 2)
-	r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 90})
+	r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 90}, By{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,23 +414,23 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 	}
 	v.pass(t, time.Second)
 	v.work(t)
-	do("pause", v.client.PauseRedrive(t.Context(), r.ID))
+	do("pause", v.client.PauseRedrive(t.Context(), r.ID, By{}))
 	if n := v.pass(t, time.Second); n != 0 {
 		t.Errorf("%d released while paused", n)
 	}
-	if got, err := v.client.GetRedrive(t.Context(), r.ID); err != nil || !got.Paused {
+	if got, err := v.client.Redrive(t.Context(), r.ID); err != nil || !got.Paused {
 		t.Error(got, err)
 	}
-	do("resume", v.client.ResumeRedrive(t.Context(), r.ID))
+	do("resume", v.client.ResumeRedrive(t.Context(), r.ID, By{}))
 	if v.pass(t, time.Second) == 0 {
 		t.Error("nothing released after resume")
 	}
 	v.exec(t, virtualStart, v.at.Add(time.Second))
 	v.fail(t, `true`) // they wait for a place
-	do("abort", v.client.AbortRedrive(t.Context(), r.ID, "enough"))
-	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, "enough"))
+	do("abort", v.client.AbortRedrive(t.Context(), r.ID, By{Why: "enough"}))
+	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, By{Why: "enough"}))
 	v.pass(t, time.Second)
-	got, err := v.client.GetRedrive(t.Context(), r.ID)
+	got, err := v.client.Redrive(t.Context(), r.ID)
 	if err != nil || got.State != RedriveAborted || got.Note != "enough" || got.FinishedAt == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -382,7 +442,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 		t.Error(counts)
 	}
 	for what, err := range map[string]error{
-		"pause": v.client.PauseRedrive(t.Context(), r.ID), "resume": v.client.ResumeRedrive(t.Context(), r.ID),
+		"pause": v.client.PauseRedrive(t.Context(), r.ID, By{}), "resume": v.client.ResumeRedrive(t.Context(), r.ID, By{}),
 	} {
 		if !errors.Is(err, ErrState) {
 			t.Errorf("%s: %v", what, err)
@@ -390,15 +450,15 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 	}
 	missing := strings.Repeat("0", 26)
 	for what, err := range map[string]error{
-		"pause": v.client.PauseRedrive(t.Context(), missing), "abort": v.client.AbortRedrive(t.Context(), missing, ""),
-		"resume": v.client.ResumeRedrive(t.Context(), "x"), "get": second(v.client.GetRedrive(t.Context(), missing)), "get x": second(v.client.GetRedrive(t.Context(), "x")),
+		"pause": v.client.PauseRedrive(t.Context(), missing, By{}), "abort": v.client.AbortRedrive(t.Context(), missing, By{}),
+		"resume": v.client.ResumeRedrive(t.Context(), "x", By{}), "get": second(v.client.Redrive(t.Context(), missing)), "get x": second(v.client.Redrive(t.Context(), "x")),
 	} {
 		if !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	// What it left can be taken up again.
-	again, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}})
+	again, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}, By{})
 	if err != nil || again.Matched == 0 || again.Skipped != 0 {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -414,14 +474,14 @@ func TestJobsEndedInARedrivesHands(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 4, 1)
-	if _, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}); err != nil {
+	if _, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
 	v.exec(t, virtualStart, v.at)
 	v.fail(t, `true`)
 	parked := value[string](t, v.testDB, `select id from jobs where state = 'parked' and isfinite(paced_at)`)
-	if was, err := v.client.Cancel(t.Context(), parked, "no"); err != nil || was != Parked {
+	if was, err := v.client.Cancel(t.Context(), parked, By{Why: "no"}); err != nil || was != Parked {
 		t.Fatal(was, err)
 	}
 	for range 40 {
@@ -441,7 +501,7 @@ func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 100, 1)
-	if _, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}); err != nil {
+	if _, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}, By{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, time.Hour)
@@ -474,11 +534,9 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 		"ArgsPatch":                       {Filter: all, ArgsPatch: json.RawMessage(`[]`)},
 		"ArgsPatch: N is string":          {Filter: all, ArgsPatch: json.RawMessage(`{"N": "no"}`)},
 		"ArgsPatch: customer.id is array": {Filter: all, ArgsPatch: json.RawMessage(`{"customer": {"id": []}}`)},
-		"By":                              {Filter: all, By: "\x00"},
-		"Why":                             {Filter: all, Why: strings.Repeat("y", 2000)},
 	} {
 		field, text, _ := strings.Cut(want, ": ")
-		_, err := db.client.Redrive(t.Context(), plan)
+		_, err := db.client.StartRedrive(t.Context(), plan, By{})
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != field || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v", want, err)
@@ -488,7 +546,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 		}
 	}
 	for _, filter := range []Filter{{State: Running}, {IDs: []string{done}}} {
-		if _, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: filter}); !errors.Is(err, ErrState) || len(filter.IDs) == 1 && !strings.Contains(err.Error(), done+" is completed") {
+		if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter}, By{}); !errors.Is(err, ErrState) || len(filter.IDs) == 1 && !strings.Contains(err.Error(), done+" is completed") {
 			t.Errorf("%+v: %v", filter, err)
 		}
 	}
@@ -503,7 +561,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	// Unknown ids are listed; the others go.
 	ghost := strings.Repeat("0", 26)
 	id := value[string](t, db, `select min(id) from jobs where state = 'discarded'`)
-	r, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{IDs: []string{ghost, id}}})
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: []string{ghost, id}}}, By{})
 	if err != nil || r.Matched != 1 || !slices.Equal(r.Skips, []SkippedJob{{ghost, "unknown id"}}) {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -515,9 +573,9 @@ func TestRedriveChangesArgs(t *testing.T) {
 	v := newVirtual(t)
 	v.bury(t, 1, 1)
 	v.exec(t, `update jobs set retry_until = created_at + interval '1 hour', max_attempts = 20, discard_reason = 'crashed', crashes = 3`)
-	_, err := v.client.Redrive(t.Context(), RedrivePlan{
-		Filter: Filter{All: true}, MaxAttempts: 3, ArgsPatch: json.RawMessage(`{"customer": {"name": "A"}, "n": null}`), By: "ann", Why: "ticket 7",
-	})
+	_, err := v.client.StartRedrive(t.Context(), RedrivePlan{
+		Filter: Filter{All: true}, MaxAttempts: 3, ArgsPatch: json.RawMessage(`{"customer": {"name": "A"}, "n": null}`),
+	}, By{Who: "ann", Why: "ticket 7"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -538,7 +596,7 @@ func TestManyTickersPaceAsOne(t *testing.T) {
 	slow(t)
 	v := newVirtual(t)
 	v.bury(t, 400, 4)
-	r, err := v.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 200, PerKey: 20})
+	r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 200, PerKey: 20}, By{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -549,7 +607,7 @@ func TestManyTickersPaceAsOne(t *testing.T) {
 				if _, err := v.Exec(t.Context(), `select drover_pace()`); err != nil {
 					return err
 				}
-				if got, err := v.client.GetRedrive(t.Context(), r.ID); err != nil || got.State == RedriveDone {
+				if got, err := v.client.Redrive(t.Context(), r.ID); err != nil || got.State == RedriveDone {
 					return err
 				}
 				if _, err := v.Exec(t.Context(), `
@@ -608,7 +666,7 @@ func TestSupervisorsCarryRedrivesOn(t *testing.T) {
 	first.stop(t)
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: time.Second})
 	eventually(t, func() bool {
-		r, err := db.client.GetRedrive(t.Context(), id)
+		r, err := db.client.Redrive(t.Context(), id)
 		return err == nil && r.State == RedriveDone && r.Released == 60
 	})
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and redrives = 1`); n != 60 {
@@ -689,14 +747,14 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 	db.exec(t, `create table effects (job text, pid int)`)
 	db.bury(t, 400, 4)
 	db.exec(t, `update jobs set kind = 'errand', args = args || '{"do": ""}', max_attempts = 20`)
-	first := db.spawn(t, processSpec{Concurrency: 10, Lease: time.Second})
-	second := db.spawn(t, processSpec{Concurrency: 10, Lease: time.Second})
-	r, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 100, PerKey: 10})
+	first := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
+	second := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 100, PerKey: 10}, By{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	released := func() int64 {
-		got, err := db.client.GetRedrive(t.Context(), r.ID)
+		got, err := db.client.Redrive(t.Context(), r.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -710,7 +768,7 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 	first.kill(t)
 	at := released()
 	eventually(t, func() bool { return released() >= at+50 })
-	third := db.spawn(t, processSpec{Concurrency: 10, Lease: time.Second})
+	third := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
 	second.kill(t)
 	eventually(t, func() bool { return released() == 400 })
 	eventually(t, func() bool {

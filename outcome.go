@@ -10,125 +10,20 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job. Of several
-// verdicts in one error the outermost counts, of joined errors the first.
-type verdict struct {
-	how   verdictKind
-	delay time.Duration
-	err   error
-}
-
-type verdictKind int
-
-const (
-	verdictDiscard verdictKind = iota
-	verdictRetry
-	verdictRetryAfter
-	verdictSnooze
-	verdictCancel
-	verdictDontCount
-)
-
-func (v *verdict) Error() string {
-	var what string
-	switch v.how {
-	case verdictDiscard:
-		what = "discard"
-	case verdictRetry:
-		what = "retry"
-	case verdictRetryAfter:
-		what = fmt.Sprintf("retry after %v", v.delay)
-	case verdictSnooze:
-		return fmt.Sprintf("snooze for %v", v.delay)
-	case verdictCancel:
-		what = "cancel"
-	case verdictDontCount:
-		what = "retry, not counted"
-	}
-	if v.err == nil {
-		return what
-	}
-	return v.err.Error()
-}
-
-func (v *verdict) Unwrap() error { return v.err }
-
-// Discard ends the job for good, whatever attempts are left: for errors that no retry can mend. It is kept as
-// discarded, reason unrecoverable.
-func Discard(err error) error { return &verdict{how: verdictDiscard, err: err} }
-
-// Retry says that err is worth a retry by the strategy even where the worker's RetryIf would say no.
-func Retry(err error) error { return &verdict{how: verdictRetry, err: err} }
-
-// RetryAfter fails the run and puts the next one d to 1.2 d off, over the strategy: for a server that said when
-// to come back. The attempt counts. A negative d is 0. See ParseRetryAfter.
-func RetryAfter(d time.Duration, err error) error {
-	return &verdict{how: verdictRetryAfter, delay: max(d, 0), err: err}
-}
-
-// Snooze makes the job due again in d without a failure: the attempt is given back and Job.Snoozes counts it. A
-// negative d is 0.
-func Snooze(d time.Duration) error { return &verdict{how: verdictSnooze, delay: max(d, 0)} }
-
-// Cancel ends the job as cancelled: nobody wants it any more. err says why and may be nil.
-func Cancel(err error) error { return &verdict{how: verdictCancel, err: err} }
-
-// DontCount fails the run without spending an attempt: for trouble that is not the job's. After 100 such runs
-// of one job they count like others.
-func DontCount(err error) error { return &verdict{how: verdictDontCount, err: err} }
-
 // maxUncounted is how many runs of a job DontCount gives back.
 const maxUncounted = 100
-
-// The classes of failed runs, as in an errors entry.
-const (
-	classError     = "error"
-	classThrottled = "throttled"
-	classPanic     = "panic"
-	classTimeout   = "timeout"
-	classDecode    = "decode"
-	classCrash     = "crash"
-	classRefused   = "refused" // by the database: not a run
-)
-
-// panicError is a handler's panic, or its runtime.Goexit.
-type panicError struct {
-	value any
-	trace string
-	exit  bool
-}
-
-func (p *panicError) Error() string {
-	if p.exit {
-		return "handler called runtime.Goexit"
-	}
-	return "panic: " + recoveredText(p.value)
-}
-
-func (p *panicError) Unwrap() error {
-	err, _ := p.value.(error)
-	return err
-}
-
-// decodeError says that a job's args do not fit its worker's type, or that its row cannot be read.
-type decodeError struct {
-	what string
-	err  error
-}
-
-func (d *decodeError) Error() string { return d.what + ": " + d.err.Error() }
-func (d *decodeError) Unwrap() error { return d.err }
 
 // outcome is how one run ended and what its row becomes.
 type outcome struct {
 	run         *run
 	state       State
-	reason      string        // of a discard
-	class       string        // of a failed run
+	reason      Reason        // of a discard
+	class       Class         // of a failed run
 	err         error         // nil unless the run failed or was cancelled
 	errorCase   *ErrorCase    // the worker's that knows err
 	text        string        // err's text: made valid, redacted, bounded
@@ -140,14 +35,14 @@ type outcome struct {
 	uncounted   bool
 	crashed     bool            // the death of the process counts against the job
 	quarantined bool            // and proves it to be the cause
-	death       *death          // of the process; nil: it lives
+	death       *blame.Death    // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
 	fingerprint string          // as in entry
 	replaced    bool            // it was made simpler, because the database refused it
 	refusals    int             // how often the database has refused it since then
 	refusedAt   time.Time       // when it was refused first
 	event       eventKind
-	notBefore   time.Time // the settler's: its row was held, or refused it
+	notBefore   time.Time // the settler's: its row was locked, or refused it
 	duration    time.Duration
 }
 
@@ -166,16 +61,16 @@ func (r *run) decide(err error) *outcome {
 		o.state, o.event = Completed, eventCompleted
 		return o
 	}
-	var v *verdict
-	hasVerdict := errors.As(err, &v)
+	v := verdictOf(err)
+	hasVerdict := v != nil
 	switch {
-	case hasVerdict && v.how == verdictSnooze:
+	case hasVerdict && v.how == VerdictSnooze:
 		o.state, o.delay, o.giveBack, o.snoozed, o.event = Scheduled, v.delay, true, true, eventSnoozed
 		return o
-	case hasVerdict && v.how == verdictCancel:
+	case hasVerdict && v.how == VerdictCancel:
 		o.cancel(err)
 		return o
-	case r.interrupted() && (!hasVerdict || v.how != verdictDiscard || errors.Is(err, context.Canceled)):
+	case r.interrupted() && (!hasVerdict || v.how != VerdictDiscard || errors.Is(err, context.Canceled)):
 		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
 		// earlier run, before a redrive, the job must not be lost.
 		return r.cutShort(err, v)
@@ -201,7 +96,7 @@ func (r *run) cutShort(err error, v *verdict) *outcome {
 }
 
 func (o *outcome) cancel(err error) {
-	o.state, o.event, o.err, o.class = Cancelled, eventCancelled, err, classError
+	o.state, o.event, o.err, o.class = Cancelled, eventCancelled, err, ClassError
 	o.entry = o.run.errorEntry(o)
 }
 
@@ -210,16 +105,16 @@ func (o *outcome) fail(err error, v *verdict) {
 	r := o.run
 	o.err, o.class = err, r.classOf(err, v)
 	w := r.worker
-	asked := v == nil && o.class != classPanic && o.class != classDecode // else the error is not the handler's, or says so itself
+	asked := v == nil && o.class != ClassPanic && o.class != ClassDecode // else the error is not the handler's, or says so itself
 	if asked {
 		o.errorCase = r.errorCase(err)
 	}
 	switch {
-	case o.class == classDecode:
+	case o.class == ClassDecode:
 		o.discard(ReasonUndecodable)
-	case o.class == classPanic && w.opts.DiscardOnPanic:
+	case o.class == ClassPanic && w.opts.DiscardOnPanic:
 		o.discard(ReasonPanic)
-	case v != nil && v.how == verdictDiscard:
+	case v != nil && v.how == VerdictDiscard:
 		o.discard(ReasonUnrecoverable)
 	case o.errorCase != nil && o.errorCase.Discard:
 		o.discard(ReasonUnrecoverable)
@@ -230,11 +125,11 @@ func (o *outcome) fail(err error, v *verdict) {
 	}
 }
 
-func (o *outcome) discard(reason string) {
+func (o *outcome) discard(reason Reason) {
 	o.state, o.reason, o.event = Discarded, reason, eventDiscarded
 }
 
-// became follows what the row became where its failure group has a policy in the place of a retry.
+// became adjusts the outcome to what the row became, if its failure group has a policy that replaces a retry.
 func (o *outcome) became(state State) {
 	switch {
 	case o.state != Retryable:
@@ -246,12 +141,12 @@ func (o *outcome) became(state State) {
 }
 
 // worthRetry goes with errors that are not the handler's, which RetryIf would not know.
-func worthRetry() *verdict { return &verdict{how: verdictRetry} }
+func worthRetry() *verdict { return &verdict{how: VerdictRetry} }
 
 // retry puts the job off, or discards it where attempts, time or the strategy have run out.
 func (o *outcome) retry(v *verdict) {
 	r := o.run
-	o.uncounted = v != nil && v.how == verdictDontCount && r.uncounted < maxUncounted
+	o.uncounted = v != nil && v.how == VerdictDontCount && r.uncounted < maxUncounted
 	o.giveBack = o.uncounted
 	strategy := r.strategy
 	if c := o.errorCase; c != nil && c.Retry != nil {
@@ -262,7 +157,7 @@ func (o *outcome) retry(v *verdict) {
 		return
 	}
 	goOn := true
-	if v != nil && v.how == verdictRetryAfter {
+	if v != nil && v.how == VerdictRetryAfter {
 		o.delay = throttledDelay(r.job.ID, r.job.Attempt, v.delay)
 	} else {
 		o.delay, goOn = r.backoff(strategy, o.err)
@@ -290,28 +185,28 @@ func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }
 
-func (r *run) classOf(err error, v *verdict) string {
+func (r *run) classOf(err error, v *verdict) Class {
 	var p *panicError
 	var d *decodeError
 	switch {
 	case errors.As(err, &p):
-		return classPanic
+		return ClassPanic
 	case errors.As(err, &d):
-		return classDecode
-	case v != nil && v.how == verdictRetryAfter:
-		return classThrottled
+		return ClassDecode
+	case v != nil && v.how == VerdictRetryAfter:
+		return ClassThrottled
 	case errors.Is(r.cause(), errTimeout) || errors.Is(err, errTimeout):
-		return classTimeout
+		return ClassTimeout
 	}
-	return classError
+	return ClassError
 }
 
 // retryIf asks the worker's RetryIf; one that panics is taken to say yes.
 func (r *run) retryIf(err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
-			text := r.sup.client.clean(recoveredText(p), maxErrorText)
-			r.sup.log.Error("RetryIf panicked", slog.Any("job", r.job), slog.String("panic", text))
+			text := r.shared.client.clean(recoveredText(p), maxErrorText)
+			r.shared.log.Error("RetryIf panicked", slog.Any("job", r.job), slog.String("panic", text))
 			yes = true
 		}
 	}()
@@ -332,8 +227,8 @@ func (r *run) errorCase(err error) *ErrorCase {
 func (r *run) isCase(c *ErrorCase, err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
-			text := r.sup.client.clean(recoveredText(p), maxErrorText)
-			r.sup.log.Error("If of an ErrorCase panicked", slog.Any("job", r.job), slog.String("case", c.Name), slog.String("panic", text))
+			text := r.shared.client.clean(recoveredText(p), maxErrorText)
+			r.shared.log.Error("the If function of an ErrorCase panicked", slog.Any("job", r.job), slog.String("case", c.Name), slog.String("panic", text))
 			yes = false
 		}
 	}()
@@ -342,28 +237,25 @@ func (r *run) isCase(c *ErrorCase, err error) (yes bool) {
 
 // backoff asks a strategy, which contains a Custom's panic itself.
 func (r *run) backoff(strategy RetryStrategy, err error) (time.Duration, bool) {
-	return r.sup.wait(strategy, Failure{
+	return r.shared.backoff(strategy, FailedRun{
 		Attempt: r.job.Attempt, RetryIndex: r.job.Attempt - 1, Err: err, Job: r.job, LastDelay: r.job.LastDelay,
 	})
 }
 
-// entry is one element of the errors array.
+// backoff asks a strategy for the delay; a Custom that panics is replaced by the default, and told of.
+func (s *shared) backoff(strategy RetryStrategy, f FailedRun) (time.Duration, bool) {
+	d, ok, err := strategy.delay(f)
+	if err != nil {
+		s.log.Error("retry strategy panicked; the default is used", slog.Any("job", f.Job), slog.String("error", s.client.clean(errorText(err), maxErrorText)))
+	}
+	return d, ok
+}
+
+// entry is what a run adds to its job's errors. The database sets At.
 type entry struct {
-	Attempt     int    `json:"attempt"`
-	ClaimSeq    int    `json:"claim_seq"`
-	At          string `json:"at,omitempty"` // set by the database
-	Class       string `json:"class"`
-	Case        string `json:"case,omitempty"`
-	Error       string `json:"error"`
-	Type        string `json:"type,omitempty"`
-	Fingerprint string `json:"fingerprint,omitempty"`
-	DurationMS  int64  `json:"duration_ms"`
-	DelayMS     int64  `json:"delay_ms,omitempty"`
-	Supervisor  string `json:"supervisor"`
-	Host        string `json:"host,omitempty"`   // and process id, of a process that died
-	Beside      *int   `json:"beside,omitempty"` // how many jobs had started there besides, of a process that died
-	Spared      string `json:"spared,omitempty"` // why the death does not count against the job
-	Trace       string `json:"trace,omitempty"`
+	RunError
+	Beside *int   `json:"beside,omitempty"` // how many other jobs had started in a process that died
+	Spared string `json:"spared,omitempty"` // why its death does not count against the job
 }
 
 const (
@@ -378,10 +270,18 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 	text, trace, kind := "", "", ""
 	var p *panicError
 	if o.err != nil {
-		text, kind = r.sup.client.clean(errorText(o.err), maxErrorRead), errorType(o.err)
+		text, kind = r.shared.client.clean(errorText(o.err), maxErrorRead), errorType(o.err)
 		if errors.As(o.err, &p) {
 			trace = p.trace
 		}
+	}
+	shown := trace
+	switch taken := r.stack.Load(); {
+	case trace != "":
+	case o.class == ClassTimeout && taken != nil:
+		shown = *taken
+	default:
+		shown = ownStack(o.err)
 	}
 	named, room := "", maxErrorText-max(0, len(kind)-60)
 	if o.errorCase != nil {
@@ -389,15 +289,16 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 		room -= len(named) + 16
 	}
 	o.text, _ = pgtext.Sanitize(text, room)
-	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
+	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores. Of the traces only that of a
+	// panic: the place of a time-out, or of an error that was made in many places, would split the group.
 	o.fingerprint = fingerprint.Of(r.job.Kind, kind, text, trace)
-	e := entry{
+	e := entry{RunError: RunError{
 		Attempt: r.job.Attempt, ClaimSeq: r.claimSeq, Class: o.class, Case: named, Error: o.text, Type: kind,
 		Fingerprint: o.fingerprint, DurationMS: o.duration.Milliseconds(),
-		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.sup.client.clean(trace, maxErrorTrace),
-	}
+		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.shared.client.clean(shown, maxErrorTrace),
+	}}
 	if o.death != nil {
-		e.Beside, e.Spared = &o.death.beside, o.death.spares(r.job.Crashes)
+		e.Beside, e.Spared = &o.death.Beside, o.death.Spares(r.job.Crashes)
 	}
 	raw, err := json.Marshal(e)
 	if err != nil { // strings and ints only: cannot happen
@@ -430,7 +331,7 @@ const (
 	foundSettled      finding = iota // by an earlier try of ours, whose reply was lost
 	foundInTx                        // in the handler's transaction
 	foundNotCommitted                // the handler's transaction did not commit
-	foundHeld                        // still ours, but someone holds the row
+	foundLocked                      // still ours, but somebody has locked the row
 	foundEnded                       // by an operator
 	foundStale                       // someone else's
 )
@@ -440,13 +341,13 @@ const (
 func (o *outcome) found(row seenJob, exists bool) finding {
 	r := o.run
 	tx := r.txOutcome.Load()
-	ours := exists && row.lastClaimedBy(r)
-	held := exists && row.heldBy(r)
+	ours := exists && row.lastClaimedBy(&r.fence)
+	held := exists && row.heldBy(&r.fence)
 	switch {
 	case held && tx != nil:
 		return foundNotCommitted
 	case held:
-		return foundHeld
+		return foundLocked
 	case tx != nil && ours && (row.state == Cancelled && tx.state != Cancelled || row.reason == ReasonOperator):
 		return foundEnded
 	case tx != nil && (!exists || ours && row.state == tx.state || !r.lease.ended.Load()):
@@ -522,6 +423,40 @@ func (o *outcome) ended(row seenJob) *outcome {
 	return &outcome{run: o.run, state: Cancelled, err: ErrCancelled, text: ErrCancelled.Error(), event: eventCancelled, duration: o.duration}
 }
 
+// changes are what outcomes do to their rows.
+func changes(outcomes []*outcome) []change {
+	all := make([]change, len(outcomes))
+	for i, o := range outcomes {
+		all[i] = o.change()
+	}
+	return all
+}
+
+// change is what the outcome does to its job's row.
+func (o *outcome) change() change {
+	c := change{
+		ID: o.run.id, Seq: int32(o.run.claimSeq), State: o.state, Reason: o.reason, //nolint:gosec // an int of the table's
+		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
+		Failed: o.class != "" && o.state != Cancelled,
+	}
+	if !o.run.attemptedAt.IsZero() {
+		c.ClaimedAt = &o.run.attemptedAt
+	}
+	if o.entry != nil {
+		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
+	}
+	if (o.state == Retryable || o.state == Scheduled) && !o.now {
+		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
+		if c.DelayUS = &us; o.slot != nil {
+			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
+		}
+		if o.state == Retryable {
+			c.DelayMS = &ms
+		}
+	}
+	return c
+}
+
 // simplify leaves out what the database may have refused: the errors entry, or the deletion of a job that is not
 // kept.
 func (o *outcome) simplify() {
@@ -531,7 +466,7 @@ func (o *outcome) simplify() {
 		return
 	}
 	o.text, o.fingerprint = "outcome could not be encoded", ""
-	raw, err := json.Marshal(entry{
+	raw, err := json.Marshal(RunError{
 		Attempt: o.run.job.Attempt, ClaimSeq: o.run.claimSeq, Class: o.class, Error: o.text,
 		DurationMS: o.duration.Milliseconds(), Supervisor: o.run.owner,
 	})

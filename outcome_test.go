@@ -36,7 +36,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 // endRow is what a run left in its row.
 type endRow struct {
 	State     State
-	Reason    *string
+	Reason    *Reason
 	Attempt   int
 	ClaimSeq  int
 	Total     int
@@ -90,6 +90,17 @@ func wrapped(err error, times int) error {
 
 var errBoom = errors.New("boom")
 
+// permanentError says of itself whether a retry could mend it.
+type permanentError bool
+
+func (p permanentError) Error() string   { return fmt.Sprintf("permanent: %t", bool(p)) }
+func (p permanentError) Permanent() bool { return bool(p) }
+
+type panicsInPermanent struct{}
+
+func (panicsInPermanent) Error() string   { return "x" }
+func (panicsInPermanent) Permanent() bool { panic("oh") }
+
 // The table "how a run can end": F-1 to F-7, R-7, R-9.
 func TestHowARunCanEnd(t *testing.T) {
 	t.Parallel()
@@ -107,8 +118,8 @@ func TestHowARunCanEnd(t *testing.T) {
 	const byDefault = 15 * time.Second // of Exponential{}, plus up to a quarter
 	type want struct {
 		state     State
-		reason    string
-		class     string // "" for no errors entry
+		reason    Reason
+		class     Class  // "" for no errors entry
 		text      string // in the entry
 		attempt   int
 		failures  int
@@ -121,18 +132,18 @@ func TestHowARunCanEnd(t *testing.T) {
 		unstarted bool
 	}
 	retried := want{
-		state: Retryable, class: classError, text: "boom", attempt: 1, failures: 1, event: "failed",
+		state: Retryable, class: ClassError, text: "boom", attempt: 1, failures: 1, event: "failed",
 		least: byDefault, most: byDefault * 5 / 4,
 	}
 	panicked := retried
-	panicked.class, panicked.text, panicked.trace = classPanic, "panic: ", true
+	panicked.class, panicked.text, panicked.trace = ClassPanic, "panic: ", true
 	throttled := retried
-	throttled.class, throttled.least, throttled.most = classThrottled, 10*time.Minute, 12*time.Minute
+	throttled.class, throttled.least, throttled.most = ClassThrottled, 10*time.Minute, 12*time.Minute
 	timedOut := retried
-	timedOut.class, timedOut.text = classTimeout, "deadline"
+	timedOut.class, timedOut.text = ClassTimeout, "deadline"
 	uncounted := retried
 	uncounted.attempt, uncounted.uncounted = 0, 1
-	discarded := func(w want, reason string) want {
+	discarded := func(w want, reason Reason) want {
 		w.state, w.reason, w.event, w.least, w.most = Discarded, reason, "discarded", -time.Hour, 24*time.Hour
 		return w
 	}
@@ -140,7 +151,7 @@ func TestHowARunCanEnd(t *testing.T) {
 	exhausted := discarded(retried, ReasonAttemptsExhausted)
 	completed := want{state: Completed, attempt: 1, event: "completed", least: -time.Hour, most: 24 * time.Hour}
 	snoozed := want{state: Scheduled, snoozes: 1, event: "snoozed", least: time.Hour, most: time.Hour + time.Minute}
-	cancelled := want{state: Cancelled, class: classError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
+	cancelled := want{state: Cancelled, class: ClassError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
 	text := func(w want, text string) want {
 		w.text = text
 		return w
@@ -173,6 +184,25 @@ func TestHowARunCanEnd(t *testing.T) {
 		{name: "Discard joined", handle: returns(errors.Join(errors.New("a"), errors.Join(errors.New("b"), Discard(errBoom)))), want: unrecoverable},
 		{name: "Discard around Retry", handle: returns(Discard(fmt.Errorf("x: %w", Retry(errBoom)))), want: unrecoverable},
 		{name: "Discard on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Discard(errBoom)), want: unrecoverable},
+
+		{name: "permanent", handle: returns(permanentError(true)), want: text(unrecoverable, "permanent: true")},
+		{name: "permanent, wrapped often", handle: returns(wrapped(permanentError(true), 50)), want: text(unrecoverable, "permanent: true")},
+		{name: "permanent, joined", handle: returns(errors.Join(errBoom, errors.Join(errBoom, permanentError(true)))), want: text(unrecoverable, "permanent: true")},
+		{name: "not permanent", handle: returns(permanentError(false)), want: text(retried, "permanent: false")},
+		{name: "not permanent, around permanent", handle: returns(errors.Join(permanentError(false), permanentError(true))), want: text(retried, "permanent: false")},
+		{name: "permanent, and RetryIf says yes", opts: WorkerOpts{RetryIf: func(error) bool { return true }}, handle: returns(permanentError(true)), want: text(unrecoverable, "permanent: true")},
+		{
+			name: "permanent, and a case that retries", opts: WorkerOpts{Cases: []ErrorCase{{Name: "any", If: func(error) bool { return true }, Retry: Constant{Delay: time.Hour}}}},
+			handle: returns(permanentError(true)), want: text(unrecoverable, "permanent: true"),
+		},
+		{name: "Retry beats permanent", handle: returns(Retry(permanentError(true))), want: text(retried, "permanent: true")},
+		{name: "RetryAfter beats permanent", handle: returns(RetryAfter(10*time.Minute, permanentError(true))), want: text(throttled, "permanent: true")},
+		{name: "DontCount beats permanent", handle: returns(DontCount(permanentError(true))), want: text(uncounted, "permanent: true")},
+		{name: "permanent, past the timeout", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *Job) error {
+			<-ctx.Done()
+			return permanentError(true)
+		}, want: text(discarded(timedOut, ReasonUnrecoverable), "permanent: true")},
+		{name: "an error whose Permanent panics", handle: returns(panicsInPermanent{}), want: text(retried, "could not be decided")},
 
 		{name: "RetryIf says no", opts: WorkerOpts{RetryIf: never}, handle: returns(errBoom), want: unrecoverable},
 		{name: "RetryIf says yes", opts: WorkerOpts{RetryIf: func(err error) bool { return errors.Is(err, errBoom) }}, handle: returns(wrapped(errBoom, 5)), want: retried},
@@ -216,8 +246,8 @@ func TestHowARunCanEnd(t *testing.T) {
 			return nil
 		}, want: completed},
 
-		{name: "the strategy stops", opts: WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
-		{name: "the strategy panics", opts: WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
+		{name: "the strategy stops", opts: WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
+		{name: "the strategy panics", opts: WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
 		{name: "the retry would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(10 * time.Second)}, handle: returns(errBoom), want: discarded(retried, ReasonTimeBudget)},
 		{name: "RetryAfter would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(9 * time.Minute)}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonTimeBudget)},
 		{name: "the retry comes before RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Hour)}, handle: returns(errBoom), want: retried},
@@ -230,7 +260,7 @@ func TestHowARunCanEnd(t *testing.T) {
 
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 20}}}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases)}}} // none waits for a slot, so that it is not released and claimed again
 	ids := map[string]string{}
 	for _, c := range cases {
 		cfg.Workers = append(cfg.Workers, dynWorker(c.name, c.opts, c.handle))
@@ -285,7 +315,9 @@ func TestHowARunCanEnd(t *testing.T) {
 			checkEnd(t, e.Attempt, 1, "entry's attempt")
 			checkEnd(t, e.ClaimSeq, 1, "entry's claim_seq")
 			checkEnd(t, e.Supervisor, sup.lease.Load().id, "entry's supervisor")
-			checkEnd(t, e.Trace != "", c.want.trace, "trace")
+			if c.want.class != ClassTimeout { // of which a trace may have been taken, also shortly before a short one
+				checkEnd(t, e.Trace != "", c.want.trace, "trace")
+			}
 			if !strings.Contains(e.Error, c.want.text) {
 				t.Errorf("text = %q, want %q in it", e.Error, c.want.text)
 			}
@@ -328,10 +360,10 @@ func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	for _, id := range bad {
 		end := heard.end(t, id)
 		row := db.endRow(t, id)
-		if row.State != Discarded || row.Reason == nil || *row.Reason != ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != classDecode {
+		if row.State != Discarded || row.Reason == nil || *row.Reason != ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != ClassDecode {
 			t.Errorf("undecodable job = %+v", row)
 		}
-		if end.name != "discarded" || end.Reason != ReasonUndecodable || end.Class != classDecode {
+		if end.name != "discarded" || end.Reason != ReasonUndecodable || end.Class != ClassDecode {
 			t.Errorf("event = %+v", end)
 		}
 	}
@@ -418,8 +450,7 @@ func TestSnoozesAreCounted(t *testing.T) {
 // F-4: DontCount gives back 100 runs of a job; then they count.
 func TestDontCountHasACap(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newQuietDB(t)
 	var runs atomic.Int64
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
@@ -430,7 +461,7 @@ func TestDontCountHasACap(t *testing.T) {
 			return DontCount(errBoom)
 		}),
 	}})
-	heard.wait(t, id, "discarded")
+	db.waitFor(t, 2*time.Minute, `select state = 'discarded' from jobs where id = $1`, id) // a hundred runs, one by one
 	if row := db.endRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != ReasonAttemptsExhausted {
 		t.Errorf("row = %+v", row)
 	}
@@ -501,7 +532,7 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	var heard eventLog
 	var logged lockedBuffer
 	db := newTestDBWith(t, Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{}}}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases) + 21}}} // none waits behind 50 MB, and is released
 	ids := map[string]string{}
 	for _, c := range cases {
 		cfg.Workers = append(cfg.Workers, dynWorker(c.name, WorkerOpts{}, func(context.Context, *Job) error { return c.err }))
@@ -572,7 +603,7 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
 	const n = 500
-	batch := make([]Batch, n)
+	batch := make([]EnqueueItem, n)
 	for i := range batch {
 		batch[i].Args = dyn{kind: "k", N: i}
 	}
@@ -606,7 +637,7 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 		t.Errorf("%d jobs were not settled", left)
 	}
 	row := db.endRow(t, poison)
-	if row.State != Retryable || row.Total != 1 || row.Errors[0].Class != classError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
+	if row.State != Retryable || row.Total != 1 || row.Errors[0].Class != ClassError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
 		t.Errorf("refused job = %+v", row)
 	}
 	for _, r := range receipts {
@@ -634,5 +665,54 @@ func TestATriggerThatRefusesOneRow(t *testing.T) {
 	heard.end(t, bad)
 	if text := value[string](t, db, `select errors->-1->>'error' from jobs where id = $1`, bad); text != "outcome could not be encoded" {
 		t.Errorf("error = %q", text)
+	}
+}
+
+// A worker's RetryFor counts from the enqueue or the last redrive, however the job came to this run; the job's own
+// RetryUntil wins.
+func TestRetryFor(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	const ago = `now() - interval '2 hours'`
+	cases := map[string]struct {
+		columns, values string
+		ends            bool
+	}{
+		"new":                            {`created_at, scheduled_at`, `now(), now()`, false},
+		"30 minutes old":                 {`created_at, scheduled_at`, `now() - interval '30 min', now() - interval '30 min'`, false},
+		"late at its first run":          {`created_at, scheduled_at`, ago + `, ` + ago, true},
+		"enqueued for later":             {`created_at, scheduled_at`, ago + `, now()`, true},
+		"failed before":                  {`created_at, scheduled_at, attempt, errors_total, last_delay_ms, errors`, ago + `, now(), 1, 1, 15000, '[{"class": "error", "error": "2 3"}]'`, true},
+		"failed before, 30 minutes old":  {`created_at, scheduled_at, attempt, errors_total`, `now() - interval '30 min', now(), 1, 1`, false},
+		"has tags":                       {`created_at, scheduled_at, tags`, ago + `, now(), '{a}'`, true},
+		"redriven":                       {`created_at, scheduled_at, redrives, redriven_at, errors_total`, ago + `, now(), 1, now(), 3`, false},
+		"redriven two hours ago":         {`created_at, scheduled_at, redrives, redriven_at`, `now() - interval '1 day', now(), 1, ` + ago, true},
+		"RetryUntil is later":            {`created_at, scheduled_at, retry_until`, ago + `, now(), now() + interval '1 hour'`, false},
+		"RetryUntil is sooner":           {`created_at, scheduled_at, retry_until`, `now(), now(), now() + interval '1 s'`, true},
+		"enqueued before the common era": {`created_at, scheduled_at`, `'0001-01-01+00', now()`, true},
+	}
+	ids := map[string]string{}
+	for name, c := range cases {
+		ids[name] = value[string](t, db, `insert into jobs (kind, `+c.columns+`) values ('fails', `+c.values+`) returning id`)
+	}
+	ids["without a bound"] = value[string](t, db, `insert into jobs (kind, created_at, scheduled_at) values ('unbounded', `+ago+`, now()) returning id`)
+	fails, retry := func(context.Context, *Job) error { return errBoom }, Constant{Delay: 10 * time.Minute} // none is due again before it is looked at
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("fails", WorkerOpts{RetryFor: time.Hour, MaxAttempts: Unlimited, Retry: retry}, fails), dynWorker("unbounded", WorkerOpts{Retry: retry}, fails),
+	}})
+	eventually(t, func() bool {
+		return value[int](t, db, `select count(*) from jobs where state not in ('retryable', 'discarded')`) == 0
+	})
+	for name, id := range ids {
+		job, want := db.get(t, id), Retryable
+		if cases[name].ends {
+			want = Discarded
+		}
+		if job.State != want || want == Discarded && job.Reason != ReasonTimeBudget || job.Attempt == 0 {
+			t.Errorf("%s: %s (%s) after attempt %d, want %s", name, job.State, job.Reason, job.Attempt, want)
+		}
+		if name == "failed before" && job.Errors[len(job.Errors)-1].Error != "boom" {
+			t.Errorf("%+v", job.Errors)
+		}
 	}
 }

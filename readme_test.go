@@ -13,7 +13,7 @@ import (
 
 const firstProgram = "examples/welcome/main.go"
 
-// The code of README.md and docs/testing.md is, word for word, what tests and examples run.
+// The code of README.md, docs/testing.md and docs/middleware.md is, word for word, what tests and examples run.
 func TestCodeOfTheReadme(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(firstProgram)
@@ -23,6 +23,7 @@ func TestCodeOfTheReadme(t *testing.T) {
 	_, program, _ := strings.Cut(string(raw), "\npackage main\n")
 	compareCode(t, "README.md", append([]string{"package main\n" + program}, partsFor(t, "README.md", "example_readme_test.go")...))
 	compareCode(t, "docs/testing.md", partsFor(t, "docs/testing.md", "example_testing_test.go"))
+	compareCode(t, "docs/middleware.md", partsFor(t, "docs/middleware.md", "example_middleware_test.go"))
 }
 
 // partsFor returns the parts of a file of ours that a document shows.

@@ -9,9 +9,10 @@ import (
 // as milliseconds or an instant where seconds belong, and a job that comes back after a day can be told again.
 const maxRetryAfter = 24 * time.Hour
 
-// ParseRetryAfter reads an HTTP Retry-After header (RFC 9110, section 10.2.3): whole seconds, or a date in any of
-// the three HTTP formats, counted from this process' clock. It returns 0 to 24 h: longer waits are cut, and a
-// date in the past, a negative number, an empty value and anything else are 0.
+// ParseRetryAfter reads an HTTP Retry-After header (RFC 9110, section 10.2.3): whole seconds, or a
+// date in any of the three HTTP formats, counted from this process' clock. It returns 0 to 24 h:
+// longer waits are cut to 24 h. A date in the past, a negative number, an empty value and any other
+// text give 0.
 func ParseRetryAfter(value string) time.Duration {
 	return parseRetryAfter(value, time.Now())
 }

@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// Jitter is the random share of a wait, so that jobs that failed together do not come back together. It is
-// written as it is stored: "none", "full", "equal", "up:0.25", "down:0.25", "symmetric:0.1", "abs:100ms". The
-// zero value means the default of the strategy it stands in.
+// Jitter is the random part of a wait. It keeps jobs that failed together from coming back
+// together. It is written as it is stored: "none", "full", "equal", "up:0.25", "down:0.25",
+// "symmetric:0.1", "abs:100ms". The zero value means the default of the strategy.
 //
-// It is no coin: a hash of the job's id and attempt picks the point, evenly over the range. The same job gets
-// the same wait in every process, and each job its own. A range includes its beginning, which is never below 0,
-// and excludes its end.
+// Jitter is computed from the job's id and attempt, and spread evenly over its range. So a job gets
+// the same wait in every process, and different jobs get different ones. A range includes its
+// beginning, which is never below 0, and excludes its end.
 type Jitter string
 
-// The jitters without a setting. Full and equal are those of Marc Brooker's "Exponential Backoff And Jitter"
-// (AWS Architecture Blog, 2015).
+// The jitters without a parameter. Full and equal are those of Marc Brooker's "Exponential Backoff And
+// Jitter" (AWS Architecture Blog, 2015).
 const (
 	NoJitter    Jitter = "none"  // the wait as computed
-	FullJitter  Jitter = "full"  // anything from 0 to the wait: the widest spread, but some jobs come back at once
-	EqualJitter Jitter = "equal" // half the wait to the wait
+	FullJitter  Jitter = "full"  // 0 to the wait: the widest spread, but some jobs come back at once
+	EqualJitter Jitter = "equal" // half the wait to the whole wait
 )
 
 // JitterUp makes waits longer by up to share: JitterUp(0.25) turns 60 s into 60 s to 75 s. A share is 0 to 1.

@@ -13,17 +13,18 @@ import (
 	"time"
 )
 
-// RetryStrategy decides how long a failed job waits for its next run. It is one of Exponential, Linear,
-// Constant and Custom; nothing else can implement it. Strategies are plain values and safe for concurrent use.
+// RetryStrategy decides how long a failed job waits for its next run. It is one of Exponential,
+// Linear, Constant and Custom; no other type can implement it. Strategies are plain values and safe
+// for concurrent use.
 //
-// A wait is computed in three steps: the formula, then at most Max, then jitter. Max comes before jitter, so
-// jobs that reached it still spread out, and a wait may exceed Max by its jitter: where Max is a hard limit
-// use JitterDown, FullJitter or EqualJitter. Before jitter no wait is longer than 100 years, whatever the
-// settings and the attempt.
+// A wait is computed in three steps: the formula, then Max, then jitter. Because Max comes before
+// jitter, jobs that have reached it still spread out, and a wait may exceed Max by its jitter. If
+// Max is a hard limit, use JitterDown, FullJitter or EqualJitter. Before jitter no wait is longer
+// than 100 years, whatever the settings and the attempt.
 type RetryStrategy interface {
 	// delay is the wait after f, jitter included. Not ok stops: there is no next run. An err tells that a
 	// Custom could not be asked; d and ok are then those of the fallback.
-	delay(f Failure) (d time.Duration, ok bool, err error)
+	delay(f FailedRun) (d time.Duration, ok bool, err error)
 	// validate reports every setting that is refused.
 	validate() error
 	// withoutJitter is the same strategy with its jitter off.
@@ -40,7 +41,7 @@ var (
 )
 
 // errUnknownStrategy tells that this process has no Func under the name of a Custom.
-var errUnknownStrategy = errors.New("drover: no custom retry strategy of this name")
+var errUnknownStrategy = errors.New("drover: there is no custom retry strategy with this name")
 
 // errPreview is the Err of the failures that Schedule and TotalDelay make up.
 var errPreview = errors.New("drover: preview")
@@ -48,37 +49,40 @@ var errPreview = errors.New("drover: preview")
 // maxBackoff bounds a wait before jitter. Jitter adds at most as much, which still fits a time.Duration.
 const maxBackoff = 100 * 365 * 24 * time.Hour
 
-// Failure is a failed run, as a Custom strategy sees it.
-type Failure struct {
-	Attempt    int           // which run that counts this was, from 1
-	RetryIndex int           // which retry comes next, from 0: Attempt - 1
-	Err        error         // what the run failed with; not nil
+// FailedRun is a failed run, as a Custom strategy sees it.
+type FailedRun struct {
+	Attempt    int           // number of this run, from 1; only runs that count
+	RetryIndex int           // number of the next retry, from 0: Attempt - 1
+	Err        error         // the run's error; not nil
 	Job        *Job          // the job; Schedule and TotalDelay set only ID, Attempt, MaxAttempts and LastDelay
 	LastDelay  time.Duration // the wait before this run, 0 on the first
 }
 
-func (f Failure) jobID() string {
+func (f FailedRun) jobID() string {
 	if f.Job == nil {
 		return ""
 	}
 	return f.Job.ID
 }
 
-// DefaultRetry is the strategy where neither the job nor its worker nor its queue names one: Exponential{}.
+// DefaultRetry is the strategy that applies if neither the job nor its worker nor its queue sets
+// one: Exponential{}.
 func DefaultRetry() RetryStrategy { return Exponential{} }
 
-// Every waits d before each retry. It is short for Constant{Delay: d}, so zero means 30 s.
+// Every waits d before each retry. It is short for Constant{Delay: d}, so zero means 30 s. It has
+// no jitter.
 func Every(d time.Duration) Constant { return Constant{Delay: d} }
 
-// Schedule previews the waits of a job that fails every time: the first is the one after run 1, and there is
-// one fewer than runs. Jitter depends on the job's id and attempt alone, so these are the waits it will get.
-// The schedule is shorter where a Custom stops. A nil strategy means DefaultRetry.
+// Schedule previews the waits of a job that fails every time. The first is the wait after run 1,
+// and there is one fewer than runs. Jitter depends only on the job's id and attempt, so the job
+// will get exactly these waits. If a Custom stops, the schedule is shorter. A nil strategy means
+// DefaultRetry.
 func Schedule(s RetryStrategy, jobID string, runs int) []time.Duration {
 	return slices.Collect(waits(s, jobID, runs))
 }
 
-// TotalDelay is how long s keeps a job alive: the sum of the waits between the first and the last of the runs,
-// jitter off, at most 100 years. A nil strategy means DefaultRetry.
+// TotalDelay is the sum of the waits between the first and the last of the runs, without jitter, at
+// most 100 years. A nil strategy means DefaultRetry.
 func TotalDelay(s RetryStrategy, runs int) time.Duration {
 	total := time.Duration(0)
 	for d := range waits(orDefault(s).withoutJitter(), "", runs) {
@@ -96,7 +100,7 @@ func waits(s RetryStrategy, jobID string, runs int) iter.Seq[time.Duration] {
 		s, last := orDefault(s), time.Duration(0)
 		for a := 1; a < runs; a++ {
 			job := &Job{ID: jobID, Attempt: a, MaxAttempts: runs, LastDelay: last}
-			d, ok, _ := s.delay(Failure{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last})
+			d, ok, _ := s.delay(FailedRun{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last})
 			if !ok || !yield(d) {
 				return
 			}
@@ -137,7 +141,7 @@ func (s Exponential) filled() Exponential {
 	return s
 }
 
-func (s Exponential) delay(f Failure) (time.Duration, bool, error) {
+func (s Exponential) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	d := maxBackoff
 	raw := float64(s.Base) * math.Pow(s.Multiplier, float64(max(f.Attempt, 1)-1))
@@ -190,7 +194,7 @@ func (s Linear) filled() Linear {
 	return s
 }
 
-func (s Linear) delay(f Failure) (time.Duration, bool, error) {
+func (s Linear) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	d, a := maxBackoff, time.Duration(max(f.Attempt, 1))
 	if s.Step <= maxBackoff/a { // else the product may overflow
@@ -235,7 +239,7 @@ func (s Constant) filled() Constant {
 	return s
 }
 
-func (s Constant) delay(f Failure) (time.Duration, bool, error) {
+func (s Constant) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	return capThenJitter(s.Delay, s.Max, s.Jitter, f), true, nil
 }
@@ -258,17 +262,20 @@ func (s Constant) stored() storedStrategy {
 	return storedStrategy{Type: "constant", Delay: durationText(s.Delay), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
 }
 
-// Custom asks a function of the application's. If that panics, or a worker's Custom has none, it is logged and
-// Exponential{} stands in, with the Max and Jitter set here. A single job that names a function which its worker's
-// process lacks gets the worker's strategy, and that is logged too.
+// Custom calls a function of yours. If the function panics, or a worker's Custom has none, drover
+// logs that and uses Exponential{} with the Max and Jitter set here. If a single job names a
+// function that its worker's process does not have, drover logs that and uses the worker's
+// strategy.
 type Custom struct {
-	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty where
-	// none does.
+	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty
+	// if no job does.
 	Name string
 
-	// Func returns the wait, not ok to stop: the job is then discarded as unrecoverable. A negative wait is 0.
-	// Workers call it concurrently. It may be nil if Name refers to one that the worker's process has.
-	Func func(Failure) (time.Duration, bool)
+	// Func returns the wait. If it returns false, the job is discarded as unrecoverable. A negative wait
+	// is 0. Workers call Func concurrently, and a rescue calls it between two heartbeats, so it must
+	// return within milliseconds. It may be nil if Name refers to a Custom that the worker's process
+	// has.
+	Func func(FailedRun) (time.Duration, bool)
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.
 	Max time.Duration
@@ -277,7 +284,7 @@ type Custom struct {
 	Jitter Jitter
 }
 
-func (s Custom) delay(f Failure) (time.Duration, bool, error) {
+func (s Custom) delay(f FailedRun) (time.Duration, bool, error) {
 	d, ok, err := s.call(f)
 	switch {
 	case err != nil:
@@ -290,7 +297,7 @@ func (s Custom) delay(f Failure) (time.Duration, bool, error) {
 }
 
 // call contains a panic of Func.
-func (s Custom) call(f Failure) (d time.Duration, ok bool, err error) {
+func (s Custom) call(f FailedRun) (d time.Duration, ok bool, err error) {
 	if s.Func == nil {
 		return 0, false, fmt.Errorf("%w: %q", errUnknownStrategy, s.Name)
 	}
@@ -308,7 +315,7 @@ func (s Custom) call(f Failure) (d time.Duration, ok bool, err error) {
 func (s Custom) validate() error {
 	var bad problems
 	if s.Func == nil && s.Name == "" {
-		bad.add("Func", "is nil, and there is no Name to find one by")
+		bad.add("Func", "is nil, and Name is empty: set one of them")
 	}
 	if s.Name != "" {
 		bad.join(checkName("Name", s.Name))
@@ -332,7 +339,7 @@ func (s Custom) stored() storedStrategy {
 }
 
 // capThenJitter ends every strategy. The other way round all jobs at the cap would come back at one instant.
-func capThenJitter(d, limit time.Duration, j Jitter, f Failure) time.Duration {
+func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration {
 	if limit > 0 {
 		d = min(d, limit)
 	}
@@ -360,7 +367,7 @@ func encodeStrategy(s RetryStrategy) ([]byte, error) {
 	}
 	out := s.stored()
 	if out.Type == "custom" && out.Name == "" {
-		return nil, &InvalidError{Field: "Name", Reason: "is empty; a stored Custom is found by it"}
+		return nil, &InvalidError{Field: "Name", Reason: "is empty; a stored Custom is found by its name"}
 	}
 	return json.Marshal(out)
 }

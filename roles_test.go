@@ -127,8 +127,8 @@ func TestRolesDoTheirWork(t *testing.T) {
 	}
 
 	var well atomic.Bool
-	sup, err := worker.client.Supervisor(SupervisorConfig{
-		Lease: time.Second, PollInterval: time.Minute, CompletedRetention: time.Second, Build: "b1",
+	sup, err := worker.client.NewSupervisor(SupervisorConfig{
+		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: KeepFor(time.Second), Build: "b1",
 		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
 		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error {
 			if j.Attempt == 1 && j.Snoozes == 0 {
@@ -156,71 +156,83 @@ func TestRolesDoTheirWork(t *testing.T) {
 		_, err := producer.client.EnqueueTx(ctx, tx, letter{"b"}, nil)
 		return err
 	}))
-	_, err = producer.client.EnqueueMany(ctx, []Batch{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
+	_, err = producer.client.EnqueueMany(ctx, []EnqueueItem{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
 	ok("EnqueueMany", err)
 	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
 	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where kind = 'nobody'`)
 	c.waitFor(t, 30*time.Second, `select exists (select from drover_failure_groups where jobs = 4)`)
 
 	// A supervisor that died, and one old dead letter for the archive.
+	well.Store(true)
 	c.exec(t, `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at, snoozes) values (drover_ulid_at('2020-01-01'), 'letter', 'running', 'gone', 1, 1, now(), 1)`)
 	c.dead(t, "gone")
 	c.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at('2020-01-02'), 'letter', 'discarded', now() - interval '40 days', 'operator')`)
-	well.Store(true)
 	c.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs_archive`)
 	c.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
 
 	// What a reader reads.
 	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
 	for what, read := range map[string]func(*Client) error{
-		"Check":         func(r *Client) error { return r.Check(ctx) },
-		"Get":           func(r *Client) error { _, err := r.Get(ctx, receipt.ID); return err },
-		"List":          func(r *Client) error { _, err := r.List(ctx, Filter{State: Discarded}, "", 0); return err },
-		"Count":         func(r *Client) error { _, err := r.Count(ctx, Filter{}); return err },
-		"Counts":        func(r *Client) error { _, err := r.Counts(ctx); return err },
-		"Summary":       func(r *Client) error { _, err := r.Summary(ctx); return err },
-		"Failures":      func(r *Client) error { _, err := r.Failures(ctx, FailureFilter{}); return err },
-		"Failure":       func(r *Client) error { _, err := r.Failure(ctx, fingerprint); return err },
-		"RetryBudgets":  func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
-		"Redrives":      func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
-		"Health":        func(r *Client) error { _, err := r.Health(ctx); return err },
-		"Alerts":        func(r *Client) error { _, err := r.Alerts(ctx, Thresholds{Discarded: 1}); return err },
-		"ExportArchive": func(r *Client) error { _, err := r.ExportArchive(ctx, io.Discard, Filter{}); return err },
+		"Check":           func(r *Client) error { return r.Check(ctx) },
+		"Job":             func(r *Client) error { _, err := r.Job(ctx, receipt.ID); return err },
+		"Jobs":            func(r *Client) error { _, err := r.Jobs(ctx, Filter{State: Discarded}, "", 0); return err },
+		"Count":           func(r *Client) error { _, err := r.Count(ctx, Filter{}); return err },
+		"Snapshot":        func(r *Client) error { _, err := r.Snapshot(ctx); return err },
+		"DiscardedGroups": func(r *Client) error { _, err := r.DiscardedGroups(ctx); return err },
+		"FailureGroups":   func(r *Client) error { _, err := r.FailureGroups(ctx, FailureFilter{}); return err },
+		"FailureGroup":    func(r *Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
+		"RetryBudgets":    func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
+		"Redrives":        func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
+		"ExportArchive":   func(r *Client) error { _, err := r.ExportArchive(ctx, io.Discard, Filter{}); return err },
 	} {
 		ok("reader: "+what, read(reader.client))
 		ok("operator: "+what, read(operator.client))
-		if err := read(producer.client); !refused(err) && what != "Check" && what != "Health" { // of Health it gets what it may see
+		if err := read(producer.client); !refused(err) && what != "Check" {
 			t.Errorf("producer: %s: %v", what, err)
 		}
 	}
 
 	// What an operator does, and no other role.
-	waiting := c.enqueueWaiting(t, 3)
+	waiting := c.enqueueWaiting(t, 4)
+	c.exec(t, `insert into queues (name, completed_retention) values ('elsewhere', '1 day')`) // or it is pruned in a second
+	completed := value[string](t, c.testDB, `insert into jobs (kind, queue, state, finalized_at) values ('nobody', 'elsewhere', 'completed', now()) returning id`)
 	verbs := []struct {
 		what string
 		do   func(*Client) error
 	}{
-		{"Cancel", func(o *Client) error { _, err := o.Cancel(ctx, waiting[0], "no"); return err }},
-		{"Discard", func(o *Client) error { _, err := o.Discard(ctx, waiting[1], "no"); return err }},
-		{"CancelMany", func(o *Client) error { _, err := o.CancelMany(ctx, Filter{Kind: "nobody"}, "no"); return err }},
-		{"DiscardMany", func(o *Client) error { _, err := o.DiscardMany(ctx, Filter{IDs: waiting[2:]}, "no"); return err }},
-		{"SetFailureStatus", func(o *Client) error { return o.SetFailureStatus(ctx, fingerprint, FailureResolved, "ann") }},
+		{"Edit", func(o *Client) error {
+			_, err := o.Edit(ctx, waiting[3], JobEdit{RunNow: true, Priority: 1, ArgsPatch: []byte(`{"n": 1}`)}, By{Why: "no"})
+			return err
+		}},
+		{"EditMany", func(o *Client) error {
+			_, err := o.EditMany(ctx, Filter{IDs: waiting[3:]}, JobEdit{Queue: "other", Delay: time.Hour}, By{Why: "no"})
+			return err
+		}},
+		{"Rerun", func(o *Client) error { _, err := o.Rerun(ctx, completed, nil, By{Why: "no"}); return err }},
+		{"Cancel", func(o *Client) error { _, err := o.Cancel(ctx, waiting[0], By{Why: "no"}); return err }},
+		{"Discard", func(o *Client) error { _, err := o.Discard(ctx, waiting[1], By{Why: "no"}); return err }},
+		{"CancelMany", func(o *Client) error { _, err := o.CancelMany(ctx, Filter{Kind: "nobody"}, By{Why: "no"}); return err }},
+		{"DiscardMany", func(o *Client) error {
+			_, err := o.DiscardMany(ctx, Filter{IDs: waiting[2:3]}, By{Why: "no"})
+			return err
+		}},
+		{"SetFailureStatus", func(o *Client) error { return o.SetFailureStatus(ctx, fingerprint, FailureResolved, By{Who: "ann"}) }},
 		{"SetFailurePolicy", func(o *Client) error {
-			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, "ann")
+			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, By{Who: "ann"})
 		}},
-		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, "ann") }},
-		{"Redrive", func(o *Client) error {
-			_, err := o.Redrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"})
+		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, By{Who: "ann"}) }},
+		{"StartRedrive", func(o *Client) error {
+			_, err := o.StartRedrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"}, By{})
 			return err
 		}},
-		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}); return err }},
+		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}, By{}); return err }},
 		{"Archive", func(o *Client) error {
-			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil)
+			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil, By{})
 			return err
 		}},
-		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}); return err }},
+		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}, By{}); return err }},
 		{"DeleteMany", func(o *Client) error {
-			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled})
+			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled}, By{})
 			return err
 		}},
 	}
@@ -235,7 +247,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: "+v.what, v.do(operator.client))
 	}
 	eventually(t, func() bool { // the worker may have been archiving the restored job again meanwhile
-		_, err := operator.client.PurgeArchive(ctx, Filter{All: true})
+		_, err := operator.client.PurgeArchive(ctx, Filter{All: true}, By{})
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})
@@ -281,17 +293,19 @@ func TestRolesDoNoMore(t *testing.T) {
 	own := map[string][]string{
 		"producer": {
 			`select from jobs`, `insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `select from discarded_jobs`,
+			`select drover_edit('` + id + `', '{"run_now": true}')`, `select drover_edit_many('{"all": true}', '{"run_now": true}')`, `select drover_rerun('` + id + `')`,
 			`select drover_cancel('` + id + `')`, `select drover_list()`, `select drover_delete_many('{"all": true}', confirm => 'delete')`,
 		},
 		"reader": {
 			`insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `select from jobs for update`,
-			`select drover_enqueue('k')`, `select drover_wake('default')`, `select drover_cancel('` + id + `')`, `select drover_pace()`,
+			`select drover_enqueue('k')`, `select drover_wake('default')`, `select drover_cancel('` + id + `')`, `select drover_edit('` + id + `', '{"run_now": true}')`, `select drover_rerun('` + id + `')`, `select drover_pace()`,
 			`select drover_redrive_start('{"filter": {"all": true}}')`,
 		},
 		"worker": {
 			`update jobs_archive set args = '{}'`, `delete from jobs_archive`, `select drover_purge('{"all": true}', 'delete for ever')`, `select drover_restore('{"all": true}')`,
-			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into drover_redrives (filter) values ('{}')`, `delete from drover_budgets`, `delete from queues`,
-			`delete from drover_failure_groups`,
+			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into drover_redrives (filter) values ('{}')`, `update drover_redrives set rate = 5000`,
+			`update drover_redrives set args_patch = '{}'`, `select drover_redrive_pause('x')`, `select drover_redrive_abort('x')`, `delete from drover_budgets`, `delete from queues`,
+			`delete from drover_failure_groups`, `delete from drover_periodic`,
 		},
 		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrives`},
 	}
@@ -301,7 +315,7 @@ func TestRolesDoNoMore(t *testing.T) {
 			`truncate jobs`, `drop table jobs`, `drop schema ` + c.schema + ` cascade`, `alter table jobs add column mine int`, `alter table jobs disable trigger all`,
 			`create table mine ()`, `create function drover_mine() returns int language sql as 'select 1'`, `drop function drover_schema_version()`,
 			`create or replace function drover_schema_version() returns int language sql as 'select 99'`, `create index on jobs (args)`,
-			`create trigger mine before insert on jobs execute function drover_follow_up()`, `alter function drover_wake(text, timestamptz) security invoker`,
+			`create trigger mine before insert on jobs execute function drover_follow_up()`, `alter function drover_wake security invoker`,
 			`update drover_goose_version set version_id = 0`, `drop view discarded_jobs`, `comment on table jobs is 'mine'`,
 		}) {
 			tx, err := db.Begin(t.Context())
@@ -336,5 +350,33 @@ select role from r where `+condition, c.schema)
 	}
 	if len(names) > 0 {
 		t.Errorf("%s: %q", what, names)
+	}
+}
+
+// An operator sets, pauses, runs and deletes schedules; a worker declares and ticks them; a reader sees them.
+func TestRolesAndSchedules(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	operator, worker, reader := c.as(t, "operator", Config{Logger: quiet()}), c.as(t, "worker", Config{Logger: quiet()}), c.as(t, "reader", Config{Logger: quiet()})
+	operator.setPeriodic(t, Periodic{Name: "a", Schedule: "@every 1h"})
+	for name, err := range map[string]error{
+		"pause":  operator.client.PausePeriodic(t.Context(), "a", time.Time{}, By{}),
+		"hold":   operator.client.Pause(t.Context(), "kind:nobody", time.Time{}, By{}),
+		"open":   operator.client.Resume(t.Context(), "kind:nobody", By{}),
+		"resume": operator.client.ResumePeriodic(t.Context(), "a", By{}),
+		"run":    func() error { _, err := operator.client.RunPeriodic(t.Context(), "a", nil, By{}); return err }(),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	worker.run(t, ticker("", Periodic{Name: "declared"}))
+	operator.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name = 'a'`)
+	reader.waitFor(t, 20*time.Second, `select count(*) = 1 from periodic_jobs where name = 'a' and jobs = 2`)
+	if list, err := reader.client.PeriodicJobs(t.Context()); err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := operator.client.DeletePeriodic(t.Context(), "a", By{}); err != nil {
+		t.Error(err)
 	}
 }

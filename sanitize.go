@@ -3,6 +3,7 @@ package drover
 import (
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/drover-queue/drover/internal/pgtext"
 )
@@ -57,16 +58,9 @@ func rootType(err error, steps *int) string {
 		return ""
 	}
 	*steps--
-	switch e := any(err).(type) {
-	case interface{ Unwrap() error }:
-		if name := rootType(e.Unwrap(), steps); name != "" {
+	for _, branch := range unwrap(err) {
+		if name := rootType(branch, steps); name != "" {
 			return name
-		}
-	case interface{ Unwrap() []error }:
-		for _, branch := range e.Unwrap() {
-			if name := rootType(branch, steps); name != "" {
-				return name
-			}
 		}
 	}
 	switch name := fmt.Sprintf("%T", err); name {
@@ -75,6 +69,34 @@ func rootType(err error, steps *int) string {
 	default:
 		return name
 	}
+}
+
+// ownStack is the text of an error that brings its stack: it formats itself, and with %+v names lines of Go files, as the errors
+// of the usual packages do. Empty: none of the chain does.
+func ownStack(err error) (text string) {
+	defer func() { _ = recover() }() // a method of the error's panicked: no stack, then
+	pending := []error{err}
+	for steps := maxErrorSteps; len(pending) > 0 && steps > 0; steps-- {
+		err, pending = pending[0], pending[1:]
+		if _, ok := err.(fmt.Formatter); ok {
+			if stack := fmt.Sprintf("%+v", err); strings.Contains(stack, ".go:") {
+				return stack
+			}
+		}
+		pending = append(pending, unwrap(err)...)
+	}
+	return ""
+}
+
+// unwrap returns the errors directly inside err; some may be nil.
+func unwrap(err error) []error {
+	switch e := any(err).(type) {
+	case interface{ Unwrap() error }:
+		return []error{e.Unwrap()}
+	case interface{ Unwrap() []error }:
+		return e.Unwrap()
+	}
+	return nil
 }
 
 // recoveredText describes a recovered value. Only what the runtime would print of an uncaught panic is formatted:

@@ -209,7 +209,7 @@ func namesField(err error) error {
 	case "jobs_retry":
 		field = "Retry"
 	case "jobs_concurrency_key":
-		field = "ConcurrencyKey"
+		field = "Key"
 	case "jobs_args":
 		field = "args"
 	case "jobs_metadata":
@@ -249,7 +249,7 @@ func notApplied(err error) bool {
 }
 
 const (
-	schemaVersion   = 16
+	schemaVersion   = 20
 	firstMigratable = 10 // an older schema is of before the first release, and no file here goes on from it
 )
 
@@ -302,9 +302,9 @@ func (s *store) check(ctx context.Context) error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask where drover is: %w", classify(err))
+		return fmt.Errorf("look for drover's schema: %w", classify(err))
 	case ours != pools:
-		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its connections find drover in schema %q, a supervisor's own, made with its settings and hooks, in %q: "+
+		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its connections find drover in schema %q, but connections made from its config find it in %q: "+
 			"set search_path in the connection string, or for the role", pools, ours)}
 	}
 	return nil
@@ -325,24 +325,24 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 		err = s.checkPooler(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("ask the server what it is: %w", classify(err))
+		return fmt.Errorf("look at the server: %w", classify(err))
 	}
 	switch {
 	case server < 150000:
-		return fmt.Errorf("%w, this is %d.%d", ErrServerTooOld, server/10000, server%10000)
+		return fmt.Errorf("%w: this one is %d.%d", ErrServerTooOld, server/10000, server%10000)
 	case standby:
 		return ErrReadOnly
 	case !migrated:
 		return fmt.Errorf("%w (%s)", ErrNotMigrated, where)
 	}
 	if err := conn.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
-		return fmt.Errorf("ask for the schema's version: %w", classify(err))
+		return fmt.Errorf("read the schema's version: %w", classify(err))
 	}
 	if schema < firstMigratable {
-		return fmt.Errorf("%w (version %d is from before the first release: take it down with the files that made it, or drop its schema, then migrate; %s)", ErrNotMigrated, schema, where)
+		return fmt.Errorf("%w (schema version %d is older than the first release: undo its migrations with the files that made them, or drop the schema, then migrate; %s)", ErrNotMigrated, schema, where)
 	}
 	if schema < schemaVersion {
-		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
+		return fmt.Errorf("%w (the schema has version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
 	}
 	return nil
 }

@@ -8,16 +8,18 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// The archive, and what has reached a threshold. All of it goes from id to id in short transactions: a long one would
+// The archive. All of it goes from id to id in short transactions: a long one would
 // keep vacuum from the jobs that ended meanwhile.
 
 // archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The functions find refused rows by themselves;
 // next and these are for errors that no function can catch, such as a statement time-out.
 type archiveVerb struct {
-	batch int
-	step  string // takes up the next $2 jobs after id $3
-	next  string // lists the ids of those
-	these string // takes up the jobs $2 alone
+	name    string // for errors
+	batch   int
+	step    string // takes up the next $2 jobs after id $3; $4 is who and $5 why
+	next    string // lists the ids of those
+	these   string // takes up the jobs $2 alone; $3 is who and $4 why
+	missing string // lists the filter's ids that are not in the table
 }
 
 func archiveStep(keep int) archiveVerb {
@@ -26,29 +28,47 @@ func archiveStep(keep int) archiveVerb {
 		batch = rankedBatch
 	}
 	return archiveVerb{
-		batch: batch,
-		step:  `select moved, conflicts, refused, last from drover_archive($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
-		next:  `select ids, refused, last from drover_archivable($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
-		these: `select moved, conflicts, refused, null from drover_archive($1::jsonb || jsonb_build_object('ids', $2::text[]), 0, cardinality($2::text[]))`,
+		name:    "archive",
+		batch:   batch,
+		step:    `select moved, conflicts, refused, last from drover_archive($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3, $4, $5)`,
+		next:    `select ids, refused, last from drover_archivable($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
+		these:   `select moved, conflicts, refused, null from drover_archive($1::jsonb || jsonb_build_object('ids', $2::text[]), 0, cardinality($2::text[]), '', $3, $4)`,
+		missing: sqlUnknown,
 	}
 }
 
 func restoreStep() archiveVerb {
 	return archiveVerb{
-		batch: archiveBatch,
-		step:  `select moved, conflicts, refused, last from drover_restore($1::jsonb, $2, $3)`,
-		next:  `select ids, refused, last from drover_archived($1::jsonb, 'restore', $2, $3)`,
-		these: `select moved, conflicts, refused, null from drover_restore($1::jsonb || jsonb_build_object('ids', $2::text[]), cardinality($2::text[]))`,
+		name:    "restore",
+		batch:   archiveBatch,
+		step:    `select moved, conflicts, refused, last from drover_restore($1::jsonb, $2, $3, $4, $5)`,
+		next:    `select ids, refused, last from drover_archived($1::jsonb, 'restore', $2, $3)`,
+		these:   `select moved, conflicts, refused, null from drover_restore($1::jsonb || jsonb_build_object('ids', $2::text[]), cardinality($2::text[]), '', $3, $4)`,
+		missing: sqlNotArchived,
 	}
 }
 
 func purgeStep() archiveVerb {
 	return archiveVerb{
 		batch: archiveBatch,
-		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, 'delete for ever', $2, $3)`,
+		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, 'delete for ever', $2, $3, $4, $5)`,
 		next:  `select ids, refused, last from drover_archived($1::jsonb, 'purge', $2, $3)`,
-		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), 'delete for ever', cardinality($2::text[]))`,
+		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), 'delete for ever', cardinality($2::text[]), '', $3, $4)`,
 	}
+}
+
+// sqlNotArchived lists the ids of a filter, $1, that are not in the archive. It looks each up by primary key.
+const sqlNotArchived = `
+select distinct f.id from jsonb_array_elements_text($1::jsonb->'ids') as f(id) where not exists (select from jobs_archive j where j.id = f.id) order by 1`
+
+// missing lists ids of the filter by one of the statements above and below: those that are not in a table.
+func (s *store) missing(ctx context.Context, sql, filter string) ([]string, error) {
+	rows, err := s.pool.Query(ctx, sql, filter)
+	if err != nil {
+		return nil, classify(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return ids, classify(err)
 }
 
 const (
@@ -61,16 +81,16 @@ const (
 const sqlConstraintsNow = `set constraints all immediate`
 
 // move takes steps, each from where the one before got to, and adds up what they did.
-func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Moved, err error) {
+func (s *store) move(ctx context.Context, filter string, v archiveVerb, by By) (all ArchiveResult, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return all, classify(err)
 	}
 	defer conn.Release()
 	for after := ""; ; {
-		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after)
+		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after, by.Who, by.Why)
 		if stepFault(err) && ctx.Err() == nil {
-			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after)
+			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after, by)
 		}
 		if err != nil && ctx.Err() != nil {
 			err = ctx.Err()
@@ -83,9 +103,9 @@ func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Mov
 }
 
 // moveStep is one transaction of a verb.
-func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
+func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, sql string, args ...any) (last *string, err error) {
 	var p pipeline
-	var step Moved
+	var step ArchiveResult
 	p.begin()
 	p.exec(nil, sqlOnePlan)
 	p.exec(nil, sqlConstraintsNow)
@@ -101,7 +121,7 @@ func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql st
 }
 
 // moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
-func (s *store) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v archiveVerb, filter, after string) (last *string, err error) {
+func (s *store) moveApart(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, v archiveVerb, filter, after string, by By) (last *string, err error) {
 	var p pipeline
 	var ids []string
 	var unread []Refusal
@@ -114,7 +134,7 @@ func (s *store) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v arc
 	}
 	all.refuse(unread...)
 	err = isolate(ids, func(part []string) error {
-		_, err := s.moveStep(ctx, conn, all, v.these, filter, part)
+		_, err := s.moveStep(ctx, conn, all, v.these, filter, part, by.Who, by.Why)
 		if ctx.Err() != nil {
 			return context.Canceled // the caller's deadline is no row's fault
 		}
@@ -158,31 +178,4 @@ func (s *store) export(ctx context.Context, filter string, write func(line []byt
 			return unread, classify(err)
 		}
 	}
-}
-
-const sqlAlerts = `select name, level, value, threshold from drover_alerts($1, $2, $3::interval, $4, $5::interval, $6)`
-
-func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, classify(err)
-	}
-	defer conn.Release()
-	var p pipeline
-	alerts := []Alert{}
-	var oldest *string
-	if t.Oldest > 0 {
-		text := interval(t.Oldest)
-		oldest = &text
-	}
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error {
-		var a Alert
-		err := rows.Scan(&a.Name, &a.Level, &a.Value, &a.Threshold)
-		alerts = append(alerts, a)
-		return err
-	}, sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
-	p.commit()
-	return alerts, p.send(ctx, conn.Conn())
 }

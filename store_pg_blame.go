@@ -5,14 +5,18 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
-// sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
-// started there, $3 how many had started beside each. The first rescuer that has seen all of them says so for all: one that comes
-// later finds fewer. Mass: the last signs of life were within two thirds of a lease of each other. Not a whole one: a job
-// whose first death is found a lease after the last beat, and that kills again at once, leaves a beat of up to a sixth
-// of a lease before, and its own first death must not spare it. Of those that died after it some are not yet declared
-// lost: silent for a third of a lease will do.
+// sqlJudge stores what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
+// started there, $3 how many other jobs had started there. The first rescuer that has seen all of them decides for all,
+// because a later one finds fewer.
+//
+// Mass: the last signs of life were within two thirds of a lease of each other. A whole lease would be too long: a job's
+// first death is found a lease after the last beat. If the job kills again at once, the second process' last beat is up to
+// a sixth of a lease before that, and the job's own first death must not spare it. Some supervisors that died later are
+// not yet declared lost: for those, a silence of a third of a lease is enough.
 const (
 	sqlJudge = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
@@ -33,19 +37,35 @@ from (
 ) s
 on conflict (id) do nothing`
 
-	sqlVerdict = `select draining, mass, shared, degree, beside from drover_ended_supervisors where id = $1`
+	sqlVerdict = `select draining, mass, shared, degree, beside, died from drover_ended_supervisors where id = $1`
 
 	sqlForgetEnded = `
 delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
-// judge returns what the death of supervisor id is evidence of: as it was first judged.
-func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d death) (death, error) {
+// verdict returns what was decided about the death of supervisor id; died is false if there is no word of one.
+func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.begin()
+	p.verdict(id, &d, &died)
+	p.commit()
+	return d, died, p.send(ctx, conn)
+}
+
+func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
+	p.query(func(rows pgx.Rows) error {
+		return rows.Scan(&d.Draining, &d.Mass, &d.Shared, &d.Degree, &d.Beside, died)
+	}, sqlVerdict, id)
+}
+
+// judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
+func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d blame.Death) (blame.Death, error) {
+	var p pipeline
+	var died bool
+	p.begin()
 	p.exec(nil, sqlForgetEnded)
-	p.exec(nil, sqlJudge, id, d.degree, d.beside)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&d.draining, &d.mass, &d.shared, &d.degree, &d.beside) }, sqlVerdict, id)
+	p.exec(nil, sqlJudge, id, d.Degree, d.Beside)
+	p.verdict(id, &d, &died)
 	p.commit()
 	return d, p.send(ctx, conn)
 }
@@ -61,14 +81,14 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
-func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b background, err error) {
+func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
 	p.begin()
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.deaths, &ran) }, sqlBackground, except, interval(historyWindow))
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, interval(blame.HistoryWindow))
 	p.commit()
 	err = p.send(ctx, conn)
-	b.time = seconds(ran)
+	b.Time = seconds(ran)
 	return b, err
 }
 
@@ -82,8 +102,8 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// sqlBeside lists the jobs against which the deaths $1 counted that job $2 was convicted of. sqlHurry makes those among jobs
-// $1 due that wait because of the deaths $2; by primary key. It passes rows that are locked: they keep their backoff.
+// sqlBeside lists the other jobs against which the deaths $1 counted, of which job $2 was convicted. sqlHurry makes those
+// of the jobs $1 due that wait because of the deaths $2; by primary key. It passes locked rows: they keep their backoff.
 const (
 	sqlBeside = `
 select distinct b from drover_ended_supervisors e, unnest(e.blamed) as b where e.id = any($1) and e.explained_by = $2 and b <> $2 order by b`
@@ -119,8 +139,8 @@ func (s *store) hurry(ctx context.Context, conn *pgx.Conn, v conviction, jobs []
 	return p.send(ctx, conn)
 }
 
-// sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
-// turn was taken is lost, and claims nothing.
+// sqlTakeSolo takes the turn to run strong suspects, if no live supervisor has it. The claim that follows is fenced: a
+// supervisor whose turn was taken is lost, and claims nothing.
 const (
 	sqlTakeSolo = `
 update drover_solo set supervisor = $1, taken_at = now()

@@ -41,9 +41,9 @@ const sqlReserveBriefly = `select set_config('synchronous_commit', 'off', true),
 
 // wantedSlot is a retry in need of a slot.
 type wantedSlot struct {
-	o       *outcome
-	backoff time.Duration
-	latest  *int64 // microseconds until its RetryUntil; nil: none
+	kind, queue string
+	backoff     time.Duration
+	latest      *int64 // microseconds until its RetryUntil; nil: none
 }
 
 // takenSlot is what came of it; the zero value says that no budget applies.
@@ -51,14 +51,14 @@ type takenSlot struct {
 	budgeted bool
 	dueUS    int64
 	delay    time.Duration
-	reason   string // of a discard: there was no slot
+	reason   Reason // of a discard: there was no slot
 }
 
 func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlot) ([]takenSlot, error) {
 	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
 	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))
 	for i, w := range wanting {
-		kinds[i], queues[i] = w.o.run.job.Kind, w.o.run.job.Queue
+		kinds[i], queues[i] = w.kind, w.queue
 		delays[i], latest[i] = w.backoff.Microseconds(), w.latest
 		if w.backoff%time.Microsecond > 0 {
 			delays[i]++ // never earlier than the strategy says

@@ -1,7 +1,9 @@
 package drover
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -13,7 +15,7 @@ import (
 
 // lastError is the text of drover_last_error, without its call where the newest entry tells of a run: a function that
 // pins its search_path costs as much as a claim of the row.
-const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error'`
+const lastError = `left((case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error', 20000)`
 
 // sqlClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
@@ -27,6 +29,8 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.
 // The time is the statement's, not the transaction's: the claim may have waited for its turn.
 // When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
+// A value far beyond the bounds of jobs_bounds is not read: the server takes seconds to write it out as text, cannot be
+// interrupted, and all jobs of the claim would wait.
 const sqlClaim = claimMe + claimDue + claimTake + claimNextDue
 
 // sqlClaimBut is sqlClaim without the jobs that are set aside. It is used only while there are any. A subquery for each
@@ -68,19 +72,27 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 )`
+	// How long ago the job was enqueued, or last made due by a redrive, in ms. Infinite times cannot be subtracted. date_part
+	// computes in float8, which costs less than extract.
+	sinceEnqueue = `(date_part('epoch', statement_timestamp() - least(greatest(created_at, redriven_at, '0001-01-01+00'), '9999-12-30+00')) * 1000)::bigint`
+
 	claimTake = `, claimed as (
-	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp()
+	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp(),
+		unique_until = case when unique_scope = 'started' then null else unique_until end
 	where id = any(array(select id from due))
-	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
+	returning id, kind, queue, lane, case when pg_column_size(args) <= 2048 or pg_column_size(args #> '{}') <= 25165824 then args end as args,
+		attempt, claim_seq, scheduled_at,
 		case
+			when pg_column_size(metadata #> '{}') > 524288 or pg_column_size(tags) > 16384 or pg_column_size(retry) > 4096 or pg_column_size(errors) > 1048576 then ''
 			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
-				or crashes > 0 or redrives > 0
+				or crashes > 0 or redrives > 0 or unique_scope = 'period'
 			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
-				'last_delay_ms', last_delay_ms, 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
+				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
 			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
-			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || coalesce(` + lastError + `, '')
+			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
+			when scheduled_at <> created_at then '0 0 ' || ` + sinceEnqueue + ` || ' ' -- enqueued for later
 		end as more
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more`
@@ -127,36 +139,49 @@ type moreOfJob struct {
 	Redrives    int             `json:"redrives"`
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
+	AgeMS       int64           `json:"age_ms"`
+	Period      bool            `json:"unique_period"`
 
 	unreadable error // why the rest is not known; nil: it is
 }
 
-// read takes a JSON object, or of a job that has merely failed: how often, its last delay, its last error.
+// errTooLarge is why a row is not read that passes the bounds of the table.
+var errTooLarge = errors.New("its args, metadata or tags are larger than the table jobs allows")
+
+// read takes a JSON object, or of a job that has merely failed or waited: how often it failed, its last delay, its age,
+// its last error.
 func (m *moreOfJob) read(text []byte) (err error) {
+	if len(text) == 0 {
+		return errTooLarge
+	}
 	if len(text) > mostMore {
-		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
+		return fmt.Errorf("metadata, tags and other fields have %d bytes, and may have at most %d", len(text), mostMore)
 	}
 	if text[0] == '{' {
 		return json.Unmarshal(text, m)
 	}
 	failures, rest, _ := strings.Cut(string(text), " ")
-	delay, last, _ := strings.Cut(rest, " ")
+	delay, rest, _ := strings.Cut(rest, " ")
+	age, last, _ := strings.Cut(rest, " ")
 	m.LastError = last
 	if m.Failures, err = strconv.Atoi(failures); err != nil {
 		return err
 	}
-	m.LastDelayMS, err = strconv.ParseInt(delay, 10, 64)
+	if m.LastDelayMS, err = strconv.ParseInt(delay, 10, 64); err != nil {
+		return err
+	}
+	m.AgeMS, err = strconv.ParseInt(age, 10, 64)
 	return err
 }
 
-// sqlTakeTurn goes before a claim that others would run into: see claimer.turns. The lock ends with the transaction, and
-// the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
+// sqlTakeTurn comes before a claim of a backlog, so that claims do not collide: see claimer.turns. The lock ends with the
+// transaction. The wait for it is bounded, so a session that hangs while it has the lock does not block others.
 const sqlTakeTurn = `select drover_take_turn($1, $2)`
 
-// sqlClaimPlan does what sqlOnePlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
-// the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
-// others would take that for a long transaction.
-const sqlClaimPlan = sqlOnePlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
+// sqlClaimPlan does what sqlBoundPlan does, and returns how far the server's transaction ids are, for the near sweeps. The
+// claim that follows sees everything committed by now. The claim's lock on its supervisor needs a transaction id anyway.
+// This runs after the wait for a turn; otherwise the waiting transaction would look like a long-running one to others.
+const sqlClaimPlan = sqlBoundPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
 // claimRequest asks for jobs of several queues.
@@ -174,8 +199,9 @@ type claimRequest struct {
 	floorID    []string
 	turns      []string // queues in which it waits for its turn
 	patience   time.Duration
-	but        bool  // without the jobs that are set aside
-	belowLane  int16 // of jobs that are named: only those of lanes below this one
+	bound      time.Duration // of the statement
+	but        bool          // without the jobs that are set aside
+	belowLane  int16         // of jobs that are named: only those of lanes below this one
 }
 
 // farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
@@ -201,8 +227,8 @@ const (
 	// mostReply is how many bytes of a claim are kept; jobs beyond that are handed back.
 	mostReply = 256 << 20
 
-	// mostMore is as much as a job may have beside its args. The table's own bounds are far below, so decoding more
-	// would cost the other jobs of the claim their time for nothing.
+	// mostMore is how much a job may have besides its args. The table's own bounds are far below, so decoding more
+	// would only cost the other jobs of the claim time.
 	mostMore = 1 << 20
 )
 
@@ -211,6 +237,17 @@ func (r *claimReply) cost(took time.Duration) time.Duration {
 	return took - min(max(r.waited, 0), took)
 }
 
+// claim sends a claim. What drover_sleepers is to say goes first, in the same round trip; nil is nothing.
+func (s *store) claim(ctx context.Context, conn *pgx.Conn, sleep *sleepRow, req *claimRequest, reply *claimReply) error {
+	var p pipeline
+	if sleep != nil {
+		p.sleep(sleep)
+	}
+	p.claim(req, reply)
+	return p.send(ctx, conn)
+}
+
+// claim queues a claim in a transaction of its own.
 func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.begin()
 	if len(req.turns) > 0 {
@@ -223,10 +260,10 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	}
 	p.query(func(rows pgx.Rows) error {
 		var waited float64
-		err := rows.Scan(nil, nil, nil, nil, &waited, &reply.seen.at, &reply.seen.oldest, &reply.seen.own)
+		err := rows.Scan(nil, nil, nil, nil, nil, &waited, &reply.seen.at, &reply.seen.oldest, &reply.seen.own)
 		reply.waited = seconds(waited)
 		return err
-	}, sqlClaimPlan)
+	}, sqlClaimPlan, req.bound.Milliseconds())
 	sql, args := sqlClaim, req.args()
 	if req.but {
 		sql = sqlClaimBut
@@ -292,6 +329,9 @@ func (r *claimRow) add() {
 		if err := j.more.read(r.more); err != nil {
 			j.more = &moreOfJob{unreadable: err}
 		}
+	}
+	if r.args == nil {
+		j.more = &moreOfJob{unreadable: errTooLarge}
 	}
 	if r.reply.bytes += len(r.args) + len(r.more); r.reply.bytes > mostReply {
 		j.args, j.more, j.left = nil, nil, true

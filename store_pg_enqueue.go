@@ -31,7 +31,7 @@ func (j *newJob) params(wake bool) []any {
 	}
 	return []any{
 		j.Kind, string(j.Args), j.Queue, j.Priority, j.ScheduledAt, orNull(j.Delay), j.MaxAttempts, orNull(string(j.Retry)),
-		orNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, orNull(string(j.Metadata)), j.ID, wake, orNull(j.ConcurrencyKey),
+		orNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, orNull(string(j.Metadata)), j.ID, wake, orNull(j.Key),
 	}
 }
 
@@ -50,28 +50,28 @@ const sqlEnqueuePlain = `
 insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
-// enqueue stores one job and wakes whoever sleeps: two transactions, one round trip. A role that may not write to jobs,
-// a producer's, stores it through the function, and from the first refusal on all that follow.
-func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
+// enqueue stores one job and wakes sleeping supervisors: two transactions, one round trip. A producer's role, which may not
+// write to jobs, stores it through the function; after the first refusal all later enqueues do.
+func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, unique *uniqueReply, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return false, err
+		return false, unique, err
 	}
 	defer conn.Release()
 	direct := job.plain && !s.functionsOnly.Load()
-	stored, existing, err := s.enqueueOn(ctx, conn.Conn(), job, direct)
+	stored, told, err := s.enqueueOn(ctx, conn.Conn(), job, direct)
 	if direct && lacksRight(err) {
 		if stored {
 			s.wakesBlindly.Store(true)
 		} else {
 			s.functionsOnly.Store(true)
-			stored, existing, err = s.enqueueOn(ctx, conn.Conn(), job, false)
+			stored, told, err = s.enqueueOn(ctx, conn.Conn(), job, false)
 		}
 	}
 	if err != nil && !stored {
-		return false, err
+		return false, unique, uniqueError(err)
 	}
-	return existing, nil // a wake-up that failed costs one poll interval at most
+	return told.existing, told.unique, nil // a wake-up that failed costs one poll interval at most
 }
 
 // enqueued is what the server replied about one job.
@@ -79,30 +79,37 @@ type enqueued struct {
 	rows      int64 // how many the insert stored
 	existing  bool  // the job was there
 	committed int64 // -1: not as far as we know
+	unique    *uniqueReply
 }
 
-// enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
-// around a supervisor's falling asleep would be lost.
-func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
+// enqueueOn looks for sleepers after the commit. Before it the job cannot be seen yet, and a fifth of the wake-ups would
+// be lost while a supervisor is falling asleep.
+func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored bool, told enqueued, err error) {
 	var p pipeline
-	told := enqueued{rows: 1, committed: -1}
+	told = enqueued{rows: 1, committed: -1}
 	p.begin()
-	if direct {
+	switch {
+	case direct:
 		p.exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
-	} else {
+	case job.Uniqueness != nil:
+		told.unique = &uniqueReply{}
+		if err := p.unique(job, told.unique); err != nil {
+			return false, told, err
+		}
+	default:
 		p.query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
 	}
 	p.exec(&told.committed, sqlCommitAndBegin)
 	if direct && !s.wakesBlindly.Load() {
-		p.exec(nil, sqlWakeAsleep, job.Queue)
+		p.exec(nil, sqlWakeAsleep, job.Queue, job.Kind)
 	} else {
 		p.wake(job)
 	}
 	p.commit()
 	if err = p.send(ctx, conn); told.rows != 1 {
-		return false, false, ErrNotStored
+		return false, told, ErrNotStored
 	}
-	return told.committed >= 0, told.existing, err
+	return told.committed >= 0, told, err
 }
 
 // lacksRight reports that the role may not do this by itself.
@@ -112,27 +119,42 @@ func lacksRight(err error) bool {
 }
 
 const (
-	// sqlWakeAsleep calls the function only where somebody sleeps: reading the table costs half of a call.
-	sqlWakeAsleep = `select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())`
-	sqlWakeNow    = `select drover_wake($1)`
-	sqlWakeIn     = `select drover_wake($1, now() + $2::interval)`
-	sqlWakeAt     = `select drover_wake($1, $2::timestamptz)`
+	// sqlWakeAsleep calls the function only where somebody sleeps and nobody who lives is awake: see drover_wake. Reading
+	// the table costs half of a call.
+	sqlWakeAsleep = `
+select drover_wake($1, null, $2) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())
+and not exists (select from drover_sleepers where queue = $1 and sleeps_until is null and $2 = any(kinds)
+	and not (pg_try_advisory_lock_shared(hashtextextended(supervisor, 0)) and pg_advisory_unlock_shared(hashtextextended(supervisor, 0))))`
+	sqlWakeNow = `select drover_wake($1, null, $2)`
+	sqlWakeIn  = `select drover_wake($1, now() + $3::interval, $2)`
+	sqlWakeAt  = `select drover_wake($1, $3::timestamptz, $2)`
 )
 
 func (p *pipeline) wake(job *newJob) {
 	switch {
 	case job.ScheduledAt != nil:
-		p.exec(nil, sqlWakeAt, job.Queue, *job.ScheduledAt)
+		p.exec(nil, sqlWakeAt, job.Queue, job.Kind, *job.ScheduledAt)
 	case job.Delay != "":
-		p.exec(nil, sqlWakeIn, job.Queue, job.Delay)
+		p.exec(nil, sqlWakeIn, job.Queue, job.Kind, job.Delay)
 	default:
-		p.exec(nil, sqlWakeNow, job.Queue)
+		p.exec(nil, sqlWakeNow, job.Queue, job.Kind)
 	}
 }
 
-func (s *store) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
+func (s *store) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, unique *uniqueReply, err error) {
+	if job.Uniqueness != nil {
+		unique, err = s.enqueueUniqueTx(ctx, tx, job)
+		return false, unique, err
+	}
 	err = tx.QueryRow(ctx, sqlEnqueue, job.params(true)...).Scan(&existing)
-	return existing, classify(err)
+	return existing, unique, classify(err)
+}
+
+// batchReply is what became of a batch: for each id how many of its jobs were not stored, and the replies of its unique
+// jobs, in their order.
+type batchReply struct {
+	existing map[string]int
+	unique   []uniqueReply
 }
 
 // sqlEnqueueMany stores a JSON array of jobs and tells the ids of those that were there before.
@@ -146,9 +168,24 @@ const (
 
 // enqueueManyTx stores the jobs in chunks, sorted by id: two batches of the same ids must not deadlock. It counts
 // for each id the jobs that were not stored.
-func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
+func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (told batchReply, err error) {
+	var others, unique []*newJob
+	for _, job := range jobs {
+		if job.Uniqueness != nil {
+			unique = append(unique, job)
+		} else {
+			others = append(others, job)
+		}
+	}
+	if told.existing, err = s.enqueueOthersTx(ctx, tx, others); err == nil && len(unique) > 0 {
+		told.unique, err = s.enqueueUniqueManyTx(ctx, tx, unique)
+	}
+	return told, err
+}
+
+// enqueueOthersTx stores jobs that are not unique, and owns the slice.
+func (s *store) enqueueOthersTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
 	existing := map[string]int{}
-	jobs = slices.Clone(jobs)
 	slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(a.ID, b.ID) })
 	for len(jobs) > 0 {
 		chunk := jobs[:chunkLen(jobs)]
@@ -185,7 +222,7 @@ func chunkLen(jobs []*newJob) int {
 
 // enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
 // through the function. A role that may not write to jobs, a producer's, does all through the function.
-func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
+func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (told batchReply, err error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
 		if job.plain {
@@ -194,28 +231,33 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int
 			others = append(others, job)
 		}
 	}
-	existing, err := s.copyAndEnqueue(ctx, plain, others)
-	if len(plain) > 0 && lacksRight(err) {
-		existing, err = s.copyAndEnqueue(ctx, nil, jobs)
+	for range 3 { // a batch whose unique jobs have met another one of several chunks goes through the next time
+		told, err = s.copyAndEnqueue(ctx, plain, others)
+		if len(plain) > 0 && lacksRight(err) {
+			told, err = s.copyAndEnqueue(ctx, nil, jobs)
+		}
+		if !deadlocked(err) {
+			break
+		}
 	}
 	if err != nil {
-		return nil, err
+		return told, err
 	}
 	s.wakeQueues(ctx, jobs)
-	return existing, nil
+	return told, nil
 }
 
-func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
+func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (told batchReply, err error) {
 	if len(plain) == 0 {
 		err = s.inTx(ctx, func(tx pgx.Tx) error {
-			existing, err = s.enqueueManyTx(ctx, tx, others)
+			told, err = s.enqueueManyTx(ctx, tx, others)
 			return err
 		})
-		return existing, err
+		return told, err
 	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, classify(err)
+		return told, classify(err)
 	}
 	defer conn.Release()
 	var begin pipeline
@@ -224,22 +266,22 @@ func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (ex
 	begin.exec(nil, sqlLockJobs)
 	begin.query(func(rows pgx.Rows) error { return rows.Scan(&changeable) }, sqlTriggersBefore)
 	if err := begin.send(ctx, conn.Conn()); err != nil {
-		return nil, err
+		return told, err
 	}
 	defer rollBack(ctx, conn.Conn())
 	if err := copyJobs(ctx, conn.Conn(), plain); err != nil {
-		return nil, classify(err)
+		return told, classify(err)
 	}
 	if changeable {
 		if err := allStored(ctx, conn, plain); err != nil {
-			return nil, err
+			return told, err
 		}
 	}
-	if existing, err = s.enqueueManyTx(ctx, conn, others); err != nil {
-		return nil, err
+	if told, err = s.enqueueManyTx(ctx, conn, others); err != nil {
+		return told, err
 	}
 	_, err = conn.Exec(ctx, sqlCommit)
-	return existing, classify(err)
+	return told, classify(err)
 }
 
 // rollBack ends a transaction that an error has left open.
@@ -339,7 +381,7 @@ func appendCopyText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...) //nolint:gosec // an id or a name
 }
 
-// wakeQueues checks once a queue with jobs due now, behind the commit. Its failure costs one poll interval at most.
+// wakeQueues checks once for each queue and kind with jobs due now, behind the commit. Its failure costs one poll interval at most.
 func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -348,10 +390,10 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	defer conn.Release()
 	var p pipeline
 	p.begin()
-	seen := map[string]bool{}
+	seen := map[[2]string]bool{}
 	for _, job := range jobs {
-		if job.ScheduledAt == nil && job.Delay == "" && !seen[job.Queue] {
-			seen[job.Queue] = true
+		if of := [2]string{job.Queue, job.Kind}; job.dueNow() && !seen[of] {
+			seen[of] = true
 			p.wake(job)
 		}
 	}

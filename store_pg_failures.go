@@ -19,8 +19,8 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 )
 
 // tendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
-// other to succeed. It returns the resolved groups that came back.
-func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []FailureGroup, err error) {
+// other to succeed. It returns the resolved groups that came back, and how many parked jobs became due.
+func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []FailureGroup, due int, err error) {
 	var both, rest pipeline
 	both.begin()
 	both.exec(nil, sqlOnePlan)
@@ -34,7 +34,13 @@ func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []Fa
 	unpark := func(p *pipeline) {
 		p.begin()
 		p.exec(nil, sqlOnePlan)
-		p.exec(nil, sqlUnpark)
+		p.exec(nil, sqlConstraintsNow)
+		p.query(func(rows pgx.Rows) error {
+			n := 0
+			err := rows.Scan(&n)
+			due += n
+			return err
+		}, sqlUnpark)
 		p.commit()
 	}
 	unpark(&both)
@@ -42,7 +48,7 @@ func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []Fa
 		unpark(&rest) // once more, if it was not this that failed
 		err = errors.Join(err, rest.send(ctx, conn))
 	}
-	return reopened, err
+	return reopened, due, err
 }
 
 // failureColumns cuts times to the years that Go and JSON can tell.
@@ -52,7 +58,7 @@ select fingerprint, kind, class, error_type, sample,
 	count, jobs, last_job, status,
 	case when resolved_at is not null then least(greatest(resolved_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, case when regressed_at is not null then least(greatest(regressed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
 	regressions, coalesce(policy, ''), coalesce(park_build, ''),
-	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, discarded, parked
+	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked
 from failures `
 
 // sqlFailures leaves the planner the choice: the table is small, and the view's counts are index scans.
@@ -81,21 +87,21 @@ func (s *store) failure(ctx context.Context, group string) (*FailureGroup, error
 
 func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
 	err = row.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.ErrorType, &g.Sample, &g.FirstSeen, &g.LastSeen, &g.Count, &g.Jobs, &g.LastJob,
-		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy,
+		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy, &g.UpdatedWhy,
 		&g.Discarded, &g.Parked)
 	return g, err
 }
 
-const sqlFailureStatus = `select drover_failure_status($1, $2, $3) is not null`
+const sqlFailureStatus = `select drover_failure_status($1, $2, by => $3, why => $4) is not null`
 
-func (s *store) setFailureStatus(ctx context.Context, group string, status FailureStatus, by string) error {
-	return s.changeFailure(ctx, group, sqlFailureStatus, group, string(status), by)
+func (s *store) setFailureStatus(ctx context.Context, group string, status FailureStatus, by By) error {
+	return s.changeFailure(ctx, group, sqlFailureStatus, group, string(status), by.Who, by.Why)
 }
 
-const sqlFailurePolicy = `select drover_failure_policy($1, $2, $3, $4)`
+const sqlFailurePolicy = `select drover_failure_policy($1, $2, by => $3, why => $4, build => $5)`
 
-func (s *store) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by string) error {
-	return s.changeFailure(ctx, group, sqlFailurePolicy, group, orNull(string(policy.Action)), by, orNull(policy.Build))
+func (s *store) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by By) error {
+	return s.changeFailure(ctx, group, sqlFailurePolicy, group, orNull(string(policy.Action)), by.Who, by.Why, orNull(policy.Build))
 }
 
 // changeFailure calls a function that tells whether there is such a group.

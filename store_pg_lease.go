@@ -3,12 +3,13 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// Liveness, rescue, sweeps, sleep and pruning: all by the supervisor's control connection but where said.
+// Liveness: registration, heartbeat, and the end of a lease. All by the supervisor's control connection, except where noted.
 
 // sqlRegister takes over how far the server's clock had got, from those that live and from those that have ended.
 const sqlRegister = `
@@ -37,7 +38,7 @@ insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothin
 
 	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
-insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
+insert into drover_sleepers (queue, supervisor, kinds) select $1, id, $3 from drover_supervisors where id = $2 on conflict do nothing`
 )
 
 // registration is what a supervisor tells of itself.
@@ -51,6 +52,8 @@ type registration struct {
 	budgets         []budgetPolicy
 	scopes          []string // of all budgets there are: what registering tells
 	listens         bool
+	periodic        []periodicDoc // declared in code
+	refused         []string      // names of those that schedules made at run time have: what registering tells
 }
 
 type queuePolicy struct {
@@ -80,6 +83,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
 	}
 	p.exec(nil, sqlRegisterBuild, reg.build)
+	p.declarePeriodic(reg)
 	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.commit()
 	return p.send(ctx, conn)
@@ -97,10 +101,14 @@ func (reg *registration) slots() (names []string, doc string) {
 
 // queues stores the queues' policies, sorted by name as the kinds are: two that start at once must not deadlock.
 func (p *pipeline) queues(reg *registration) {
+	kinds := make([]string, len(reg.kinds))
+	for i, k := range reg.kinds {
+		kinds[i] = k.kind
+	}
 	for _, q := range reg.queues {
 		p.exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry, q.keep.completed, q.keep.cancelled, q.keep.discarded, q.keep.archived)
 		if reg.listens {
-			p.exec(nil, sqlRegisterSleeper, q.name, reg.id)
+			p.exec(nil, sqlRegisterSleeper, q.name, reg.id, kinds)
 		}
 	}
 }
@@ -131,8 +139,9 @@ func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *reg
 	return p.send(ctx, conn)
 }
 
-// sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
-// budgets, and in which of the lanes $5, $6 a strong suspect that we could run has been due for longest. It does not
+// sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, schedules, failure
+// groups, budgets, in which of the lanes $5, $6 a strong suspect that we could run has been due for longest, and what its place is
+// in each queue among those that sleep and serve the same kinds, and how many they are. It does not
 // touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
 const sqlBeat = `
 with mine as (
@@ -144,9 +153,10 @@ with mine as (
 select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues,
 	extract(epoch from now())::float8, extract(epoch from (select max(clock_at) from drover_supervisors where isfinite(clock_at)) - clock_timestamp())::float8, exists (select from mine),
 	exists (select from drover_redrives where finished_at is null and paused_at is null),
+	(select extract(epoch from min(next_at) - clock_timestamp())::float8 from drover_periodic where declared_by is null or $1 = any(declared_by)),
 	exists (select from drover_failure_tallies) or exists (select from drover_failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
-	array(select scope from drover_budgets),
+	array(select scope from drover_budgets), coalesce(` + sqlStamp + `, ''),
 	coalesce((
 		select l.queue from unnest($5::text[], $6::smallint[]) as l(queue, lane)
 		cross join lateral (
@@ -156,7 +166,11 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 			order by scheduled_at, id limit 1
 		) j
 		order by j.scheduled_at limit 1), ''),
-	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1)
+	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1),
+	array(select unnest(array[count(*) filter (where o.supervisor < $1), count(*)])
+		from drover_sleepers m join drover_sleepers o on o.queue = m.queue and o.kinds = m.kinds and (o.sleeps_until > now() or o.supervisor = $1)
+			join drover_supervisors b on b.id = o.supervisor and (b.id = $1 or b.lost_at is null and b.beat_at > now() - b.lease_ms * interval '0.5 ms')
+		where m.supervisor = $1 group by m.queue)
 from drover_supervisors s`
 
 // sqlGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
@@ -179,33 +193,32 @@ type peer struct {
 
 // beatReply is what a heartbeat tells.
 type beatReply struct {
-	alive    bool // our own row took the beat
-	paces    bool // a redrive is under way
-	failures bool // failure groups are to be tended
+	alive    bool     // our own row took the beat
+	paces    bool     // a redrive is under way
+	ticks    *float64 // in how many seconds the next schedule of ours ticks; nil: there is none
+	failures bool     // failure groups are to be tended
 	peers    []peer
-	clock    float64       // the server's, in seconds
-	behind   time.Duration // the latest that any supervisor has seen; more than 0: it has gone back
-	gone     map[*run]bool // those in flight that are over, and whether an operator ended them
-	scope    []string      // of the retry budgets there are
-	solo     string        // a queue in which a strong suspect is due
-	sleeping int64         // queues in which sleepers says that we sleep
-	turn     bool          // to run strong suspects: it is ours
+	clock    float64         // the server's, in seconds
+	behind   time.Duration   // the latest that any supervisor has seen; more than 0: it has gone back
+	gone     map[*fence]bool // those in flight that are over, and whether an operator ended them
+	scope    []string        // of the retry budgets there are
+	limits   string          // stamp of the limits there are
+	solo     string          // a queue in which a strong suspect is due
+	sleeping int64           // queues in which sleepers says that we sleep
+	soloOurs bool            // the tables say that we run strong suspects
+	places   []int64         // pairs: our place among the sleepers of a queue, and their number
 }
 
-// strongLanes are those of strong suspects.
-func strongLanes(queues []string) (of []string, lanes []int16) {
+func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, running []*fence, draining bool, queues, kinds []string) (beatReply, error) {
+	var p pipeline
+	reply := beatReply{gone: map[*fence]bool{}}
+	var of []string
+	var strong []int16
 	for _, queue := range queues {
-		for priority := int16(1); priority <= 9; priority++ {
-			of, lanes = append(of, queue), append(lanes, tierStrong+priority)
+		for key := range lanesOf(queue, tierStrong) {
+			of, strong = append(of, queue), append(strong, key.lane)
 		}
 	}
-	return of, lanes
-}
-
-func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, running []*run, draining bool, queues, kinds []string) (beatReply, error) {
-	var p pipeline
-	reply := beatReply{gone: map[*run]bool{}}
-	of, lanes := strongLanes(queues)
 	inFlight, claimed := claims(running)
 	p.begin()
 	p.exec(nil, sqlOnePlan)
@@ -215,7 +228,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		var behind *float64
 		var queues []*string
 		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &behind, &reply.alive,
-			&reply.paces, &reply.failures, &reply.scope, &reply.solo, &reply.sleeping, &reply.turn); err != nil {
+			&reply.paces, &reply.ticks, &reply.failures, &reply.scope, &reply.limits, &reply.solo, &reply.sleeping, &reply.soloOurs, &reply.places); err != nil {
 			return err
 		}
 		if behind != nil {
@@ -229,7 +242,7 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		other.lease, other.silence = max(millis(leaseMS), time.Second), millis(silentMS)
 		reply.peers = append(reply.peers, other)
 		return nil
-	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
+	}, sqlBeat, id, epoch, inFlight, draining, of, strong, kinds)
 	if len(running) > 0 {
 		p.gone(reply.gone, id, running, inFlight, claimed)
 	}
@@ -237,8 +250,8 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	return reply, p.send(ctx, conn)
 }
 
-// gone adds to gone the runs that are over.
-func (p *pipeline) gone(gone map[*run]bool, id string, running []*run, ids []string, claimed []time.Time) {
+// gone adds to gone the claims that are over.
+func (p *pipeline) gone(gone map[*fence]bool, id string, running []*fence, ids []string, claimed []time.Time) {
 	p.query(func(rows pgx.Rows) error {
 		var i int
 		var cancelled bool
@@ -248,10 +261,10 @@ func (p *pipeline) gone(gone map[*run]bool, id string, running []*run, ids []str
 	}, sqlGone, id, ids, claimed)
 }
 
-// gone asks for the runs that are over, and for nothing else.
-func (s *store) gone(ctx context.Context, conn *pgx.Conn, id string, running []*run, bound time.Duration) (map[*run]bool, error) {
+// gone asks which claims are over, and for nothing else.
+func (s *store) gone(ctx context.Context, conn *pgx.Conn, id string, running []*fence, bound time.Duration) (map[*fence]bool, error) {
 	var p pipeline
-	gone := map[*run]bool{}
+	gone := map[*fence]bool{}
 	ids, claimed := claims(running)
 	p.begin()
 	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
@@ -269,6 +282,15 @@ update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 
 where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
 const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors where id = $1`
+
+// epoch reads the epoch of a supervisor, and whether others have taken its lease. A row that is gone counts as taken.
+func (s *store) epoch(ctx context.Context, conn *pgx.Conn, id string) (epoch int, lost bool, err error) {
+	err = conn.QueryRow(ctx, sqlEpoch, id).Scan(&epoch, &lost)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, true, nil
+	}
+	return epoch, lost, err
+}
 
 // raiseEpoch returns the new epoch, or ErrLeaseLost.
 func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (int, error) {
@@ -320,6 +342,21 @@ func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, 
 	return n == 1, p.send(ctx, conn)
 }
 
+// reassert writes again what the tables have forgotten of a supervisor: that it sleeps in queues, and that it gives up the
+// turn to run strong suspects.
+func (s *store) reassert(ctx context.Context, conn *pgx.Conn, id string, queues, kinds []string, releaseSolo bool) error {
+	var p pipeline
+	p.begin()
+	for _, queue := range queues {
+		p.exec(nil, sqlRegisterSleeper, queue, id, kinds)
+	}
+	if releaseSolo {
+		p.exec(nil, sqlReleaseSolo, id)
+	}
+	p.commit()
+	return p.send(ctx, conn)
+}
+
 // sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
 const (
 	sqlEnded = `
@@ -341,16 +378,3 @@ func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	p.commit()
 	return p.send(ctx, conn)
 }
-
-// sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no
-// room: there is no use in waking it. Written on transitions only: rows that change all the time rot while someone
-// holds an old snapshot.
-const (
-	sqlFallAsleep = `
-update drover_sleepers set sleeps_until = case when queue = any($3) then '-infinity' else coalesce(now() + $2::interval, 'infinity') end
-where supervisor = $1`
-	sqlWakeUp = `
-update drover_sleepers set sleeps_until = null where supervisor = $1 and sleeps_until is not null`
-)
-
-const sqlListen = `select drover_channel()`

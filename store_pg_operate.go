@@ -23,7 +23,7 @@ select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_att
 	least(greatest(j.created_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00'),
 	case when j.attempted_at is not null then least(greatest(j.attempted_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
 	case when j.finalized_at is not null then least(greatest(j.finalized_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
-	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total, coalesce(j.concurrency_key, ''),
+	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total, coalesce(j.concurrency_key, ''), coalesce(j.unique_key, ''),
 	concat_ws('; ',
 		case when j.state <> 'parked' and j.scheduled_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'scheduled_at is ' || j.scheduled_at end,
 		case when j.created_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'created_at is ' || j.created_at end,
@@ -151,8 +151,8 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 	var tags pgtype.FlatArray[*string]
 	to := []any{
 		&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
-		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
-		&j.ConcurrencyKey, &j.Unreadable,
+		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.Reason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
+		&j.Key, &j.UniqueKey, &j.Unreadable,
 	}
 	if parts {
 		to = append(to, &errs, &args, &retry, &metadata, &tags)
@@ -173,26 +173,6 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 		j.readTags(tags)
 	}
 	return &j, nil
-}
-
-// raw is JSON text, nil if empty.
-func raw(text string) json.RawMessage {
-	if text == "" {
-		return nil
-	}
-	return json.RawMessage(text)
-}
-
-const sqlCounts = `
-select queue, state, jobs, case when oldest_due is not null then least(greatest(oldest_due, '0001-01-02+00'), '9999-12-30+00') end
-from job_counts order by queue, state`
-
-func (s *store) counts(ctx context.Context) ([]Count, error) {
-	return readAll(ctx, s, func(row pgx.CollectableRow) (Count, error) {
-		var c Count
-		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
-		return c, err
-	}, sqlCounts)
 }
 
 const sqlCount = `select drover_count($1::jsonb)`
@@ -224,24 +204,63 @@ func (s *store) summary(ctx context.Context) (groups []DiscardedGroup, err error
 	return groups, err
 }
 
-const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
+const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, why => $5) from was`
 
-func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
-	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "22023" { // invalid parameter: the job's own args are no object
-		err = &InvalidError{Field: "ArgsPatch", Reason: refusal(err), Err: err}
-	}
-	return was, found, err
+func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts, by By) (was State, found bool, err error) {
+	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)), by.Who, by.Why)
+	return was, found, patchFault(err)
 }
 
 // stateBefore reads the state of job $1 and locks it, by primary key, before one of the functions changes it: they
 // return the state after.
 const (
 	stateBefore = `with was as materialized (select state from jobs where id = $1 for update) select state, `
-	sqlCancel   = stateBefore + `drover_cancel($1, $2) from was`
-	sqlDiscard  = stateBefore + `drover_discard($1, $2) from was`
+	sqlCancel   = stateBefore + `drover_cancel($1, why => $2, by => $3) from was`
+	sqlDiscard  = stateBefore + `drover_discard($1, why => $2, by => $3) from was`
 )
+
+const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4)).changed from was`
+
+// edit returns the state the job was in, and whether it was changed.
+func (s *store) edit(ctx context.Context, id, edit string, by By) (was State, changed bool, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, sqlEdit, id, edit, by.Why, by.Who).Scan(&was, &changed)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return ErrNotFound
+		}
+		return classify(err)
+	})
+	return was, changed, patchFault(err)
+}
+
+// patchFault is an error of a verb that patches args, as an *InvalidError if the patch does not fit them.
+func patchFault(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "22023" { // invalid parameter: everything else was checked before
+		return &InvalidError{Field: "ArgsPatch", Reason: refusal(err), Err: err}
+	}
+	return err
+}
+
+// sqlRerun reads the job's names from its row as it was.
+const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => nullif($4, '')), queue, kind from jobs where id = $1`
+
+// rerun returns the new job. Its id is as; "" is any.
+func (s *store) rerun(ctx context.Context, id, as string, by By) (made, queue, kind string, err error) {
+	err = s.inTx(ctx, func(tx pgx.Tx) error {
+		var new *string
+		err := tx.QueryRow(ctx, sqlRerun, id, by.Why, by.Who, as).Scan(&new, &queue, &kind)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows), err == nil && new == nil:
+			return ErrNotFound
+		case err != nil:
+			return classify(err)
+		}
+		made = *new
+		return nil
+	})
+	return made, queue, kind, err
+}
 
 // verb runs one of these, and returns the state the job was in.
 func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
@@ -255,12 +274,13 @@ func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, f
 	return was, found, err
 }
 
-// The verbs over many jobs, a batch at a time: $1 the filter, $2 why, $3 where to go on, $4 whether to wait for rows that
-// others hold.
+// The verbs over many jobs, a batch at a time: $1 the filter, $2 where to go on, $3 whether to wait for rows that others
+// hold, $4 who and $5 why; $6 is the edit.
 const (
-	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, $2, $3, wait => $4)`
-	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, $2, $3, wait => $4)`
-	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, $2, $3, wait => $4)`
+	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlEditMany    = `select changed, null::text[], locked, last, refused::text from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
 )
 
 // bulkBatch is what one batch did.
@@ -272,10 +292,11 @@ type bulkBatch struct {
 	last    *string // where the next batch goes on; nil at the end
 }
 
-func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
+func (s *store) bulk(ctx context.Context, sql, filter, after string, wait bool, by By, more ...any) (b bulkBatch, err error) {
 	err = s.inTx(ctx, func(tx pgx.Tx) error {
 		var refused string
-		if err := tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
+		args := append([]any{filter, after, wait, by.Who, by.Why}, more...)
+		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
 			return classify(err)
 		}
 		return json.Unmarshal([]byte(refused), &b.refused)
@@ -295,10 +316,5 @@ const sqlUnknown = `select drover_unknown($1::jsonb)`
 
 // unknown lists those of the filter's ids that no job has.
 func (s *store) unknown(ctx context.Context, filter string) ([]string, error) {
-	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
-	if err != nil {
-		return nil, classify(err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	return ids, classify(err)
+	return s.missing(ctx, sqlUnknown, filter)
 }

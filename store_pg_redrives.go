@@ -15,9 +15,9 @@ import (
 const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
 	sqlMarkRedrive    = `select drover_redrive_mark($1)`
-	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, unkeyed, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
-	sqlPauseRedrive   = `select drover_redrive_pause($1, $2)`
-	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
+	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, unpatchable, unkeyed, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
+	sqlPauseRedrive   = `select drover_redrive_pause($1, $2, by => $3, why => $4)`
+	sqlAbortRedrive   = `select drover_redrive_abort($1, by => $2, why => $3)`
 
 	// sqlPace is one tick of all redrives.
 	sqlPace = `
@@ -26,7 +26,8 @@ select extract(epoch from wait)::float8, released, coalesce(capped, false), refu
 	// sqlRedrives cuts times to the years that Go and JSON can tell.
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
-	started_by, why, note,
+	started_by, why, note, updated_by, updated_why,
+	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
 	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end
 from drover_redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
@@ -95,26 +96,26 @@ func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, e
 		var r Redrive
 		var filter, skips string
 		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
-			&r.By, &r.Why, &r.Note, &r.CreatedAt, &r.FinishedAt)
+			&r.By, &r.Why, &r.Note, &r.UpdatedBy, &r.UpdatedWhy, &r.UpdatedAt, &r.CreatedAt, &r.FinishedAt)
 		if err != nil {
 			return r, err
 		}
-		r.Filter = raw(filter)
+		r.Filter = parseFilter(filter)
 		return r, json.Unmarshal([]byte(skips), &r.Skips)
 	}, sql, arg)
 }
 
-func (s *store) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {
-	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause)
+func (s *store) pauseRedrive(ctx context.Context, id string, pause bool, by By) (RedriveState, error) {
+	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause, by.Who, by.Why)
 }
 
-func (s *store) abortRedrive(ctx context.Context, id, why string) (RedriveState, error) {
-	return s.redriveVerb(ctx, sqlAbortRedrive, id, why)
+func (s *store) abortRedrive(ctx context.Context, id string, by By) (RedriveState, error) {
+	return s.redriveVerb(ctx, sqlAbortRedrive, id, by.Who, by.Why)
 }
 
-func (s *store) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
+func (s *store) redriveVerb(ctx context.Context, sql string, args ...any) (RedriveState, error) {
 	var state *RedriveState
-	err := s.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
+	err := s.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, args...).Scan(&state) })
 	if err == nil && state == nil {
 		err = ErrNotFound
 	}
@@ -151,6 +152,7 @@ func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error
 	var refused string
 	p.begin()
 	p.exec(nil, sqlOnePlan)
+	p.exec(nil, sqlConstraintsNow)
 	p.query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
 	p.commit()
 	if err := p.send(ctx, conn.Conn()); err != nil {

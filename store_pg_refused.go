@@ -86,13 +86,15 @@ func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, la
 	return heads, p.send(ctx, conn)
 }
 
-// claimThese queues a claim of certain jobs in a transaction of its own.
-func (p *pipeline) claimThese(req *claimRequest, ids []string, bound time.Duration, reply *claimReply) {
+// claimThese claims certain jobs.
+func (s *store) claimThese(ctx context.Context, conn *pgx.Conn, req *claimRequest, ids []string, bound time.Duration, reply *claimReply) error {
+	var p pipeline
 	p.begin()
 	p.bound(bound)
 	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues, req.belowLane)
 	p.commit()
 	p.call(func() { reply.committed = true })
+	return p.send(ctx, conn)
 }
 
 // givenUp is a job that the database refuses to hand out or to settle.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
 // sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
@@ -26,9 +28,10 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 	case when $10 then false else
 		(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
 	coalesce(case when not $10 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
-	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
-	case when isfinite(s.beat_at) and isfinite(j.attempted_at) then greatest(extract(epoch from s.beat_at - j.attempted_at), 0) else 0 end::float8
-		+ coalesce(least(s.lease_ms, 1e12), 0) / 12e3,
+	coalesce(coalesce(s.host, e.host) || ', process ' || coalesce(s.pid, e.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
+	case when isfinite(coalesce(s.beat_at, e.ended_at)) and isfinite(j.attempted_at)
+		then greatest(extract(epoch from coalesce(s.beat_at, e.ended_at) - j.attempted_at), 0) else 0 end::float8
+		+ least(coalesce(s.lease_ms, 0), 1e12) / 12e3, -- least would pass over a null
 	case when j.held and j.crashes > 0 and not $10 then (
 		select jsonb_agg(jsonb_build_object('supervisor', left(e->>'supervisor', 100), 'duration_ms',
 			case when jsonb_typeof(e->'duration_ms') = 'number' then least(greatest((e->'duration_ms')::numeric, 0), 1e10)::bigint else 0 end))
@@ -51,6 +54,7 @@ cross join lateral (
 left join drover_kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
 left join drover_supervisors s on s.id = j.claimed_by
+left join drover_ended_supervisors e on e.id = j.claimed_by
 where j.held or j.n = $6`
 
 // hunt is a search for running jobs that goes on where it was.
@@ -66,8 +70,9 @@ type hunt struct {
 
 	// Only for a rescue: what the jobs found show, and how many are freed at a time.
 	started   map[string]bool
-	death     death
+	death     blame.Death
 	part      int
+	late      int          // in how many beats a job's write has timed out
 	convicted []conviction // whose innocents wait still
 }
 
@@ -99,10 +104,8 @@ func laneFromStart(key laneKey) huntLane {
 func newHunt(owner string, queues []string, all bool) *hunt {
 	h := &hunt{owner: owner, all: all, page: huntPage, part: maxSettle}
 	for _, queue := range queues {
-		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
-			for priority := int16(1); priority <= 9; priority++ {
-				h.lanes = append(h.lanes, laneFromStart(laneKey{queue, tier + priority}))
-			}
+		for key := range lanesOf(queue) {
+			h.lanes = append(h.lanes, laneFromStart(key))
 		}
 	}
 	return h
@@ -137,6 +140,11 @@ type heldJob struct {
 // by hand.
 func (j *heldJob) unfenced() bool { return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }
 
+// fence is that of the job's claim by owner.
+func (j *heldJob) fence(owner string) fence {
+	return fence{j.id, j.claimSeq, owner, j.attemptedAt.Time}
+}
+
 // once reports whether the job must not run again if its handler may have begun. Whoever claimed it decides, by noting the
 // start: the settings in the tables may have changed since.
 func (j *heldJob) once() bool { return j.startedSeq || j.maxAttempts == 1 }
@@ -147,10 +155,10 @@ type crashEntry struct {
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
+// hunt reads one page of each lane of h and moves h on. It leaves out what is known. If a lane cannot be read, the
 // others still are. That lane is read again without the columns that may be stored outside of a row, and with fewer
 // rows if it takes too long; if that fails too, it is skipped.
-func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run) ([]heldJob, error) {
+func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*fence) ([]heldJob, error) {
 	var held []heldJob
 	var rest []huntLane
 	tried := 0
@@ -185,7 +193,7 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run)
 }
 
 // huntLanes returns the jobs on the next page of the lanes, and the lanes that have more.
-func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []huntLane, known []*run, bare bool) (held []heldJob, rest []huntLane, err error) {
+func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []huntLane, known []*fence, bare bool) (held []heldJob, rest []huntLane, err error) {
 	var p pipeline
 	var queues, fromID []string
 	var numbers []int16
@@ -238,6 +246,34 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 	return held, rest, nil
 }
 
+// freeing is jobs of a dead supervisor that are settled together.
+type freeing struct {
+	owner     string
+	changes   []change
+	blamed    []string     // jobs that the death counts against
+	convicted []conviction // jobs that deaths are put down to
+	bound     time.Duration
+}
+
+// free settles jobs of a dead supervisor, and returns what they became. The same transaction records what the death counts
+// against them: blame for a job that is not settled would be wrong, and a settled job is not looked at again.
+func (s *store) free(ctx context.Context, conn *pgx.Conn, f *freeing) (settled map[string]State, err error) {
+	var p pipeline
+	settled = map[string]State{}
+	p.begin()
+	p.exec(nil, sqlSettlePlan)
+	p.exec(nil, sqlBound, f.bound.Milliseconds())
+	p.settle(settled, f.owner, f.changes)
+	if len(f.blamed) > 0 {
+		p.exec(nil, sqlBlame, f.owner, f.blamed)
+	}
+	for _, c := range f.convicted {
+		p.exec(nil, sqlExplain, c.deaths, c.job)
+	}
+	p.commit()
+	return settled, p.send(ctx, conn)
+}
+
 // asidePaths are the paths of set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
 // not settle.
 func (h *hunt) asidePaths() []string {
@@ -269,7 +305,8 @@ with dead as materialized (
 ), held as materialized (
 	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
 ), wronged as materialized (
-	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
+	select j.id, j.discard_reason = 'crashed' and not exists (select from jobs u where u.unique_key = j.unique_key and u.unique_until is not null and u.id <> j.id)
+		and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
 		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1 as back
 	from jobs j left join drover_kinds k on k.kind = j.kind left join queues q on q.name = j.queue
 	where j.id = any(array(select id from held))
@@ -279,6 +316,7 @@ with dead as materialized (
 		scheduled_at = case when w.back then clock_timestamp() else j.scheduled_at end,
 		finalized_at = case when w.back then null else j.finalized_at end,
 		discard_reason = case when w.back then null else j.discard_reason end,
+		unique_until = case when w.back and j.unique_scope <> 'period' then timestamptz 'infinity' else j.unique_until end,
 		paced_at = case when w.back then null else j.paced_at end, -- no redrive's any more; back is null of one that was not discarded
 		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
 			'error', 'crash taken back: the process was not dead'))

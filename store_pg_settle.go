@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,11 +13,30 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
-// which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
+// fence is one claim of one job. Whatever ends a run compares all of it: if any part differs, the job belongs to
+// another claim by now.
+type fence struct {
+	id          string
+	claimSeq    int
+	owner       string    // the supervisor that claimed it
+	attemptedAt time.Time // by the server's clock
+}
+
+// claims are the jobs of fences, and when each was claimed.
+func claims(fences []*fence) (ids []string, at []time.Time) {
+	ids, at = make([]string, len(fences)), make([]time.Time, len(fences))
+	for i, f := range fences {
+		ids[i], at[i] = f.id, f.attemptedAt
+	}
+	return ids, at
+}
+
+// sqlStart notes that jobs $1 of supervisor $3 start, before their handlers are called. These are jobs with a single
+// attempt, which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
 //
-// me: no start is noted once the lease is lost. A rescuer declares the supervisor lost, which waits for this lock, and
-// only then reads which jobs have started. So a job that it found unstarted stays so, and may be given to others.
+// me: no start is noted once the lease is lost. A rescuer first declares the supervisor lost, which waits for this lock,
+// and then reads which jobs have started. So a job that the rescuer finds unstarted stays unstarted, and may be given to
+// another supervisor.
 const sqlStart = `
 with me as materialized (
 	select from drover_supervisors where id = $3 and lost_at is null for key share
@@ -29,12 +50,12 @@ update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
 returning id, attempted_at`
 
-// start queues sqlStart, and notes of which jobs' claims the start was written down.
-func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run) {
-	ids, at := claims(runs)
-	seqs := make([]int32, len(runs))
-	for i, r := range runs {
-		seqs[i] = int32(r.claimSeq) //nolint:gosec // from the column
+// start queues sqlStart. For each job whose start it has written down, it adds the time of the claim to started.
+func (p *pipeline) start(started map[string]time.Time, owner string, fences []*fence) {
+	ids, at := claims(fences)
+	seqs := make([]int32, len(fences))
+	for i, f := range fences {
+		seqs[i] = int32(f.claimSeq) //nolint:gosec // from the column
 	}
 	p.query(func(rows pgx.Rows) error {
 		var id string
@@ -45,10 +66,25 @@ func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run
 	}, sqlStart, ids, seqs, owner, at)
 }
 
-// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
-// at that of the times $5 which $4 says. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
-// handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
-// "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
+// start notes that claims start, of each owner, and adds those whose start is written down to noted.
+func (s *store) start(ctx context.Context, conn *pgx.Conn, byOwner map[string][]*fence, bound time.Duration, noted map[string]time.Time) error {
+	var p pipeline
+	read := map[string]time.Time{} // not noted before the commit, which the database may refuse
+	p.begin()
+	p.bound(bound)
+	for owner, claims := range byOwner {
+		p.start(read, owner, claims)
+	}
+	p.commit()
+	p.call(func() { maps.Copy(noted, read) })
+	return p.send(ctx, conn)
+}
+
+// sqlComplete ends the runs of supervisor $3 that went well. All jobs $1 were claimed under claim_seq $2 (nearly always 1);
+// $4 is an index into the times $5 of the claims. Rows are found by primary key and locked in the order of their ids, so
+// that two verbs over the same rows cannot deadlock. SKIP LOCKED: a handler that holds its row in an open transaction
+// must not hold up the rest; its job is tried again later. "is true" keeps the planner from a join: the pairs are hashed
+// once, and each row that was found by its id is looked up in the hash.
 const sqlComplete = `
 with held as materialized (
 	select id from jobs
@@ -56,10 +92,10 @@ with held as materialized (
 		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
 	order by id for update skip locked
 )
-update jobs set state = 'completed', finalized_at = now(), claimed_by = null
+update jobs set state = 'completed', finalized_at = now(), claimed_by = null, unique_until = case when unique_scope = 'period' then unique_until end
 where id = any(array(select id from held))`
 
-// sqlCompleteDelete is sqlComplete where completed jobs are not kept.
+// sqlCompleteDelete is sqlComplete for jobs that are not kept once they have completed.
 const sqlCompleteDelete = `
 with held as materialized (
 	select id from jobs
@@ -69,29 +105,29 @@ with held as materialized (
 )
 delete from jobs where id = any(array(select id from held))`
 
-// complete queues one of these and stores how many it completed. The runs have one owner and one claim_seq.
-func (p *pipeline) complete(n *int64, runs []*run, del bool) {
-	ids, which := make([]string, len(runs)), make([]int32, len(runs))
+// complete queues one of these and stores how many jobs it completed. All fences have the same owner and claim_seq.
+func (p *pipeline) complete(n *int64, fences []*fence, del bool) {
+	ids, which := make([]string, len(fences)), make([]int32, len(fences))
 	var at []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
 	known := map[time.Time]int32{}
-	for i, r := range runs {
-		if known[r.attemptedAt] == 0 {
-			at = append(at, r.attemptedAt)
-			known[r.attemptedAt] = int32(len(at)) //nolint:gosec // at most maxComplete
+	for i, f := range fences {
+		if known[f.attemptedAt] == 0 {
+			at = append(at, f.attemptedAt)
+			known[f.attemptedAt] = int32(len(at)) //nolint:gosec // at most maxComplete
 		}
-		ids[i], which[i] = r.job.ID, known[r.attemptedAt]
+		ids[i], which[i] = f.id, known[f.attemptedAt]
 	}
 	sql := sqlComplete
 	if del {
 		sql = sqlCompleteDelete
 	}
-	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
+	p.exec(n, sql, ids, fences[0].claimSeq, fences[0].owner, which, at)
 }
 
-// settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
-// found in a subquery that locks it, which no planner can turn into a join.
+// settleHeld locks the job of each row of "c", in the order of the array, which is sorted by id. "c" has what becomes of
+// each job. The subquery locks the row that it finds, so that no planner can turn it into a join.
 //
-// fresh: the failure is none of those that the row still has.
+// fresh: the row's errors have no entry of this failure.
 const settleHeld = `
 	cross join lateral (
 		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
@@ -101,8 +137,8 @@ const settleHeld = `
 
 // settleRules are what failure groups decree and record, over the rows that "held" has locked.
 //
-// ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
-// that is nearly always empty. And how a new errors entry begins.
+// ruled: a group's policy that replaces a retry: id to state, reason and build. Nearly always null, from an index that is
+// nearly always empty. Also the beginning of a new errors entry.
 // tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
 // failure wait for every other, and for each handler that has settled one in a transaction still open. Its entry is the
 // last job's.
@@ -125,7 +161,7 @@ const settleRules = `
 	) t
 )`
 
-// toldState is a row's state as its run's end is told: one that waits in a redrive's hands is to be retried.
+// toldState is the state that hooks and logs report: a job that waits for its place in a redrive counts as retryable.
 const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
 // settleUpdate puts what "held" says into the rows' columns, unless a rule stands before it. It is the one join of claim
@@ -143,6 +179,7 @@ const settleUpdate = `
 update jobs j set
 	state = case when h.waits then 'parked' else h.became end,
 	finalized_at = case when h.became in ('discarded', 'cancelled') then statement_timestamp() end,
+	unique_until = case when h.became in ('discarded', 'cancelled') and j.unique_scope <> 'period' then null else j.unique_until end,
 	discard_reason = h.reason,
 	parked_build = h.build,
 	claimed_by = null,
@@ -181,8 +218,9 @@ const sqlSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-// sqlSettle ends runs of supervisor $1 in any other way, each as the arrays say: typed arrays, for a JSON document that is
-// searched for each row costs more than the rest. Empty texts are none; a column of which no row has anything is null.
+// sqlSettle ends runs of supervisor $1 in any other way, each as the arrays say. They are typed arrays because searching a
+// JSON document for each row costs more than the rest of the statement. An empty text means none; a column in which no
+// row has a value is null.
 const sqlSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
@@ -201,7 +239,8 @@ with held as materialized (
 	settleHeld + `no key update` + settleRules + settleUpdate + toldState
 
 const sqlCompleteTx = `
-update jobs set state = 'completed', finalized_at = statement_timestamp(), claimed_by = null
+update jobs set state = 'completed', finalized_at = statement_timestamp(), claimed_by = null,
+	unique_until = case when unique_scope = 'period' then unique_until end
 where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
 returning state`
 
@@ -218,11 +257,37 @@ const sqlStillOursTx = `
 select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
 	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
 
-// fencedTx runs one of these in a caller's transaction and returns what the job became. Its errors are the driver's:
-// run.refused explains them.
-func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (became State, err error) {
-	err = tx.QueryRow(ctx, sql, args...).Scan(&became)
+// completeTx completes a job in a caller's transaction. Errors of this and of the next two are the driver's; tx_refused.go
+// explains them.
+func completeTx(ctx context.Context, tx Tx, f *fence, del bool) (became State, err error) {
+	sql := sqlCompleteTx
+	if del {
+		sql = sqlCompleteDeleteTx
+	}
+	err = tx.QueryRow(ctx, sql, f.id, f.claimSeq, f.owner, f.attemptedAt).Scan(&became)
 	return became, err
+}
+
+// settleTx records any other end of a run in a caller's transaction, and returns what the job became.
+func settleTx(ctx context.Context, tx Tx, owner string, c change) (became State, err error) {
+	doc, err := json.Marshal(c)
+	if err != nil {
+		return "", fmt.Errorf("encode outcome: %w", err)
+	}
+	err = tx.QueryRow(ctx, sqlSettleTx, owner, string(doc)).Scan(&became)
+	return became, err
+}
+
+// holdTx keeps a claim until the caller's transaction ends.
+func holdTx(ctx context.Context, tx Tx, f *fence) error {
+	var state State
+	return tx.QueryRow(ctx, sqlHoldTx, f.id, f.claimSeq, f.owner, f.attemptedAt).Scan(&state)
+}
+
+// stillOursTx reports whether a claim may still hold.
+func stillOursTx(ctx context.Context, tx Tx, f *fence) (held bool, err error) {
+	err = tx.QueryRow(ctx, sqlStillOursTx, f.id, f.claimSeq, f.owner, f.attemptedAt).Scan(&held)
+	return held, err
 }
 
 // change is what sqlSettle does to one row. Absent keys change nothing.
@@ -231,7 +296,7 @@ type change struct {
 	Seq         int32           `json:"seq"`
 	ClaimedAt   *time.Time      `json:"claimed_at,omitempty"`
 	State       State           `json:"state"`
-	Reason      string          `json:"reason,omitempty"`
+	Reason      Reason          `json:"reason,omitempty"`
 	DelayUS     *int64          `json:"delay_us,omitempty"`
 	DelayMS     *int64          `json:"delay_ms,omitempty"`
 	DueUS       *int64          `json:"due_us,omitempty"`
@@ -242,41 +307,54 @@ type change struct {
 	Crashed     bool            `json:"crashed,omitempty"`
 	Survived    bool            `json:"survived,omitempty"`
 	Failed      bool            `json:"failed,omitempty"`
-	Class       string          `json:"class,omitempty"`
+	Class       Class           `json:"class,omitempty"`
 	Fingerprint string          `json:"fingerprint,omitempty"`
 	Entry       json.RawMessage `json:"entry,omitempty"`
 }
 
-func (o *outcome) change() change {
-	c := change{
-		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: o.state, Reason: o.reason, //nolint:gosec // an int of the table's
-		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
-		Failed: o.class != "" && o.state != Cancelled,
-	}
-	if !o.run.attemptedAt.IsZero() {
-		c.ClaimedAt = &o.run.attemptedAt
-	}
-	if o.entry != nil {
-		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
-	}
-	if (o.state == Retryable || o.state == Scheduled) && !o.now {
-		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
-		if c.DelayUS = &us; o.slot != nil {
-			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
-		}
-		if o.state == Retryable {
-			c.DelayMS = &ms
-		}
-	}
-	return c
+// settles is one transaction of settles, and what came of it.
+type settles struct {
+	completions []completion
+	changes     map[string][]change // by owner; no two of them are of the same job
+	bound       time.Duration       // of each statement; zero: the session's
+
+	committed bool
+	became    map[string]State // what the jobs of changes became
 }
 
-// settle queues sqlSettle and notes what the jobs became. No two outcomes are of one job.
-func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) {
-	changes := make([]change, len(outcomes))
-	for i, o := range outcomes {
-		changes[i] = o.change()
+// completion is one statement that completes jobs: all of them have the same owner and claim_seq.
+type completion struct {
+	fences []*fence
+	del    bool
+	n      int64 // how many jobs it has completed
+}
+
+// settle sends the settles, and notes what came of them.
+func (s *store) settle(ctx context.Context, conn *pgx.Conn, all *settles) error {
+	var p pipeline
+	p.begin()
+	if len(all.changes) == 0 {
+		p.exec(nil, sqlOnePlan)
+	} else {
+		p.exec(nil, sqlSettlePlan)
 	}
+	if all.bound > 0 {
+		p.bound(all.bound)
+	}
+	for i := range all.completions {
+		c := &all.completions[i]
+		p.complete(&c.n, c.fences, c.del)
+	}
+	for owner, changes := range all.changes {
+		p.settle(all.became, owner, changes)
+	}
+	p.commit()
+	p.call(func() { all.committed = true })
+	return p.send(ctx, conn)
+}
+
+// settle queues sqlSettle and adds to settled what each job became. No two changes are of the same job.
+func (p *pipeline) settle(settled map[string]State, owner string, changes []change) {
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.ID, b.ID) })
 	var row struct {
 		id    string
@@ -288,13 +366,13 @@ func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*ou
 		return err
 	}, sqlSettle, owner,
 		column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
-		column(changes, func(c *change) string { return string(c.State) }), rare(changes, func(c *change) string { return c.Reason }),
+		column(changes, func(c *change) string { return string(c.State) }), rare(changes, func(c *change) string { return string(c.Reason) }),
 		rare(changes, func(c *change) *int64 { return c.DelayUS }), rare(changes, func(c *change) *int64 { return c.DelayMS }),
 		rare(changes, func(c *change) *int64 { return c.DueUS }), rare(changes, func(c *change) bool { return c.AtOnce }),
 		rare(changes, func(c *change) bool { return c.GiveBack }), rare(changes, func(c *change) bool { return c.Snoozed }),
 		rare(changes, func(c *change) bool { return c.Uncounted }), rare(changes, func(c *change) bool { return c.Crashed }),
 		rare(changes, func(c *change) bool { return c.Survived }), rare(changes, func(c *change) bool { return c.Failed }),
-		rare(changes, func(c *change) string { return c.Class }), rare(changes, func(c *change) string { return c.Fingerprint }),
+		rare(changes, func(c *change) string { return string(c.Class) }), rare(changes, func(c *change) string { return c.Fingerprint }),
 		rare(changes, func(c *change) string { return string(c.Entry) }),
 		rare(changes, func(c *change) *time.Time { return c.ClaimedAt }))
 }
@@ -318,7 +396,7 @@ func rare[T comparable](changes []change, of func(*change) T) []T {
 	return values
 }
 
-// sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
+// sqlLook reads what has become of jobs, after a settle that matched fewer rows than it sent, or whose reply was lost.
 const sqlLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 type seenJob struct {
@@ -326,17 +404,17 @@ type seenJob struct {
 	claimSeq    int
 	attemptedAt pgtype.Timestamptz
 	owner       string
-	reason      string // of a discard
+	reason      Reason // of a discard
 }
 
-// lastClaimedBy reports whether nobody has claimed the job since the run.
-func (j *seenJob) lastClaimedBy(r *run) bool {
-	return j.claimSeq == r.claimSeq && j.attemptedAt.Time.Equal(r.attemptedAt)
+// lastClaimedBy reports whether nobody has claimed the job since.
+func (j *seenJob) lastClaimedBy(f *fence) bool {
+	return j.claimSeq == f.claimSeq && j.attemptedAt.Time.Equal(f.attemptedAt)
 }
 
-// heldBy reports whether the run still has its claim.
-func (j *seenJob) heldBy(r *run) bool {
-	return j.state == Running && j.owner == r.owner && j.lastClaimedBy(r)
+// heldBy reports whether the job still belongs to this claim.
+func (j *seenJob) heldBy(f *fence) bool {
+	return j.state == Running && j.owner == f.owner && j.lastClaimedBy(f)
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {
@@ -351,8 +429,8 @@ func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 	}, sqlLook, ids)
 }
 
-// sqlAlive lists the supervisors whose lease nobody has taken. Read after sqlLook: whoever takes a job takes the lease
-// first, and then its owner is not among these.
+// sqlAlive lists the supervisors whose lease nobody has taken. It is read after sqlLook: a rescuer takes the lease before
+// it takes a job, so the owner of a job that was taken is not in this list.
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
@@ -362,4 +440,16 @@ func (p *pipeline) alive(ids map[string]bool) {
 		ids[id] = true
 		return err
 	}, sqlAlive)
+}
+
+// lookAt reads what has become of jobs, and then which supervisors have their lease.
+func (s *store) lookAt(ctx context.Context, conn *pgx.Conn, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
+	seen, alive = map[string]seenJob{}, map[string]bool{}
+	var p pipeline
+	p.begin()
+	p.exec(nil, sqlOnePlan)
+	p.look(ids, seen)
+	p.alive(alive)
+	p.commit()
+	return seen, alive, p.send(ctx, conn)
 }

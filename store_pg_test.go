@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -81,10 +82,10 @@ func TestWALOfAJob(t *testing.T) {
 	const jobs = 20_000
 	for _, c := range []struct {
 		schema     string
-		retention  time.Duration
+		retention  Retention
 		fillfactor int
 		most       int
-	}{{"kept", 0, 30, 950}, {"deleted", DeleteOnCompletion, 45, 720}} {
+	}{{"kept", "", 30, 950}, {"deleted", DeleteOnCompletion, 45, 720}} {
 		config.ConnConfig.RuntimeParams["search_path"] = c.schema
 		pool, err := pgxpool.NewWithConfig(context.Background(), config)
 		if err != nil {
@@ -180,5 +181,37 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 		if n := value[int](t, db, `select count(*) from queues`); n > 0 {
 			t.Errorf("%s: half of it was committed", name)
 		}
+	}
+}
+
+// P-3: a job that kills at once, and is due at once after its first death, kills the next process a lease after the last
+// beat of the first. That is one job's doing, no mass death that would spare it.
+func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		apart time.Duration // of the last beats, with a lease of 6 s and a beat every second
+		mass  bool
+	}{
+		"a lease, less the wait for a beat": {5100 * time.Millisecond, false},
+		"at once, found by later beats":     {2 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `
+with first as (
+	insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('first', 'h', 1, now() - interval '1 h', now() - $1::interval, true)
+)
+insert into drover_supervisors (id, lease_ms, queues, beat_at, lost_at) values ('second', 6000, '{default}', now(), now())`, test.apart)
+			conn, err := db.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", blame.NewDeath([]int{1}))
+			if err != nil || d.Mass != test.mass {
+				t.Errorf("mass = %t, %v; want %t", d.Mass, err, test.mass)
+			}
+		})
 	}
 }

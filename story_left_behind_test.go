@@ -63,7 +63,7 @@ type proc struct {
 	*still
 	slots, kinds int
 	ahead        time.Duration // of its clock, so that near sweeps come due
-	under        *plan         // a claim under way
+	under        *claim        // a claim under way
 	sent         bool          // and the database has answered
 	held         []*run
 }
@@ -264,7 +264,7 @@ func (w *scene) finish(p *proc) int {
 	p.under = nil
 	p.claimer.afterClaim(w.tb.Context(), under, nil, 0)
 	n := 0
-	for _, q := range p.queueStates() {
+	for _, q := range p.queues.states() {
 		q.buffer.mu.Lock()
 		runs := slices.Clone(q.buffer.runs[q.buffer.head:])
 		q.buffer.head = len(q.buffer.runs)
@@ -340,7 +340,7 @@ func (w *scene) claimAll(p *proc, width time.Duration) bool {
 		return true
 	}
 	for key, f := range floors {
-		if now := p.claimer.floors.get(key); now.at.After(at) && key.lane < tierSuspect && slices.Contains(p.queueNames(), key.queue) {
+		if now := p.claimer.floors.get(key); now.at.After(at) && key.lane < tierSuspect && slices.Contains(p.queues.names(), key.queue) {
 			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.at)
 		}
 		if width > 0 {
@@ -363,7 +363,7 @@ func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by 
 	var key floor
 	rows, err := tx.Query(w.tb.Context(), `select queue, lane, scheduled_at, id from jobs
 		where finalized_at is null and state <> 'running' and scheduled_at <= $1 and queue = any($2) and kind = any($3) and lane < 30
-		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
+		for update skip locked`, at, p.queues.names(), p.Supervisor.kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.queue, &left.lane, &key.at, &key.id}, func() error {
 			if f := floors[left]; f.before(key) {
@@ -490,7 +490,7 @@ func (w *scene) pause(r *rapid.T) bool {
 		return false
 	}
 	var err error
-	if slices.Contains(p.queueNames(), "other") {
+	if slices.Contains(p.queues.names(), "other") {
 		err = p.RemoveQueue(r.Context(), "other")
 	} else {
 		err = p.AddQueue(r.Context(), Queue{Name: "other", Concurrency: p.slots})

@@ -117,7 +117,7 @@ func TestDeclaringLostWaitsForAStart(t *testing.T) {
 	noted := map[string]time.Time{}
 	var p pipeline
 	p.begin()
-	p.start(noted, r.owner, []*run{r})
+	p.start(noted, r.owner, fences([]*run{r}))
 	if err := p.send(t.Context(), conn.Conn()); err != nil || len(noted) != 1 {
 		t.Fatal(noted, err)
 	}

@@ -113,7 +113,7 @@ func TestModesBehindATransactionPooler(t *testing.T) {
 			if err := direct.client.Check(t.Context()); err != nil {
 				t.Errorf("direct: %v", err)
 			}
-			sup, err := pooled.client.Supervisor(SupervisorConfig{
+			sup, err := pooled.client.NewSupervisor(SupervisorConfig{
 				Queues: []Queue{{}}, DisableNotify: true, Workers: handling(func(context.Context, *Job, int) error { return nil }),
 			})
 			if err != nil {

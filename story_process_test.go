@@ -136,14 +136,14 @@ func (spec *processSpec) run() error {
 		_, err := pool.Exec(ctx, effect, job.ID, os.Getpid())
 		return err
 	}
-	sup, err := client.Supervisor(SupervisorConfig{
+	client.cfg.Hooks = []Hooks{{StaleSettle: func(_ context.Context, e Event) { fmt.Println("stale", e.JobID) }}}
+	sup, err := client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{Concurrency: spec.Concurrency}}, Workers: []Worker{Handle(run, WorkerOpts{Timeout: NoTimeout})},
 		Lease: spec.Lease, DrainTimeout: spec.Drain, PollInterval: spec.Poll, DisableNotify: spec.NoNotify,
 	})
 	if err != nil {
 		return err
 	}
-	client.cfg.Hooks = []Hooks{{StaleSettle: func(_ context.Context, e Event) { fmt.Println("stale", e.JobID) }}}
 	err = sup.Run(ctx)
 	fmt.Println("ended")
 	return err
@@ -281,9 +281,9 @@ func (db *testDB) checkAudit(t testing.TB) {
 // enqueueErrands stores many jobs, alternating between the given doings.
 func (db *testDB) enqueueErrands(t testing.TB, n int, do ...string) {
 	t.Helper()
-	batch := make([]Batch, n)
+	batch := make([]EnqueueItem, n)
 	for i := range batch {
-		batch[i] = Batch{Args: errand{Do: do[i%len(do)], N: i}}
+		batch[i] = EnqueueItem{Args: errand{Do: do[i%len(do)], N: i}}
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -342,24 +342,30 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	spec := processSpec{Concurrency: 4, Lease: 2 * time.Second, Poll: 100 * time.Millisecond}
+	spec := processSpec{Concurrency: 4, Lease: 6 * time.Second, Poll: 100 * time.Millisecond} // that a busy machine keeps up
 	id := db.enqueue(t, errand{Do: "block"}, &EnqueueOpts{Retry: Constant{Delay: time.Hour}})
 	first := db.spawn(t, spec)
 	eventually(t, func() bool { return first.said("started "+id) == 1 })
-	db.waitFor(t, 10*time.Second, `select $1 = any(in_flight) from drover_supervisors`, id)
+	db.waitFor(t, 30*time.Second, `select $1 = any(in_flight) from drover_supervisors`, id)
 	second := db.spawn(t, spec)
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors`)
 	first.kill(t)
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s, supervisors %s, set aside %s, the second said %q", db.theRows(t, []string{id}), value[string](t, db, `select coalesce(jsonb_agg(s), '[]')::text from drover_supervisors s`),
+				value[string](t, db, `select coalesce(jsonb_agg(s), '[]')::text from drover_set_aside s`), second.lines)
+		}
+	}()
 	eventually(t, func() bool { return second.said("started "+id+" 2") == 1 })
 	if n := value[int](t, db, `select count(*) from jobs where id = $1 and crashes = 1 and errors_total = 1
 		and errors->0->>'class' = 'crash' and (errors->0->>'attempt')::int = 1 and lane = 25`, id); n != 1 {
 		t.Fatal("the first crash is not told as it should be")
 	}
-	db.waitFor(t, 10*time.Second, `select bool_or($1 = any(in_flight)) from drover_supervisors`, id)
+	db.waitFor(t, 30*time.Second, `select bool_or($1 = any(in_flight)) from drover_supervisors`, id)
 	third := db.spawn(t, spec)
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors where lost_at is null`)
 	second.kill(t)
-	db.waitFor(t, 20*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
+	db.waitFor(t, 40*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
 	if !value[bool](t, db, `select crashes = 2 and attempt = 2 and errors_total = 2 and last_delay_ms = 3600000
 		and scheduled_at > now() + interval '50 min' from jobs where id = $1`, id) {
 		t.Error("the second crash has no backoff")
@@ -367,7 +373,7 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	if third.said("started") > 0 {
 		t.Error("it ran before its backoff was over")
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors`) // the dead ones are forgotten
+	db.waitFor(t, 40*time.Second, `select count(*) = 1 from drover_supervisors`) // the dead ones are forgotten
 }
 
 // P-1: what was buffered beside running jobs that took every slot had not started.
@@ -400,7 +406,7 @@ func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
 	t.Parallel()
 	for name, spec := range map[string]processSpec{
 		"by notification": {Concurrency: 1, Lease: 10 * time.Minute}, // its heartbeats are 100 s apart
-		"by heartbeat":    {Concurrency: 1, Lease: 3 * time.Second, NoNotify: true},
+		"by heartbeat":    {Concurrency: 1, Lease: 20 * time.Second, NoNotify: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -409,7 +415,7 @@ func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
 			id := db.enqueue(t, errand{Do: "block"}, nil)
 			other := db.spawn(t, spec)
 			eventually(t, func() bool { return other.said("started "+id) == 1 })
-			if was, err := db.client.Cancel(t.Context(), id, "the order was withdrawn"); was != Running || err != nil {
+			if was, err := db.client.Cancel(t.Context(), id, By{Why: "the order was withdrawn"}); was != Running || err != nil {
 				t.Fatalf("Cancel = %s, %v", was, err)
 			}
 			eventually(t, func() bool { return other.said("cancelled "+id+" "+ErrCancelled.Error()) == 1 })
@@ -425,9 +431,10 @@ func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
 // W-4, F-8
 func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.audit(t)
-	spec := processSpec{Concurrency: 2, Lease: time.Second, Poll: 100 * time.Millisecond}
+	spec := processSpec{Concurrency: 2, Lease: 5 * time.Second, Poll: 100 * time.Millisecond} // that the other one keeps up
 	id := db.enqueue(t, errand{Do: "late"}, nil)
 	paused := db.spawn(t, spec)
 	eventually(t, func() bool { return paused.said("started "+id) == 1 })
@@ -483,15 +490,9 @@ func TestMemoryOfManyJobsInFlight(t *testing.T) {
 	before := p.rss(t)
 	db.exec(t, `insert into jobs (kind, args) select 'errand', jsonb_build_object('do', 'block', 'text', repeat(md5(n::text), 32)) from generate_series(1, 2000) as n`)
 	eventually(t, func() bool { return p.said("started") == 2000 })
-	if grown := p.rss(t) - before; grown > 60<<20 && !raceDetector() {
+	if grown := p.rss(t) - before; grown > 60<<20 && !pgtest.RaceDetector() {
 		t.Errorf("2,000 jobs in flight took %d MiB", grown>>20)
 	}
-}
-
-// raceDetector reports whether it is built in: it multiplies the memory of every goroutine.
-func raceDetector() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
 }
 
 // rss is the process' resident memory, as ps tells it.
@@ -516,7 +517,7 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 	db.exec(t, `create table effects (job text, pid int);
 		create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not now'; end $$;
 		create trigger refuse before update of started_seq on jobs for each row execute function refuse()`)
-	spec := processSpec{Concurrency: 4, Lease: 2 * time.Second, Poll: 100 * time.Millisecond}
+	spec := processSpec{Concurrency: 4, Lease: 6 * time.Second, Poll: 100 * time.Millisecond} // that a busy machine keeps up
 	once := &EnqueueOpts{MaxAttempts: 1}
 	unstarted := db.enqueue(t, errand{Do: "block"}, once)
 	first := db.spawn(t, spec)
@@ -529,14 +530,17 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
 	second := db.spawn(t, spec)
+	// What is set aside because a write was refused is tried again after 15 s, then after 30 s.
+	db.waitFor(t, 90*time.Second, `select started_seq is not null from jobs where id = $1`, unstarted)
 	eventually(t, func() bool { return second.said("started "+unstarted+" 1") == 1 })
-	if !value[bool](t, db, `select started_seq = 2 and claim_seq = 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
-		t.Error("its start is not noted, or it was blamed")
+	// Another claim may lie between: a start that a busy server does not note in time is given back too.
+	if !value[bool](t, db, `select started_seq = claim_seq and claim_seq >= 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
+		t.Errorf("its start is not noted, or it was blamed: %s", db.theRows(t, []string{unstarted}))
 	}
 	third := db.spawn(t, spec)
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors where lost_at is null`)
 	second.kill(t)
-	db.waitFor(t, 20*time.Second, `select state = 'discarded' and discard_reason = 'crashed' and errors_total = 1 from jobs where id = $1`, unstarted)
+	db.waitFor(t, 90*time.Second, `select state = 'discarded' and discard_reason = 'crashed' and errors_total = 1 from jobs where id = $1`, unstarted)
 	if third.said("started") > 0 {
 		t.Error("it ran again")
 	}
@@ -554,12 +558,12 @@ func TestPillsAmongInnocents(t *testing.T) {
 			db := newQuietDB(t)
 			db.audit(t)
 			opts := &EnqueueOpts{MaxAttempts: 2, Retry: Exponential{Base: 4 * time.Second}}
-			batch := make([]Batch, innocents)
+			batch := make([]EnqueueItem, innocents)
 			for i := range batch {
-				batch[i] = Batch{Args: errand{Do: "nap", N: i}, Opts: opts}
+				batch[i] = EnqueueItem{Args: errand{Do: "nap", N: i}, Opts: opts}
 			}
 			for i, pill := range pills {
-				batch = slices.Insert(batch, (i+1)*innocents/4, Batch{Args: errand{Do: pill}, Opts: opts})
+				batch = slices.Insert(batch, (i+1)*innocents/4, EnqueueItem{Args: errand{Do: pill}, Opts: opts})
 			}
 			if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 				t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -17,7 +18,7 @@ import (
 // cancelAll ends jobs that handlers work on.
 func (db *testDB) cancelAll(t testing.TB, ids ...string) {
 	t.Helper()
-	if done, err := db.client.CancelMany(t.Context(), Filter{IDs: ids}, "not wanted"); err != nil || int(done.Changed) != len(ids) {
+	if done, err := db.client.CancelMany(t.Context(), Filter{IDs: ids}, By{Why: "not wanted"}); err != nil || int(done.Changed) != len(ids) {
 		t.Fatalf("cancelled %d of %d, %v", done.Changed, len(ids), err)
 	}
 }
@@ -25,7 +26,7 @@ func (db *testDB) cancelAll(t testing.TB, ids ...string) {
 // deleteAll makes the ids of jobs that have ended free.
 func (db *testDB) deleteAll(t testing.TB, ids ...string) {
 	t.Helper()
-	if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: ids}); err != nil || int(done.Changed) != len(ids) {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: ids}, By{}); err != nil || int(done.Changed) != len(ids) {
 		t.Fatalf("deleted %d of %d, %v", done.Changed, len(ids), err)
 	}
 }
@@ -65,7 +66,7 @@ func (s *still) claimAll(t testing.TB, n int) []*run {
 func (s *still) tellAll(t testing.TB) {
 	t.Helper()
 	s.reporter.close()
-	s.reporter.run(t.Context(), s.client)
+	s.reporter.flush(t.Context())
 }
 
 // theRows is all that there is of jobs.
@@ -111,7 +112,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
-			if moved, err := db.client.Archive(t.Context(), Filter{IDs: ids(runs)}, nil); err != nil || int(moved.Jobs) != n {
+			if moved, err := db.client.Archive(t.Context(), Filter{IDs: ids(runs)}, nil, By{}); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("archived %+v, %v", moved, err)
 			}
 			db.again(t, ids(runs)...)
@@ -124,7 +125,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			for _, r := range archived {
 				s.settle(t, r.decide(Discard(errBoom)))
 			}
-			if moved, err := db.client.Archive(t.Context(), all, nil); err != nil || int(moved.Jobs) != n {
+			if moved, err := db.client.Archive(t.Context(), all, nil, By{}); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("archived %+v, %v", moved, err)
 			}
 			db.again(t, all.IDs...)
@@ -134,18 +135,18 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			runs = s.claimAll(t, n) // the second claims
 			db.cancelAll(t, all.IDs...)
 			db.deleteAll(t, all.IDs...)
-			if moved, err := db.client.Restore(t.Context(), all); err != nil || int(moved.Jobs) != n {
+			if moved, err := db.client.Restore(t.Context(), all, By{}); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("restored %+v, %v", moved, err)
 			}
 			for _, id := range all.IDs {
-				if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+				if err := db.client.RedriveJob(t.Context(), id, nil, By{}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			return runs, s.claimAll(t, n)
 		},
 	}
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{"", DeleteOnCompletion} {
 		for name, way := range ways {
 			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
 				t.Parallel()
@@ -220,7 +221,7 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 					s.tellAll(t)
 					want := map[string]State{"completed": Completed, "failed": Retryable, "discarded": Discarded}[is]
 					kind := map[string]eventKind{"completed": eventCompleted, "failed": eventFailed, "discarded": eventDiscarded}[is]
-					if j, err := db.client.Get(t.Context(), id); err != nil || j.State != want {
+					if j, err := db.client.Job(t.Context(), id); err != nil || j.State != want {
 						t.Errorf("the job is %v, %v", j, err)
 					}
 					if book.count(eventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(eventCompleted, beside) != 1 {
@@ -240,7 +241,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 		err  error
 		kind eventKind
 	}{"completed": {nil, eventCompleted}, "discarded": {Discard(errBoom), eventDiscarded}} {
-		for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+		for _, retention := range []Retention{"", DeleteOnCompletion} {
 			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
 				t.Parallel()
 				var book diary
@@ -252,9 +253,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				var p pipeline
-				s.settler.settleAll(&p, out, 0)
-				if err := p.send(t.Context(), conn); err != nil {
+				if err := db.client.store.settle(t.Context(), conn, &settleAll(out, 0).settles); err != nil {
 					t.Fatal(err)
 				}
 				s.settler.afterSettle(t.Context(), conn, out, &settling{}, context.DeadlineExceeded) // nobody has read that
@@ -282,7 +281,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 func TestTransactionOfAnEarlierLife(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{"", DeleteOnCompletion} {
 		db := newQuietDB(t)
 		s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 1000}}})
 		s.answers(t)
@@ -353,7 +352,7 @@ func TestTransactionRolledBackBeforeTheSecondLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
-	if _, err := impatient.client.Cancel(t.Context(), id, ""); err == nil {
+	if _, err := impatient.client.Cancel(t.Context(), id, By{}); err == nil {
 		t.Fatal("cancelled beside an open completion")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -431,7 +430,8 @@ func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
 	db := newQuietDB(t)
 	first, second := make(chan context.Context, 1), make(chan context.Context, 1)
 	release := make(chan struct{})
-	// Nobody listens, and no beat comes by itself between the two lives.
+	// Nobody listens, and no beat comes by itself between the two lives. One transaction has both: in between, a look at what
+	// runs, which comes each second, would call the first handler cancelled.
 	sup := db.launch(t, SupervisorConfig{DisableNotify: true, PollInterval: 10 * time.Millisecond, Lease: 10 * time.Minute, Workers: handling(func(ctx context.Context, _ *Job, n int) error {
 		if n == 7 {
 			first <- ctx
@@ -443,9 +443,19 @@ func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
 	})})
 	id := db.enqueue(t, job{7}, nil)
 	earlier := receive(t, first)
-	db.via(t, Config{}).secondLife(t, id) // a client knows the supervisors of its own
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		for _, sql := range []string{`select drover_cancel($1)`, `delete from jobs where id = $1`, `insert into jobs (id, kind, args) values ($1, 'job', '{"n": 0}')`} {
+			if _, err := tx.Exec(t.Context(), sql, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	later := receive(t, second)
-	sup.control.interrupt()
+	sup.alarm.interrupt()
 	receive(t, earlier.Done())
 	if cause := context.Cause(earlier); !errors.Is(cause, ErrLeaseLost) {
 		t.Errorf("the first handler was told %v", cause)

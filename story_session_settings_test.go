@@ -61,6 +61,7 @@ func TestLifeInAnyDateStyle(t *testing.T) {
 type oddLife struct {
 	*testDB
 	plain *testDB // the same schema, without the settings
+	sup   *Supervisor
 	due   time.Time
 	ids   [6]string
 }
@@ -78,7 +79,7 @@ func (l *oddLife) enqueueAll(t *testing.T) {
 	t.Helper()
 	l.ids[lifeGood] = l.enqueue(t, job{lifeGood}, nil)
 	l.ids[lifeFails] = l.enqueue(t, job{lifeFails}, &EnqueueOpts{ScheduledAt: l.due, Tags: []string{"a"}, ExpiresAt: time.Now().Add(time.Hour), RetryUntil: time.Now().Add(time.Hour), Timeout: time.Minute})
-	receipts, err := l.client.EnqueueMany(t.Context(), []Batch{{Args: job{lifeDies}}, {Args: job{lifeSnoozes}, Opts: &EnqueueOpts{ScheduledAt: l.due}}})
+	receipts, err := l.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: job{lifeDies}}, {Args: job{lifeSnoozes}, Opts: &EnqueueOpts{ScheduledAt: l.due}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func (l *oddLife) enqueueAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	receipt, err := l.client.EnqueueTx(t.Context(), tx, job{lifeInTx}, &EnqueueOpts{Delay: 10 * time.Millisecond, ConcurrencyKey: "key"})
+	receipt, err := l.client.EnqueueTx(t.Context(), tx, job{lifeInTx}, &EnqueueOpts{Delay: 10 * time.Millisecond, Key: "key"})
 	if err = errors.Join(err, tx.Commit(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +124,7 @@ func (l *oddLife) runAll(t *testing.T) {
 	workers[0].opts.Retry = Constant{Delay: 20 * time.Millisecond, Jitter: NoJitter}
 	workers[0].opts.RetryBudget = RetryBudget{Retries: 60000}
 	workers[0].opts.MaxAttempts = 2
-	l.run(t, SupervisorConfig{Workers: workers, Queues: []Queue{{}}, Lease: 10 * time.Second})
+	l.sup = l.run(t, SupervisorConfig{Workers: workers, Queues: []Queue{{}}, Lease: 10 * time.Minute}) // a heartbeat that comes late is logged, too
 	t.Cleanup(func() {
 		if t.Failed() {
 			var jobs string
@@ -148,7 +149,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	for n, id := range l.ids {
-		j, err := l.client.Get(ctx, id)
+		j, err := l.client.Job(ctx, id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,42 +164,41 @@ func (l *oddLife) inspect(t *testing.T) {
 		t.Errorf("enqueued for %v, want %v", at, l.due.AddDate(500, 0, 0))
 	}
 	for _, filter := range []Filter{{State: Discarded, FinalizedAfter: time.Now().Add(-time.Hour)}, {Kind: "job", CreatedAfter: time.Now().Add(-time.Hour)}} {
-		page, err := l.client.List(ctx, filter, "", 1)
+		page, err := l.client.Jobs(ctx, filter, "", 1)
 		if err != nil || len(page.Jobs) != 1 {
 			t.Fatalf("List = %+v, %v", page, err)
 		}
 		l.same(t, "listed created_at", page.Jobs[0].CreatedAt, `select created_at from jobs where id = $1`, page.Jobs[0].ID)
 	}
-	counts, err := l.client.Counts(ctx)
-	if err != nil || len(counts) != 3 {
-		t.Errorf("Counts = %+v, %v", counts, err)
+	snap, err := l.client.Snapshot(ctx)
+	if err != nil || len(snap.Counts) != 3 || len(snap.Supervisors) == 0 || time.Since(snap.At).Abs() > time.Hour {
+		t.Errorf("Snapshot = %+v, %v", snap, err)
 	}
-	summary, err := l.client.Summary(ctx)
+	summary, err := l.client.DiscardedGroups(ctx)
 	if err != nil || len(summary) != 1 {
-		t.Fatalf("Summary = %+v, %v", summary, err)
+		t.Fatalf("DiscardedGroups = %+v, %v", summary, err)
 	}
 	l.same(t, "last_discarded_at", summary[0].LastDiscardedAt, `select finalized_at from jobs where state = 'discarded'`)
 	var groups []FailureGroup
 	eventually(t, func() bool { // a heartbeat adds them up
-		groups, err = l.client.Failures(ctx, FailureFilter{})
+		l.sup.alarm.interrupt()
+		groups, err = l.client.FailureGroups(ctx, FailureFilter{})
 		return err != nil || len(groups) == 2
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.same(t, "last_seen", groups[0].LastSeen, `select last_seen from drover_failure_groups where fingerprint = $1`, groups[0].Fingerprint)
-	if _, err := l.client.Failure(ctx, groups[0].Fingerprint); err != nil {
+	if _, err := l.client.FailureGroup(ctx, groups[0].Fingerprint); err != nil {
 		t.Error(err)
 	}
-	health, err := l.client.Health(ctx)
-	if err != nil || len(health.NotSeen) > 0 || time.Since(health.At).Abs() > time.Hour {
-		t.Errorf("Health = %+v, %v", health, err)
+	odd := &testDB{l.client.store.pool, l.client}
+	h := odd.health(t)
+	if len(h.NotSeen) > 0 || time.Since(h.At).Abs() > time.Hour {
+		t.Errorf("health = %+v", h)
 	}
 	if budgets, err := l.client.RetryBudgets(ctx); err != nil || len(budgets) != 1 || budgets[0].Per != time.Minute || time.Since(budgets[0].NextFree).Abs() > time.Hour {
 		t.Errorf("RetryBudgets = %+v, %v", budgets, err)
-	}
-	if alerts, err := l.client.Alerts(ctx, Thresholds{Discarded: 1, NewDiscarded: 1, Within: time.Hour, Oldest: time.Minute}); err != nil || len(alerts) != 2 {
-		t.Errorf("Alerts = %+v, %v", alerts, err)
 	}
 }
 
@@ -209,12 +209,13 @@ func (l *oddLife) bringBack(t *testing.T) {
 	if groups, err := l.client.PreviewRedrive(t.Context(), plan); err != nil || len(groups) != 1 {
 		t.Errorf("PreviewRedrive = %+v, %v", groups, err)
 	}
-	r, err := l.client.Redrive(t.Context(), plan)
+	r, err := l.client.StartRedrive(t.Context(), plan, By{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.same(t, "created_at of a redrive", r.CreatedAt, `select created_at from drover_redrives`)
 	eventually(t, func() bool {
+		l.sup.alarm.interrupt()
 		list, err := l.client.Redrives(t.Context(), 10)
 		if err != nil || len(list) != 1 || list[0].Rate != 1234.5678 {
 			t.Fatalf("Redrives = %+v, %v", list, err)
@@ -227,20 +228,20 @@ func (l *oddLife) putAway(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	filter := Filter{State: Completed, FinalizedAfter: time.Now().Add(-time.Hour)}
-	if moved, err := l.client.Archive(ctx, filter, nil); err != nil || moved.Jobs != 5 {
+	if moved, err := l.client.Archive(ctx, filter, nil, By{}); err != nil || moved.Jobs != 5 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	var lines bytes.Buffer
 	if n, err := l.client.ExportArchive(ctx, &lines, filter); err != nil || n != 5 || strings.Count(lines.String(), "\n") != 5 {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
-	if moved, err := l.client.Restore(ctx, filter); err != nil || moved.Jobs != 5 {
+	if moved, err := l.client.Restore(ctx, filter, By{}); err != nil || moved.Jobs != 5 {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
-	if done, err := l.client.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: time.Now().Add(time.Hour)}); err != nil || done.Changed != 5 {
+	if done, err := l.client.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: time.Now().Add(time.Hour)}, By{}); err != nil || done.Changed != 5 {
 		t.Errorf("DeleteMany = %+v, %v", done, err)
 	}
-	if state, err := l.client.Cancel(ctx, l.ids[lifeLater], ""); err != nil || state != Scheduled {
+	if state, err := l.client.Cancel(ctx, l.ids[lifeLater], By{}); err != nil || state != Scheduled {
 		t.Errorf("Cancel = %v, %v", state, err)
 	}
 }
@@ -306,7 +307,7 @@ func TestChecksNameTheField(t *testing.T) {
 		"timeout_ms) values (-1":                                    "Timeout",
 		"expires_at) values ('0044-03-15 BC'":                       "ScheduledAt, ExpiresAt or RetryUntil",
 		"retry) values ('{}'":                                       "Retry",
-		"concurrency_key) values (''":                               "ConcurrencyKey",
+		"concurrency_key) values (''":                               "Key",
 		"args) values ((repeat('[', 70) || repeat(']', 70))::jsonb": "args",
 		"metadata) values ('[]'":                                    "Metadata",
 		"tags) values (array['']":                                   "Tags",

@@ -6,71 +6,65 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Retention words for SupervisorConfig.
-const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is repeated
-	// under its id after that makes a new job (EnqueueOpts.ID). It is a word for CompletedRetention alone.
-	DeleteOnCompletion time.Duration = 1
-
-	// KeepCompleted keeps completed jobs for ever, and as CancelledRetention cancelled ones.
-	KeepCompleted time.Duration = math.MaxInt64
-)
-
-// Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
-// with the pool's settings and hooks (docs/configuration.md lists them), so that handlers that take every pooled one
-// starve neither heartbeat nor settle.
+// Supervisor claims jobs and runs their workers. It uses three connections of its own besides the
+// pool, with the pool's settings and hooks (docs/configuration.md lists them). So handlers that
+// take every pooled connection do not starve heartbeats and settles.
 type Supervisor struct {
-	client     *Client
-	cfg        SupervisorConfig
-	log        *slog.Logger
-	workers    map[string]*Worker
-	kinds      []string
-	strategies map[string]Custom
-	now        func() time.Time // the process' clock: local waits only
-
-	restInterval time.Duration // the poll interval after restAfter
-
-	changing sync.Mutex    // held while a queue is added or removed, round trip included
-	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
-	queues   []*queueState // replaced, never changed in place
-	started  bool          // they have workers
-	closed   bool          // their buffers are closed: no queue may be added
-
-	lease      atomic.Pointer[lease]
-	inFlight   runSet // handlers at work
+	shared
+	alarm      alarm
 	claimer    *claimer
 	settler    *settler
 	control    *control
 	redriver   *redriver
-	reporter   reporter
-	quiet      sparingly
-	outage     outage
-	pruner     atomic.Bool // this supervisor's turn to prune
+	scheduler  *scheduler
 	pruneEvery time.Duration
-	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
-	draining   atomic.Bool
-	solo       atomic.Pointer[soloOrder] // this supervisor's turn to run strong suspects; nil: it is not
 	stopNow    chan struct{}
 	stopOnce   sync.Once
-	ran        atomic.Bool
+	ran        atomic.Bool // Run was called
 
 	abandoned atomic.Int64
 	slots     sync.WaitGroup // one for each worker; abandoned ones leave theirs to others
 }
 
-// Supervisor checks the configuration and returns a supervisor that runs nothing yet. Every mistake is told at
-// once, as *InvalidError values joined.
-func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
+// shared is what every part of a supervisor needs: its settings, its clock, its lease, what runs, and where it logs and
+// tells. It holds no part: a part that needs another one gets it in its constructor.
+type shared struct {
+	client       *Client
+	cfg          SupervisorConfig
+	restInterval time.Duration // the poll interval after restAfter
+	workers      map[string]*Worker
+	kinds        []string // of workers, sorted
+	strategies   map[string]Custom
+	periodic     []periodicDoc // declared in code, by name
+	log          *slog.Logger
+	now          func() time.Time // the process' clock: local waits only
+
+	queues   queueSet
+	inFlight runSet // handlers at work
+	lease    atomic.Pointer[lease]
+	budgets  atomic.Pointer[[]string] // scopes of the retry budgets there are
+	holds    atomic.Pointer[holds]    // what may not start; nil: nothing
+	pruner   atomic.Bool              // this supervisor started before all others: it prunes, and ticks first
+	draining atomic.Bool
+	over     atomic.Bool // Run returns
+
+	reporter reporter
+	quiet    sparingly
+	outage   outage
+}
+
+// NewSupervisor checks the configuration and returns a supervisor. It starts nothing; call Run. It
+// reports all mistakes at once, as *InvalidError values joined.
+func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	var bad problems
 	s := &Supervisor{
-		client: c, log: c.log, now: time.Now, workers: map[string]*Worker{}, strategies: map[string]Custom{},
+		shared:  shared{client: c, log: c.log, now: time.Now, workers: map[string]*Worker{}, strategies: map[string]Custom{}, reporter: newReporter(c)},
 		stopNow: make(chan struct{}), pruneEvery: time.Minute,
 	}
 	rests := cfg.DisableNotify && cfg.PollInterval == 0
@@ -80,25 +74,26 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		s.restInterval = time.Second
 	}
 	if len(cfg.Queues) == 0 {
-		bad.add("Queues", "is empty: nothing to claim from")
+		bad.add("Queues", "is empty: the supervisor needs a queue to claim from")
 	}
 	if len(cfg.Workers) == 0 {
-		bad.add("Workers", "is empty: nothing could run")
+		bad.add("Workers", "is empty: the supervisor needs a worker to run jobs")
 	}
 	for i, strategy := range cfg.Strategies {
 		bad.strategy(fmt.Sprintf("Strategies[%d]", i), strategy)
 		s.name(&bad, fmt.Sprintf("Strategies[%d]", i), strategy)
 	}
+	lookout := newLookout(&s.shared)
 	seen := map[string]bool{}
 	for i, q := range cfg.Queues {
 		field := fmt.Sprintf("Queues[%d]", i)
 		q.fillIn(&bad, field)
 		if seen[q.Name] {
-			bad.add(field+".Name", "%q is there twice", q.Name)
+			bad.add(field+".Name", "%q is used twice", q.Name)
 		}
 		seen[q.Name] = true
 		s.name(&bad, field+".Retry", q.Retry)
-		s.queues = append(s.queues, newQueueState(q))
+		s.queues.list = append(s.queues.list, newQueueState(q, lookout.wake, &s.holds))
 	}
 	for i := range cfg.Workers {
 		w := cfg.Workers[i]
@@ -106,7 +101,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		w.validate(&bad, field, cfg.Timeout)
 		c.checkFollowUp(&bad, field, &w)
 		if s.workers[w.kind] != nil && w.kind != "" {
-			bad.add(field, "kind %q has a worker already", w.kind)
+			bad.add(field, "kind %q already has a worker", w.kind)
 		}
 		s.name(&bad, field+".Retry", w.opts.Retry)
 		for j := range w.opts.Cases {
@@ -115,48 +110,55 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		s.workers[w.kind] = &w
 		s.kinds = append(s.kinds, w.kind)
 	}
-	for i, q := range s.queues {
-		q.Retry = s.named(&bad, fmt.Sprintf("Queues[%d].Retry", i), q.Retry)
-	}
-	for kind, w := range s.workers {
-		w.opts.Retry = s.named(&bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
-		for i := range w.opts.Cases {
-			c := &w.opts.Cases[i]
-			c.Retry = s.named(&bad, fmt.Sprintf("the worker of %q: Cases[%d].Retry", kind, i), c.Retry)
-		}
-	}
+	s.resolveNames(&bad)
+	s.periodic = c.encodeDeclared(&bad, cfg.Periodic)
 	slices.Sort(s.kinds)
-	slices.SortFunc(s.queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.queues.list, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
-	s.claimer.link.again, s.settler.link.again = s.goneBack, s.claimer.audit.reconnected
+	s.assemble(lookout)
 	return s, nil
 }
 
-// Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
-// waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back; jobs with a
-// single attempt it discards instead. It returns nil after a stop, at most DrainTimeout and 5 s after ctx is done. It returns an error only if it could not
-// start for something that stays as it is: ErrNotMigrated, ErrReadOnly, ErrServerTooOld, ErrPooler, an *InvalidError of
-// a hook of the pool's, or the server's, such as that of a wrong password. What a database gets over is waited for, at
-// the start as later: a server that refuses connections or has none left, a lock that is held too long. A Supervisor
-// runs once.
+// assemble makes the parts. A part can call those that are made before it; lookout and alarm are how it calls the others.
+func (s *Supervisor) assemble(k *lookout) {
+	s.redriver = newRedriver(&s.shared, k.noteDue)
+	s.settler = newSettler(&s.shared, k, s.redriver, &s.alarm)
+	s.claimer = newClaimer(&s.shared, k, s.settler, &s.alarm)
+	s.scheduler = newScheduler(&s.shared)
+	s.control = newControl(&s.shared, k, s.settler, s.redriver, s.scheduler, &s.alarm)
+}
+
+// Run claims and runs jobs until ctx is done. Then it drains: it claims no more, hands back the
+// jobs that it has not started, and waits up to DrainTimeout for running handlers. It cancels those
+// that still run, with the cause ErrShutdown, and hands their jobs back; jobs with a single attempt
+// are discarded instead. After a stop Run returns nil, at most DrainTimeout and 5 s after ctx is
+// done. A Supervisor runs once.
 //
-// It returns only after every goroutine it started has, but for handlers that ignored their context:
+// Run returns an error only if it cannot start because of something that an operator has to change:
+// ErrNotMigrated, ErrReadOnly, ErrServerTooOld, ErrPooler, an *InvalidError from one of the pool's
+// hooks, or a server error such as that of a wrong password. For what may pass by itself Run waits,
+// at the start as later: a server that refuses connections or has none left, a lock that is held
+// too long.
+//
+// Run returns only after every goroutine that it started has ended, except those of handlers that
+// ignored their context, and of hooks that have not returned:
 //
 //	claim   ×1  takes jobs; stops with ctx
 //	work    ×n  a queue's Concurrency; stops when its queue is closed and its job has ended
-//	settle  ×1  records outcomes; stops when claiming has and all is settled
+//	settle  ×1  records outcomes; stops when claiming has stopped and all are settled
 //	control ×1  heartbeat, notifications, rescue, sweeps; stops after settle
-//	watch   ×1  finds handlers deaf to their timeout; stops after settle
+//	watch   ×1  finds handlers that ignore their timeout; stops after settle
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
-//	report  ×1  calls hooks; stops when all events are told
+//	tick    ×1  enqueues periodic jobs, while there is a schedule; stops with ctx
+//	report  ×n  the log's, and one for each of Config.Hooks; stops when all events are reported
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
-		return errors.New("drover: a Supervisor runs once; make another")
+		return errors.New("drover: a Supervisor runs only once: make a new one")
 	}
+	defer s.over.Store(true)
 	base := context.WithoutCancel(ctx)
 	if err := s.start(ctx, base); err != nil {
 		if ctx.Err() != nil {
@@ -173,38 +175,44 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	finishing, giveUp := context.WithCancel(base)
 	defer giveUp()
 
-	var reporting, claimingToo, whileWorking, settling sync.WaitGroup
-	reporting.Go(func() { s.reporter.run(base, s.client) })
-	claimingToo.Go(func() { s.prune(claiming) })
+	var claimingToo, whileWorking, settling sync.WaitGroup
+	for _, l := range s.reporter.lines {
+		go l.run(base) // the reporter waits for it
+	}
+	claimingToo.Go(func() { s.prune(claiming, s.pruneEvery) })
 	claimingToo.Go(func() { s.redriver.run(claiming) })
+	claimingToo.Go(func() { s.scheduler.run(claiming) })
 	claimingToo.Go(func() { s.claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { s.control.run(working) })
 	whileWorking.Go(func() { s.watch(working) })
 	s.startQueues()
 	settling.Go(func() { s.settler.run(finishing, s.claimer.ended) })
 	s.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", s.lease.Load().id),
-		slog.Int("queues", len(s.queueStates())), slog.Int("workers", len(s.workers)))
+		slog.Int("queues", len(s.queues.states())), slog.Int("workers", len(s.workers)))
 	s.tellUnservedFollowUps(ctx)
 
 	<-ctx.Done()
 	s.draining.Store(true)
-	ending, cancel := context.WithDeadline(base, s.drain(base, giveUp))
+	end := s.drain(base, giveUp)
+	ending, cancel := context.WithDeadline(base, end)
 	defer cancel()
 	claimingToo.Wait()
 	settling.Wait()
 	s.slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
+	s.lease.Load().timer.Stop()                              // nobody keeps it up any more
 	if s.settler.book.len() == 0 && s.claimer.doubt == nil { // else our row tells a rescuer what had started
 		s.control.end(ending)
 	}
 	s.reporter.close()
-	reporting.Wait()
+	s.reporter.wait(base, end)
 	s.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", s.lease.Load().id))
 	return nil
 }
 
-// StopNow makes a Run that is stopping cancel its running jobs at once instead of draining: for a second signal.
+// StopNow makes a stopping Run cancel its running jobs at once instead of draining. Call it, for
+// example, on a second signal.
 func (s *Supervisor) StopNow() { s.stopOnce.Do(func() { close(s.stopNow) }) }
 
 // What a stop takes after the running jobs were cancelled, whatever the database does: endPart in all.
@@ -214,7 +222,7 @@ const (
 	endPart    = 5 * time.Second // the rest is for connections to close, and to sign off
 )
 
-var errIgnoredStop = errors.New("the handler has not returned since")
+var errIgnoredStop = errors.New("the handler did not return after its context was cancelled")
 
 // drain waits for the running jobs, then cancels them, then gives up on them. It returns when the rest must have ended.
 func (s *Supervisor) drain(ctx context.Context, giveUp func()) (end time.Time) {
@@ -237,9 +245,8 @@ func (s *Supervisor) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	}
 	for _, r := range s.inFlight.all() {
 		if r.end() {
-			s.abandoned.Add(1)
-			s.log.WarnContext(ctx, "handler ignores its cancelled context, job given up", slog.Any("job", r.job))
-			s.settler.settle(r.cutShort(errIgnoredStop, nil))
+			s.abandon(ctx, r, "handler ignores its cancelled context; the supervisor stops without it",
+				func() *outcome { return r.cutShort(errIgnoredStop, nil) })
 			s.slots.Done()
 		}
 	}
@@ -248,7 +255,7 @@ func (s *Supervisor) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	case <-idle:
 	case <-timer.C:
 		giveUp()
-		s.log.ErrorContext(ctx, "outcomes could not be recorded, others will rescue the jobs", slog.Int("count", s.settler.book.len()))
+		s.log.ErrorContext(ctx, "the outcomes of jobs could not be recorded; another supervisor will rescue the jobs", slog.Int("count", s.settler.book.len()))
 	}
 	return end
 }
@@ -256,16 +263,16 @@ func (s *Supervisor) drain(ctx context.Context, giveUp func()) (end time.Time) {
 // start checks the server and registers. What the database may get over by itself is tried again until ctx is done.
 func (s *Supervisor) start(ctx, base context.Context) error {
 	s.control.base = base
-	starting := trouble{means: "this supervisor does not run yet"}
+	starting := newTrouble(&s.shared, "this supervisor does not run yet", nil)
 	for {
 		err := s.tryStart(ctx, base)
 		if err == nil {
-			starting.over(ctx, s)
+			starting.over(ctx)
 			return nil
 		}
 		s.control.link.close(base)
 		if ctx.Err() == nil && temporary(err) {
-			starting.failed(ctx, s, "starting", err)
+			starting.failed(ctx, "starting", err)
 			timer := time.NewTimer(starting.until.Sub(s.now()))
 			select {
 			case <-timer.C:
@@ -303,8 +310,8 @@ func (s *Supervisor) tryStart(ctx, base context.Context) error {
 		case <-registering.Done():
 		}
 	})()
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	s.queues.changing.Lock()
+	defer s.queues.changing.Unlock()
 	if err := s.control.register(registering); err != nil {
 		return fmt.Errorf("register supervisor: %w", err)
 	}
@@ -313,10 +320,10 @@ func (s *Supervisor) tryStart(ctx, base context.Context) error {
 
 // startQueues starts the workers of all queues.
 func (s *Supervisor) startQueues() {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	s.started = true
-	for _, q := range s.queues {
+	s.queues.mu.Lock()
+	defer s.queues.mu.Unlock()
+	s.queues.started = true
+	for _, q := range s.queues.list {
 		s.startQueue(q)
 	}
 }
@@ -336,6 +343,7 @@ func (s *Supervisor) startWorker(q *queueState) {
 
 // workOn runs jobs of one queue until it is closed.
 func (s *Supervisor) workOn(q *queueState) {
+	id := goroutineID()
 	for {
 		r, ok := q.buffer.take()
 		if !ok {
@@ -344,9 +352,10 @@ func (s *Supervisor) workOn(q *queueState) {
 		}
 		if r.lease.ended.Load() { // it may be someone else's before its handler could notice
 			r.finish()
-			s.handBack([]*run{r})
+			s.settler.handBack([]*run{r})
 			continue
 		}
+		r.goroutine = id
 		if !s.runJob(r) {
 			return
 		}
@@ -356,40 +365,37 @@ func (s *Supervisor) workOn(q *queueState) {
 // watchInterval is how exactly deaf handlers are noticed.
 const watchInterval = 100 * time.Millisecond
 
-// watch frees the slots of handlers that ignore the end of their context after their timeout.
+// watch notes where handlers are when their time is up, and frees the slots of those that ignore the end of their context
+// after their timeout.
 func (s *Supervisor) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
+	var stacks stacks
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		for _, r := range s.inFlight.all() {
+		runs := s.inFlight.all()
+		stacks.take(runs, s.now(), s.cfg.Lease)
+		for _, r := range runs {
 			if r.deaf(s.now()) && r.end() {
-				s.abandoned.Add(1)
-				s.log.WarnContext(ctx, "handler ignores its timeout, slot freed", slog.Any("job", r.job), slog.Duration("timeout", r.timeout))
-				s.settler.settle(r.abandonedOutcome())
+				s.abandon(ctx, r, "handler ignores its timeout; its slot is free for another job", r.abandonedOutcome)
 				s.startWorker(r.queue)
 			}
 		}
 	}
 }
 
-// giveUp makes room again for jobs that were claimed and cannot be taken, and hands them back.
-func (s *Supervisor) giveUp(runs []*run) {
-	for _, r := range runs {
-		r.finish()
-	}
-	s.handBack(runs)
-}
-
-// handBack returns jobs that have not started.
-func (s *Supervisor) handBack(runs []*run) {
-	for _, r := range runs {
-		s.settler.settle(r.handedBack())
-	}
+// abandon gives up a handler whose run has been ended for it. The log and what decides the outcome are the application's: they
+// may block as its handler does.
+func (s *Supervisor) abandon(ctx context.Context, r *run, why string, decide func() *outcome) {
+	s.abandoned.Add(1)
+	go func() {
+		s.log.WarnContext(ctx, why, slog.Any("job", r.job), slog.Duration("timeout", r.timeout))
+		r.decided(decide, func(o *outcome, _ bool) { s.settler.settle(o) })
+	}()
 }
 
 // cancelRun ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
@@ -402,27 +408,22 @@ func (s *Supervisor) cancelRun(id string) {
 	}
 }
 
-// Stats are a supervisor's figures of the moment.
+// Stats are a supervisor's current figures.
 type Stats struct {
-	Running   int   // handlers at work
-	Buffered  int   // claimed, not started
-	Abandoned int64 // handlers that ignored the end of their context, since Run
+	Running   int   // handlers that run
+	Buffered  int   // jobs that are claimed and not started
+	Abandoned int64 // since Run: handlers that ignored the end of their context
+
+	// DroppedEvents counts, since Run, the events that a subscriber was not told, because one of its hooks
+	// is slow or hangs. See Hooks.
+	DroppedEvents int64
 }
 
-// Stats may be called at any time.
+// Stats returns the supervisor's current figures. It may be called at any time.
 func (s *Supervisor) Stats() Stats {
-	stats := Stats{Running: s.inFlight.len(), Abandoned: s.abandoned.Load()}
-	for _, q := range s.queueStates() {
+	stats := Stats{Running: s.inFlight.len(), Abandoned: s.abandoned.Load(), DroppedEvents: s.reporter.dropped()}
+	for _, q := range s.queues.states() {
 		stats.Buffered += q.buffer.len()
 	}
 	return stats
-}
-
-// wait asks a strategy for the delay; a Custom that panics is replaced by the default, and told of.
-func (s *Supervisor) wait(strategy RetryStrategy, f Failure) (time.Duration, bool) {
-	d, ok, err := strategy.delay(f)
-	if err != nil {
-		s.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", s.client.clean(errorText(err), maxErrorText)))
-	}
-	return d, ok
 }

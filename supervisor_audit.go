@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -25,7 +24,8 @@ const (
 // A full sweep asks for it, and so does a connection that came back. The claimer's goroutine does it, between claims:
 // with a claim under way, that claim's jobs would be unknown, too.
 type audit struct {
-	sup *Supervisor
+	*shared
+	poke func() // wakes the claimer's goroutine
 
 	mu    sync.Mutex
 	due   time.Time // when the next audit is due; zero: none is wanted
@@ -36,10 +36,12 @@ type audit struct {
 	next time.Time // no page is read before this
 }
 
+func newAudit(s *shared, poke func()) *audit { return &audit{shared: s, poke: poke} }
+
 // want asks for an audit, unless there was one a short while ago.
 func (a *audit) want(now time.Time) {
 	a.mu.Lock()
-	recent := now.Sub(a.ended) < min(auditGap, 2*a.sup.cfg.Lease)
+	recent := now.Sub(a.ended) < min(auditGap, 2*a.cfg.Lease)
 	a.mu.Unlock()
 	if !recent {
 		a.by(now)
@@ -47,7 +49,7 @@ func (a *audit) want(now time.Time) {
 }
 
 // reconnected asks for an audit: the server may have lost what it had acknowledged.
-func (a *audit) reconnected() { a.by(a.sup.now()) }
+func (a *audit) reconnected() { a.by(a.now()) }
 
 func (a *audit) by(now time.Time) {
 	a.mu.Lock()
@@ -58,7 +60,7 @@ func (a *audit) by(now time.Time) {
 		}
 	}
 	a.mu.Unlock()
-	a.sup.claimer.poke()
+	a.poke()
 }
 
 // rest returns how long the audit has nothing to do.
@@ -75,37 +77,39 @@ func (a *audit) rest(now time.Time) time.Duration {
 }
 
 // page reads the next page, if it is time.
-func (a *audit) page(base context.Context, link *link, now time.Time) {
-	l := a.sup.lease.Load()
+func (a *audit) page(base context.Context, t *trouble, e *settler, now time.Time) {
+	l := a.lease.Load()
 	if a.rest(now) > 0 || l.ended.Load() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, a.sup.cfg.Lease/6))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, a.cfg.Lease/6))
 	defer cancel()
 	if a.hunt == nil || a.hunt.owner != l.id {
 		a.mu.Lock()
 		a.due = time.Time{} // an audit that is wanted from now on comes after this one
 		a.mu.Unlock()
-		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
-		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
+		a.hunt = newHunt(l.id, a.queues.names(), false)
+		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.cfg.Lease/24, time.Second)
 	}
-	conn, err := link.get(ctx)
+	conn, err := t.link.get(ctx)
 	if err == nil {
-		err = a.look(ctx, conn, l)
+		err = a.look(ctx, conn, e, l)
 	}
-	took := a.sup.now().Sub(now)
+	took := a.now().Sub(now)
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
-		if !a.sup.outage.on() && a.sup.quiet.may("audit"+sqlState(err), now) {
-			a.sup.log.WarnContext(ctx, "looking for forgotten jobs failed, goes on", slog.String("error", err.Error()))
+		if !rowsFault(err) {
+			t.failed(base, "looking for forgotten jobs", err)
+		} else if a.quiet.may("audit"+sqlState(err), now) {
+			a.log.WarnContext(ctx, "could not look for forgotten jobs; tried again later", slog.String("error", err.Error()))
 		}
 		return
 	}
 	if a.hunt.ended() {
 		a.hunt = nil
 		a.mu.Lock()
-		a.ended = a.sup.now()
+		a.ended = a.now()
 		a.mu.Unlock()
 	}
 }
@@ -113,12 +117,12 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 // look audits one page. It asks the settler before the database: a job that is settled in between is known to the
 // settler, and no longer runs in the database. A job with any known run has to wait: its handler may still be at
 // work.
-func (a *audit) look(ctx context.Context, conn *pgx.Conn, l *lease) error {
+func (a *audit) look(ctx context.Context, conn *pgx.Conn, e *settler, l *lease) error {
 	known := map[string]bool{}
-	for _, r := range slices.Concat(a.sup.settler.book.all(), a.sup.settler.apart.all()) {
-		known[r.job.ID] = true
+	for _, r := range e.known() {
+		known[r.id] = true
 	}
-	held, err := a.sup.client.store.hunt(ctx, conn, a.hunt, nil)
+	held, err := a.client.store.hunt(ctx, conn, a.hunt, nil)
 	var unknown []heldJob
 	for _, j := range held {
 		if !known[j.id] {
@@ -126,45 +130,53 @@ func (a *audit) look(ctx context.Context, conn *pgx.Conn, l *lease) error {
 		}
 	}
 	a.hunt.found = nil
-	a.sup.tellUnread(ctx, a.hunt)
+	a.tellUnread(ctx, a.hunt)
 	if len(unknown) > 0 {
-		a.sup.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
+		a.log.WarnContext(ctx, "handing back jobs that this supervisor owns but does not run",
 			slog.String("supervisor", l.id), slog.Int("count", len(unknown)))
 	}
-	return errors.Join(err, a.sup.giveBack(ctx, conn, unknown, l))
+	return errors.Join(err, e.giveBack(ctx, conn, unknown, l))
 }
 
 var errForgotten = errors.New("drover: it is not known how the only run of the job ended")
 
 // giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
 // never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
-func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJob, l *lease) error {
+func (e *settler) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJob, l *lease) error {
 	var errs []error
 	for i := range held {
 		j := &held[i]
-		r := s.unstarted(j, l)
+		r := e.unstarted(j, l)
 		if j.unfenced() {
-			errs = append(errs, s.giveUpUnfenced(ctx, conn, r, j))
+			errs = append(errs, e.giveUpUnfenced(ctx, conn, r, j))
 			continue
 		}
 		o := r.handedBack()
 		o.giveBack = j.attempt > 0
 		if j.startedSeq {
-			o = &outcome{run: r, err: errForgotten, class: classError}
+			o = &outcome{run: r, err: errForgotten, class: ClassError}
 			o.discard(ReasonCrashed)
 			o.entry = r.errorEntry(o)
 		}
-		s.settler.book.add(r)
-		s.settler.settle(o)
+		e.book.add(r)
+		e.settle(o)
 	}
 	return errors.Join(errs...)
 }
 
 // giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
 // the job has a single attempt.
-func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn *pgx.Conn, r *run, j *heldJob) error {
-	_, err := s.client.store.giveUp(ctx, conn, &givenUp{
+func (e *settler) giveUpUnfenced(ctx context.Context, conn *pgx.Conn, r *run, j *heldJob) error {
+	_, err := e.client.store.giveUp(ctx, conn, &givenUp{
 		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: !j.once(),
-	}, s.cfg.Lease/24)
+	}, e.cfg.Lease/24)
 	return err
+}
+
+// unstarted is a run this supervisor holds without having known of it.
+func (e *settler) unstarted(j *heldJob, l *lease) *run {
+	return &run{
+		fence: j.fence(l.id), shared: e.shared, lease: l,
+		job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts},
+	}
 }

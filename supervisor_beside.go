@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Jobs that ran beside a killer. From its second crash on a suspect waits for its backoff, because it may be the killer.
-// Once another job is convicted of the deaths that it suffered, there is nothing left to wait for. It stays a suspect and
-// runs as carefully as before: several jobs of a process may be killers.
+// Jobs that ran next to a killer. From its second crash on a suspect waits for its backoff, because it may be the killer.
+// Once another job is convicted of those deaths, the suspect need not wait any longer. It stays a suspect and runs as
+// carefully as before, because several jobs of a process may be killers.
 
 // conviction is a job that was discarded because it killed these supervisors.
 type conviction struct {
@@ -25,7 +25,7 @@ func (c *control) hurry(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 			return err
 		}
 		v := h.convicted[0]
-		beside, err := c.sup.client.store.beside(ctx, conn, v)
+		beside, err := c.client.store.beside(ctx, conn, v)
 		if err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (c *control) hurry(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 				if err := timeFor(ctx, 2*c.bound()); err != nil {
 					return err
 				}
-				return c.sup.client.store.hurry(ctx, conn, v, jobs, c.bound())
+				return c.client.store.hurry(ctx, conn, v, jobs, c.bound())
 			}, func(string, error) error { return nil })
 			if err != nil {
 				return err

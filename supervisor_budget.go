@@ -19,7 +19,7 @@ type budgetPolicy struct {
 }
 
 // budgetPolicies are this supervisor's budgets, sorted by scope: two that start at once must not deadlock.
-func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []budgetPolicy) {
+func (s *shared) budgetPolicies(queues []*queueState) (policies []budgetPolicy) {
 	add := func(scope string, b RetryBudget) {
 		if b.Retries > 0 {
 			policies = append(policies, budgetPolicy{scope, b})
@@ -36,9 +36,9 @@ func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []budgetPoli
 }
 
 // knowBudgets remembers which budgets there are, so that a queue without one asks the database nothing.
-func (s *Supervisor) knowBudgets(scopes []string) { s.budgets.Store(&scopes) }
+func (s *shared) knowBudgets(scopes []string) { s.budgets.Store(&scopes) }
 
-func (s *Supervisor) budgeted(j *Job) bool {
+func (s *shared) budgeted(j *Job) bool {
 	scopes := s.budgets.Load()
 	return scopes != nil && slices.ContainsFunc(*scopes, func(scope string) bool {
 		return scope == scopeAll || scope == kindScope(j.Kind) || scope == queueScope(j.Queue)
@@ -55,23 +55,28 @@ type slot struct {
 // wantsSlot reports whether the outcome is a retry that needs a slot. A slot whose time has passed while the settle
 // did not get through is lost: to use it late would break the window that it is late in. What the handler's
 // transaction settled, as far as is known, has one.
-func (s *Supervisor) wantsSlot(o *outcome) bool {
+func (s *shared) wantsSlot(o *outcome) bool {
 	if o.state != Retryable || o.now || o.run.txOutcome.Load() != nil || o.slot != nil && s.now().Sub(o.slot.taken) < o.delay {
 		return false
 	}
 	return s.budgeted(o.run.job)
 }
 
-// reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
-// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
-// error is returned.
-func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
-	wanting := make([]wantedSlot, 0, len(outcomes))
+// slotless is a retry in need of a slot, and what it asks for.
+type slotless struct {
+	o *outcome
+	wantedSlot
+}
+
+// slotless are the retries that need a slot. Retries of one budget stand next to each other: a fault in a budget concerns
+// all of its retries.
+func (s *shared) slotless(outcomes []*outcome) []slotless {
+	wanting := make([]slotless, 0, len(outcomes))
 	for _, o := range outcomes {
 		if !s.wantsSlot(o) {
 			continue
 		}
-		w := wantedSlot{o: o, backoff: o.delay}
+		w := slotless{o, wantedSlot{kind: o.run.job.Kind, queue: o.run.job.Queue, backoff: o.delay}}
 		if o.slot != nil {
 			w.backoff = o.slot.backoff
 		}
@@ -81,23 +86,34 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 		}
 		wanting = append(wanting, w)
 	}
+	slices.SortStableFunc(wanting, func(a, b slotless) int {
+		return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.kind, b.kind))
+	})
+	return wanting
+}
+
+// reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
+// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
+// error is returned.
+func (s *shared) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
+	wanting := s.slotless(outcomes)
 	if len(wanting) == 0 {
 		return nil
 	}
-	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
-	slices.SortStableFunc(wanting, func(a, b wantedSlot) int {
-		return cmp.Or(cmp.Compare(a.o.run.job.Queue, b.o.run.job.Queue), cmp.Compare(a.o.run.job.Kind, b.o.run.job.Kind))
-	})
-	without := func(w wantedSlot, err error) error {
+	without := func(w slotless, err error) error {
 		w.o.delay, w.o.slot = w.backoff, nil
-		if s.quiet.may("reserve "+w.o.run.job.Queue+" "+w.o.run.job.Kind, s.now()) {
-			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
+		if s.quiet.may("reserve "+w.queue+" "+w.kind, s.now()) {
+			s.log.WarnContext(ctx, "retry budget not applied to this retry", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
 		}
 		return nil
 	}
 	tried := 0
-	err := isolate(wanting, func(part []wantedSlot) error {
-		slots, err := s.client.store.reserve(ctx, conn, part)
+	err := isolate(wanting, func(part []slotless) error {
+		rows := make([]wantedSlot, len(part))
+		for i, w := range part {
+			rows[i] = w.wantedSlot
+		}
+		slots, err := s.client.store.reserve(ctx, conn, rows)
 		if err != nil && (timedOut(err) || ctx.Err() != nil) {
 			return errors.New("the calendar is held: " + err.Error()) // as text, so that isolate blames no retry for it
 		}
@@ -109,7 +125,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 			part[i].o.reserved(got, part[i].backoff, s.now())
 		}
 		return nil
-	}, func(w wantedSlot, err error) error {
+	}, func(w slotless, err error) error {
 		tried++
 		return without(w, err)
 	})
@@ -134,7 +150,7 @@ type ask struct {
 
 // slotFor takes a slot for the outcome by the settler's connection.
 func (e *settler) slotFor(ctx context.Context, o *outcome) error {
-	if !e.sup.wantsSlot(o) {
+	if !e.wantsSlot(o) {
 		return nil
 	}
 	a := &ask{o, make(chan error, 1)}
@@ -167,21 +183,21 @@ func (e *settler) reserve(ctx context.Context, conn *pgx.Conn, out []*outcome) [
 		wanting = append(wanting, a.o)
 	}
 	for _, o := range out {
-		if e.sup.wantsSlot(o) {
+		if e.wantsSlot(o) {
 			wanting = append(wanting, o)
 		}
 	}
-	err := e.sup.reserve(ctx, conn, wanting)
+	err := e.shared.reserve(ctx, conn, wanting)
 	for _, a := range asks {
 		a.done <- err
 	}
 	if err == nil {
-		e.slots.over(ctx, e.sup)
+		e.slots.over(ctx)
 		return out
 	}
-	e.slots.failed(ctx, e.sup, "taking slots of retry budgets", err)
+	e.slots.failed(ctx, "taking slots of retry budgets", err)
 	return slices.DeleteFunc(out, func(o *outcome) bool {
-		if !e.sup.wantsSlot(o) {
+		if !e.wantsSlot(o) {
 			return false
 		}
 		e.later(o, reservePause)

@@ -5,9 +5,10 @@ import (
 	"context"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
 const (
@@ -29,19 +30,11 @@ const (
 
 // claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
 type claimer struct {
-	sup    *Supervisor
-	floors *floors
-	near   *nearSweeps
-	audit  *audit
-	signal chan struct{} // something to do
-	ended  chan struct{} // closed once claiming has ended
-
-	sleeping atomic.Int64 // queues in which sleepers should say that we sleep
-
-	mu    sync.Mutex
-	anew  bool      // sleepers may say something else than asleep does
-	poked bool      // claim now, whatever the poll timer says
-	due   time.Time // when the next job is known to be due; zero: none known
+	*shared
+	*lookout
+	settler *settler
+	alarm   *alarm
+	ended   chan struct{} // closed once claiming has ended
 
 	// The rest is the claimer goroutine's own.
 	link    link
@@ -50,26 +43,23 @@ type claimer struct {
 	trouble trouble
 	next    time.Time     // look not before
 	step    time.Duration // the last wait
-	idleAt  time.Time     // since when nothing was found; zero while there is work
-	asleep  bool          // sleepers says so
-	until   time.Time     // and until when; zero: for good
-	full    []string      // and in which queues there is no room
+	sleep   sleep
 	hearing hearing
-	trickle trickle
 	refused refusedClaims
 
-	outOfTurn time.Time // wait for no turn before
-
-	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
-	fullAt    time.Time // since when; zero while there is room
+	stuck     *time.Timer // runs out when a step takes so long that another supervisor should look
+	passAt    time.Time   // wake no other supervisor for a backlog before
+	outOfTurn time.Time   // wait for no turn before
 }
 
-func newClaimer(s *Supervisor) *claimer {
+func newClaimer(s *shared, k *lookout, e *settler, a *alarm) *claimer {
 	c := &claimer{
-		sup: s, floors: newFloors(), near: newNearSweeps(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
-		refused: refusedClaims{most: maxClaim},
+		shared: s, lookout: k, settler: e, alarm: a, ended: make(chan struct{}), link: link{store: s.client.store, again: k.goneBack},
+		refused: refusedClaims{most: maxClaim}, sleep: sleep{noRoom: map[string]time.Time{}},
 	}
-	c.trouble = trouble{means: "no job is claimed", link: &c.link}
+	c.trouble = newTrouble(s, "no job is claimed", &c.link)
+	c.stuck = time.AfterFunc(stuckAfter, a.standIn)
+	c.stuck.Stop()
 	return c
 }
 
@@ -80,38 +70,19 @@ func (c *claimer) run(ctx, base context.Context) {
 	defer close(c.ended)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	c.refused.readAt = c.sup.now()
+	c.refused.readAt = c.now()
 	for ctx.Err() == nil {
-		now := c.sup.now()
+		now := c.now()
+		c.stuck.Reset(stuckAfter)
 		c.handBackStale(now)
 		rest := c.trouble.until.Sub(now)
 		if rest <= 0 {
-			if c.doubt != nil {
-				c.findOut(base)
-				continue
-			}
-			if c.refused.slow != nil {
-				c.setSlowAside(base)
-				continue
-			}
-			if c.refused.failed != nil {
-				c.pickApart(base)
-				continue
-			}
-			if at := c.refused.readAt; c.refused.reread.Swap(false) || !at.IsZero() && !now.Before(at) {
-				c.tendAside(base)
-			}
-			c.audit.page(base, &c.link, now)
-			if plan := c.request(now); plan != nil {
-				c.trip(base, plan)
-				continue
-			}
-			if c.fullFor(now) >= sleepAfter && !c.saysFull() {
-				c.sleepFull(base)
+			if c.proceed(base, now) {
 				continue
 			}
 			rest = c.rest(now)
 		}
+		c.stuck.Stop()
 		timer.Reset(rest)
 		select {
 		case <-timer.C:
@@ -119,12 +90,13 @@ func (c *claimer) run(ctx, base context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	c.sup.closeQueues()
-	if !c.sup.cfg.DisableNotify {
+	c.stuck.Stop()
+	c.settler.handBack(c.queues.close())
+	if !c.cfg.DisableNotify {
 		c.sleepFull(base)
 	}
 	for c.doubt != nil && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
-		timer.Reset(max(c.trouble.until.Sub(c.sup.now()), 0))
+		timer.Reset(max(c.trouble.until.Sub(c.now()), 0))
 		select {
 		case <-timer.C:
 			c.findOut(base)
@@ -133,23 +105,46 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 }
 
+// proceed does what comes next, and reports whether there may be more to do at once.
+func (c *claimer) proceed(base context.Context, now time.Time) bool {
+	switch {
+	case c.doubt != nil:
+		c.findOut(base)
+		return true
+	case c.refused.slow != nil:
+		c.setSlowAside(base)
+		return true
+	case c.refused.failed != nil:
+		c.pickApart(base)
+		return true
+	}
+	if at := c.refused.readAt; c.reread.Swap(false) || !at.IsZero() && !now.Before(at) {
+		c.tendAside(base)
+	}
+	c.audit.page(base, &c.trouble, c.settler, now)
+	if c.trouble.until.After(now) { // one of these met an outage
+		return true
+	}
+	if claim := c.request(now); claim != nil {
+		c.trip(base, claim)
+		return true
+	}
+	if c.mustSayFull(now) {
+		c.sleepFull(base)
+		return true
+	}
+	return false
+}
+
 // handBackStale gives up what a slow job keeps from starting: another process may have a free slot.
 func (c *claimer) handBackStale(now time.Time) {
-	for _, q := range c.sup.queueStates() {
+	for _, q := range c.queues.states() {
 		if stale := q.buffer.drain(now.Add(-bufferPatience)); len(stale) > 0 {
 			q.congested() // or the next claim would take the same jobs again
-			c.sup.handBack(stale)
+			c.settler.handBack(stale)
 		}
 	}
 }
-
-// The classes of lanes, as in the column lane: each has its own limit, in this order, and shares the queue's.
-const (
-	tierFresh   int16 = 0
-	tierRetry   int16 = 10
-	tierSuspect int16 = 20
-	tierStrong  int16 = 30
-)
 
 // claimGroup is one tier of one queue in a claim.
 type claimGroup struct {
@@ -162,31 +157,30 @@ type claimGroup struct {
 // of the slots are claimed at a time, of strong ones none: see requestAlone.
 func (q *queueState) groups(room int) []claimGroup {
 	retries := room
-	if q.full {
+	if q.backlog {
 		q.retries = min(q.retries+float64(room)/5, float64(room))
 		retries = int(q.retries)
 	}
 	return []claimGroup{
 		{q, tierRetry, retries},
-		{q, tierSuspect, max(0, suspectRoom(q.Concurrency)-int(q.suspect.Load()))},
+		{q, tierSuspect, max(0, blame.Room(q.Concurrency)-int(q.suspect.Load()))},
 		{q, tierFresh, room},
 	}
 }
 
 // lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
 func (c *claimer) lanes(l *lease, groups []claimGroup, sweep nearSweep) *claimRequest {
-	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds}
+	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.openKinds(), bound: c.tripBound() * 4 / 5}
 	for i, g := range groups {
 		if n := len(req.queues); n == 0 || req.queues[n-1] != g.queue.Name {
 			req.queues = append(req.queues, g.queue.Name)
 		}
 		req.groupQueue = append(req.groupQueue, int32(len(req.queues))) //nolint:gosec // few
 		req.groupRoom = append(req.groupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
-		for priority := int16(1); priority <= 9; priority++ {
-			key := laneKey{g.queue.Name, g.tier + priority}
+		for key := range lanesOf(g.queue.Name, g.tier) {
 			f := c.near.lower(sweep, key, c.floors.get(key))
-			req.laneGroup = append(req.laneGroup, int32(i+1))
-			req.lanes = append(req.lanes, g.tier+priority)
+			req.laneGroup = append(req.laneGroup, int32(i+1)) //nolint:gosec // few
+			req.lanes = append(req.lanes, key.lane)
 			req.floorAt = append(req.floorAt, f.at)
 			req.floorID = append(req.floorID, f.id)
 		}
@@ -194,22 +188,12 @@ func (c *claimer) lanes(l *lease, groups []claimGroup, sweep nearSweep) *claimRe
 	return req
 }
 
-// allLanes is what a full sweep looks through.
-func (c *claimer) allLanes() *claimRequest {
-	var groups []claimGroup
-	for _, q := range c.sup.queueStates() {
-		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
-			groups = append(groups, claimGroup{queue: q, tier: tier})
-		}
-	}
-	return c.lanes(c.sup.lease.Load(), groups, nearSweep{})
-}
-
-// plan is a claim about to be made.
-type plan struct {
+// claim is a claim about to be made.
+type claim struct {
 	lease  *lease // as it was then: control may replace it while the claim is under way
 	floors int    // their version
 	due    time.Time
+	rung   map[string]int // wake-ups that it answers, by queue
 	req    *claimRequest
 	groups []claimGroup
 	order  *soloOrder // that it carries out; nil: none
@@ -219,31 +203,30 @@ type plan struct {
 }
 
 // request asks for jobs if it is time and there is room.
-func (c *claimer) request(now time.Time) *plan {
+func (c *claimer) request(now time.Time) *claim {
 	c.mu.Lock()
 	if c.poked {
 		c.poked, c.next, c.step = false, now, 0
 	}
 	c.mu.Unlock()
-	l := c.sup.lease.Load()
+	l := c.lease.Load()
 	if l.ended.Load() {
 		return nil
 	}
-	if order := c.sup.solo.Load(); order != nil {
+	if order := c.solo.Load(); order != nil {
 		return c.requestAlone(l, order, now)
 	}
 	if now.Before(c.lookAt()) {
 		return nil
 	}
-	queues := c.sup.queueStates()
-	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
-		if c.fullAt.IsZero() {
-			c.fullAt = now
-		}
+	queues := c.queues.states()
+	room := c.hasRoom(queues)
+	c.sleep.slots(room, now)
+	if !room {
 		return nil
 	}
-	c.fullAt = time.Time{}
-	p := &plan{lease: l, floors: c.floors.now(), sweep: c.near.due(now)}
+	p := &claim{lease: l, floors: c.floors.now(), rung: c.bell.take(now)}
+	p.sweep = c.near.due(now, c.sleep.asleep && len(p.rung) > 0)
 	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
 	c.mu.Lock()
 	p.due, c.due = c.due, time.Time{}
@@ -256,7 +239,7 @@ func (c *claimer) request(now time.Time) *plan {
 	p.req = c.lanes(l, p.groups, p.sweep)
 	p.req.rooms = rooms
 	c.leaveOut(p, now)
-	p.req.turns, p.req.patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
+	p.req.turns, p.req.patience = c.turns(queues, rooms, now), min(turnPatience, c.cfg.Lease/6)
 	return p
 }
 
@@ -270,7 +253,7 @@ func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (tur
 	for i, q := range queues {
 		switch {
 		case rooms[i] == 0:
-		case !q.full:
+		case !q.backlog:
 			return nil // its jobs must not wait for another queue's turn
 		case rooms[i] >= minTurn:
 			turns = append(turns, q.Name)
@@ -279,45 +262,31 @@ func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// full are the queues that it has no room for.
-func (p *plan) full() []string {
-	full := []string{}
-	for i, room := range p.req.rooms {
-		if room == 0 {
-			full = append(full, p.req.queues[i])
-		}
-	}
-	return full
-}
-
-// soloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
-// that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
+// soloOrder makes the claimer run one strong suspect of a queue alone: it claims nothing until all its jobs have ended and
+// are settled, then claims the suspect, then nothing until control has decided how to go on.
 type soloOrder struct {
 	queue  string
 	idleBy time.Time   // when it gives up waiting
-	idle   atomic.Bool // nothing else was held any more
+	idle   atomic.Bool // all other jobs had ended
 	ran    atomic.Bool // one was claimed
 	over   atomic.Bool
 }
 
 // requestAlone asks for one strong suspect once nothing else is held.
-func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan {
-	c.wantsRoom = true // so that sleepers soon says that we take nothing
-	if c.fullAt.IsZero() {
-		c.fullAt = now
-	}
-	i := slices.IndexFunc(c.sup.queueStates(), func(q *queueState) bool { return q.Name == order.queue })
-	switch idle := c.sup.settler.book.len() == 0; {
+func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *claim {
+	c.sleep.slots(false, now) // so that sleepers soon says that we take nothing
+	i := slices.IndexFunc(c.queues.states(), func(q *queueState) bool { return q.Name == order.queue })
+	switch idle := c.settler.book.len() == 0; {
 	case order.over.Load():
 		return nil
-	case i < 0 || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.idleBy):
+	case i < 0 || c.queues.states()[i].held() || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.idleBy):
 		order.over.Store(true)
-		c.sup.control.interrupt()
+		c.alarm.interrupt()
 		return nil
 	case !idle:
 		return nil
 	}
-	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], tierStrong, 1}}}
+	p := &claim{lease: l, order: order, groups: []claimGroup{{c.queues.states()[i], tierStrong, 1}}}
 	p.req = c.lanes(l, p.groups, nearSweep{})
 	p.req.rooms = []int32{1}
 	c.leaveOut(p, now)
@@ -350,13 +319,13 @@ func shareOut(n int, queues []*queueState) []int {
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
 func (c *claimer) hasRoom(queues []*queueState) bool {
-	if c.sup.settler.behind() {
+	if c.settler.behind() {
 		return false // the settler will say when it has caught up
 	}
 	room := false
 	for _, q := range queues {
 		// The watch goes first: a run that ends in between is either seen here, or sees the watch.
-		if watched := q.watchRoom(); q.pending.Load() <= watched {
+		if watched := q.watchRoom(); q.pending.Load() <= watched && !q.held() {
 			room = true
 		}
 	}
@@ -364,42 +333,50 @@ func (c *claimer) hasRoom(queues []*queueState) bool {
 }
 
 // trip is one claim.
-func (c *claimer) trip(base context.Context, claim *plan) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+func (c *claimer) trip(base context.Context, claim *claim) {
+	ctx, cancel := context.WithTimeout(base, c.tripBound())
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
+		c.unanswered(claim)
 		c.failed(base, nil, err)
 		return
 	}
-	var p pipeline
-	c.fallAsleep(&p, claim)
-	p.claim(claim.req, &claim.reply)
-	started := c.sup.now()
-	err = p.send(ctx, conn)
+	if len(claim.req.turns) > 0 {
+		c.stuck.Stop() // it may wait for the claim of another, who looks meanwhile
+	}
+	started := c.now()
+	row := c.say(claim, started)
+	err = c.client.store.claim(ctx, conn, row, claim.req, &claim.reply)
+	if row != nil && row.said {
+		c.said(row, claim.rung, started)
+		c.hearing.asleep(started)
+	}
 	c.refused.asked(claim.rooms(), &claim.reply, err)
-	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
+	c.afterClaim(base, claim, err, claim.reply.cost(c.now().Sub(started)))
 	if err != nil {
+		c.unanswered(claim)
 		c.failed(base, claim, err)
 		return
 	}
-	c.trouble.over(base, c.sup)
+	c.trouble.over(base)
+	c.passOn(base, claim, c.now())
 }
 
 // failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
 // help.
-func (c *claimer) failed(ctx context.Context, p *plan, err error) {
+func (c *claimer) failed(ctx context.Context, p *claim, err error) {
 	c.sayAnew()
-	c.next = c.sup.now()
+	c.next = c.now()
 	if p != nil && rowsFault(err) {
 		c.refused.failed, c.refused.why = p, err
 		return
 	}
-	c.trouble.failed(ctx, c.sup, "claiming", err)
+	c.trouble.failed(ctx, "claiming", err)
 }
 
 // rooms is how many jobs the claim asks for.
-func (p *plan) rooms() (n int) {
+func (p *claim) rooms() (n int) {
 	for _, room := range p.req.rooms {
 		n += int(room)
 	}
@@ -408,8 +385,8 @@ func (p *plan) rooms() (n int) {
 
 // afterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
 // committed: its settle could overtake the claim and match nothing.
-func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.Duration) {
-	now := c.sup.now()
+func (c *claimer) afterClaim(ctx context.Context, p *claim, err error, took time.Duration) {
+	now := c.now()
 	reply := &p.reply
 	if reply.outOfTurn || !reply.committed && len(p.req.turns) > 0 {
 		c.outOfTurn = now.Add(turnPause)
@@ -422,11 +399,11 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		return
 	case reply.fenced:
 		p.lease.lose()
-		c.sup.control.interrupt()
+		c.alarm.interrupt()
 		return
 	}
 	if c.near.saw(reply.seen) {
-		c.sup.goneBack()
+		c.goneBack()
 	}
 	c.near.swept(p.sweep, took, now)
 	if p.order != nil {
@@ -444,7 +421,7 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 }
 
 // sort puts the jobs in the order of the index: an update returns them in any.
-func (c *claimer) sort(p *plan) {
+func (c *claimer) sort(p *claim) {
 	slices.SortFunc(p.reply.jobs, func(a, b claimedJob) int {
 		if c := cmp.Compare(a.lane, b.lane); c != 0 {
 			return c
@@ -458,7 +435,7 @@ func (c *claimer) sort(p *plan) {
 
 // advance moves the floors of the lanes that the claim read: those of a group that was not filled to their end,
 // of a filled one up to the lane that filled it.
-func (c *claimer) advance(p *plan) {
+func (c *claimer) advance(p *claim) {
 	last := map[laneKey]floor{}
 	counts := map[laneKey]int{}
 	for i := range p.reply.jobs {
@@ -473,35 +450,34 @@ func (c *claimer) advance(p *plan) {
 			left = int(p.req.rooms[p.req.groupQueue[i]-1])
 		}
 		limit, n, final := min(g.room, left), 0, int16(0)
-		for priority := int16(1); priority <= 9; priority++ {
-			if count := counts[laneKey{g.queue.Name, g.tier + priority}]; count > 0 {
-				n, final = n+count, priority
+		for key := range lanesOf(g.queue.Name, g.tier) {
+			if count := counts[key]; count > 0 {
+				n, final = n+count, key.lane
 			}
 		}
 		if g.tier == tierRetry {
 			g.queue.retries = max(0, g.queue.retries-float64(n))
 		}
 		left -= n
-		g.queue.full = left == 0
+		g.queue.backlog = left == 0
 		if limit == 0 {
 			continue // not looked at
 		}
 		if n < limit {
-			final = 10 // all nine were read to their end
+			final = g.tier + 10 // all nine were read to their end
 		}
-		for priority := int16(1); priority <= min(final, 9); priority++ {
-			key := laneKey{g.queue.Name, g.tier + priority}
-			if p.unread[key] {
+		for key := range lanesOf(g.queue.Name, g.tier) {
+			if p.unread[key] || key.lane > final {
 				continue
 			}
-			c.floors.advance(key, last[key], priority < final, p.reply.at, p.floors)
+			c.floors.advance(key, last[key], key.lane < final, p.reply.at, p.floors)
 			c.near.read(p.sweep, key, p.reply.seen)
 		}
 	}
 }
 
 // dispatch hands claimed jobs to their queues' workers.
-func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
+func (c *claimer) dispatch(ctx context.Context, p *claim, now time.Time) {
 	if len(p.reply.jobs) > 0 {
 		failpoint("claimed")
 	}
@@ -518,11 +494,11 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	for i := range p.reply.jobs {
 		j := &p.reply.jobs[i]
 		q := byName[j.queue]
-		r := c.sup.newRun(j, q, p.lease, p.reply.at, now)
-		if j.left {
-			c.sup.settler.book.add(r)
+		r := c.newRun(j, q, p.lease, p.reply.at, now)
+		if j.left || c.holds.Load().job(j.queue, j.kind) {
+			c.settler.book.add(r)
 			q.enter([]*run{r})
-			c.sup.giveUp([]*run{r})
+			c.giveUp([]*run{r})
 			continue
 		}
 		runs[q] = append(runs[q], r)
@@ -531,13 +507,21 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 		if len(runs) == 0 {
 			continue
 		}
-		c.sup.settler.book.add(runs...)
+		c.settler.book.add(runs...)
 		q.enter(runs)
 		if !q.buffer.put(runs) { // the queue was removed meanwhile
-			c.sup.giveUp(runs)
+			c.giveUp(runs)
 		}
-		if c.sup.client.listens(ctx, eventClaimed) {
-			c.sup.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
+		if c.client.listens(ctx, eventClaimed) {
+			c.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
 		}
 	}
+}
+
+// giveUp makes room again for jobs that were claimed and cannot be taken, and hands them back.
+func (c *claimer) giveUp(runs []*run) {
+	for _, r := range runs {
+		r.finish()
+	}
+	c.settler.handBack(runs)
 }

@@ -3,6 +3,7 @@ package drover
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"reflect"
@@ -10,105 +11,167 @@ import (
 	"slices"
 	"time"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // tellUnservedFollowUps logs which follow-ups need another supervisor.
 func (s *Supervisor) tellUnservedFollowUps(ctx context.Context) {
-	queues := s.queueNames()
+	queues := s.queues.names()
 	for _, kind := range s.kinds {
 		f := s.workers[kind].opts.FollowUp
 		if f != nil && (s.workers[f.Kind] == nil || !slices.Contains(queues, f.Queue)) {
-			s.log.InfoContext(ctx, "follow-up is not served here, another supervisor must",
+			s.log.InfoContext(ctx, "this supervisor does not serve the follow-up; another one must",
 				slog.String("kind", kind), slog.String("follow_up", f.Kind), slog.String("queue", f.Queue))
 		}
 	}
 }
 
-// SupervisorConfig says what a supervisor runs, and how. Queues and Workers are needed, the rest has defaults.
+// SupervisorConfig defines what a supervisor runs, and how. Queues and Workers are required, the
+// rest has defaults.
 type SupervisorConfig struct {
-	// Queues are those it claims from.
+	// Queues are the queues that the supervisor claims from.
 	Queues []Queue
 
-	// Workers handle the kinds it knows, one worker a kind. Jobs of other kinds are left for other processes.
+	// Workers are one worker for each kind. Jobs of other kinds are left for other processes.
 	Workers []Worker
 
-	// Strategies are Customs that single jobs may refer to by name, besides those of Workers and Queues.
+	// Strategies are additional Customs that single jobs may refer to by name. Those of Workers and
+	// Queues need not be listed.
 	Strategies []Custom
 
-	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none; under 1 ms is an
-	// error.
+	// Timeout bounds the runs of workers that set no timeout. Zero means 5 minutes, NoTimeout no limit;
+	// under 1 ms is an error.
 	Timeout time.Duration
 
-	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero
-	// means 30 s; under 1 s is an error. Long survives database outages, short frees a dead process' jobs. It
-	// beats six times a lease.
+	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue
+	// them. Zero means 30 s; under 1 s is an error. A long lease survives database outages; a short one
+	// frees a dead process' jobs sooner. There are six heartbeats in a lease.
 	Lease time.Duration
 
-	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
-	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
+	// PollInterval is the longest time between two polls by idle supervisors. Those that hear notifications
+	// and serve the same queue and kinds share it: one of them polls in each interval. Zero means 5 s, or
+	// with DisableNotify 250 ms, and 1 s after 10 s without a job; under 1 ms is an error.
 	PollInterval time.Duration
 
-	// DisableNotify does without LISTEN, at the price of more polls: for poolers that refuse it, or that take it and
-	// pass nothing on, such as PgBouncer in transaction mode. By itself a supervisor whose LISTEN fails goes on polling
-	// every PollInterval and tries again.
+	// DisableNotify makes the supervisor work without LISTEN, and poll more often. Set it behind poolers
+	// that refuse LISTEN, or that accept it and pass nothing on, such as PgBouncer in transaction mode.
+	// Without it, a supervisor whose LISTEN fails polls every PollInterval and tries LISTEN again.
 	DisableNotify bool
 
-	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s,
-	// under 1 ms is an error. Handlers that ignore that have another 3 s, then their jobs are handed back. Run returns at
-	// most 5 s after the cancel, whatever handlers and database do, and so within the 30 s that many platforms give.
+	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s;
+	// under 1 ms is an error. If a handler ignores the cancel, its job is handed back after another 3 s.
+	// Run returns at most 5 s after the cancel, whatever handlers and database do, and so by default
+	// within the 30 s that many platforms allow.
 	DrainTimeout time.Duration
 
-	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepCompleted. A
-	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
-	// first prunes, once a minute, the queues of all.
-	CompletedRetention time.Duration
-	CancelledRetention time.Duration
+	// CompletedRetention is how long completed jobs are kept: KeepFor some time, KeepForever or
+	// DeleteOnCompletion. CancelledRetention is how long cancelled jobs are kept: KeepFor some time or
+	// KeepForever. Zero means 24 h. A Queue may have its own. Discarded jobs are kept for ever unless
+	// their Queue has a setting. Once a minute the supervisor that started first prunes the queues of all.
+	CompletedRetention Retention
+	CancelledRetention Retention
 
-	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
+	// RetryBudget limits the retries of all jobs whose kind and queue have no budget, together. Zero means
+	// no budget.
 	RetryBudget RetryBudget
 
-	// QuarantineAfter is how many process deaths convict a job, the last one suffered with nothing beside it: it is
-	// discarded, reason crashed. Zero means 3; 3 to 10. Runs deaf to their timeout count as deaths. Should be the
-	// same in all processes: who rescues decides.
+	// Periodic are schedules, each of which makes jobs of one kind at its times. Names are unique among all
+	// schedules of the database. A schedule ticks while a running supervisor declares it. If two builds
+	// declare it differently, the settings of the newer one hold (see Build). Client.SetPeriodic makes
+	// schedules at run time. What only the database can tell about them, such as an unknown zone, Run
+	// returns as an *InvalidError.
+	Periodic []Periodic
+
+	// QuarantineAfter is after how many process deaths a job is discarded, reason crashed, if it ran alone
+	// at the last one (docs/crashes.md). Runs that ignore their timeout count as deaths. Zero means 3; it
+	// is 3 to 10. Use the same in all processes, because the process that rescues a job decides.
 	QuarantineAfter int
 
-	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
-	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
+	// Build names the version of your program. FailurePark uses it: a build that was not seen before is
+	// newer than all others. Zero means the main module's version, from the binary. It is cut to 128
+	// bytes.
 	Build string
 }
 
 // Queue is one queue's settings in this supervisor.
 type Queue struct {
-	// Name as in EnqueueOpts.Queue. Zero means "default".
+	// Name is the queue's name, as in EnqueueOpts.Queue. Zero means "default".
 	Name string
 
-	// Concurrency is how many of its jobs run at once here. Zero means 10; at most 10,000.
+	// Concurrency is how many of its jobs this supervisor runs at once. Zero means 10; at most 10,000.
 	Concurrency int
 
-	// MaxAttempts is for jobs and workers that set none. Zero means 20.
+	// MaxAttempts applies to jobs and workers that set none. Zero means 20.
 	MaxAttempts int
 
-	// Retry is for jobs and workers that set none. Nil means Exponential{}.
+	// Retry applies to jobs and workers that set none. Nil means Exponential{}.
 	Retry RetryStrategy
 
-	// RetryBudget is for this queue's jobs, but for kinds that have one. Zero means no budget.
+	// RetryBudget limits the retries of this queue's jobs, except kinds with their own budget. Zero
+	// means the supervisor's.
 	RetryBudget RetryBudget
 
-	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
-	// SupervisorConfig's; bounds and words are those there. What the last supervisor to start said of a queue holds for
-	// all, but for DeleteOnCompletion, which each does for itself.
-	CompletedRetention time.Duration
-	CancelledRetention time.Duration
+	// CompletedRetention and CancelledRetention are how long its completed and cancelled jobs are kept, as
+	// in SupervisorConfig. Zero means SupervisorConfig's. The setting of the last supervisor to start
+	// applies to all, except DeleteOnCompletion, which applies to each by itself.
+	CompletedRetention Retention
+	CancelledRetention Retention
 
-	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever, under
-	// 1 s is an error.
-	DiscardedRetention time.Duration
+	// DiscardedRetention is how long its discarded jobs are kept before they are deleted: KeepFor some
+	// time or KeepForever. Zero means for ever.
+	DiscardedRetention Retention
 
-	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
-	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
+	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, from
+	// which Client.Restore brings them back. Zero means for ever; under 1 s is an error. It excludes
+	// DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
+}
+
+// Retention is how long jobs are kept after they have ended: KeepFor some time, or one of the words
+// below. It is text, such as "24h0m0s" or "forever", so your own settings can hold it too. The zero
+// value means the default of the field.
+type Retention string
+
+const (
+	// KeepForever keeps jobs for ever.
+	KeepForever Retention = "forever"
+
+	// DeleteOnCompletion deletes a job in the statement that completes it. It is the fastest setting. If
+	// an enqueue is repeated under the same id after that, it makes a new job (see EnqueueOpts.ID). It is
+	// only for completed jobs.
+	DeleteOnCompletion Retention = "delete on completion"
+)
+
+// KeepFor keeps jobs for d, which is at least 1 s.
+func KeepFor(d time.Duration) Retention { return Retention(d.String()) }
+
+// check refuses what is no retention; deletes is whether DeleteOnCompletion is one here.
+func (r Retention) check(bad *problems, field string, deletes bool) {
+	if r == "" || r == KeepForever || deletes && r == DeleteOnCompletion {
+		return
+	}
+	switch d, err := time.ParseDuration(string(r)); {
+	case r == DeleteOnCompletion:
+		bad.add(field, "cannot be DeleteOnCompletion, which is for completed jobs")
+	case err != nil:
+		bad.add(field, "%q is neither a duration such as 24h nor %q", string(r), KeepForever)
+	case d < leastRetention:
+		bad.add(field, "%v is under %v", d, leastRetention)
+	}
+}
+
+// interval is the retention as SQL wants it; nil is for ever.
+func (r Retention) interval() *string {
+	d, err := time.ParseDuration(string(r))
+	switch {
+	case r == DeleteOnCompletion:
+		d = 0
+	case err != nil: // KeepForever: others were refused
+		return nil
+	}
+	text := interval(d)
+	return &text
 }
 
 func (cfg *SupervisorConfig) fillIn(bad *problems) {
@@ -124,15 +187,16 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("Lease", &cfg.Lease, 30*time.Second, time.Second)
 	defaults("PollInterval", &cfg.PollInterval, poll, time.Millisecond)
 	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
-	bad.completedRetention("CompletedRetention", cfg.CompletedRetention)
-	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, 24*time.Hour)
-	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, leastRetention)
+	cfg.CompletedRetention.check(bad, "CompletedRetention", true)
+	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, KeepFor(24*time.Hour))
+	cfg.CancelledRetention.check(bad, "CancelledRetention", false)
+	cfg.CancelledRetention = cmp.Or(cfg.CancelledRetention, KeepFor(24*time.Hour))
 	cfg.RetryBudget.fillIn(bad, "RetryBudget")
 	if cfg.QuarantineAfter == 0 {
-		cfg.QuarantineAfter = defaultQuarantineAfter
+		cfg.QuarantineAfter = blame.QuarantineAfter
 	}
-	if cfg.QuarantineAfter < defaultQuarantineAfter || cfg.QuarantineAfter > maxDeaths {
-		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, defaultQuarantineAfter, maxDeaths)
+	if cfg.QuarantineAfter < blame.QuarantineAfter || cfg.QuarantineAfter > blame.MaxDeaths {
+		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, blame.QuarantineAfter, blame.MaxDeaths)
 	}
 	if cfg.Build == "" {
 		if info, ok := debug.ReadBuildInfo(); ok {
@@ -185,14 +249,28 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 	return found
 }
 
+// resolveNames replaces each strategy that is only a name by the one of that name in SupervisorConfig.Strategies.
+func (s *Supervisor) resolveNames(bad *problems) {
+	for i, q := range s.queues.list {
+		q.Retry = s.named(bad, fmt.Sprintf("Queues[%d].Retry", i), q.Retry)
+	}
+	for kind, w := range s.workers {
+		w.opts.Retry = s.named(bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
+		for i := range w.opts.Cases {
+			c := &w.opts.Cases[i]
+			c.Retry = s.named(bad, fmt.Sprintf("the worker of %q: Cases[%d].Retry", kind, i), c.Retry)
+		}
+	}
+}
+
 const maxBuild = 128 // bytes
 
 // registration is what the tables should say of this supervisor.
-func (s *Supervisor) registration(id string, queues []*queueState) *registration {
+func (s *shared) registration(id string, queues []*queueState) *registration {
 	host, _ := os.Hostname() // for people; empty will do
 	reg := &registration{
 		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), process: s.client.process, lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
-		budgets: s.budgetPolicies(queues),
+		budgets: s.budgetPolicies(queues), periodic: s.periodic,
 	}
 	for _, q := range queues {
 		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry), q.retention()})

@@ -35,57 +35,36 @@ func (c *control) forgotten(id string, epoch int, peers []peer) bool {
 	return false
 }
 
-// goneBack looks again at all rows: those that came back behind the floors, and those that run in our name.
-func (s *Supervisor) goneBack() {
-	s.claimer.distrust()
-	s.claimer.audit.reconnected()
-}
-
 // withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
 // forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
-func (s *Supervisor) withoutReruns(held []heldJob, known []*run) []heldJob {
+func (c *claimer) withoutReruns(held []heldJob, known []*run) []heldJob {
 	return slices.DeleteFunc(held, func(j heldJob) bool {
 		again := slices.ContainsFunc(known, func(r *run) bool {
-			return r.job.ID == j.id && r.attemptedAt.After(j.attemptedAt.Time)
+			return r.id == j.id && r.attemptedAt.After(j.attemptedAt.Time)
 		})
 		if again {
-			s.goneBack()
+			c.goneBack()
 		}
 		return again
 	})
 }
 
-// distrust forgets where jobs have been looked for, and what sleepers says.
-func (c *claimer) distrust() {
-	c.floors.reset()
-	c.near.reset()
-	c.sayAnew()
-	c.wake()
-}
-
 // reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
-// sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
+// sleeps, or nothing of it, so that enqueues would notify nobody; or that we are the one that runs strong suspects.
 func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
-	sleepless := reply.sleeping < c.sup.claimer.sleeping.Load()
-	idle := reply.turn && c.sup.solo.Load() == nil
+	sleepless := reply.sleeping < c.lookout.sleeping.Load()
+	idle := reply.soloOurs && c.lookout.solo.Load() == nil
 	if !sleepless && !idle {
 		return nil
 	}
-	var p pipeline
-	p.begin()
+	var queues []string
 	if sleepless {
-		for _, queue := range c.sup.queueNames() {
-			p.exec(nil, sqlRegisterSleeper, queue, l.id)
-		}
+		queues = c.queues.names()
 	}
-	if idle {
-		p.exec(nil, sqlReleaseSolo, l.id)
-	}
-	p.commit()
-	err := p.send(ctx, conn)
+	err := c.client.store.reassert(ctx, conn, l.id, queues, c.kinds, idle)
 	if sleepless {
-		c.sup.claimer.sayAnew()
-		c.sup.claimer.wake()
+		c.lookout.sayAnew()
+		c.lookout.wake()
 	}
 	return err
 }

@@ -159,7 +159,7 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 		cc.ConnectTimeout = time.Hour
 		cc.Host, cc.Port, cc.TLSConfig = "127.0.0.1", uint16(silent.Addr().(*net.TCPAddr).Port), nil //nolint:gosec // a port
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // half of it for each
 	defer cancel()
 	conn, err := two.client.store.dial(ctx)
 	if err != nil {
@@ -209,14 +209,14 @@ func TestLinksHaveALifetime(t *testing.T) {
 	if !s.control.listens() {
 		t.Fatal("it does not listen")
 	}
-	s.control.interrupted()
+	s.alarm.interrupted()
 	s.claimer.poked = false
 	s.control.link.until = time.Now()
 	s.beat(t)
 	if !s.control.listens() || s.control.listening != s.control.link.conn {
 		t.Error("the fresh connection does not listen")
 	}
-	if !s.claimer.poked || !s.control.interrupted() {
+	if !s.claimer.poked || !s.alarm.interrupted() {
 		t.Error("nobody looks for what was notified to the old connection")
 	}
 }
@@ -240,7 +240,7 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 			if conn.IsClosed() {
 				t.Errorf("%s: closed after %d failures", name, n)
 			}
-			part.trouble.failed(t.Context(), s.Supervisor, "a test", errors.New("refused"))
+			part.trouble.failed(t.Context(), "a test", errors.New("refused"))
 		}
 		if !conn.IsClosed() {
 			t.Errorf("%s: %d failures, and it stays", name, newSight)
@@ -394,7 +394,7 @@ func TestPoolsThatContradict(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			other := db.via(t, Config{}, c.edit)
-			sup, err := other.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			sup, err := other.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}

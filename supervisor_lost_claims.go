@@ -10,17 +10,16 @@ import (
 
 // findOut ends the doubt about a claim whose reply was lost.
 func (c *claimer) findOut(base context.Context) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, c.tripBound())
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err == nil {
 		err = c.recoverClaim(ctx, conn)
 	}
 	if err != nil {
-		c.trouble.failed(base, c.sup, "finding out about a lost claim", err)
-		return
+		c.trouble.failed(base, "finding out about a lost claim", err)
 	}
-	c.trouble.over(base, c.sup)
+	// That it was answered does not end the trouble of the claims: the next claim shows whether that is over.
 }
 
 // recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
@@ -28,14 +27,14 @@ func (c *claimer) findOut(base context.Context) {
 // not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
 // and nobody would rescue what is held in its name.
 func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
-	l := c.sup.lease.Load()
-	store := c.sup.client.store
+	l := c.lease.Load()
+	store := c.client.store
 	if c.hunt == nil || c.hunt.owner != l.id {
 		epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
 		if errors.Is(err, ErrLeaseLost) {
 			l.lose() // all of it is for others to rescue
 			c.doubt = nil
-			c.sup.control.interrupt()
+			c.alarm.interrupt()
 			return nil
 		}
 		if err != nil {
@@ -43,16 +42,16 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 		}
 		l.raise(epoch)
 		c.floors.reset()
-		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
+		c.hunt = newHunt(l.id, union(c.doubt, c.queues.names()), false)
 		c.hunt.own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	known := slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all())
-	held, err := store.hunt(ctx, conn, c.hunt, known)
+	known := c.settler.known()
+	held, err := store.hunt(ctx, conn, c.hunt, fences(known))
 	if err != nil {
 		return err
 	}
-	if err := c.sup.giveBack(ctx, conn, c.sup.withoutReruns(held, known), l); err != nil {
+	if err := c.settler.giveBack(ctx, conn, c.withoutReruns(held, known), l); err != nil {
 		return err
 	}
 	if c.hunt.ended() {

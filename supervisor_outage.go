@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -15,11 +14,17 @@ import (
 // trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
 // each time, and tells the supervisor's outage.
 type trouble struct {
-	means string // what does not happen meanwhile
-	link  *link  // the part's own connection; may be nil
+	shared *shared
+	means  string // what does not happen meanwhile
+	light  bool   // everything still happens, if later
+	link   *link  // the part's own connection; may be nil
 
 	failures int
 	until    time.Time // no round trip before
+}
+
+func newTrouble(s *shared, means string, link *link) trouble {
+	return trouble{shared: s, means: means, link: link}
 }
 
 // newSight is how many failures in a row make a part look its server up anew: the name may lead elsewhere by now.
@@ -27,29 +32,32 @@ const newSight = 3
 
 // growing is the pause after the n-th failure in a row: longer each time, and not as long as others' is, so that a server
 // that comes back is not met by all processes at once. Whatever is tried again at once must wait so.
-func growing(n int) time.Duration {
-	pause := min(retryPause<<min(n, 10), maxRetryPause)
+func growing(n int) time.Duration { return growingTo(maxRetryPause, n) }
+
+// growingTo is the same up to another bound, of an hour at most.
+func growingTo(most time.Duration, n int) time.Duration {
+	pause := min(retryPause<<min(n, 20), most)
 	return pause - rand.N(pause/2) //nolint:gosec // to spread them
 }
 
 // failed waits before the next round trip.
-func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
-	now := s.now()
+func (t *trouble) failed(ctx context.Context, what string, err error) {
+	now := t.shared.now()
 	t.until = now.Add(growing(t.failures))
 	t.failures++
 	if t.link != nil && t.failures%newSight == 0 {
 		t.link.close(ctx)
 	}
-	s.outage.failed(ctx, s, t, what, err)
+	t.shared.outage.failed(ctx, t, what, err)
 }
 
 // over notes that a round trip went through.
-func (t *trouble) over(ctx context.Context, s *Supervisor) {
+func (t *trouble) over(ctx context.Context) {
 	if t.failures == 0 {
 		return
 	}
 	t.failures, t.until = 0, time.Time{}
-	s.outage.over(ctx, s, t)
+	t.shared.outage.over(ctx, t)
 }
 
 // outage is the log of what a supervisor's parts have with the database, all of them together: a line when it begins, one
@@ -58,12 +66,19 @@ func (t *trouble) over(ctx context.Context, s *Supervisor) {
 // it turns out later: it says that somebody has to look where the name leads.
 type outage struct {
 	mu       sync.Mutex
-	standing map[*trouble]string // the parts that failed last, and what they wanted to do
-	since    time.Time           // the first failure
+	standing map[*trouble]failing // the parts that failed last
+	since    time.Time            // the first failure
 	failures int
 	logged   bool      // it has a line, so that its end gets one
 	readOnly bool      // and one of a read-only server
 	told     time.Time // when the last line of this outage or an earlier one was written
+}
+
+// failing is a part whose last round trip failed.
+type failing struct {
+	what        string // it wanted to do
+	since, last time.Time
+	err         error // of the last failure
 }
 
 const (
@@ -73,48 +88,78 @@ const (
 	outageAgain = 5 * time.Second
 )
 
-func (o *outage) failed(ctx context.Context, s *Supervisor, t *trouble, what string, err error) {
-	now := s.now()
+func (o *outage) failed(ctx context.Context, t *trouble, what string, err error) {
+	if message, attrs := o.note(t, what, err); message != "" {
+		t.shared.log.LogAttrs(ctx, slog.LevelWarn, message, attrs...)
+	}
+}
+
+// note returns the line to log, if it is time for one. A log that blocks must not keep the other parts waiting.
+func (o *outage) note(t *trouble, what string, err error) (message string, attrs []slog.Attr) {
+	now := t.shared.now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.standing) == 0 {
-		o.standing, o.since, o.failures, o.logged, o.readOnly = map[*trouble]string{}, now, 0, false, false
+		o.standing, o.since, o.failures, o.logged, o.readOnly = map[*trouble]failing{}, now, 0, false, false
 	}
-	o.standing[t] = what
+	since := now
+	if before, ok := o.standing[t]; ok {
+		since = before.since
+	}
+	o.standing[t] = failing{what, since, now, err}
 	o.failures++
 	recently := !o.told.IsZero() && now.Sub(o.told) < outageEvery
 	news := o.logged && !o.readOnly && errors.Is(err, ErrReadOnly)
 	if o.failures < 2 || recently && !news && (o.logged || now.Sub(o.since) < outageAgain) {
-		return
+		return "", nil
 	}
 	o.readOnly = o.readOnly || errors.Is(err, ErrReadOnly)
-	message := "database trouble, will be tried again"
+	message = "database errors; the supervisor tries again"
 	if o.logged {
-		message = "database trouble goes on"
+		message = "database errors continue"
 	}
 	o.logged, o.told = true, now
-	s.log.WarnContext(ctx, message, slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
-		slog.Int("failures", o.failures), slog.Duration("for", now.Sub(o.since)))
-}
-
-func (o *outage) over(ctx context.Context, s *Supervisor, t *trouble) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if delete(o.standing, t); len(o.standing) == 0 && o.logged {
-		o.logged = false
-		s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", o.failures), slog.Duration("after", s.now().Sub(o.since)))
+	return message, []slog.Attr{
+		slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
+		slog.Int("failures", o.failures), slog.Duration("for", now.Sub(o.since)),
 	}
 }
 
-// on reports that there is an outage, which explains what fails besides.
-func (o *outage) on() bool {
+func (o *outage) over(ctx context.Context, t *trouble) {
+	o.mu.Lock()
+	delete(o.standing, t)
+	over, failures, since := len(o.standing) == 0 && o.logged, o.failures, o.since
+	if over {
+		o.logged = false
+	}
+	o.mu.Unlock()
+	if over {
+		t.shared.log.InfoContext(ctx, "the database answers again", slog.Int("failures", failures), slog.Duration("after", t.shared.now().Sub(since)))
+	}
+}
+
+// longest returns the part that has failed for longest, of those without which something does not happen and that have
+// failed after a time.
+func (o *outage) longest(after time.Time) (all failing, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.standing) > 0
+	for t, f := range o.standing {
+		if !t.light && f.last.After(after) && (!ok || f.since.Before(all.since)) {
+			all, ok = f, true
+		}
+	}
+	return all, ok
 }
 
 // what lists what the parts wanted to do.
-func (o *outage) what() string { return strings.Join(slices.Sorted(maps.Values(o.standing)), ", ") }
+func (o *outage) what() string {
+	var all []string
+	for _, f := range o.standing {
+		all = append(all, f.what)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
 
 // means lists what does not happen meanwhile.
 func (o *outage) means() string {

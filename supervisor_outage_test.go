@@ -22,13 +22,13 @@ func TestLogOfAnOutage(t *testing.T) {
 	fail := func(d time.Duration) {
 		for end := now.Add(d); now.Before(end); now = now.Add(time.Second) {
 			for _, part := range parts {
-				part.failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
+				part.failed(t.Context(), "a part", errors.New("refused"))
 			}
 		}
 	}
 	end := func() {
 		for _, part := range parts {
-			part.over(t.Context(), s.Supervisor)
+			part.over(t.Context())
 		}
 	}
 	said := func(want ...string) {
@@ -46,16 +46,16 @@ func TestLogOfAnOutage(t *testing.T) {
 		}
 	}
 	fail(22 * time.Second)
-	said("database trouble, will be tried again error=refused")
+	said("database errors; the supervisor tries again error=refused")
 	for _, part := range parts[1:] {
-		part.over(t.Context(), s.Supervisor)
+		part.over(t.Context())
 	}
 	said() // one part still stands
-	parts[0].over(t.Context(), s.Supervisor)
+	parts[0].over(t.Context())
 	said("the database answers again failures=88 after=22s")
 	now = now.Add(10 * time.Minute)
 	fail(3*time.Minute + 30*time.Second)
-	said("database trouble, will", "goes on", "goes on", "goes on")
+	said("database errors; the", "continue", "continue", "continue")
 	end()
 	said("after=3m30s")
 	// Connections that break all the time are not an outage each.
@@ -65,20 +65,20 @@ func TestLogOfAnOutage(t *testing.T) {
 		end()
 		now = now.Add(5 * time.Second)
 	}
-	said("database trouble, will", "the database answers again")
-	parts[0].failed(t.Context(), s.Supervisor, "a part", errors.New("refused")) // one failure is none
+	said("database errors; the", "the database answers again")
+	parts[0].failed(t.Context(), "a part", errors.New("refused")) // one failure is none
 	end()
 	said()
 	now = now.Add(10 * time.Minute)
 	fail(time.Second)
 	for range 3 { // a server that turns out to be read-only is another thing
-		parts[1].failed(t.Context(), s.Supervisor, "a part", ErrReadOnly)
+		parts[1].failed(t.Context(), "a part", ErrReadOnly)
 	}
 	end()
-	said("database trouble, will", "database trouble goes on error=drover: the server is read-only", "the database answers again")
+	said("database errors; the", "database errors continue error=drover: the server is read-only", "the database answers again")
 	fail(10 * time.Second) // but one that lasts is, however soon it comes
 	end()
-	said("database trouble, will", "the database answers again")
+	said("database errors; the", "the database answers again")
 }
 
 // The line says what does not happen meanwhile.
@@ -90,16 +90,16 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 	s.now = func() time.Time { return now }
 	for _, at := range []time.Duration{0, outageEvery} {
 		now = now.Add(at)
-		s.claimer.trouble.failed(t.Context(), s.Supervisor, "claiming", errors.New("refused"))
-		s.control.trouble.failed(t.Context(), s.Supervisor, "heartbeat", errors.New("refused"))
+		s.claimer.trouble.failed(t.Context(), "claiming", errors.New("refused"))
+		s.control.trouble.failed(t.Context(), "heartbeat", errors.New("refused"))
 	}
 	lines := book.from(slog.LevelWarn)
 	if len(lines) != 2 || !strings.Contains(lines[0], "no job is claimed") {
 		t.Fatalf("logged %q", lines)
 	}
-	s.settler.trouble.failed(t.Context(), s.Supervisor, "settling", errors.New("refused"))
+	s.settler.trouble.failed(t.Context(), "settling", errors.New("refused"))
 	now = now.Add(outageEvery)
-	s.claimer.trouble.failed(t.Context(), s.Supervisor, "claiming", errors.New("refused"))
+	s.claimer.trouble.failed(t.Context(), "claiming", errors.New("refused"))
 	lines = book.from(slog.LevelWarn)
 	for _, want := range []string{"claiming, heartbeat, settling", "no job is claimed", "running jobs are cancelled", "outcomes wait in memory"} {
 		if !strings.Contains(lines[len(lines)-1], want) {
@@ -140,15 +140,20 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 		defer sup.outage.mu.Unlock()
 		return sup.outage.failures
 	}
+	on := func() bool {
+		sup.outage.mu.Lock()
+		defer sup.outage.mu.Unlock()
+		return len(sup.outage.standing) > 0
+	}
 	eventually(t, func() bool { return failures() >= 20 })
 	db.exec(t, `alter role `+role+` login connection limit -1`)
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
-	eventually(t, func() bool { return !sup.outage.on() })
+	eventually(t, func() bool { return !on() })
 	sup.stop(t)
 	var warned, over int
 	for _, line := range book.from(slog.LevelInfo) {
 		switch {
-		case strings.HasPrefix(line, "database trouble"):
+		case strings.HasPrefix(line, "database errors"):
 			warned++
 		case strings.HasPrefix(line, "the database answers again"):
 			over++
@@ -158,5 +163,32 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 	}
 	if warned != 1 || over != 1 { // on a machine so slow that it lasts a minute, one more
 		t.Errorf("%d lines of %d failures, and %d of the end: %q", warned, failures(), over, book.from(slog.LevelInfo))
+	}
+}
+
+// A connection that ends is part of an outage, wherever it is met: it gets no line of its own.
+func TestEveryPartTellsTheOutage(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	db := newQuietDB(t)
+	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	var ahead time.Duration
+	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.claim(t)
+	a, c := s.claimer.audit, s.claimer
+	a.reconnected()
+	for n := 1; n <= 2; n++ {
+		if _, err := c.link.get(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		db.exec(t, `select pg_terminate_backend($1)`, int(c.link.conn.PgConn().PID()))
+		ahead += time.Minute
+		a.page(t.Context(), &c.trouble, s.settler, s.now())
+		if c.trouble.failures != n || !c.trouble.until.After(s.now()) {
+			t.Fatalf("after %d lost connections: %d failures, a pause until %v", n, c.trouble.failures, c.trouble.until)
+		}
+	}
+	if lines := book.from(slog.LevelInfo); len(lines) != 1 || !strings.HasPrefix(lines[0], "database errors") || !strings.Contains(lines[0], "looking for forgotten jobs") {
+		t.Errorf("logged %q", lines)
 	}
 }

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,11 +15,13 @@ const pruneBatch = 1000
 type keeping struct{ completed, cancelled *string }
 
 // prune deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
-// all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
-func (s *Supervisor) prune(ctx context.Context) {
-	keep := keeping{keepFor(s.cfg.CompletedRetention), keepFor(s.cfg.CancelledRetention)}
-	ticker := time.NewTicker(s.pruneEvery)
+// all supervisors the one that started first does it, for the queues of all; two for a moment do no harm.
+func (s *shared) prune(ctx context.Context, every time.Duration) {
+	keep := keeping{s.cfg.CompletedRetention.interval(), s.cfg.CancelledRetention.interval()}
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
+	trouble := newTrouble(s, "", nil)
+	trouble.light = true
 	var walk pruneWalk
 	for rounds := 0; ; rounds++ {
 		select {
@@ -33,19 +36,12 @@ func (s *Supervisor) prune(ctx context.Context) {
 			walk = pruneWalk{whole: true} // from the start: some jobs were too young an hour ago
 		}
 		var err error
-		if walk, err = s.client.prune(ctx, walk, keep); err != nil && ctx.Err() == nil && !s.outage.on() {
-			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("error", err.Error()))
+		if walk, err = s.client.prune(ctx, walk, keep); err == nil {
+			trouble.over(ctx)
+		} else if ctx.Err() == nil {
+			trouble.failed(ctx, "pruning", err)
 		}
 	}
-}
-
-// keepFor is a retention as SQL wants it; nil is for ever.
-func keepFor(d time.Duration) *string {
-	if d == KeepCompleted {
-		return nil
-	}
-	text := interval(d)
-	return &text
 }
 
 // pruneWalk is where the pruner stands.
@@ -126,7 +122,7 @@ const (
 func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {
-			c.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
+			c.log.WarnContext(ctx, "pruning failed; tried again later", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
 			continue
 		}
 		c.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job", r.ID),
@@ -138,23 +134,29 @@ func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
 type retention struct{ completed, cancelled, discarded, archived *string }
 
 func (q *Queue) retention() retention {
-	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
-		if d == 0 {
+	own := func(r Retention) *string {
+		switch r {
+		case "":
 			return nil
+		case KeepForever: // a setting too, which replaces the supervisor's
+			r = KeepFor(math.MaxInt64)
 		}
-		text := interval(d)
-		return &text
+		return r.interval()
 	}
-	return retention{own(q.CompletedRetention), own(q.CancelledRetention), own(q.DiscardedRetention), own(q.ArchiveDiscardedAfter)}
+	all := retention{completed: own(q.CompletedRetention), cancelled: own(q.CancelledRetention), discarded: own(q.DiscardedRetention)}
+	if q.ArchiveDiscardedAfter > 0 {
+		all.archived = KeepFor(q.ArchiveDiscardedAfter).interval()
+	}
+	return all
 }
 
 // checkRetention checks how long the queue's jobs are kept.
 func (q *Queue) checkRetention(bad *problems, field string) {
-	bad.completedRetention(field+".CompletedRetention", q.CompletedRetention)
-	bad.atLeast(field+".CancelledRetention", q.CancelledRetention, leastRetention)
-	bad.atLeast(field+".DiscardedRetention", q.DiscardedRetention, leastRetention)
+	q.CompletedRetention.check(bad, field+".CompletedRetention", true)
+	q.CancelledRetention.check(bad, field+".CancelledRetention", false)
+	q.DiscardedRetention.check(bad, field+".DiscardedRetention", false)
 	bad.atLeast(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter, leastRetention)
-	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
+	if q.DiscardedRetention != "" && q.ArchiveDiscardedAfter > 0 {
 		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
 	}
 }

@@ -13,6 +13,8 @@ import (
 // queueState is one queue in a supervisor: its buffer, its slots, its pace.
 type queueState struct {
 	Queue
+	wake    func() // wakes the claimer
+	holds   *atomic.Pointer[holds]
 	buffer  buffer
 	pending atomic.Int64 // claimed, and not ended
 	watched atomic.Int64 // see watchRoom
@@ -25,10 +27,15 @@ type queueState struct {
 	// Owned by the engine.
 	typical time.Duration // of a run; 0 until one has ended
 	retries float64       // share of claims that retries have saved up
-	full    bool          // the last claim took all there was room for: fresh jobs may wait
+	backlog bool          // the last claim took all there was room for: fresh jobs may wait
 }
 
-func newQueueState(q Queue) *queueState { return &queueState{Queue: q} }
+func newQueueState(q Queue, wake func(), h *atomic.Pointer[holds]) *queueState {
+	return &queueState{Queue: q, wake: wake, holds: h}
+}
+
+// held reports whether the queue is paused.
+func (q *queueState) held() bool { return q.holds.Load().queue(q.Name) }
 
 // ran notes how long a handler took.
 func (q *queueState) ran(d time.Duration) {
@@ -46,12 +53,15 @@ func (q *queueState) enter(runs []*run) {
 	q.pending.Add(int64(len(runs)))
 }
 
-// leave gives a claimed job's place back, and reports whether that makes the room the claimer waits for.
-func (q *queueState) leave(tier int16) bool {
+// leave gives a claimed job's place back. If that makes the room that the claimer waits for it is woken: other queues may
+// have had room and nothing to do, so that its next poll may be far.
+func (q *queueState) leave(tier int16) {
 	if tier == tierSuspect {
 		q.suspect.Add(-1)
 	}
-	return q.pending.Add(-1) == q.watched.Load()
+	if q.pending.Add(-1) == q.watched.Load() {
+		q.wake()
+	}
 }
 
 const (
@@ -84,7 +94,12 @@ func (q *queueState) capacity() int {
 func (q *queueState) congested() { q.typical = bufferPatience }
 
 // room is how many jobs may be claimed now.
-func (q *queueState) room() int { return max(0, q.capacity()-int(q.pending.Load())) }
+func (q *queueState) room() int {
+	if q.held() {
+		return 0
+	}
+	return max(0, q.capacity()-int(q.pending.Load()))
+}
 
 // watchRoom is the number of pending jobs from which down a claim is worth its round trip: a slot is free, or a
 // quarter of the buffer. The run that ends there signals the claimer.
@@ -152,7 +167,21 @@ func (b *buffer) drain(before time.Time) []*run {
 	if b.head == len(b.runs) || !b.runs[b.head].claimedAt.Before(before) {
 		return nil
 	}
-	return b.rest()
+	return finished(b.rest())
+}
+
+// pick takes what waits and fits.
+func (b *buffer) pick(fits func(*run) bool) (runs []*run) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.rest() {
+		if fits(r) {
+			runs = append(runs, r)
+		} else {
+			b.runs = append(b.runs, r)
+		}
+	}
+	return finished(runs)
 }
 
 // close ends the workers that wait and returns what waited.
@@ -162,14 +191,19 @@ func (b *buffer) close() []*run {
 	b.closed = true
 	b.cond()
 	b.more.Broadcast()
-	return b.rest()
+	return finished(b.rest())
 }
 
-// rest ends and returns the runs that wait. Callers hold mu.
+// rest takes all that waits. Callers hold mu.
 func (b *buffer) rest() []*run {
 	runs := append([]*run(nil), b.runs[b.head:]...)
 	clear(b.runs)
 	b.runs, b.head = b.runs[:0], 0
+	return runs
+}
+
+// finished ends runs that are not to start.
+func finished(runs []*run) []*run {
 	for _, r := range runs {
 		r.finish()
 	}
@@ -182,15 +216,49 @@ func (b *buffer) len() int {
 	return len(b.runs) - b.head
 }
 
-// AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
+// queueSet is the queues that a supervisor serves. It is safe for concurrent use.
+type queueSet struct {
+	changing sync.Mutex    // held while a queue is added or removed, round trip included
+	mu       sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
+	list     []*queueState // replaced, never changed in place
+	started  bool          // they have workers
+	closed   bool          // their buffers are closed: no queue may be added
+}
+
+func (s *queueSet) states() []*queueState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list
+}
+
+func (s *queueSet) names() (names []string) {
+	for _, q := range s.states() {
+		names = append(names, q.Name)
+	}
+	return names
+}
+
+// close ends the workers once their jobs have ended, and returns what has not started.
+func (s *queueSet) close() (runs []*run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, q := range s.list {
+		runs = append(runs, q.buffer.close()...)
+	}
+	return runs
+}
+
+// AddQueue makes the supervisor claim from another queue as well. Errors: *InvalidError for a
+// mistake in q, ErrShutdown.
 func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	var bad problems
 	q.fillIn(&bad, "Queue")
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	s.queuesMu.Lock()
-	old, closed := s.queues, s.closed
-	s.queuesMu.Unlock()
+	s.queues.changing.Lock()
+	defer s.queues.changing.Unlock()
+	s.queues.mu.Lock()
+	old, closed := s.queues.list, s.queues.closed
+	s.queues.mu.Unlock()
 	if closed {
 		return ErrShutdown
 	}
@@ -202,7 +270,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	if err := bad.err(); err != nil {
 		return err
 	}
-	state := newQueueState(q)
+	state := newQueueState(q, s.claimer.wake, &s.holds)
 	queues := append(slices.Clone(old), state)
 	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
 	l := s.lease.Load()
@@ -217,7 +285,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 		return ErrShutdown
 	}
 	if s.lease.Load() != l { // registered anew meanwhile, perhaps without the queue
-		s.control.interrupt()
+		s.alarm.interrupt()
 	}
 	s.claimer.sayAnew()
 	s.claimer.wake()
@@ -226,61 +294,38 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 
 // open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
 func (s *Supervisor) open(queues []*queueState, q *queueState) bool {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	if s.closed {
+	s.queues.mu.Lock()
+	defer s.queues.mu.Unlock()
+	if s.queues.closed {
 		return false
 	}
-	s.queues = queues
-	if s.started {
+	s.queues.list = queues
+	if s.queues.started {
 		s.startQueue(q)
 	}
 	return true
 }
 
-// RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
-// that is not served is an *InvalidError.
+// RemoveQueue stops claiming from a queue. Claimed jobs that have not started are handed back;
+// running ones go on. A name that the supervisor does not serve is an *InvalidError.
 func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	old := s.queueStates()
+	s.queues.changing.Lock()
+	defer s.queues.changing.Unlock()
+	old := s.queues.states()
 	i := slices.IndexFunc(old, func(q *queueState) bool { return q.Name == name })
 	if i < 0 {
 		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
 	}
 	gone := old[i]
 	queues := slices.Delete(slices.Clone(old), i, i+1)
-	s.queuesMu.Lock()
-	s.queues = queues
-	s.queuesMu.Unlock()
-	s.handBack(gone.buffer.close())
+	s.queues.mu.Lock()
+	s.queues.list = queues
+	s.queues.mu.Unlock()
+	s.settler.handBack(gone.buffer.close())
 	if l := s.lease.Load(); l != nil {
 		if err := s.client.store.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
 			return fmt.Errorf("remove queue %s: %w", name, err)
 		}
 	}
 	return nil
-}
-
-func (s *Supervisor) queueStates() []*queueState {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	return s.queues
-}
-
-// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
-func (s *Supervisor) closeQueues() {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	s.closed = true
-	for _, q := range s.queues {
-		s.handBack(q.buffer.close())
-	}
-}
-
-func (s *Supervisor) queueNames() (names []string) {
-	for _, q := range s.queueStates() {
-		names = append(names, q.Name)
-	}
-	return names
 }

@@ -2,13 +2,14 @@ package drover
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
 func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
 	t.Parallel()
-	q := newQueueState(Queue{Concurrency: 10})
+	q := newQueueState(Queue{Concurrency: 10}, func() {}, new(atomic.Pointer[holds]))
 	if got := q.capacity(); got != 10 {
 		t.Errorf("before any run has ended the capacity is %d", got)
 	}
@@ -38,7 +39,7 @@ func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
 // Jobs that were handed back because slow ones kept them from starting must not be taken again at once.
 func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
 	t.Parallel()
-	q := newQueueState(Queue{Concurrency: 2})
+	q := newQueueState(Queue{Concurrency: 2}, func() {}, new(atomic.Pointer[holds]))
 	q.ran(time.Microsecond)
 	if q.capacity() <= 2 {
 		t.Fatal("no prefetch for fast runs")
@@ -54,16 +55,12 @@ func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
 func TestRoomIsNeverMissed(t *testing.T) {
 	t.Parallel()
 	for range 20_000 {
-		q := newQueueState(Queue{Concurrency: 2})
+		signals := make(chan struct{}, 2)
+		q := newQueueState(Queue{Concurrency: 2}, func() { signals <- struct{}{} }, new(atomic.Pointer[holds]))
 		q.pending.Store(3)
 		var left sync.WaitGroup
-		signals := make(chan struct{}, 2)
 		for range 2 { // the third runs on: one slot is free
-			left.Go(func() {
-				if q.leave(tierFresh) {
-					signals <- struct{}{}
-				}
-			})
+			left.Go(func() { q.leave(tierFresh) })
 		}
 		watched := q.watchRoom()
 		seen := q.pending.Load() <= watched
@@ -77,7 +74,7 @@ func TestRoomIsNeverMissed(t *testing.T) {
 func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 	t.Parallel()
 	var b buffer
-	q := newQueueState(Queue{Concurrency: 4})
+	q := newQueueState(Queue{Concurrency: 4}, func() {}, new(atomic.Pointer[holds]))
 	const total = 2000
 	var workers sync.WaitGroup
 	var mu sync.Mutex
@@ -98,11 +95,10 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			}
 		})
 	}
-	sup := &Supervisor{claimer: &claimer{signal: make(chan struct{}, 1)}}
 	long := time.Now()
 	for i := range total {
 		q.pending.Add(1)
-		if !b.put([]*run{{queue: q, sup: sup, claimedAt: long}}) {
+		if !b.put([]*run{{queue: q, claimedAt: long}}) {
 			t.Fatal("an open buffer refused a run")
 		}
 		if i%100 == 0 {
@@ -144,7 +140,7 @@ func TestShareOut(t *testing.T) {
 	} {
 		queues := make([]*queueState, len(c.room))
 		for i, n := range c.room {
-			queues[i] = newQueueState(Queue{Concurrency: n})
+			queues[i] = newQueueState(Queue{Concurrency: n}, func() {}, new(atomic.Pointer[holds]))
 		}
 		got, sum := shareOut(maxClaim, queues), 0
 		for i := range got {
@@ -160,7 +156,7 @@ func TestShareOut(t *testing.T) {
 	}
 	many := make([]*queueState, 3000)
 	for i := range many {
-		many[i] = newQueueState(Queue{Concurrency: 10})
+		many[i] = newQueueState(Queue{Concurrency: 10}, func() {}, new(atomic.Pointer[holds]))
 	}
 	sum := 0
 	for _, n := range shareOut(maxClaim, many) {

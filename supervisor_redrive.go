@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// redriver carries on redrives, whoever started them: every supervisor ticks, the database lets one at a time do it.
+// redriver carries out redrives, whoever started them. Every supervisor ticks, and the database lets one tick at a time.
 type redriver struct {
-	sup    *Supervisor
+	*shared
+	due    func(time.Time) // notes when jobs are due
 	signal chan struct{}
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
 
@@ -19,8 +20,8 @@ type redriver struct {
 	trouble trouble
 }
 
-func newRedriver(s *Supervisor) *redriver {
-	return &redriver{sup: s, signal: make(chan struct{}, 1), batch: paceBatch, trouble: trouble{means: "paced redrives stand still"}}
+func newRedriver(s *shared, due func(time.Time)) *redriver {
+	return &redriver{shared: s, due: due, signal: make(chan struct{}, 1), batch: paceBatch, trouble: newTrouble(s, "redrives release no jobs", nil)}
 }
 
 // poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
@@ -75,7 +76,7 @@ func (r *redriver) run(ctx context.Context) {
 func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	ticking, cancel := context.WithTimeout(ctx, paceTimeout)
 	defer cancel()
-	reply, err := r.sup.client.store.pace(ticking, r.batch)
+	reply, err := r.client.store.pace(ticking, r.batch)
 	if err != nil {
 		if ctx.Err() == nil {
 			r.failed(ctx, err)
@@ -85,8 +86,8 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	r.worked(ctx, reply.refused)
 	r.capped.Store(reply.capped)
 	if reply.released > 0 {
-		r.sup.claimer.noteDue(r.sup.now())
-		r.sup.reporter.tell(told{eventRedriven, Event{Supervisor: r.sup.lease.Load().id, Count: int(reply.released)}})
+		r.due(r.now())
+		r.reporter.tell(told{eventRedriven, Event{Supervisor: r.lease.Load().id, Count: int(reply.released)}})
 	}
 	return reply.wait, reply.idle
 }
@@ -97,15 +98,15 @@ func (r *redriver) failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || sqlState(err) == "57014" {
 		r.batch = max(r.batch/4, 1)
 	}
-	r.trouble.failed(ctx, r.sup, "carrying on redrives", err)
+	r.trouble.failed(ctx, "carrying out redrives", err)
 }
 
 // worked logs what a tick skipped.
 func (r *redriver) worked(ctx context.Context, refused []refusedJob) {
 	r.batch = min(2*r.batch, paceBatch)
-	r.trouble.over(ctx, r.sup)
+	r.trouble.over(ctx)
 	for _, job := range refused {
-		r.sup.log.WarnContext(ctx, "redrive skipped a job",
+		r.log.WarnContext(ctx, "redrive skipped a job",
 			slog.String("job_id", job.ID), slog.String("redrive", job.Redrive), slog.String("reason", job.Why))
 	}
 }

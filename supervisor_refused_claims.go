@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,13 +30,12 @@ const skipLane = time.Minute
 
 // refusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
 type refusedClaims struct {
-	failed  *plan                 // the last claim, if it failed for the fault of a row
+	failed  *claim                // the last claim, if it failed for the fault of a row
 	why     error                 // its error
 	slow    *head                 // a job whose claim alone did not come back in time; set aside once the doubt is over
 	aside   []string              // jobs that no claim asks for, the first of them
-	reread  atomic.Bool           // others have set a job aside
 	due     []string              // those of them whose pause is over
-	strong  []string              // strong suspects among them: their turn to run alone tries them
+	strong  []string              // strong suspects among them: they are tried when they run alone
 	readAt  time.Time             // when the list is read next; zero: it is empty
 	skipped map[laneKey]time.Time // lanes that cannot be read, and until when they are left out
 	most    int                   // jobs that a claim asks for at most
@@ -63,21 +61,21 @@ func (r *refusedClaims) asked(n int, reply *claimReply, err error) {
 
 // readAside reads which jobs are set aside, and forgets lanes that were left out long enough.
 func (c *claimer) readAside(base context.Context) {
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
-	now := c.sup.now()
+	now := c.now()
 	conn, err := c.link.get(ctx)
 	var jobs []asideJob
 	if err == nil {
-		jobs, err = c.sup.client.store.aside(ctx, conn, c.sup.queueNames(), c.sup.kinds)
+		jobs, err = c.client.store.aside(ctx, conn, c.queues.names(), c.kinds)
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
 		if !rowsFault(err) {
-			c.trouble.failed(base, c.sup, "reading which jobs are set aside", err)
+			c.trouble.failed(base, "reading which jobs are set aside", err)
 			return
 		}
-		c.sup.quiet.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		c.quiet.log(ctx, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}
 	c.refused.aside, c.refused.due, c.refused.strong, c.refused.readAt = nil, nil, nil, time.Time{}
@@ -99,11 +97,11 @@ func (c *claimer) readAside(base context.Context) {
 // tendAside reads the list, and tries again the jobs whose pause is over, each by itself.
 func (c *claimer) tendAside(base context.Context) {
 	c.readAside(base)
-	l, queues := c.sup.lease.Load(), c.sup.queueStates()
-	if l.ended.Load() || c.sup.solo.Load() != nil || !c.hasRoom(queues) {
+	l, queues := c.lease.Load(), c.queues.states()
+	if l.ended.Load() || c.solo.Load() != nil || !c.hasRoom(queues) {
 		return
 	}
-	p := c.planOf(l, queues)
+	p := c.claimOf(l, queues)
 	for _, id := range c.refused.due {
 		if err := c.tryAside(base, p, id); err != nil {
 			c.failed(base, nil, err)
@@ -116,17 +114,17 @@ func (c *claimer) tendAside(base context.Context) {
 }
 
 // tryAside claims a job that is set aside, by itself, unless another process does.
-func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
-	ctx, cancel := c.sup.tripContext(base)
+func (c *claimer) tryAside(base context.Context, p *claim, id string) error {
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
-	if mine, err := c.sup.client.store.tryAside(ctx, conn, pathClaim, id); err != nil || !mine {
+	if mine, err := c.client.store.tryAside(ctx, conn, pathClaim, id); err != nil || !mine {
 		return err
 	}
-	_, err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}}, c.sup.now().Add(c.sup.cfg.Lease/4))
+	_, err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}}, c.now().Add(c.cfg.Lease/4))
 	return err
 }
 
@@ -135,17 +133,17 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
-	return c.sup.client.store.passed(ctx, conn, pathClaim, ids)
+	return c.client.store.passed(ctx, conn, pathClaim, ids)
 }
 
 // leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
-func (c *claimer) leaveOut(p *plan, now time.Time) {
+func (c *claimer) leaveOut(p *claim, now time.Time) {
 	p.req.but = len(c.refused.aside) > 0
 	if len(c.refused.skipped) == 0 {
 		return
@@ -164,15 +162,15 @@ func (c *claimer) leaveOut(p *plan, now time.Time) {
 	p.req = p.req.only(rest)
 }
 
-// planOf is a claim of certain jobs.
-func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
-	p := &plan{lease: l}
+// claimOf is a claim of certain jobs.
+func (c *claimer) claimOf(l *lease, queues []*queueState) *claim {
+	p := &claim{lease: l}
 	var names []string
 	for _, q := range queues {
 		p.groups = append(p.groups, claimGroup{queue: q})
 		names = append(names, q.Name)
 	}
-	p.req = &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds, queues: names, belowLane: tierStrong}
+	p.req = &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.openKinds(), queues: names, belowLane: tierStrong}
 	return p
 }
 
@@ -181,25 +179,25 @@ func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
 func (c *claimer) pickApart(base context.Context) {
 	p, why := c.refused.failed, c.refused.why
 	c.refused.failed, c.refused.why = nil, nil
-	if l := c.sup.lease.Load(); l.id != p.lease.id || l.ended.Load() {
+	if l := c.lease.Load(); l.id != p.lease.id || l.ended.Load() {
 		return
 	}
-	p.lease = c.sup.lease.Load()
+	p.lease = c.lease.Load()
 	p.req.epoch, p.req.belowLane = int(p.lease.epoch.Load()), tierStrong+10
-	c.readAside(base)
-	p.req.but = len(c.refused.aside) > 0
+	p.req.but = true     // whatever others have set aside meanwhile
+	c.reread.Store(true) // afterwards: jobs wait
 	if order := p.order; order != nil {
 		order.idle.Store(true)
 	}
 	heads, err := c.heads(base, p, false)
 	var w walked
 	if err == nil {
-		w, err = c.claimParts(base, p, heads, c.sup.now().Add(c.sup.cfg.Lease/4))
+		w, err = c.claimParts(base, p, heads, c.now().Add(c.cfg.Lease/4))
 	}
 	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
 		var others []head
 		if others, err = c.heads(base, p, true); err == nil {
-			more, fault := c.claimParts(base, p, w.without(others), c.sup.now().Add(c.sup.cfg.Lease/4))
+			more, fault := c.claimParts(base, p, w.without(others), c.now().Add(c.cfg.Lease/4))
 			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
 		}
 	}
@@ -216,22 +214,22 @@ func (c *claimer) pickApart(base context.Context) {
 		c.failed(base, nil, err)
 		return
 	}
-	c.trouble.over(base, c.sup)
+	c.trouble.over(base)
 	c.wake()
 }
 
 // heads lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
 // while, if others can be read.
-func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, err error) {
+func (c *claimer) heads(base context.Context, p *claim, last bool) (all []head, err error) {
 	read := 0
 	list := func(lanes []int) error {
-		ctx, cancel := c.sup.tripContext(base)
+		ctx, cancel := c.tripContext(base)
 		defer cancel()
 		conn, err := c.connect(ctx)
 		if err != nil {
 			return err
 		}
-		heads, err := c.sup.client.store.heads(ctx, conn, p.req.only(lanes), last, c.sup.walkBound())
+		heads, err := c.client.store.heads(ctx, conn, p.req.only(lanes), last, c.walkBound())
 		if err == nil {
 			all = append(all, heads...)
 			read += len(lanes)
@@ -262,8 +260,8 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 		if c.refused.skipped == nil {
 			c.refused.skipped = map[laneKey]time.Time{}
 		}
-		c.refused.skipped[key] = c.sup.now().Add(skipLane)
-		c.sup.quiet.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
+		c.refused.skipped[key] = c.now().Add(skipLane)
+		c.quiet.log(base, c.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
 			slog.String("queue", key.queue), slog.Int("lane", int(key.lane)), slog.String("error", fault.Error()))
 	}
 	return all, nil
@@ -331,10 +329,10 @@ func (w *walked) without(heads []head) []head {
 }
 
 // claimParts claims the jobs in parts, first one, then two, four and so on, and starts them, until the end has come.
-func (c *claimer) claimParts(base context.Context, p *plan, heads []head, end time.Time) (w walked, err error) {
+func (c *claimer) claimParts(base context.Context, p *claim, heads []head, end time.Time) (w walked, err error) {
 	tried := 0
 	err = isolateFailed(heads, func(part []head) error {
-		if tried++; tried > 1 && (c.sup.now().After(end) || c.sup.draining.Load()) {
+		if tried++; tried > 1 && (c.now().After(end) || c.draining.Load()) {
 			return errWalkTooLong
 		}
 		n, err := c.claimPart(base, p, part)
@@ -355,9 +353,9 @@ func (c *claimer) claimParts(base context.Context, p *plan, heads []head, end ti
 
 // refuseAll takes jobs out of the way of others while there is time, one at least.
 func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
-	end := c.sup.now().Add(c.sup.cfg.Lease / 4)
+	end := c.now().Add(c.cfg.Lease / 4)
 	for i, r := range refused {
-		if i > 0 && (c.sup.now().After(end) || c.sup.draining.Load()) {
+		if i > 0 && (c.now().After(end) || c.draining.Load()) {
 			break // the next walk meets them again
 		}
 		if err := c.refuse(base, r.head, r.err); err != nil {
@@ -371,8 +369,8 @@ func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
 var errWalkTooLong = errors.New("drover: walk took too long")
 
 // claimPart claims some jobs, and starts what it got.
-func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, err error) {
-	ctx, cancel := c.sup.tripContext(base)
+func (c *claimer) claimPart(base context.Context, p *claim, part []head) (n int, err error) {
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.connect(ctx)
 	if err != nil {
@@ -382,10 +380,8 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 	for i, h := range part {
 		ids[i] = h.id
 	}
-	claim := &plan{lease: p.lease, groups: p.groups, req: p.req}
-	var batch pipeline
-	batch.claimThese(p.req, ids, c.sup.walkBound(), &claim.reply)
-	err = batch.send(ctx, conn)
+	claim := &claim{lease: p.lease, groups: p.groups, req: p.req}
+	err = c.client.store.claimThese(ctx, conn, p.req, ids, c.walkBound(), &claim.reply)
 	switch reply := &claim.reply; {
 	case !reply.committed && !notApplied(err):
 		c.doubt = p.req.queues
@@ -397,16 +393,16 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 		return 0, err
 	case reply.fenced:
 		p.lease.lose()
-		c.sup.control.interrupt()
+		c.alarm.interrupt()
 		return 0, ErrLeaseLost
 	}
 	if p.order != nil && len(claim.reply.jobs) > 0 {
 		p.order.ran.Store(true)
 	}
-	c.dispatch(ctx, claim, c.sup.now())
+	c.dispatch(ctx, claim, c.now())
 	got := len(claim.reply.jobs)
 	if got > 0 && part[0].claimSeq < 0 { // it was set aside
-		if err := c.sup.client.store.passed(ctx, conn, pathClaim, ids); err != nil {
+		if err := c.client.store.passed(ctx, conn, pathClaim, ids); err != nil {
 			return got, err
 		}
 	}
@@ -418,7 +414,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 func (c *claimer) setSlowAside(base context.Context) {
 	h := *c.refused.slow
 	h.claimSeq = -1
-	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(tripTimeout, c.sup.cfg.Lease/2))); err != nil {
+	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", c.tripBound())); err != nil {
 		c.failed(base, nil, err)
 		return
 	}
@@ -427,22 +423,22 @@ func (c *claimer) setSlowAside(base context.Context) {
 
 // refuse takes a job out of the way of others.
 func (c *claimer) refuse(base context.Context, h head, why error) error {
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
 	g := &givenUp{path: pathClaim, id: h.id, seq: h.claimSeq, why: why, later: !lasting(why), aside: h.claimSeq < 0} // it is set aside already
-	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.sup.walkBound())
+	became, err := c.client.store.giveUp(ctx, conn, g, c.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
 	if became == setAside {
 		c.refused.aside = append(c.refused.aside, h.id)
-		c.refused.readAt = c.sup.now().Add(asideEvery)
+		c.refused.readAt = c.now().Add(asideEvery)
 	}
-	c.sup.tellRefused(ctx, pathClaim, &Job{ID: h.id, Queue: h.queue, Kind: h.kind}, became, why)
+	c.tellRefused(ctx, pathClaim, &Job{ID: h.id, Queue: h.queue, Kind: h.kind}, became, why)
 	return nil
 }
 
@@ -454,21 +450,25 @@ const (
 )
 
 // tellRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
-func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
+func (s *shared) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
 	text := s.client.clean(refusal(why), maxErrorText)
 	s.quiet.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
 		slog.String("id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind), slog.String("became", became), slog.String("error", text))
 	if became == string(Discarded) {
 		s.reporter.tell(told{eventDiscarded, Event{
-			JobID: j.ID, Queue: j.Queue, Kind: j.Kind, Supervisor: s.lease.Load().id, Class: classRefused, Error: text, Reason: ReasonRefused,
+			JobID: j.ID, Queue: j.Queue, Kind: j.Kind, Supervisor: s.lease.Load().id, Class: ClassRefused, Error: text, Reason: ReasonRefused,
+			Tags: j.Tags, Metadata: j.Metadata,
 		}})
 	}
 }
 
 // walkBound is how long a single statement of a walk may take, because other jobs wait for it.
-func (s *Supervisor) walkBound() time.Duration { return min(s.cfg.Lease/12, time.Second) }
+func (s *shared) walkBound() time.Duration { return min(s.cfg.Lease/12, time.Second) }
 
-// tripContext bounds one round trip.
-func (s *Supervisor) tripContext(base context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(base, min(tripTimeout, s.cfg.Lease/2))
+// tripBound is how long one round trip may take. The server ends a claim somewhat earlier: then it is known that nothing
+// was claimed, and the connection stays.
+func (s *shared) tripBound() time.Duration { return min(tripTimeout, s.cfg.Lease/2) }
+
+func (s *shared) tripContext(base context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(base, s.tripBound())
 }

@@ -1,7 +1,6 @@
 package drover
 
 import (
-	"context"
 	"slices"
 	"sync"
 )
@@ -35,14 +34,19 @@ func (r *registry) cancel(id string) {
 	}
 }
 
-// wake tells this process' own supervisors of jobs that are due: quicker than the database can.
+// wake tells one of this process' own supervisors of each queue and kind in which jobs are due: quicker than the database can.
 func (r *registry) wake(jobs ...*newJob) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for s := range r.sups {
-		names := s.queueNames()
-		if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && slices.Contains(names, j.Queue) }) {
-			s.claimer.wake()
+	told := map[[2]string]bool{}
+	for s := range r.sups { // in any order
+		names := s.queues.names()
+		for _, j := range jobs {
+			of := [2]string{j.Queue, j.Kind}
+			if !told[of] && j.dueNow() && s.workers[j.Kind] != nil && !s.holds.Load().job(j.Queue, j.Kind) && slices.Contains(names, j.Queue) {
+				told[of] = true
+				s.claimer.ring(j.Queue)
+			}
 		}
 	}
 }
@@ -56,52 +60,22 @@ func (r *registry) redrive() {
 	}
 }
 
-// reporter hands events to the hooks in order, in a goroutine of its own: a hook that blocks must not block jobs.
-type reporter struct {
-	mu     sync.Mutex
-	events []told
-	closed bool
-	ready  chan struct{}
-	once   sync.Once
-}
-
-func (r *reporter) signal() chan struct{} {
-	r.once.Do(func() { r.ready = make(chan struct{}, 1) })
-	return r.ready
-}
-
-func (r *reporter) tell(events ...told) {
+// tick tells this process' own supervisors to look at the schedules.
+func (r *registry) tick() {
 	r.mu.Lock()
-	r.events = append(r.events, events...)
-	r.mu.Unlock()
-	r.poke()
-}
-
-func (r *reporter) close() {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
-	r.poke()
-}
-
-func (r *reporter) poke() {
-	select {
-	case r.signal() <- struct{}{}:
-	default:
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		s.scheduler.poke()
 	}
 }
 
-func (r *reporter) run(ctx context.Context, c *Client) {
-	for range r.signal() {
-		r.mu.Lock()
-		events, closed := r.events, r.closed
-		r.events = nil
-		r.mu.Unlock()
-		for _, t := range events {
-			c.emit(ctx, t)
-		}
-		if closed {
-			return
+// followLimits makes this process' own supervisors that hear no notifications look at the limits.
+func (r *registry) followLimits() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		if s.cfg.DisableNotify {
+			s.alarm.interrupt()
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
 // takeBack undoes what other supervisors concluded from our silence, if they took our lease.
@@ -16,9 +19,9 @@ func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
 	if c.was == "" {
 		return nil
 	}
-	done, err := c.sup.client.store.takeBack(ctx, conn, c.was, c.bound(), func(job string, err error) {
-		if c.sup.quiet.may("take back "+job, c.sup.now()) {
-			c.sup.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
+	done, err := c.client.store.takeBack(ctx, conn, c.was, c.bound(), func(job string, err error) {
+		if c.quiet.may("take back "+job, c.now()) {
+			c.log.WarnContext(ctx, "crash not taken back, because the database refuses to change the job",
 				slog.String("id", job), slog.String("error", err.Error()))
 		}
 	})
@@ -28,28 +31,29 @@ func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
-// is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
+// rescue frees a lost supervisor's jobs. It first finds all of them, page by page over as many beats as it takes, because
+// which jobs are suspects depends on which ones ran together. The supervisor's row is deleted once a later search,
+// through the whole index, finds none.
 func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
-	queues := union(x.queues, c.sup.queueNames())
+	queues := union(x.queues, c.queues.names())
 	h := c.hunts[x.id]
 	if h == nil {
 		h = newHunt(x.id, queues, false)
 		c.hunts[x.id] = h
 	}
-	h.bound = c.sup.cfg.Lease / 12
+	h.bound = c.cfg.Lease / 12
 	for !h.ended() {
-		if _, err := c.sup.client.store.hunt(ctx, conn, h, nil); err != nil {
+		if _, err := c.client.store.hunt(ctx, conn, h, nil); err != nil {
 			return err
 		}
 	}
 	if h.all && len(h.found) == 0 {
 		delete(c.hunts, x.id)
 		if len(h.unread) > 0 {
-			c.sup.tellUnread(ctx, h)
+			c.tellUnread(ctx, h)
 			return nil // its row says that there may be more
 		}
-		return c.sup.client.store.forget(ctx, conn, x.id)
+		return c.client.store.forget(ctx, conn, x.id)
 	}
 	if h.started == nil {
 		started := startedJobs(h.found)
@@ -59,7 +63,7 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 				crashes = append(crashes, j.crashes)
 			}
 		}
-		d, err := c.sup.client.store.judge(ctx, conn, x.id, newDeath(crashes))
+		d, err := c.client.store.judge(ctx, conn, x.id, blame.NewDeath(crashes))
 		if err != nil {
 			return err
 		}
@@ -70,26 +74,26 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 		h.found = left
 		return err
 	}
-	c.sup.tellUnread(ctx, h)
+	c.tellUnread(ctx, h)
 	c.hunts[x.id] = newHunt(x.id, queues, true) // what someone held just now
 	return nil
 }
 
 // tellUnread logs the lanes that a hunt had to skip.
-func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
+func (s *shared) tellUnread(ctx context.Context, h *hunt) {
 	for _, lane := range h.unread {
 		if s.quiet.may(fmt.Sprint("unread ", lane.key), s.now()) {
-			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
+			s.log.ErrorContext(ctx, "part of a queue cannot be read; jobs of lost supervisors may wait there",
 				slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", lane.err.Error()))
 		}
 	}
 	h.unread = nil
 }
 
-// orphaned frees the jobs of owners that no row speaks for. Nothing is known of how those ended, so it counts no more
-// than a death among many.
+// orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
+// were then. If nothing is known of how an owner ended, that counts no more than a death among many.
 func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
-	h.bound = c.sup.cfg.Lease / 12
+	h.bound, h.late = c.cfg.Lease/12, patientBeats
 	for {
 		byOwner := map[string][]heldJob{}
 		for _, j := range h.found {
@@ -98,14 +102,22 @@ func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 		h.found = nil
 		var errs []error
 		for owner, held := range byOwner {
-			h.started, h.death = startedJobs(held), death{mass: true}
+			d, died, err := c.client.store.verdict(ctx, conn, owner)
+			if err != nil {
+				h.found, errs = append(h.found, held...), append(errs, err)
+				continue
+			}
+			if !died {
+				d = blame.Death{Mass: true}
+			}
+			h.started, h.death = startedJobs(held), d
 			left, err := c.free(ctx, conn, owner, h, held)
 			h.found, errs = append(h.found, left...), append(errs, err)
 		}
-		c.sup.tellUnread(ctx, h)
+		c.tellUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.ended() {
-			_, err = c.sup.client.store.hunt(ctx, conn, h, nil)
+			_, err = c.client.store.hunt(ctx, conn, h, nil)
 		} else if err == nil {
 			return nil
 		}
@@ -126,13 +138,13 @@ type freed struct {
 	done   bool
 }
 
-// free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
-// someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
+// free ends the runs of a dead supervisor, except those that their owner settled at the last moment, or whose rows are
+// locked. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
 // left for the next beat, with the reason.
 func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
 	var errs []error
 	var noSlots error
-	all := len(held)
+	all, late := len(held), 0
 	for len(held) > 0 && err == nil {
 		chunk := held[:min(max(h.part, 1), len(held))]
 		held = held[len(chunk):]
@@ -150,14 +162,16 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 		}
 		if noSlots != nil {
 			jobs = slices.DeleteFunc(jobs, func(f *freed) bool {
-				if c.sup.wantsSlot(f.o) {
+				if c.wantsSlot(f.o) {
 					wait = append(wait, f)
 					return true
 				}
 				return false
 			})
 		}
-		err = c.settleFreed(ctx, conn, owner, jobs)
+		var n int
+		n, err = c.settleFreed(ctx, conn, owner, h.late, jobs)
+		late += n
 		for _, f := range append(jobs, wait...) {
 			if f.done && f.o.quarantined {
 				h.convicted = append(h.convicted, conviction{f.j.id, f.deaths})
@@ -171,12 +185,16 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 	if err == nil {
 		err = c.hurry(ctx, conn, h)
 	}
+	if late > 0 {
+		h.late++
+		err = cmp.Or(err, errNoTime)
+	}
 	if errors.Is(err, errNoTime) && len(left) == all {
 		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
 	} else {
 		h.part = min(2*h.part, maxSettle)
 	}
-	c.sup.claimer.wake()
+	c.lookout.wake()
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
@@ -184,13 +202,13 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, f *freed) (err error) {
 	d, started := h.death, h.started[f.j.id]
 	deaths := f.j.deathsBlamed(owner)
-	var b background
-	if started && d.alone() && d.spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
-		if b, err = c.sup.client.store.background(ctx, conn, deaths); err != nil {
+	var b blame.Background
+	if started && d.Alone() && d.Spares(f.j.crashes) == "" && f.j.crashes+1 >= c.cfg.QuarantineAfter {
+		if b, err = c.client.store.background(ctx, conn, deaths); err != nil {
 			return err
 		}
 	}
-	f.o = c.sup.rescued(f.j, owner, started, d, b)
+	f.o = c.rescued(f.j, owner, started, d, b)
 	if f.o.quarantined {
 		f.deaths = deaths
 	}
@@ -203,25 +221,29 @@ func (c *control) takeSlots(ctx context.Context, conn *pgx.Conn, jobs []*freed) 
 	for i, f := range jobs {
 		outcomes[i] = f.o
 	}
-	return c.sup.reserve(ctx, conn, outcomes)
+	return c.reserve(ctx, conn, outcomes)
 }
 
-// settleFreed records what becomes of a dead supervisor's jobs.
-func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, jobs []*freed) error {
-	settle := func(part []*freed) error {
-		if err := timeFor(ctx, 2*c.bound()); err != nil {
+// patientBeats is in how many beats a job's write may time out until the job is set aside: a busy server is late too, and
+// another rescuer may hold the row. Then it is an orphan, which full sweeps try again.
+const patientBeats = 3
+
+// settleFreed records what becomes of a dead supervisor's jobs. Late is in how many beats a write has timed out; it returns
+// how many jobs are left for the next beat because of that.
+func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, late int, jobs []*freed) (patient int, err error) {
+	settle := func(part []*freed, bound time.Duration) error {
+		if err := timeFor(ctx, 2*bound); err != nil {
 			return err
 		}
-		settled := map[string]State{}
-		p := c.freeing(owner, part, settled)
-		if err := p.send(ctx, conn); err != nil {
+		settled, err := c.client.store.free(ctx, conn, c.freeing(owner, part, bound))
+		if err != nil {
 			return err
 		}
 		for _, f := range part {
 			f.done = true
 			if state := settled[f.j.id]; state != "" {
 				f.o.became(state)
-				c.sup.reporter.tell(f.o.tellAll()...)
+				c.reporter.tell(f.o.tellAll()...)
 			}
 		}
 		return nil
@@ -234,68 +256,73 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 		}
 		later := !f.j.once() && f.o.state != Discarded
 		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	type bad struct {
-		f   *freed
-		err error
-	}
-	var refused []bad
-	passed := false
-	err := isolate(fenced, func(part []*freed) error {
-		err := settle(part)
+	var refused []notFreed
+	passed, tries := false, 0
+	err = isolate(fenced, func(part []*freed) error {
+		err := settle(part, c.bound())
 		passed = passed || err == nil
 		return err
 	}, func(f *freed, err error) error {
 		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
 			f.o.simplify()
-			if again := settle([]*freed{f}); again == nil || !rowsFault(again) {
+			if again := settle([]*freed{f}, c.bound()); again == nil || !rowsFault(again) {
 				passed = passed || again == nil
 				return again
 			}
 		}
-		refused = append(refused, bad{f, err})
+		refused = append(refused, notFreed{f, err})
 		return nil
 	})
-	// If none passed, no single job may be at fault: nothing is discarded for it.
+	refused = slices.DeleteFunc(refused, func(b notFreed) bool {
+		if !timedOut(b.err) {
+			return false
+		}
+		if tries++; tries <= 3 && settle([]*freed{b.f}, c.cfg.Lease/12) == nil { // alone, and with more time
+			return true
+		}
+		if late+1 < patientBeats {
+			patient++
+		}
+		return late+1 < patientBeats
+	})
+	return patient, errors.Join(err, c.giveUpAll(ctx, conn, owner, refused, passed))
+}
+
+// notFreed is a job of a dead supervisor that the database refuses to settle.
+type notFreed struct {
+	f   *freed
+	err error
+}
+
+// giveUpAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
+func (c *control) giveUpAll(ctx context.Context, conn *pgx.Conn, owner string, refused []notFreed, passed bool) error {
 	for _, b := range refused {
-		if fault := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); fault != nil {
-			return errors.Join(err, fault)
+		if err := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
-// freeing settles jobs of one dead supervisor, and records in the same transaction what the death counts against
-// them: blame for a job that is not settled would be wrong, and a settled job is not looked at again.
-func (c *control) freeing(owner string, part []*freed, settled map[string]State) *pipeline {
-	p := &pipeline{}
-	outcomes := make([]*outcome, len(part))
-	var blamed []string
-	for i, f := range part {
-		outcomes[i] = f.o
-		if f.o.crashed {
-			blamed = append(blamed, f.j.id)
-		}
-	}
-	p.begin()
-	p.exec(nil, sqlSettlePlan)
-	p.exec(nil, sqlBound, c.bound().Milliseconds())
-	p.settle(settled, owner, outcomes)
-	if len(blamed) > 0 {
-		p.exec(nil, sqlBlame, owner, blamed)
-	}
+// freeing is what becomes of jobs of a dead supervisor, and what the death counts against them.
+func (c *control) freeing(owner string, part []*freed, bound time.Duration) *freeing {
+	all := &freeing{owner: owner, bound: bound}
 	for _, f := range part {
+		all.changes = append(all.changes, f.o.change())
+		if f.o.crashed {
+			all.blamed = append(all.blamed, f.j.id)
+		}
 		if f.deaths != nil {
-			p.exec(nil, sqlExplain, f.deaths, f.j.id)
+			all.convicted = append(all.convicted, conviction{f.j.id, f.deaths})
 		}
 	}
-	p.commit()
-	return p
+	return all
 }
 
-var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
+var errUnfenced = errors.New("its attempted_at is outside the range that drover can compare")
 
 // giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
 // even that is possible, it stays as it is for a pause.
@@ -304,10 +331,10 @@ func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *f
 		return err
 	}
 	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: aside || timedOut(why)}
-	text := c.sup.client.clean(refusal(why), maxErrorText)
-	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.bound())
-	if c.sup.quiet.may("rescue "+f.j.id, c.sup.now()) {
-		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
+	text := c.client.clean(refusal(why), maxErrorText)
+	became, err := c.client.store.giveUp(ctx, conn, g, c.bound())
+	if c.quiet.may("rescue "+f.j.id, c.now()) {
+		c.log.ErrorContext(ctx, "the database refused the rescue of a job", slog.Any("job", f.o.run.job), slog.String("became", became),
 			slog.String("error", text))
 	}
 	if err != nil && !rowsFault(err) {
@@ -317,16 +344,16 @@ func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *f
 	switch became {
 	case string(Discarded):
 		f.o.refuse(text)
-		c.sup.reporter.tell(f.o.tell(eventDiscarded))
+		c.reporter.tell(f.o.tell(eventDiscarded))
 	case string(Scheduled), string(Retryable):
-		c.sup.reporter.tell(f.o.tell(eventRescued))
+		c.reporter.tell(f.o.tell(eventRescued))
 	}
 	return nil
 }
 
 // refuse turns the outcome into a discard, reason refused, with the database's error.
 func (o *outcome) refuse(why string) {
-	o.class, o.text, o.quarantined = classRefused, why, false
+	o.class, o.text, o.quarantined = ClassRefused, why, false
 	o.discard(ReasonRefused)
 }
 
@@ -340,19 +367,20 @@ func (j *heldJob) deathsBlamed(owner string) []string {
 }
 
 // suspect is the job's record, with the mean time that its runs lasted until the process died.
-func (j *heldJob) suspect() suspect {
+func (j *heldJob) suspect() blame.Suspect {
 	flight := j.flight
 	for _, e := range j.before {
 		flight = min(flight+millis(max(e.DurationMS, 0)), maxSpan)
 	}
-	return suspect{
-		crashes: j.crashes, deaths: j.deaths, redrives: j.redrives, flight: flight / time.Duration(1+len(j.before)),
+	return blame.Suspect{
+		Crashes: j.crashes, Deaths: j.deaths, Redrives: j.redrives, Flight: flight / time.Duration(1+len(j.before)),
 	}
 }
 
-// startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
-// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
-// a single attempt the row says so, or the last beat does: the dead process may have known of more attempts.
+// startedJobs returns which of a dead supervisor's jobs may have been started. All count as started, except if that is
+// next to impossible: at the last beat every slot of the queue was taken by a job that is still running. A job with a single
+// attempt counts as started if its row says so, or if the last beat had it in flight: the dead process may have assumed
+// more attempts, and not recorded the start.
 func startedJobs(held []heldJob) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {
@@ -376,9 +404,9 @@ var errCrashed = errors.New("drover: the process died while it held the job")
 // rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
 // been. A crash counts as a run, but does not exhaust a job: only one with a single run, or one that is convicted of the
 // death, is discarded.
-func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b background) *outcome {
+func (c *control) rescued(j *heldJob, owner string, started bool, d blame.Death, b blame.Background) *outcome {
 	r := &run{
-		sup: s, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, owner: owner, host: j.host,
+		fence: j.fence(owner), shared: c.shared, host: j.host,
 		job: &Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts,
 			LastDelay: j.lastDelay, Crashes: j.crashes,
@@ -389,19 +417,19 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 		o.event, o.giveBack = eventRescued, j.attempt > 0
 		return o
 	}
-	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.flight, death: &d}
-	o.crashed = d.spares(j.crashes) == ""
-	o.quarantined = o.crashed && d.convicts(j.suspect(), s.cfg.QuarantineAfter, b)
+	o := &outcome{run: r, err: errCrashed, class: ClassCrash, duration: j.flight, death: &d}
+	o.crashed = d.Spares(j.crashes) == ""
+	o.quarantined = o.crashed && d.Convicts(j.suspect(), c.cfg.QuarantineAfter, b)
 	switch {
 	case o.quarantined || j.once():
 		o.discard(ReasonCrashed)
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts && j.attempt > 0
-		if o.now = j.crashes == 0 || !o.crashed && !d.mass; !o.now {
-			o.delay, _ = s.wait(s.strategyOf(j), Failure{
+		if o.now = j.crashes == 0 || !o.crashed && !d.Mass; !o.now {
+			o.delay, _ = c.backoff(c.strategyOf(j), FailedRun{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
 			})
-			o.delay += d.spread(j.crashes, s.cfg.Lease, j.id, j.claimSeq)
+			o.delay += FullJitter.apply(d.Spread(j.crashes, c.cfg.Lease), j.id, j.claimSeq)
 		}
 	}
 	o.entry = r.errorEntry(o)
@@ -410,23 +438,23 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 
 // strategyOf is the strategy of a job by the usual order: its own, its worker's where this process has one, what kinds
 // and queues say, the default. A stored one that this process cannot read is passed over, and told of.
-func (s *Supervisor) strategyOf(j *heldJob) RetryStrategy {
-	if strategy := s.readStrategy(j.id, j.retry); strategy != nil {
+func (c *control) strategyOf(j *heldJob) RetryStrategy {
+	if strategy := c.readStrategy(j.id, j.retry); strategy != nil {
 		return strategy
 	}
-	if w := s.workers[j.kind]; w != nil && w.opts.Retry != nil {
+	if w := c.workers[j.kind]; w != nil && w.opts.Retry != nil {
 		return w.opts.Retry
 	}
-	return orDefault(s.readStrategy(j.id, j.policy))
+	return orDefault(c.readStrategy(j.id, j.policy))
 }
 
-func (s *Supervisor) readStrategy(id string, stored *string) RetryStrategy {
+func (c *control) readStrategy(id string, stored *string) RetryStrategy {
 	if stored == nil {
 		return nil
 	}
-	strategy, err := decodeStrategy([]byte(*stored), s.strategies)
+	strategy, err := decodeStrategy([]byte(*stored), c.strategies)
 	if err != nil {
-		s.log.Warn("stored retry strategy not known here, passed over", slog.String("id", id),
+		c.log.Warn("this process does not know a stored retry strategy; the next one is used", slog.String("id", id),
 			slog.String("retry", *stored), slog.String("error", err.Error()))
 		return nil
 	}

@@ -18,25 +18,24 @@ var errTimeout = errors.New("drover: run timed out")
 
 // run is one claimed job on its way through a worker.
 type run struct {
+	fence           // what a settle compares; its id stays what it was, whatever a handler does to its Job
 	job             *Job
 	space           Job // that job points to, where the run was claimed
-	sup             *Supervisor
+	shared          *shared
+	settler         *settler // for the handler's transactions
 	worker          *Worker
 	queue           *queueState
 	lease           *lease
-	owner           string // the supervisor id of the claim
 	host            string // where the process ran that died, of a rescued job
-	claimSeq        int
-	attemptedAt     time.Time // of the claim, by the server's clock
-	tier            int16     // of its lane
+	tier            int16  // of its lane
 	strategy        RetryStrategy
 	timeout         time.Duration
 	uncounted       int
 	expired         bool
 	unreadable      error         // why its row is not known in full; nil: it is
 	putOff          atomic.Bool   // its start was refused, and its row says so
-	timeBound       bool          // RetryUntil is set
-	timeLeft        time.Duration // until then, at the claim
+	timeBound       bool          // RetryUntil is set, or the worker's RetryFor
+	timeLeft        time.Duration // until the last retry, at the claim
 	deleteCompleted bool
 	tries           int // settles sent; the engine's
 
@@ -49,6 +48,8 @@ type run struct {
 	unwanted  atomic.Bool             // an operator has ended its job
 	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
 	txFailed  atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
+	goroutine string                  // that runs the handler; empty: not known
+	stack     atomic.Pointer[string]  // of that goroutine shortly before its time was up; nil: not taken
 	lateTx    *outcome                // the same, once that transaction was seen open after the run's end; the settler's
 }
 
@@ -64,19 +65,9 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
 		return true // handed back meanwhile
 	}
-	if r.expired {
+	if o := s.insteadOfARun(r); o != nil {
 		r.finish()
-		s.settler.settle(r.expiredOutcome())
-		return true
-	}
-	if r.unreadable != nil {
-		r.finish()
-		s.settler.settle(r.unreadableOutcome())
-		return true
-	}
-	if r.unwanted.Load() { // its row says so, and refuses this
-		r.finish()
-		s.settler.settle(r.handedBack())
+		s.settler.settle(o)
 		return true
 	}
 	if r.once() && !s.settler.noteStart(r) {
@@ -86,12 +77,16 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 		}
 		return true
 	}
-	r.startedAt = s.now()
 	r.lazy.parent = r.lease.ctx
 	if r.timeout < maxTimeout {
 		r.lazy.deadline = time.Now().Add(r.timeout)
 	}
 	r.ctx = &r.lazy
+	if !s.inFlight.start(r, &s.holds, s.now) { // since a moment
+		r.finish()
+		s.settler.settle(r.handedBack())
+		return true
+	}
 
 	var err error
 	returned := false
@@ -100,15 +95,20 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 			err = &panicError{exit: true, trace: stack()}
 		}
 		failpoint("ran")
-		if goOn = r.end(); goOn {
-			s.settler.settle(r.outcomeOf(err))
-			if !returned {
-				s.startWorker(r.queue)
-			}
+		defer r.cancel(nil)
+		if r.phase.Load() != phaseStarted { // it was given up
+			return
 		}
-		r.cancel(nil)
+		// This calls code of the application's: it belongs to the run and its timeout.
+		r.decided(func() *outcome { return r.outcomeOf(err) }, func(o *outcome, exited bool) {
+			if goOn = r.end(); goOn {
+				s.settler.settle(o)
+				if exited || !returned {
+					s.startWorker(r.queue)
+				}
+			}
+		})
 	}()
-	s.inFlight.add(r)
 	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
 		r.cancel(ErrCancelled)
 	}
@@ -116,6 +116,19 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 	err = r.call()
 	returned = true
 	return goOn
+}
+
+// insteadOfARun is the outcome of a job that is not to start; nil: it is.
+func (s *Supervisor) insteadOfARun(r *run) *outcome {
+	switch {
+	case r.expired:
+		return r.expiredOutcome()
+	case r.unreadable != nil:
+		return r.unreadableOutcome()
+	case r.unwanted.Load(), s.holds.Load().job(r.queue.Name, r.job.Kind): // of the unwanted the row says so, and refuses this
+		return r.handedBack()
+	}
+	return nil
 }
 
 // runContext is a handler's context, made when it is first looked at. A context with a timeout is half of what a short
@@ -192,24 +205,20 @@ func (r *run) cancel(cause error) {
 
 var errExpired = errors.New("drover: expired before a run")
 
-func (s *Supervisor) tellStarted(r *run) {
+func (s *shared) tellStarted(r *run) {
 	if !s.client.listens(r.ctx, eventStarted) {
 		return
 	}
 	s.client.emit(r.ctx, told{eventStarted, Event{
 		JobID: r.job.ID, Queue: r.job.Queue, Kind: r.job.Kind, Supervisor: r.owner, Attempt: r.job.Attempt,
 		MaxAttempts: r.job.MaxAttempts, Wait: r.late + r.startedAt.Sub(r.claimedAt),
+		Tags: r.job.Tags, Metadata: r.job.Metadata,
 	}})
 }
 
-// call runs the handler; a panic becomes an error.
+// call runs the handler inside its middleware; a panic becomes an error.
 func (r *run) call() (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &panicError{value: p, trace: stack()}
-		}
-	}()
-	return r.worker.handle(r.ctx, r.job)
+	return through(r.ctx, r.job, r.shared.client.around, r.worker.handle)
 }
 
 // end takes the run out of the running ones; only one of worker, watcher and drain can.
@@ -217,7 +226,7 @@ func (r *run) end() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
 	}
-	r.sup.inFlight.remove(r)
+	r.shared.inFlight.remove(r)
 	r.queue.ran(r.ran())
 	r.leave()
 	return true
@@ -231,16 +240,14 @@ func (r *run) finish() {
 
 // leave makes room for the next claim.
 func (r *run) leave() {
-	if r.queue.leave(r.tier) {
-		r.sup.claimer.wake() // other queues may have had room and nothing to do: its next poll may be far
-	}
+	r.queue.leave(r.tier)
 }
 
 func (r *run) ran() time.Duration {
 	if r.startedAt.IsZero() {
 		return 0
 	}
-	return r.sup.now().Sub(r.startedAt)
+	return r.shared.now().Sub(r.startedAt)
 }
 
 // cause is why the handler's context is over, nil while it is not.
@@ -257,9 +264,9 @@ func (r *run) interrupted() bool {
 	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
 }
 
-// outOfTime reports whether a retry in d would come after the job's RetryUntil.
+// outOfTime reports whether a retry in d would come after the job's RetryUntil, or its worker's RetryFor.
 func (r *run) outOfTime(d time.Duration) bool {
-	return r.timeBound && r.sup.now().Sub(r.claimedAt)+d > r.timeLeft
+	return r.timeBound && r.shared.now().Sub(r.claimedAt)+d > r.timeLeft
 }
 
 // How long after its timeout a handler may take to notice: as long again, within these bounds. On a busy machine an
@@ -278,15 +285,30 @@ func (r *run) deaf(now time.Time) bool {
 	return now.Sub(r.startedAt) > r.timeout+grace
 }
 
-// outcomeOf decides what becomes of the run; errors whose own methods panic do not get away with it.
-func (r *run) outcomeOf(err error) (o *outcome) {
+// decided passes on what becomes of the run. To find that out calls code of the application's, such as the methods of an
+// error, which does not get away with a panic or runtime.Goexit. The latter ends the goroutine after that: exited.
+func (r *run) decided(decide func() *outcome, pass func(o *outcome, exited bool)) {
+	var o *outcome
 	defer func() {
-		if p := recover(); p != nil {
-			o = &outcome{run: r, duration: r.ran()}
-			o.fail(errors.New("outcome could not be decided: panic: "+recoveredText(p)), worthRetry())
+		exited := false
+		if o == nil {
+			why := "runtime.Goexit"
+			if p := recover(); p != nil {
+				why = "panic: " + recoveredText(p)
+			} else {
+				exited = true
+			}
+			o = &outcome{run: r, duration: r.ran(), errorCase: &ErrorCase{Retry: DefaultRetry()}} // the job's own may be at fault
+			o.fail(errors.New("outcome could not be decided: "+why), worthRetry())
 			o.entry = r.errorEntry(o)
 		}
+		pass(o, exited)
 	}()
+	o = decide()
+}
+
+// outcomeOf decides what becomes of a run whose handler returned err.
+func (r *run) outcomeOf(err error) *outcome {
 	if err == nil && r.txFailed.Load() != nil && r.txOutcome.Load() == nil {
 		err = Retry(r.errNotCommitted()) // nil is no completion
 	}
@@ -329,7 +351,7 @@ func (r *run) handedBack() *outcome {
 func (r *run) abandonedOutcome() *outcome {
 	o := &outcome{run: r, duration: r.ran(), crashed: true}
 	o.fail(errTimeout, worthRetry())
-	if r.job.Crashes+1 >= r.sup.cfg.QuarantineAfter {
+	if r.job.Crashes+1 >= r.shared.cfg.QuarantineAfter {
 		o.discard(ReasonCrashed)
 		o.quarantined = true
 	}
@@ -341,6 +363,32 @@ func (r *run) abandonedOutcome() *outcome {
 type runSet struct {
 	mu   sync.Mutex
 	runs map[*run]struct{}
+}
+
+// start adds a run, unless its job is held, its lease is over (nobody waits for the word of such a process), or a stop has
+// cancelled what runs. The clock is read here, so that a process that was frozen until now finds out.
+func (s *runSet) start(r *run, held *atomic.Pointer[holds], now func() time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held.Load().job(r.queue.Name, r.job.Kind) {
+		return false
+	}
+	r.startedAt = now()
+	if r.lease.ctx.Err() != nil || r.lease.ended.Load() || !r.startedAt.Before(r.lease.until()) {
+		return false
+	}
+	if s.runs == nil {
+		s.runs = map[*run]struct{}{}
+	}
+	s.runs[r] = struct{}{}
+	return true
+}
+
+// hold replaces what is held between one start and the next.
+func (s *runSet) hold(held *atomic.Pointer[holds], h *holds) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held.Store(h)
 }
 
 func (s *runSet) add(runs ...*run) {
@@ -386,7 +434,7 @@ func (s *runSet) under(owner string) (runs []*run) {
 // of are the runs of one job.
 func (s *runSet) of(id string) (runs []*run) {
 	for _, r := range s.all() {
-		if r.job.ID == id {
+		if r.id == id {
 			runs = append(runs, r)
 		}
 	}
@@ -399,21 +447,21 @@ func (s *runSet) len() int {
 	return len(s.runs)
 }
 
-// claims are the jobs of runs, and when each was claimed.
-func claims(runs []*run) (ids []string, at []time.Time) {
-	ids, at = make([]string, len(runs)), make([]time.Time, len(runs))
+// fences are those of runs.
+func fences(runs []*run) []*fence {
+	all := make([]*fence, len(runs))
 	for i, r := range runs {
-		ids[i], at[i] = r.job.ID, r.attemptedAt
+		all[i] = &r.fence
 	}
-	return ids, at
+	return all
 }
 
 // newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.
-func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time.Time) *run {
-	w := s.workers[j.kind]
+func (c *claimer) newRun(j *claimedJob, q *queueState, l *lease, at, now time.Time) *run {
+	w := c.workers[j.kind]
 	r := &run{
-		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: at, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
-		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, s.cfg.CompletedRetention) == DeleteOnCompletion,
+		fence: fence{j.id, j.claimSeq, l.id, at}, shared: c.shared, settler: c.settler, worker: w, queue: q, lease: l, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
+		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, c.cfg.CompletedRetention) == DeleteOnCompletion,
 		space: Job{
 			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),
 			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.scheduledAt,
@@ -422,6 +470,9 @@ func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time
 	r.job, r.space.run = &r.space, r
 	if r.strategy == nil {
 		r.strategy = q.Retry
+	}
+	if w.opts.RetryFor > 0 { // of a job that has nothing more to say, the due time is that of its enqueue
+		r.timeBound, r.timeLeft = true, w.opts.RetryFor-max(r.late, 0)
 	}
 	if j.more != nil {
 		r.override(j.more)
@@ -441,25 +492,26 @@ func (r *run) override(more *moreOfJob) {
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
 	job.LastError, job.LastDelay = more.LastError, millis(more.LastDelayMS)
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
-	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
+	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
 	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.unreadable
+	if more.Period {
+		r.deleteCompleted = false // its row keeps others like it out; the pruner deletes it once its period is over
+	}
 	if more.TimeoutMS > 0 {
 		r.timeout = min(millis(more.TimeoutMS), maxTimeout)
+	}
+	if r.timeBound {
+		r.timeLeft = r.worker.opts.RetryFor - max(millis(more.AgeMS), 0)
 	}
 	if more.RetryLeftMS != nil {
 		r.timeBound, r.timeLeft = true, span(*more.RetryLeftMS, time.Millisecond)
 	}
 	if string(more.Retry) != "" && string(more.Retry) != "null" {
-		strategy, err := decodeStrategy(more.Retry, r.sup.strategies)
+		strategy, err := decodeStrategy(more.Retry, r.shared.strategies)
 		if err != nil {
-			r.sup.log.Warn("job's own retry strategy not known here, its worker's used", slog.Any("job", job), slog.String("error", err.Error()))
+			r.shared.log.Warn("this process does not know the job's own retry strategy; the worker's is used", slog.Any("job", job), slog.String("error", err.Error()))
 			return
 		}
 		r.strategy = strategy
 	}
-}
-
-// unstarted is a run this supervisor holds without having known of it.
-func (s *Supervisor) unstarted(j *heldJob, l *lease) *run {
-	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts}}
 }

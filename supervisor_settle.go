@@ -19,7 +19,7 @@ const (
 	maxWaiting  = maxComplete      // outcomes that wait while claims go on
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
-	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
+	lockedPause      = 100 * time.Millisecond // before an outcome whose row is locked is tried again
 	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 	retryPause       = 50 * time.Millisecond // after a failed round trip, doubled
@@ -29,7 +29,11 @@ const (
 // settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
 // batches grow under load. It goes on until everything claimed is settled, whatever fails meanwhile.
 type settler struct {
-	sup    *Supervisor
+	*shared
+	lookout  *lookout
+	redriver *redriver
+	alarm    *alarm
+
 	signal chan struct{} // something to do
 	idle   chan struct{} // closed once claiming has ended and all is settled
 	book   runSet        // claimed and not yet settled
@@ -43,7 +47,7 @@ type settler struct {
 
 	// The rest is the settler goroutine's own.
 	link    link
-	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
+	locked  []*outcome // their rows were locked, or refused them: to be tried again
 	worked  time.Time  // when an outcome was last recorded
 	passed  []string   // jobs whose outcomes were refused, and are recorded now
 	trouble trouble
@@ -52,12 +56,14 @@ type settler struct {
 	slots   trouble // of retry budgets
 }
 
-func newSettler(s *Supervisor) *settler {
+func newSettler(s *shared, k *lookout, r *redriver, a *alarm) *settler {
 	e := &settler{
-		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: link{store: s.client.store},
-		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
+		shared: s, lookout: k, redriver: r, alarm: a, signal: make(chan struct{}, 1), idle: make(chan struct{}),
+		link:   link{store: s.client.store, again: k.audit.reconnected},
+		noting: newTrouble(s, "jobs with a single attempt do not start", nil),
+		slots:  newTrouble(s, "retries wait for their budgets", nil),
 	}
-	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
+	e.trouble = newTrouble(s, "outcomes wait in memory", &e.link)
 	return e
 }
 
@@ -67,6 +73,13 @@ func (e *settler) settle(o *outcome) {
 	e.outcomes = append(e.outcomes, o)
 	e.mu.Unlock()
 	e.poke()
+}
+
+// handBack returns jobs that have not started.
+func (e *settler) handBack(runs []*run) {
+	for _, r := range runs {
+		e.settle(r.handedBack())
+	}
 }
 
 // connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
@@ -92,7 +105,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
-		now := e.sup.now()
+		now := e.now()
 		if e.noteStarts(ctx, now) {
 			continue
 		}
@@ -125,6 +138,10 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	}
 }
 
+// known are the runs that are claimed and not yet settled, those whose outcomes the database refuses included. A run moves
+// from the book to these, never back, so that none is missed in between.
+func (e *settler) known() []*run { return slices.Concat(e.book.all(), e.apart.all()) }
+
 // behind reports whether so many outcomes wait that nothing more should be claimed. Handlers that take next to no time
 // would have a process claim far more than it can settle: jobs that run again if it dies, and rows that are in the way of
 // other processes' claims.
@@ -141,7 +158,7 @@ func (e *settler) take(now time.Time) (out []*outcome) {
 	if len(e.outcomes) > maxWaiting {
 		defer func() {
 			if len(e.outcomes) <= maxWaiting {
-				e.sup.claimer.wake()
+				e.lookout.wake()
 			}
 		}()
 	}
@@ -176,12 +193,12 @@ func (e *settler) putBack(out []*outcome) {
 
 // trip is one round trip of settles.
 func (e *settler) trip(base context.Context, out []*outcome) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.cfg.Lease/2))
 	defer cancel()
 	conn, err := e.link.get(ctx)
 	if err != nil {
 		e.putBack(out)
-		e.trouble.failed(base, e.sup, "settling", err)
+		e.trouble.failed(base, "settling", err)
 		return
 	}
 	e.answer(ctx, conn)
@@ -189,10 +206,9 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		return
 	}
 	out = e.oncePerJob(out)
-	var p pipeline
-	s := e.settleAll(&p, out, 0)
-	if len(p.reads) > 0 {
-		if err = p.send(ctx, conn); err == nil {
+	s := settleAll(out, 0)
+	if !s.committed {
+		if err = e.client.store.settle(ctx, conn, &s.settles); err == nil {
 			failpoint("settled")
 		}
 	}
@@ -206,15 +222,15 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	}
 	err, e.blind = cmp.Or(err, e.blind), nil
 	if err != nil {
-		e.trouble.failed(base, e.sup, "settling", err)
+		e.trouble.failed(base, "settling", err)
 		return
 	}
-	e.trouble.over(base, e.sup)
+	e.trouble.over(base)
 	if len(e.passed) > 0 {
 		ids := e.passed
 		e.passed = nil
 		if conn, err = e.link.get(ctx); err == nil {
-			err = e.sup.client.store.passed(ctx, conn, pathSettle, ids)
+			err = e.client.store.passed(ctx, conn, pathSettle, ids)
 		}
 		if err != nil {
 			e.passed = ids // with the next round trip
@@ -230,8 +246,8 @@ func (e *settler) oncePerJob(out []*outcome) []*outcome {
 		if o.completes() {
 			return false
 		}
-		twice := seen[o.run.job.ID]
-		if seen[o.run.job.ID] = true; twice {
+		twice := seen[o.run.id]
+		if seen[o.run.id] = true; twice {
 			e.later(o, 0)
 		}
 		return twice
@@ -244,17 +260,10 @@ func (e *settler) asked() bool {
 	return len(e.asks)+len(e.inquiries) > 0
 }
 
-// settling is what came of a round trip's settles.
+// settling is a round trip's settles, and the outcomes that each completion stands for.
 type settling struct {
-	committed bool
-	counts    []completion
-	others    map[string]State // what sqlSettle made of the ids that it ended
-}
-
-// completion is one complete statement: all runs of one owner and fence.
-type completion struct {
-	outcomes []*outcome
-	n        int64
+	settles
+	completed [][]*outcome
 }
 
 type fenceGroup struct {
@@ -263,10 +272,10 @@ type fenceGroup struct {
 	del   bool
 }
 
-// settleAll queues the settles in one transaction: a statement for each fence among the completed runs (nearly
-// always one), and one for each owner among the others.
-func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *settling {
-	s := &settling{others: map[string]State{}}
+// settleAll puts the settles into one transaction: a statement for each owner and claim_seq among the completed runs
+// (nearly always one), and one for each owner among the others. If there is nothing to send, they count as committed.
+func settleAll(out []*outcome, bound time.Duration) *settling {
+	s := &settling{settles: settles{bound: bound, became: map[string]State{}}}
 	complete := map[fenceGroup][]*outcome{}
 	others := map[string][]*outcome{}
 	for _, o := range out {
@@ -285,30 +294,18 @@ func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *s
 		s.committed = true
 		return s
 	}
-	p.begin()
-	if len(others) == 0 {
-		p.exec(nil, sqlOnePlan)
-	} else {
-		p.exec(nil, sqlSettlePlan)
-	}
-	if bound > 0 {
-		p.bound(bound)
-	}
-	s.counts = make([]completion, 0, len(complete))
 	for key, group := range complete {
-		runs := make([]*run, len(group))
+		fences := make([]*fence, len(group))
 		for i, o := range group {
-			runs[i] = o.run
+			fences[i] = &o.run.fence
 		}
-		slices.SortFunc(runs, func(a, b *run) int { return strings.Compare(a.job.ID, b.job.ID) })
-		s.counts = append(s.counts, completion{outcomes: group})
-		p.complete(&s.counts[len(s.counts)-1].n, runs, key.del)
+		slices.SortFunc(fences, func(a, b *fence) int { return strings.Compare(a.id, b.id) })
+		s.completions, s.completed = append(s.completions, completion{fences: fences, del: key.del}), append(s.completed, group)
 	}
+	s.changes = make(map[string][]change, len(others))
 	for owner, group := range others {
-		p.settle(s.others, owner, group)
+		s.changes[owner] = changes(group)
 	}
-	p.commit()
-	p.call(func() { s.committed = true })
 	return s
 }
 
@@ -325,11 +322,11 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 		return
 	}
 	var unsure []*outcome
-	for _, c := range s.counts {
-		if int(c.n) == len(c.outcomes) {
-			e.done(c.outcomes...)
+	for i, outcomes := range s.completed {
+		if int(s.completions[i].n) == len(outcomes) {
+			e.done(outcomes...)
 		} else {
-			unsure = append(unsure, c.outcomes...)
+			unsure = append(unsure, outcomes...)
 		}
 	}
 	for _, o := range out {
@@ -337,8 +334,8 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 		case o.run.txOutcome.Load() != nil:
 			unsure = append(unsure, o)
 		case o.completes():
-		case s.others[o.run.job.ID] != "":
-			o.became(s.others[o.run.job.ID])
+		case s.became[o.run.id] != "":
+			o.became(s.became[o.run.id])
 			e.done(o)
 		default:
 			unsure = append(unsure, o)
@@ -392,16 +389,15 @@ func (e *settler) pickApart(base context.Context, out []*outcome) error {
 
 // settlePart is a round trip of a walk: the server ends its statements early, so that one row costs little.
 func (e *settler) settlePart(base context.Context, part []*outcome) error {
-	ctx, cancel := e.sup.tripContext(base)
+	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
-	var p pipeline
-	s := e.settleAll(&p, part, e.sup.walkBound())
-	if len(p.reads) > 0 {
-		err = p.send(ctx, conn)
+	s := settleAll(part, e.walkBound())
+	if !s.committed {
+		err = e.client.store.settle(ctx, conn, &s.settles)
 	}
 	if err != nil && !s.committed {
 		if notApplied(err) {
@@ -424,11 +420,11 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	e.apart.add(r) // first: the audit reads the book, and then these
 	e.book.remove(r)
 	if o.refusals++; o.refusals == 1 {
-		o.refusedAt = e.sup.now()
+		o.refusedAt = e.now()
 	}
 	became := ""
 	if o.refusals >= settleTries && !timedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
-		ctx, cancel := e.sup.tripContext(base)
+		ctx, cancel := e.tripContext(base)
 		defer cancel()
 		conn, err := e.link.get(ctx)
 		if err != nil {
@@ -436,13 +432,13 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 			return err
 		}
 		// The first refusal is only noted in set_aside, for people to see.
-		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
-		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
+		g := &givenUp{path: pathSettle, owner: r.owner, id: r.id, seq: r.claimSeq, why: why, aside: o.refusals == 1}
+		if became, err = e.client.store.giveUp(ctx, conn, g, e.walkBound()); err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
 		if became != "" {
-			e.sup.tellRefused(base, pathSettle, r.job, became, why)
+			e.tellRefused(base, pathSettle, r.job, became, why)
 		}
 		switch became {
 		case setAside:
@@ -457,13 +453,13 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 }
 
 // look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
-// transaction, ended by an operator, held by someone, or not ours any more.
+// transaction, ended by an operator, locked by somebody, or not ours any more.
 func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 	ids := make([]string, len(unsure))
 	for i, o := range unsure {
-		ids[i] = o.run.job.ID
+		ids[i] = o.run.id
 	}
-	seen, alive, err := e.lookAt(ctx, conn, ids)
+	seen, alive, err := e.client.store.lookAt(ctx, conn, ids)
 	if err != nil {
 		unsent(unsure...)
 		e.putBack(unsure)
@@ -473,64 +469,57 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 	for _, o := range unsure {
 		if l := o.run.lease; !alive[l.id] && !l.ended.Load() {
 			l.lose() // control will hear of it
-			e.sup.control.interrupt()
+			e.alarm.interrupt()
 		}
-		row, exists := seen[o.run.job.ID]
+		row, exists := seen[o.run.id]
 		switch o.found(row, exists) {
 		case foundSettled:
-			if row.lastClaimedBy(o.run) {
+			if row.lastClaimedBy(&o.run.fence) {
 				o.became(row.state)
 			}
 			e.done(o)
 		case foundInTx:
 			if o.err != nil {
-				e.sup.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
+				e.log.WarnContext(ctx, "handler failed after its transaction had settled the job; that outcome stands",
 					slog.Any("job", o.run.job), slog.String("error", o.text))
 			}
 			e.done(o.inTx())
 		case foundNotCommitted:
 			unsent(o)
-			e.putBack([]*outcome{o.notCommitted()})
-		case foundHeld:
+			decided := make(chan struct{})
+			go func() { // for a strategy of the application's may end its goroutine
+				defer close(decided)
+				o.run.decided(o.notCommitted, func(o *outcome, _ bool) { e.putBack([]*outcome{o}) })
+			}()
+			<-decided
+		case foundLocked:
 			unsent(o)
 			e.later(o, lockedPause)
 		case foundEnded:
 			e.done(o.ended(row))
 		case foundStale:
 			e.gone(o)
-			e.sup.reporter.tell(o.tell(eventStaleSettle))
+			e.reporter.tell(o.tell(eventStaleSettle))
 			if exists && !o.run.lease.ended.Load() {
-				e.sup.goneBack() // for nobody may take it while we have the lease
+				e.lookout.goneBack() // for nobody may take it while we have the lease
 			}
 		}
 	}
 }
 
-// lookAt reads what has become of jobs, and then which supervisors have their lease.
-func (e *settler) lookAt(ctx context.Context, conn *pgx.Conn, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
-	seen, alive = map[string]seenJob{}, map[string]bool{}
-	var p pipeline
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.look(ids, seen)
-	p.alive(alive)
-	p.commit()
-	return seen, alive, p.send(ctx, conn)
-}
-
 // later tries an outcome again after a pause.
 func (e *settler) later(o *outcome, pause time.Duration) {
-	o.notBefore = e.sup.now().Add(pause)
+	o.notBefore = e.now().Add(pause)
 	e.locked = append(e.locked, o)
 }
 
 // gone forgets a run whose end is recorded, or is not ours to record.
 func (e *settler) gone(o *outcome) {
-	e.worked = e.sup.now()
+	e.worked = e.now()
 	e.book.remove(o.run)
 	if o.refusals > 0 {
 		e.apart.remove(o.run)
-		e.passed = append(e.passed, o.run.job.ID)
+		e.passed = append(e.passed, o.run.id)
 	}
 }
 
@@ -538,15 +527,15 @@ func (e *settler) gone(o *outcome) {
 func (e *settler) done(outcomes ...*outcome) {
 	for _, o := range outcomes {
 		e.gone(o)
-		e.sup.redriver.ended(o.run.job)
+		e.redriver.ended(o.run.job)
 		if o.state == Retryable || o.state == Scheduled {
-			e.sup.claimer.noteDue(o.due(e.sup.now()))
+			e.lookout.noteDue(o.due(e.now()))
 		}
-		if o.quarantined || e.sup.client.listens(o.run.lease.ctx, o.event) {
-			e.sup.reporter.tell(o.tellAll()...)
+		if o.quarantined || e.client.listens(o.run.lease.ctx, o.event) {
+			e.reporter.tell(o.tellAll()...)
 		}
 	}
-	if e.sup.solo.Load() != nil {
-		e.sup.claimer.poke() // it waits for the last to be settled
+	if e.lookout.solo.Load() != nil {
+		e.lookout.poke() // it waits for the last to be settled
 	}
 }

@@ -2,7 +2,6 @@ package drover
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 )
@@ -40,7 +39,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	e.starts = nil
 	e.mu.Unlock()
 	if len(starts) == 0 {
-		e.noting.over(base, e.sup) // nobody waits any more
+		e.noting.over(base) // nobody waits any more
 		return false
 	}
 	noted := map[string]time.Time{}
@@ -63,12 +62,12 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 		e.mu.Lock()
 		e.starts = append(starts, e.starts...)
 		e.mu.Unlock()
-		e.noting.failed(base, e.sup, "noting starts", err)
+		e.noting.failed(base, "noting starts", err)
 		return true
 	}
-	e.noting.over(base, e.sup)
+	e.noting.over(base)
 	for _, s := range starts {
-		at, found := noted[s.run.job.ID]
+		at, found := noted[s.run.id]
 		s.noted <- found && at.Equal(s.run.attemptedAt)
 	}
 	return true
@@ -76,48 +75,39 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 
 // notePart is one round trip that notes some starts.
 func (e *settler) notePart(base context.Context, part []*start, noted map[string]time.Time) error {
-	ctx, cancel := e.sup.tripContext(base)
+	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
-	byOwner := map[string][]*run{}
+	byOwner := map[string][]*fence{}
 	for _, s := range part {
-		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
+		byOwner[s.run.owner] = append(byOwner[s.run.owner], &s.run.fence)
 	}
-	var p pipeline
-	read := map[string]time.Time{} // not noted before the commit, which the database may refuse
-	p.begin()
-	p.bound(e.sup.cfg.Lease / 12)
-	for owner, runs := range byOwner {
-		p.start(read, owner, runs)
-	}
-	p.commit()
-	p.call(func() { maps.Copy(noted, read) })
-	return p.send(ctx, conn)
+	return e.client.store.start(ctx, conn, byOwner, e.cfg.Lease/12, noted)
 }
 
 // startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
 func (e *settler) startRefused(base context.Context, r *run, why error, aside bool) error {
-	ctx, cancel := e.sup.tripContext(base)
+	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
-	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !lasting(why), aside: aside}
-	became, err := e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound())
+	g := &givenUp{path: pathClaim, owner: r.owner, id: r.id, seq: r.claimSeq, why: why, later: !lasting(why), aside: aside}
+	became, err := e.client.store.giveUp(ctx, conn, g, e.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
 	if became == setAside {
-		e.sup.claimer.refused.reread.Store(true)
+		e.lookout.reread.Store(true)
 	} else {
 		r.putOff.Store(true)
 		e.book.remove(r)
 	}
-	e.sup.tellRefused(base, pathClaim, r.job, became, why)
+	e.tellRefused(base, pathClaim, r.job, became, why)
 	return nil
 }

@@ -20,15 +20,8 @@ import (
 func TestRunWaitsForAServer(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address, cc := nobody.Addr().String(), db.Config().ConnConfig
+	address, cc := "127.0.0.1:1", db.Config().ConnConfig // nobody's; one that was free a moment ago may be another test's by now
 	server := net.JoinHostPort(cc.Host, strconv.Itoa(int(cc.Port)))
-	if err := nobody.Close(); err != nil {
-		t.Fatal(err)
-	}
 	var name atomic.Pointer[string]
 	name.Store(&address)
 	var book logbook
@@ -73,7 +66,7 @@ func TestRunEndsForWhatStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sup, err := db.via(t, Config{}, c.edit).client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			sup, err := db.via(t, Config{}, c.edit).client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -132,7 +125,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 	for _, stops := range []bool{false, true} {
 		db := newQuietDB(t)
 		cut, wire := db.cutting(t, Config{})
-		sup, err := cut.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+		sup, err := cut.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,12 +166,12 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them
 		db.exec(t, `update drover_supervisors set queues = `+queues+` where id = $1`, id)
 		db.exec(t, `delete from drover_sleepers`)
-		s.changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
+		s.queues.changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
 		s.beat(t)
 		if value[bool](t, db, `select queues = '{default,late}' from drover_supervisors where id = $1`, id) {
 			t.Error("it was overwritten under somebody who was at it")
 		}
-		s.changing.Unlock()
+		s.queues.changing.Unlock()
 		s.beat(t)
 		if !value[bool](t, db, `select queues = '{default,late}' and slots ? 'late' and not slots ? 'gone' from drover_supervisors where id = $1`, id) {
 			t.Errorf("the row says %s", value[string](t, db, `select queues::text || slots from drover_supervisors where id = $1`, id))
@@ -202,7 +195,7 @@ func TestACancelWithoutListenIsHeard(t *testing.T) {
 	})})
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, started)
-	if _, err := db.client.Cancel(t.Context(), id, "nobody wants it"); err != nil {
+	if _, err := db.client.Cancel(t.Context(), id, By{Why: "nobody wants it"}); err != nil {
 		t.Fatal(err)
 	}
 	if cause := receive(t, over); !errors.Is(cause, ErrCancelled) {
@@ -261,7 +254,7 @@ func TestAStopTakesWhatIsPromised(t *testing.T) {
 	select {
 	case err := <-sup.done:
 		close(sup.done)
-		if took := time.Since(began); err != nil || took > endPart+2*time.Second {
+		if took := time.Since(began); err != nil || took > endPart+6*time.Second { // on a machine that gives it none for a while
 			t.Errorf("Run returned %v after %v", err, took)
 		}
 	case <-time.After(time.Minute):
@@ -274,16 +267,21 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	conn := dialed(t, db)
+	pooled, err := db.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pooled.Release()
 	ways := map[string]func(tx Tx) error{
 		"EnqueueTx": func(tx Tx) error { _, err := db.client.EnqueueTx(t.Context(), tx, job{1}, nil); return err },
 		"EnqueueManyTx": func(tx Tx) error {
-			_, err := db.client.EnqueueManyTx(t.Context(), tx, []Batch{{Args: job{1}}})
+			_, err := db.client.EnqueueManyTx(t.Context(), tx, []EnqueueItem{{Args: job{1}}})
 			return err
 		},
 	}
 	for name, way := range ways {
 		for what, tx := range map[string]Tx{
-			"a connection outside": conn, "one embedded": struct{ *pgx.Conn }{conn}, "SQLTx(nil)": SQLTx(nil), "no connection": (*pgx.Conn)(nil), "nil": nil,
+			"a pool": db.Pool, "a pool embedded": db, "a pool's connection embedded": struct{ *pgxpool.Conn }{pooled}, "a connection outside": conn, "one embedded": struct{ *pgx.Conn }{conn}, "SQLTx(nil)": SQLTx(nil), "no connection": (*pgx.Conn)(nil), "nil": nil,
 		} {
 			var invalid *InvalidError
 			if err := way(tx); !errors.As(err, &invalid) || invalid.Field != "tx" {

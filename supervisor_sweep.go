@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// sweepEvery is the turn of one supervisor to look behind everybody's floors.
+// sweepEvery is how many seconds of the server's clock belong to one supervisor, to look behind everybody's floors.
 const sweepEvery = 15
 
-// sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
+// sweep is the full sweep: one supervisor at a time, as the server's clock and the sorted ids decide,
 // and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
 // jobs whose owner nobody speaks for.
 func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
@@ -25,42 +25,42 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 		}
 	}
 	slices.Sort(alive)
-	// Any turn since the last look: where beats are further apart than turns, one that looked at this turn alone
+	// Any period since the last look: where beats are further apart than periods, one that looked at this period alone
 	// could miss its own every time.
-	turn, n, mine := int64(reply.clock)/sweepEvery, int64(len(alive)), false
-	if c.sweeps == 0 || c.sweeps > turn { // the first look, or the server's clock has gone back
-		c.sweeps = turn - 1
+	period, n, mine := int64(reply.clock)/sweepEvery, int64(len(alive)), false
+	if c.sweeps == 0 || c.sweeps > period { // the first look, or the server's clock has gone back
+		c.sweeps = period - 1
 	}
-	for t := max(c.sweeps+1, turn-n+1); t <= turn; t++ {
+	for t := max(c.sweeps+1, period-n+1); t <= period; t++ {
 		mine = mine || alive[t%n] == l.id
 	}
-	started := c.sup.now()
-	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
-	first := started.Before(c.floorsBy) && c.sup.claimer.floors.none()
+	started := c.now()
+	// A sweep during the first claim, an expensive one, would keep that claim from moving floors: see hold.
+	first := started.Before(c.floorsBy) && c.lookout.floors.none()
 	if !mine || first || started.Before(c.sweepAt) {
 		if !mine {
-			c.sweeps = turn
+			c.sweeps = period
 		}
 		return nil
 	}
-	c.sweeps = turn
-	defer func() { c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started)) }() // also of one that failed
-	c.sup.claimer.audit.want(started)
-	c.sup.claimer.floors.hold()
+	c.sweeps = period
+	defer func() { c.sweepAt = c.now().Add(9 * c.now().Sub(started)) }() // also of one that failed
+	c.lookout.audit.want(started)
+	c.lookout.floors.hold()
 	peopled, err := c.lookBehind(ctx, conn)
 	// Nobody else rescues jobs whose owner has no row in supervisors.
 	switch {
 	case c.orphans != nil && !c.orphans.ended():
 	case !started.Before(c.allBy):
 		c.allBy = started.Add(allOrphansEvery)
-		c.orphans = newHunt("", c.sup.queueNames(), true)
+		c.orphans = newHunt("", c.queues.names(), true)
 	default:
 		c.orphans = newHunt("", nil, false)
 		c.orphans.lanes = peopled
 	}
 	err = errors.Join(err, c.orphaned(ctx, conn, c.orphans))
 	if c.orphans.all && c.orphans.ended() {
-		err = errors.Join(err, c.sup.client.store.forgive(ctx, conn, c.bound()))
+		err = errors.Join(err, c.client.store.forgive(ctx, conn, c.bound()))
 		c.orphans = nil
 	}
 	return err
@@ -71,7 +71,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 const allOrphansEvery = time.Hour
 
 // sweepOrder is where the next full sweep begins. Without it, one lane that takes too long would keep the same lanes
-// from being swept in every turn.
+// from being swept every time.
 type sweepOrder struct {
 	single bool // lane by lane
 	first  int
@@ -79,10 +79,11 @@ type sweepOrder struct {
 
 // lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
 func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []huntLane, err error) {
-	req := c.sup.claimer.allLanes()
-	lanes := make([]sweepLane, len(req.lanes))
-	for i, g := range req.laneGroup {
-		lanes[i] = sweepLane{laneKey{req.queues[req.groupQueue[g-1]-1], req.lanes[i]}, floor{req.floorAt[i], req.floorID[i]}}
+	var lanes []sweepLane
+	for _, q := range c.queues.states() {
+		for key := range lanesOf(q.Name) {
+			lanes = append(lanes, sweepLane{key, c.lookout.floors.get(key)})
+		}
 	}
 	size := len(lanes)
 	if c.behind.single {
@@ -92,22 +93,22 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 	lowered := false
 	defer func() {
 		if lowered {
-			c.sup.claimer.wake()
+			c.lookout.wake()
 		}
 	}()
 	const leastLook = 10 * time.Millisecond
-	end := time.Now().Add(c.sup.cfg.Lease / 4)
+	end := time.Now().Add(c.cfg.Lease / 4)
 	look := func(part []sweepLane) error {
 		bound := time.Until(end)
 		if bound < leastLook {
 			return errNoTime
 		}
-		behind, found, err := c.sup.client.store.sweep(ctx, conn, part, req.kinds, bound)
+		behind, found, err := c.client.store.sweep(ctx, conn, part, c.openKinds(), bound)
 		if timedOut(err) {
 			return fmt.Errorf("%w (%s)", errNoTime, err.Error()) // half of the lanes would take as long
 		}
 		for _, found := range behind {
-			c.sup.claimer.floors.lower(found.lane, found.at)
+			c.lookout.floors.lower(found.lane, found.at)
 			lowered = true
 		}
 		peopled = append(peopled, found...)
@@ -120,8 +121,8 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 		}
 		c.behind.first++
 		err := isolate(part, look, func(lane sweepLane, err error) error {
-			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.key), c.sup.now()) {
-				c.sup.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
+			if c.quiet.may(fmt.Sprint("sweep ", lane.key), c.now()) {
+				c.log.ErrorContext(ctx, "full sweep cannot read part of a queue; jobs that were committed late may wait there",
 					slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", err.Error()))
 			}
 			return nil

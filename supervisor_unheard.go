@@ -15,6 +15,9 @@ import (
 // same, but six times a lease is too late for a person who has cancelled a job.
 const askEvery = time.Second
 
+// cancelsTogether is how long control waits for more after it has heard that a job is cancelled, to ask for all at once.
+const cancelsTogether = 5 * time.Millisecond
+
 // hears reports whether notifications come: as far as the server says, which has taken LISTEN.
 func (c *control) hears() bool {
 	return c.listening != nil && c.listening == c.link.conn && !c.listening.IsClosed()
@@ -23,7 +26,10 @@ func (c *control) hears() bool {
 // askAt is when to ask for runs that are over, or the next heartbeat if that is due before.
 func (c *control) askAt(next time.Time) time.Time {
 	if at := c.asked.Add(askEvery); !c.hears() && at.Before(next) {
-		return at
+		next = at
+	}
+	if at := c.limits.next; !at.IsZero() && at.Before(next) {
+		next = at
 	}
 	return next
 }
@@ -31,24 +37,53 @@ func (c *control) askAt(next time.Time) time.Time {
 // askUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
 // what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
 func (c *control) askUnheard(ctx context.Context) {
-	now, conn := c.sup.now(), c.link.conn
+	now, conn := c.now(), c.link.conn
 	if ctx.Err() != nil || c.hears() || now.Before(c.asked.Add(askEvery)) {
 		return
 	}
 	c.asked = now
-	l := c.sup.lease.Load()
-	running := c.sup.inFlight.under(l.id)
+	l := c.lease.Load()
+	running := c.inFlight.under(l.id)
 	if len(running) == 0 || conn == nil || conn.IsClosed() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/6)
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/6)
 	defer cancel()
-	gone, err := c.sup.client.store.gone(ctx, conn, l.id, running, c.bound())
+	gone, err := c.client.store.gone(ctx, conn, l.id, fences(running), c.bound())
 	if err == nil {
 		c.tellGone(running, beatReply{gone: gone})
 	}
-	if took := c.sup.now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
+	if took := c.now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
 		c.asked = now.Add(20*took - askEvery)
+	}
+}
+
+// askCancelled ends the runs that a notification called cancelled, if their rows agree: any role of the database can send
+// one. An error is the next heartbeat's to log, which finds the same.
+func (c *control) askCancelled(ctx context.Context) {
+	var runs []*run
+	for _, id := range c.cancels {
+		runs = append(runs, c.settler.book.of(id)...)
+	}
+	c.cancels = nil
+	conn := c.link.conn
+	if len(runs) == 0 || conn == nil || conn.IsClosed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/6)
+	defer cancel()
+	gone, err := c.client.store.gone(ctx, conn, c.lease.Load().id, fences(runs), c.bound())
+	if err != nil {
+		c.alarm.interrupt()
+		return
+	}
+	for _, r := range runs {
+		if gone[&r.fence] { // an operator has ended it
+			r.unwanted.Store(true)
+			if c.inFlight.has(r) && r.txOutcome.Load() == nil {
+				r.cancel(ErrCancelled)
+			}
+		}
 	}
 }
 
@@ -56,19 +91,19 @@ func (c *control) askUnheard(ctx context.Context) {
 // the lease that they know, which may be over by the time: a fresh one is registered with the queues of before.
 func (c *control) serveAgain(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
 	i := slices.IndexFunc(reply.peers, func(p peer) bool { return p.id == l.id })
-	if i < 0 || slices.Equal(reply.peers[i].queues, c.sup.queueNames()) {
+	if i < 0 || slices.Equal(reply.peers[i].queues, c.queues.names()) {
 		return nil
 	}
-	if !c.sup.changing.TryLock() {
+	if !c.queues.changing.TryLock() {
 		return nil // by somebody who is at it; the next heartbeat sees what came of it
 	}
-	defer c.sup.changing.Unlock()
-	reg := c.sup.registration(l.id, c.sup.queueStates())
-	if err := c.sup.client.store.serveOn(ctx, conn, l.id, reg); err != nil {
+	defer c.queues.changing.Unlock()
+	reg := c.registration(l.id, c.queues.states())
+	if err := c.client.store.serveOn(ctx, conn, l.id, reg); err != nil {
 		return err
 	}
-	c.sup.knowBudgets(reg.scopes)
-	c.sup.claimer.sayAnew()
-	c.sup.claimer.wake()
+	c.knowBudgets(reg.scopes)
+	c.lookout.sayAnew()
+	c.lookout.wake()
 	return nil
 }

@@ -6,44 +6,25 @@ import (
 	"time"
 )
 
-// wake makes the claimer look for jobs at once.
-func (c *claimer) wake() {
-	c.mu.Lock()
-	c.poked = true
-	c.mu.Unlock()
-	c.poke()
-}
-
-// sayAnew makes the next claim write sleepers: rows were added, or a write's reply was lost.
-func (c *claimer) sayAnew() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.anew = true
-}
-
-func (c *claimer) poke() {
-	select {
-	case c.signal <- struct{}{}:
-	default:
-	}
-}
-
 // rest is how long there is nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
-	if c.sup.lease.Load().ended.Load() {
+	if c.lease.Load().ended.Load() {
 		return retryPause // until control has a lease again
 	}
 	switch {
-	case !c.wantsRoom:
+	case c.sleep.fullAt.IsZero():
 		rest = c.lookAt().Sub(now)
 	case !c.saysFull():
-		rest = sleepAfter - c.fullFor(now)
+		rest = c.sleep.fullAt.Add(sleepAfter).Sub(now)
 	}
-	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
+	if at := c.bell.next(); !at.IsZero() {
+		rest = min(rest, at.Sub(now))
+	}
+	if order := c.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
 		rest = min(rest, order.idleBy.Sub(now))
 	}
-	for _, q := range c.sup.queueStates() {
+	for _, q := range c.queues.states() {
 		if q.buffer.len() > 0 {
 			rest = min(rest, bufferPatience/4)
 		}
@@ -59,86 +40,99 @@ func (c *claimer) rest(now time.Time) time.Duration {
 func (c *claimer) lookAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	at := c.next
 	if !c.due.IsZero() && c.due.Before(c.next) {
-		return c.due
+		at = c.due
 	}
-	return c.next
+	if soon := c.bell.next(); !soon.IsZero() && soon.Before(at) {
+		at = soon
+	}
+	return at
 }
 
-// fullFor is how long no slot has been free.
-func (c *claimer) fullFor(now time.Time) time.Duration {
-	if !c.wantsRoom || c.fullAt.IsZero() {
-		return 0
+// mustSayFull reports whether it is time to say in sleepers that there is no room: after a while, or at once if a job
+// waits that was announced to this supervisor.
+func (c *claimer) mustSayFull(now time.Time) bool {
+	if c.sleep.fullAt.IsZero() {
+		return false
 	}
-	return now.Sub(c.fullAt)
+	return now.Sub(c.sleep.fullAt) >= sleepAfter && !c.saysFull() || !c.cfg.DisableNotify && c.bell.ringing(now)
 }
 
 // saysFull reports whether sleepers says of all queues that there is no room, or need not say it.
 func (c *claimer) saysFull() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sup.cfg.DisableNotify || c.asleep && !c.anew && slices.Equal(c.full, c.sup.queueNames())
+	return c.cfg.DisableNotify || c.sleep.asleep && !c.anew && slices.Equal(c.sleep.full, c.queues.names())
 }
 
-// sleepFull says in sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
-// nobody would notify those that have a free slot. The first claim when there is room says the contrary.
+// sleepFull writes to drover_sleepers that this supervisor takes no jobs, for now or for good. Otherwise it would count as
+// awake, and enqueues would not notify supervisors that have a free slot. The first claim with room reverts that.
 func (c *claimer) sleepFull(base context.Context) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, c.tripBound())
 	defer cancel()
-	all := c.sup.queueNames()
-	c.mu.Lock()
-	c.anew = false
-	c.mu.Unlock()
+	now, all := c.now(), c.queues.names()
+	rung := c.bell.take(now)
+	c.sayOnce()
+	row := &sleepRow{id: c.lease.Load().id, asleep: true, full: all, pass: c.sleep.pass(all, rung)}
 	conn, err := c.link.get(ctx)
 	if err == nil {
-		var p pipeline
-		p.begin()
-		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
-		p.commit()
-		err = p.send(ctx, conn)
+		err = c.client.store.sleep(ctx, conn, row)
+	}
+	if row.said {
+		c.said(row, rung, now)
 	}
 	if err != nil {
+		for queue, n := range rung {
+			c.bell.ring(queue, n)
+		}
 		c.sayAnew()
-		c.trouble.failed(base, c.sup, "falling asleep", err)
+		c.trouble.failed(base, "falling asleep", err)
 		return
 	}
-	c.trouble.over(base, c.sup)
-	c.says(true, time.Time{}, all)
+	c.trouble.over(base)
 }
 
-// says notes what sleepers says by now.
-func (c *claimer) says(asleep bool, until time.Time, full []string) {
-	c.asleep, c.until, c.full = asleep, until, full
-	if asleep {
-		c.sleeping.Store(int64(len(c.sup.queueNames())))
-	} else {
-		c.sleeping.Store(0)
+// say decides what sleepers is to say with this claim, nil: nothing new.
+func (c *claimer) say(claim *claim, now time.Time) *sleepRow {
+	if anew := c.sayOnce(); !c.cfg.DisableNotify {
+		return c.sleep.say(claim, anew, now)
 	}
+	return nil
+}
+
+// said notes what was written, which other supervisors it has woken, and of how many queues the tables should say it.
+func (c *claimer) said(row *sleepRow, rung map[string]int, now time.Time) {
+	answered(rung, row.pass)
+	c.sleep.wrote(row, now)
+	n := 0
+	if row.asleep {
+		n = len(c.queues.names())
+	}
+	c.sleeping.Store(int64(n))
 }
 
 // setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
 // doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
-func (c *claimer) setPace(p *plan, now time.Time) {
-	if n := len(p.reply.jobs); n > 0 {
-		c.next, c.step, c.idleAt = now, 0, time.Time{}
-		c.trickle.add(n, now)
+func (c *claimer) setPace(p *claim, now time.Time) {
+	n := len(p.reply.jobs)
+	c.sleep.found(n, now)
+	if n > 0 && c.lookAgain(p, now) {
 		return
 	}
-	if c.idleAt.IsZero() {
-		c.idleAt = now
-	}
-	longest := c.sup.cfg.PollInterval
+	longest := c.cfg.PollInterval
 	switch {
-	case !c.asleep && !c.sup.cfg.DisableNotify:
+	case !c.sleep.asleep && !c.cfg.DisableNotify:
 		longest = min(longest, awakePoll)
-	case now.Sub(c.idleAt) >= restAfter:
-		longest = c.sup.restInterval
+	case now.Sub(c.sleep.idleAt) >= restAfter:
+		longest = c.restInterval
 	}
-	if c.asleep {
-		longest = c.hearing.step(p.reply.seen, now, longest)
+	if c.sleep.asleep {
+		c.restAsleep(p, now, longest)
+	} else {
+		c.step = max(firstPoll, min(2*c.step, longest))
+		c.next = now.Add(c.step)
 	}
-	c.step = max(firstPoll, min(2*c.step, longest))
-	c.next = now.Add(c.step)
 	if p.reply.nextDue == 0 {
 		return
 	}
@@ -147,68 +141,4 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		due = now.Add(minDueGap)
 	}
 	c.noteDue(due)
-}
-
-// noteDue remembers that a job of ours will be due then.
-func (c *claimer) noteDue(at time.Time) {
-	c.mu.Lock()
-	sooner := c.due.IsZero() || at.Before(c.due)
-	if sooner {
-		c.due = at
-	}
-	c.mu.Unlock()
-	if sooner {
-		c.poke()
-	}
-}
-
-// trickle is how many more jobs may be found before it is too much to be notified of each.
-type trickle struct {
-	left float64
-	at   time.Time
-}
-
-func (t *trickle) add(n int, now time.Time) {
-	t.left = max(-1, min(trickleBurst, t.left+trickleRate*now.Sub(t.at).Seconds())-float64(n))
-	t.at = now
-}
-
-func (t *trickle) over() bool { return t.left < 0 }
-
-// fallAsleep says in sleepers that this supervisor does not look by itself any more, once it has found nothing for
-// a while, and that it does again, once it finds more than a trickle. The claim behind it in the same round trip is the
-// look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
-//
-// A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
-// pass for awake. Queues without room in this claim are told apart; where a slot gets free a claim follows.
-func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
-	now, id := c.sup.now(), claim.lease.id
-	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
-	asleep := idle || c.asleep && !c.trickle.over()
-	over := !c.until.IsZero() && !now.Before(c.until)
-	c.mu.Lock()
-	anew := c.anew
-	c.anew = false
-	c.mu.Unlock()
-	full := claim.full()
-	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
-		return
-	}
-	p.begin()
-	var until time.Time
-	if asleep {
-		var rest *string
-		if claim.due.After(now) {
-			text := interval(claim.due.Sub(now))
-			until, rest = claim.due, &text
-		}
-		p.exec(nil, sqlFallAsleep, id, rest, full)
-	} else {
-		p.exec(nil, sqlWakeUp, id)
-	}
-	p.commit()
-	p.call(func() {
-		c.says(asleep, until, full)
-		c.hearing.asleep(now)
-	})
 }

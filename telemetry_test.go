@@ -50,7 +50,7 @@ func (l *eventLog) hooks() Hooks {
 	return Hooks{
 		Enqueued: on("enqueued"), Claimed: on("claimed"), Started: on("started"), Completed: on("completed"),
 		Failed: on("failed"), Discarded: on("discarded"), Snoozed: on("snoozed"), Cancelled: on("cancelled"),
-		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"), Parked: on("parked"), FailureReopened: on("failure_reopened"),
+		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"), Edited: on("edited"), Parked: on("parked"), FailureReopened: on("failure_reopened"), Paused: on("paused"), Resumed: on("resumed"),
 	}
 }
 
@@ -135,6 +135,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	broken := everyHook(func(context.Context, Event) { panic("a broken subscriber") })
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), broken, {}, again.hooks()}})
 
+	db.alive(t, "someone else")
 	quick := Constant{Delay: time.Millisecond}
 	stale := func(ctx context.Context, job *Job) error {
 		_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else' where id = $1`, job.ID)
@@ -189,7 +190,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 		}},
 		{kind: "cancels itself", ends: "cancelled", handle: func(context.Context, *Job) error { return Cancel(errBoom) }},
 		{kind: "is cancelled", ends: "cancelled", handle: func(ctx context.Context, job *Job) error {
-			_, err := db.client.Cancel(ctx, job.ID, "")
+			_, err := db.client.Cancel(ctx, job.ID, By{})
 			return err
 		}},
 		{kind: "is stale", ends: "stale_settle", handle: stale},
@@ -218,7 +219,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	}
 	const each = 12
 	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 60}}, DrainTimeout: time.Millisecond}
-	var batch []Batch
+	var batch []EnqueueItem
 	for _, k := range kinds {
 		k.opts.Retry = quick
 		if k.handle == nil {
@@ -228,7 +229,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	}
 	for range each {
 		for _, k := range kinds {
-			batch = append(batch, Batch{dyn{kind: k.kind}, &k.job})
+			batch = append(batch, EnqueueItem{dyn{kind: k.kind}, &k.job})
 		}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
@@ -329,9 +330,9 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	release := make(chan struct{})
 	blocks := Hooks{Completed: func(context.Context, Event) { <-release }, Claimed: func(context.Context, Event) { <-release }}
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{blocks, heard.hooks()}})
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 200 {
-		batch = append(batch, Batch{Args: dyn{kind: "k"}})
+		batch = append(batch, EnqueueItem{Args: dyn{kind: "k"}})
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
@@ -371,7 +372,7 @@ func TestAHookThatCallsGoexit(t *testing.T) {
 	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{Timeout: NoTimeout}, func(context.Context, *Job) error { return nil }),
 	}})
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "failed" || e.Class != classPanic {
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "failed" || e.Class != ClassPanic {
 		t.Errorf("event = %+v", e)
 	}
 	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
@@ -385,22 +386,25 @@ func TestEventsInTheLog(t *testing.T) {
 	var logged lockedBuffer
 	log := slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	db := newTestDBWith(t, Config{Logger: log})
+	db.alive(t, "x")
 	const secret = "secret-of-the-args"
+	entered := make(chan struct{}) // "started" is logged before the handler is called
 	cfg := SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: time.Millisecond}
 	ends := map[string]func(ctx context.Context, job *Job) error{
 		"job completed": func(_ context.Context, job *Job) error {
 			log.Info("from the handler", slog.Any("job", job))
 			return nil
 		},
-		"job failed, will be retried": func(context.Context, *Job) error { return errBoom },
-		"job discarded":               func(context.Context, *Job) error { return Discard(errBoom) },
-		"job snoozed":                 func(context.Context, *Job) error { return Snooze(time.Hour) },
-		"job cancelled":               func(context.Context, *Job) error { return Cancel(errBoom) },
+		"job failed and will be retried": func(context.Context, *Job) error { return errBoom },
+		"job discarded":                  func(context.Context, *Job) error { return Discard(errBoom) },
+		"job snoozed":                    func(context.Context, *Job) error { return Snooze(time.Hour) },
+		"job cancelled":                  func(context.Context, *Job) error { return Cancel(errBoom) },
 		"job handed back": func(ctx context.Context, _ *Job) error {
+			close(entered)
 			<-ctx.Done()
 			return ctx.Err()
 		},
-		"stale outcome refused": func(ctx context.Context, job *Job) error {
+		"outcome not recorded, because the run has lost its job": func(ctx context.Context, job *Job) error {
 			_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'x' where id = $1`, job.ID)
 			return err
 		},
@@ -430,8 +434,9 @@ func TestEventsInTheLog(t *testing.T) {
 		}
 		eventually(t, func() bool { return find(message, id) != nil })
 	}
+	<-entered
 	stop()
-	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil, By{}); err != nil {
 		t.Fatal(err)
 	}
 	run := []string{"attempt", "duration_ms", "id", "kind", "max_attempts", "queue", "supervisor"}
@@ -443,12 +448,12 @@ func TestEventsInTheLog(t *testing.T) {
 		{"jobs claimed", "", "DEBUG", []string{"count", "queue", "supervisor"}},
 		{"job started", "job completed", "DEBUG", []string{"attempt", "id", "kind", "max_attempts", "queue", "supervisor"}},
 		{"job completed", "job completed", "DEBUG", run},
-		{"job failed, will be retried", "job failed, will be retried", "DEBUG", append([]string{"backoff_ms", "class", "error"}, run...)},
+		{"job failed and will be retried", "job failed and will be retried", "DEBUG", append([]string{"backoff_ms", "class", "error"}, run...)},
 		{"job discarded", "job discarded", "WARN", append([]string{"class", "error", "reason"}, run...)},
 		{"job snoozed", "job snoozed", "DEBUG", append([]string{"backoff_ms"}, run...)},
 		{"job cancelled", "job cancelled", "INFO", append([]string{"class", "error"}, run...)},
 		{"job handed back", "job handed back", "DEBUG", run},
-		{"stale outcome refused", "stale outcome refused", "WARN", run},
+		{"outcome not recorded, because the run has lost its job", "outcome not recorded, because the run has lost its job", "WARN", run},
 		{"job redriven", "job discarded", "INFO", []string{"id"}},
 	} {
 		line := find(c.message, ids[c.of])
@@ -506,7 +511,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(hook))
 	}
 	messages := map[string]bool{}
-	for kind := eventEnqueued; kind <= eventFailureReopened; kind++ {
+	for kind := eventEnqueued; kind <= eventResumed; kind++ {
 		hook, _, message := h.of(kind)
 		if hook == nil || message == "" || messages[message] {
 			t.Fatalf("event %d: message %q", kind, message)
@@ -518,10 +523,17 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	if called = slices.Compact(called); len(called) != of.NumField() {
 		t.Errorf("%d hooks, called are %v", of.NumField(), called)
 	}
-	if hook, _, message := h.of(eventFailureReopened + 1); hook != nil || message != "" {
+	if hook, _, message := h.of(eventResumed + 1); hook != nil || message != "" {
 		t.Error("an event without a hook has one")
 	}
 	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {
 		t.Errorf("LogValue = %s", got)
+	}
+}
+
+// flush tells all that waits, of a reporter that is closed.
+func (r *reporter) flush(ctx context.Context) {
+	for _, l := range r.lines {
+		l.run(ctx)
 	}
 }

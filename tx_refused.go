@@ -18,7 +18,7 @@ func (r *run) refused(ctx context.Context, tx Tx, err error) error {
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return r.matchedNothing(ctx, tx)
-	case errors.As(err, &db) && db.SQLState() == "40001" && r.sup.settler.claimOver(ctx, r):
+	case errors.As(err, &db) && db.SQLState() == "40001" && r.settler.claimOver(ctx, r):
 		return fmt.Errorf("%w (%w)", r.notOurs(), err)
 	}
 	return classify(err)
@@ -27,7 +27,7 @@ func (r *run) refused(ctx context.Context, tx Tx, err error) error {
 // notOurs tells a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
 func (r *run) notOurs() error {
 	if r.txOutcome.Load() != nil && !r.lease.ended.Load() {
-		return fmt.Errorf("this run has settled job %s already: %w", r.job.ID, ErrState)
+		return fmt.Errorf("this run has already settled job %s: %w", r.job.ID, ErrState)
 	}
 	return ErrLeaseLost
 }
@@ -38,12 +38,12 @@ func (r *run) matchedNothing(ctx context.Context, tx Tx) error {
 	if errors.Is(over, ErrState) {
 		return over
 	}
-	var held bool
-	if err := tx.QueryRow(ctx, sqlStillOursTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt).Scan(&held); err != nil {
-		return fmt.Errorf("drover: job %s was not settled, and the reason is not known: %w", r.job.ID, classify(err))
+	held, err := stillOursTx(ctx, tx, &r.fence)
+	if err != nil {
+		return fmt.Errorf("drover: job %s was not settled, and drover could not find out why: %w", r.job.ID, classify(err))
 	}
 	if held {
-		return fmt.Errorf("drover: job %s was not settled though it may still be this run's: a trigger left its row as it was, or the transaction began before the claim", r.job.ID)
+		return fmt.Errorf("drover: job %s was not settled although this run may still own it: a trigger kept its row from changing, or the transaction began before the claim", r.job.ID)
 	}
 	return over
 }
@@ -85,11 +85,11 @@ func (e *settler) answer(ctx context.Context, conn *pgx.Conn) {
 	}
 	ids := make([]string, len(asking))
 	for i, q := range asking {
-		ids[i] = q.run.job.ID
+		ids[i] = q.run.id
 	}
-	seen, alive, err := e.lookAt(ctx, conn, ids)
+	seen, alive, err := e.client.store.lookAt(ctx, conn, ids)
 	for _, q := range asking {
-		row := seen[q.run.job.ID]
-		q.over <- err == nil && !(row.heldBy(q.run) && alive[q.run.owner])
+		row := seen[q.run.id]
+		q.over <- err == nil && !(row.heldBy(&q.run.fence) && alive[q.run.owner])
 	}
 }

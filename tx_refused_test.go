@@ -37,7 +37,7 @@ func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
 // nil has not completed its job.
 func TestASerializationFailureIsNoLostLease(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{"", DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create table doctors (id int primary key, on_call bool); insert into doctors values (1, true), (2, true)`)
 		for _, b := range db.beginners(t) {
@@ -107,7 +107,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 // Whatever the reason of a failed settle: nil does not complete the job.
 func TestNilAfterAFailedSettle(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{"", DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create function keep() returns trigger language plpgsql as $$ begin
 				if old.tags = '{kept}' then return null; end if;
@@ -222,7 +222,7 @@ func TestAFailedSettleInAStop(t *testing.T) {
 // A transaction whose snapshot is older than the claim sees no claim, and can say nothing about the lease.
 func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 	t.Parallel()
-	db := newTxDB(t, 0)
+	db := newTxDB(t, "")
 	for _, b := range db.beginners(t) {
 		tx, err := b.begin(t.Context(), "repeatable read")
 		if err != nil {
@@ -246,7 +246,7 @@ func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 // C3: SettleTx counts from its call, however long ago its transaction began.
 func TestSettleTxCountsFromItsCall(t *testing.T) {
 	t.Parallel()
-	db := newTxDB(t, 0)
+	db := newTxDB(t, "")
 	for _, b := range db.beginners(t) {
 		for name, c := range map[string]struct {
 			err error

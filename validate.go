@@ -71,15 +71,8 @@ func (p *problems) atLeast(field string, d, least time.Duration) {
 // leastTimeout bounds every Timeout: the table counts milliseconds.
 const leastTimeout = time.Millisecond
 
-// leastRetention bounds every retention but DeleteOnCompletion.
+// leastRetention bounds every retention that is a time.
 const leastRetention = time.Second
-
-// completedRetention checks the one retention that has a word for none.
-func (p *problems) completedRetention(field string, d time.Duration) {
-	if d != DeleteOnCompletion {
-		p.atLeast(field, d, leastRetention)
-	}
-}
 
 // attempts checks a number of runs, of which 0 is unset.
 func (p *problems) attempts(field string, n int) {
@@ -88,5 +81,19 @@ func (p *problems) attempts(field string, n int) {
 		p.add(field, "%d is negative; 1 means never retry", n)
 	case n > math.MaxInt32:
 		p.add(field, "%d is more than %d", n, math.MaxInt32)
+	}
+}
+
+// tags refuses tags that are empty, too long or too many.
+func (p *problems) tags(field string, tags []string) {
+	if len(tags) > 32 {
+		p.add(field, "%d tags, at most 32", len(tags))
+	}
+	for i, tag := range tags {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if tag == "" {
+			p.add(at, "is empty")
+		}
+		p.join(checkText(at, tag, 128))
 	}
 }

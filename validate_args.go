@@ -26,7 +26,7 @@ func encodeArgs(v any, maxBytes int) (json.RawMessage, error) {
 		return nil, err
 	}
 	if string(raw) == "null" {
-		return nil, &InvalidError{Field: "args", Reason: "null; a job without args has an empty struct"}
+		return nil, &InvalidError{Field: "args", Reason: "is null; for a job without args use an empty struct"}
 	}
 	return raw, nil
 }

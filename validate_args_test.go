@@ -275,7 +275,7 @@ func randomJSON(rng *rand.Rand) string {
 }
 
 //nolint:paralleltest // counts the process' allocations
-func TestCheckJSONAllocatesNothing(t *testing.T) {
+func TestAllocationsOfCheckJSON(t *testing.T) {
 	raw := []byte(`{"order":7,"tags":["a","b\u00e9"],"customer":{"name":"Ünal","rate":-0.5e-3},"paid":true}`)
 	if n := testing.AllocsPerRun(100, func() { _ = checkJSON("args", raw, testMaxJSON, maxJSONDepth) }); n > 0 {
 		t.Errorf("%v allocations for a good text, want none", n)
@@ -387,11 +387,11 @@ func TestEncodeArgs(t *testing.T) { // E-1, E-7
 		"floats":                        {args: []float64{math.MaxFloat64, -math.MaxFloat64, math.SmallestNonzeroFloat64}, want: `[1.7976931348623157e+308,-1.7976931348623157e+308,5e-324]`},
 		"big integer":                   {args: digits(maxJSONDigits), want: digits(maxJSONDigits).String()},
 		"big integer, one digit more":   {args: digits(maxJSONDigits + 1), refusal: "a number with more than 16383 digits"},
-		"nil":                           {args: nil, refusal: "null;"},
-		"nil pointer":                   {args: (*charge)(nil), refusal: "null;"},
-		"nil map":                       {args: map[string]int(nil), refusal: "null;"},
-		"nil raw message":               {args: json.RawMessage(nil), refusal: "null;"},
-		"raw null":                      {args: json.RawMessage(" null "), refusal: "null;"},
+		"nil":                           {args: nil, refusal: "is null;"},
+		"nil pointer":                   {args: (*charge)(nil), refusal: "is null;"},
+		"nil map":                       {args: map[string]int(nil), refusal: "is null;"},
+		"nil raw message":               {args: json.RawMessage(nil), refusal: "is null;"},
+		"raw null":                      {args: json.RawMessage(" null "), refusal: "is null;"},
 		"NUL":                           {args: charge{Note: "a\x00"}, refusal: `NUL (\u0000), which jsonb cannot hold, at byte 23 ($.note)`},
 		"NUL in a key":                  {args: map[string]int{"\x00": 1}, refusal: "NUL"},
 		"half a pair in a raw message":  {args: json.RawMessage(`"\ud800"`), refusal: "half a surrogate pair"},

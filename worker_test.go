@@ -22,7 +22,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k", N: 7}, &EnqueueOpts{
 		Queue: "q", Priority: 3, MaxAttempts: 4, Tags: []string{"a", "b"}, Metadata: map[string]any{"tenant": "x"},
-		ConcurrencyKey: "customer 7",
+		Key: "customer 7",
 	})
 	jobs := make(chan Job, 10)
 	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
@@ -49,8 +49,8 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	if first.LastError != "" || first.LastDelay != 0 || first.Failures != 0 || first.Attempt != 1 || first.ScheduledAt.IsZero() {
 		t.Errorf("first run saw a past: %+v", first)
 	}
-	if info, err := db.client.Get(t.Context(), id); err != nil || first.ConcurrencyKey != "customer 7" || info.ConcurrencyKey != "customer 7" {
-		t.Errorf("concurrency key %q, %+v, %v", first.ConcurrencyKey, info, err)
+	if info, err := db.client.Job(t.Context(), id); err != nil || first.Key != "customer 7" || info.Key != "customer 7" {
+		t.Errorf("concurrency key %q, %+v, %v", first.Key, info, err)
 	}
 	var args struct{ N int }
 	var metadata map[string]string
@@ -67,7 +67,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	if fourth.Attempt != 3 || fourth.LastError != "busy" || fourth.Failures != 2 || fourth.LastDelay < 3*time.Millisecond || !slices.Equal(fourth.Tags, first.Tags) || string(fourth.Metadata) != string(first.Metadata) {
 		t.Errorf("fourth run saw %+v", fourth)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, By{}); err != nil {
 		t.Fatal(err)
 	}
 	if again := <-jobs; again.Attempt != 1 || again.Redrives != 1 || again.LastError != "enough" || again.Failures != 3 {
@@ -118,9 +118,9 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 			t.Errorf("%s, %+v: %d runs, event says attempt %d of %d; want %d",
 				c.kind, c.opts, heard.count(ids[i], "started"), end.Attempt, end.MaxAttempts, c.want)
 		}
-		info, err := db.client.Get(t.Context(), ids[i])
-		if err != nil || info.MaxAttempts != c.want || info.DiscardReason != ReasonAttemptsExhausted {
-			t.Errorf("%s, %+v: the row says %d runs, reason %q: %v", c.kind, c.opts, info.MaxAttempts, info.DiscardReason, err)
+		info, err := db.client.Job(t.Context(), ids[i])
+		if err != nil || info.MaxAttempts != c.want || info.Reason != ReasonAttemptsExhausted {
+			t.Errorf("%s, %+v: the row says %d runs, reason %q: %v", c.kind, c.opts, info.MaxAttempts, info.Reason, err)
 		}
 	}
 }
@@ -132,8 +132,8 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	ofJob, ofWorker, ofQueue := Constant{Delay: 1111 * time.Microsecond}, Constant{Delay: 2222 * time.Microsecond}, Constant{Delay: 3333 * time.Microsecond}
-	named := func(d time.Duration) func(Failure) (time.Duration, bool) {
-		return func(Failure) (time.Duration, bool) { return d, true }
+	named := func(d time.Duration) func(FailedRun) (time.Duration, bool) {
+		return func(FailedRun) (time.Duration, bool) { return d, true }
 	}
 	fails := func(context.Context, *Job) error { return errBoom }
 	cfg := SupervisorConfig{
@@ -191,7 +191,7 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 	for i := range cases {
 		heard.wait(t, ids[i], "discarded")
 		check(i, 3)
-		if err := db.client.RedriveJob(t.Context(), ids[i], nil); err != nil {
+		if err := db.client.RedriveJob(t.Context(), ids[i], nil, By{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -207,7 +207,8 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet()})
 	run := func(context.Context, *Job) error { return nil }
 	// The process that dies knew the kind; only its rows are left.
-	dead, err := db.client.Supervisor(SupervisorConfig{
+	dead, err := db.client.NewSupervisor(SupervisorConfig{
+		Lease:   time.Hour, // of which either may be silent for a third, or both would have died at the same time
 		Queues:  []Queue{{Name: "q", MaxAttempts: 9, Retry: Constant{Delay: 3 * time.Minute}}},
 		Workers: []Worker{dynWorker("set", WorkerOpts{MaxAttempts: 6, Retry: Linear{Step: time.Minute}}, run), dynWorker("unset", WorkerOpts{}, run)},
 	})
@@ -215,7 +216,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		t.Fatal(err)
 	}
 	deadControl(t, dead)
-	rescuer, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
+	rescuer, err := db.client.NewSupervisor(SupervisorConfig{Lease: time.Hour, Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +244,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		}
 		conn.Release()
 		row := db.endRow(t, id)
-		if info, err := db.client.Get(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
+		if info, err := db.client.Job(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
 			t.Errorf("%s: %d attempts, want %d: %v", c.kind, info.MaxAttempts, c.maxAttempts, err)
 		}
 		if row.State != Retryable || row.Crashes != 2 || row.Delay < c.delay-time.Second || row.Delay > c.delay+time.Second {
@@ -290,8 +291,8 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 	var logged lockedBuffer
 	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{heard.hooks()}})
 	var mu sync.Mutex
-	var failures []Failure
-	custom := Custom{Func: func(f Failure) (time.Duration, bool) {
+	var failures []FailedRun
+	custom := Custom{Func: func(f FailedRun) (time.Duration, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		failures = append(failures, f)
@@ -361,8 +362,8 @@ func TestConfigurationMistakes(t *testing.T) {
 	ok := dynWorker("ok", WorkerOpts{}, func(context.Context, *Job) error { return nil })
 	with := func(opts WorkerOpts) []Worker { return []Worker{dynWorker("k", opts, ok.handle)} }
 	queues := []Queue{{}}
-	wait := func(Failure) (time.Duration, bool) { return 0, true }
-	other := func(Failure) (time.Duration, bool) { return 1, true }
+	wait := func(FailedRun) (time.Duration, bool) { return 0, true }
+	other := func(FailedRun) (time.Duration, bool) { return 1, true }
 	for name, c := range map[string]struct {
 		cfg  SupervisorConfig
 		want []string // fields, or parts of what is said
@@ -377,9 +378,11 @@ func TestConfigurationMistakes(t *testing.T) {
 		"a kind with NUL":        {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, nulKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
 		"an empty kind":          {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, noKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
 		"negative attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: -1}}, Workers: with(WorkerOpts{MaxAttempts: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
+		"a short RetryFor":       {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{RetryFor: 24})}, []string{"Workers[0].RetryFor: 24ns is under 1ms"}},
+		"a negative RetryFor":    {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{RetryFor: -time.Hour})}, []string{"Workers[0].RetryFor: -1h0m0s is under 1ms"}},
 		"too many attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(WorkerOpts{MaxAttempts: math.MaxInt32 + 1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
 		"negative durations": {
-			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
+			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: KeepFor(-1), CancelledRetention: KeepFor(-1)},
 			[]string{"Workers[0].Timeout", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},
 		},
 		"durations without a unit": {
@@ -398,7 +401,7 @@ func TestConfigurationMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sup, err := db.client.Supervisor(c.cfg)
+			sup, err := db.client.NewSupervisor(c.cfg)
 			if sup != nil || !errors.Is(err, ErrInvalid) {
 				t.Fatalf("Supervisor = %v, %v", sup, err)
 			}
@@ -414,7 +417,7 @@ func TestConfigurationMistakes(t *testing.T) {
 	}
 	// The same strategy may stand in several places.
 	shared := Custom{Name: "shared", Func: wait}
-	if _, err := db.client.Supervisor(SupervisorConfig{
+	if _, err := db.client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{Retry: shared}}, Workers: []Worker{dynWorker("a", WorkerOpts{Retry: shared}, ok.handle), dynWorker("b", WorkerOpts{Retry: shared}, ok.handle)},
 		Strategies: []Custom{shared},
 	}); err != nil {
@@ -442,7 +445,7 @@ func TestErrorCases(t *testing.T) {
 		},
 		RetryIf: func(err error) bool { return errors.Is(err, errBoom) },
 	}
-	slow := Custom{Name: "slow", Func: func(f Failure) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
+	slow := Custom{Name: "slow", Func: func(f FailedRun) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
 	returns := map[string]error{
 		"plain": errBoom, "busy": fmt.Errorf("wrapped: %w", errBusy), "gone": errGone, "odd": errOdd,
 		"unknown": errors.New("unknown"), "verdict": Retry(errGone), "panics": nil,
@@ -462,7 +465,7 @@ func TestErrorCases(t *testing.T) {
 		job     EnqueueOpts
 		attempt int // before the run
 		state   State
-		reason  string
+		reason  Reason
 		named   string
 		delay   time.Duration
 		most    int // MaxAttempts of the event; zero means the worker's
@@ -486,7 +489,7 @@ func TestErrorCases(t *testing.T) {
 			t.Errorf("%s after %d: event %s says at most %d, want %d", c.kind, c.attempt, end.name, end.MaxAttempts, cmp.Or(c.most, opts.MaxAttempts))
 		}
 		row := db.endRow(t, id)
-		reason := ""
+		var reason Reason
 		if row.Reason != nil {
 			reason = *row.Reason
 		}
@@ -510,13 +513,13 @@ func TestUnlimitedAttempts(t *testing.T) {
 	put := func(attempt int, until string) string {
 		return value[string](t, db, `insert into jobs (kind, attempt, retry_until) values ('k', $1, now() + $2::interval) returning id`, attempt, until)
 	}
-	for id, want := range map[string]string{
+	for id, want := range map[string]Reason{
 		put(2_000_000_000, "2 hours"): "",
 		put(2_000_000_000, "30 min"):  ReasonTimeBudget,
 		put(Unlimited-1, "2 hours"):   ReasonAttemptsExhausted, // of what an int holds
 	} {
 		heard.end(t, id)
-		if got := value[string](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
+		if got := value[Reason](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
 			t.Errorf("reason %q, want %q", got, want)
 		}
 	}
@@ -533,20 +536,20 @@ func TestErrorCasesAreValidated(t *testing.T) {
 		"Retry.Delay": {Name: "c", If: yes, Retry: Constant{Delay: -1}},
 		"MaxAttempts": {Name: "c", If: yes, MaxAttempts: -1},
 	} {
-		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{c}}, doNothing)}})
+		_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{c}}, doNothing)}})
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[0]."+field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	twice := []ErrorCase{{Name: "c", If: yes}, {Name: "c", If: yes}}
-	_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: twice}, doNothing)}})
+	_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: twice}, doNothing)}})
 	var invalid *InvalidError
 	if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[1].Name" {
 		t.Errorf("one name twice: %v", err)
 	}
 	long := ErrorCase{Name: strings.Repeat("n", maxCaseName+1), If: yes}
-	if _, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{long}}, doNothing)}}); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{long}}, doNothing)}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a long name: %v", err)
 	}
 }

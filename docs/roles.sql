@@ -1,11 +1,13 @@
--- Roles that can do their work with drover and no more. SECURITY.md says what each is trusted with.
+-- Creates roles, each with the rights that its work with drover needs. SECURITY.md says what each is trusted with.
 --
 --   psql "$DATABASE_URL" -v ON_ERROR_STOP=1 -v schema=drover -f docs/roles.sql
 --
--- Run it before the migrations, for the schema and its owner; migrate as the owner; run it again, and again after each
--- later migration, for the rights. It changes nothing that is as it should be. Whoever runs it is a superuser, or may
--- create roles and is a member of the owner. The roles cannot log in: grant them to those that do,
--- e.g. grant drover_worker to app.
+-- 1. Run it before the migrations: it creates the schema and its owner.
+-- 2. Migrate as the owner.
+-- 3. Run it again, and again after each later migration: it grants the rights.
+--
+-- It changes nothing that is already right. Run it as a superuser, or as a role that may create roles and is a member of
+-- the owner. The roles cannot log in: grant them to your login roles, e.g. grant drover_worker to app.
 --
 -- Variables, all optional: schema (public), owner, producer, worker, reader, operator (drover_owner, …).
 
@@ -30,8 +32,8 @@ begin
 end
 $$;
 
--- The owner runs the migrations (set role, or ?options=-crole%3Ddrover_owner in the URL) and owns all that they make.
--- Nobody else may put anything into the schema: functions that run as their owner look there.
+-- The owner runs the migrations (set role, or ?options=-crole%3Ddrover_owner in the URL) and owns what they create.
+-- No other role may create objects in the schema, because functions that run with the owner's rights use its objects.
 create schema if not exists :"schema";
 revoke create on schema :"schema" from public;
 grant usage, create on schema :"schema" to :"owner";
@@ -44,28 +46,32 @@ commit;
 begin;
 set local search_path = :"schema";
 
--- A producer enqueues, and sees no table: three functions run with their owner's rights.
-grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"producer";
+-- A producer enqueues through three functions that run with the owner's rights. It sees no table.
+grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"producer";
 
--- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, and carries redrives on. It also enqueues.
--- What is in the archive it cannot change, and what operators have decided it cannot make.
-grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"worker";
+-- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, ticks schedules, and carries out redrives. It
+-- also enqueues.
+-- It cannot change archived jobs, and cannot begin, pause or change a redrive: it records only the progress of one.
+grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"worker";
 grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_budget_slots, drover_failure_tallies, drover_set_aside to :"worker";
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
-grant select, update on drover_solo, drover_redrives to :"worker";
+grant select, update on drover_solo to :"worker";
+grant select, insert, update on drover_periodic to :"worker";
+grant select, update (state, note, matched, released, skipped, unkeyed, skips, canaries, locked, marked_at, marked_id, finished_at) on drover_redrives to :"worker";
 grant select, insert on jobs_archive to :"worker";
-grant select on job_counts to :"worker";
+grant select on job_counts, drover_limits to :"worker";
 
--- A reader sees everything, args and error texts among it, and changes nothing.
+-- A reader sees everything, including args and error texts, and changes nothing.
 grant select on jobs, jobs_archive, queues, drover_kinds, drover_builds, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_solo, drover_set_aside, drover_redrives, drover_redrive_queues,
-	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies,
+	drover_periodic, periodic_jobs, drover_limits, job_limits, drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies,
 	discarded_jobs, discarded_summary, job_counts, retry_budgets, failures to :"reader";
 
--- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, sets budgets and
--- policies: the verbs run with the caller's rights.
+-- An operator sees what a reader sees, and can cancel, discard, delete, pause, redrive, archive, purge, and set budgets,
+-- policies and schedules. These functions run with the caller's rights.
 grant :"reader" to :"operator";
-grant execute on function drover_wake to :"operator";
-grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside to :"operator";
+grant execute on function drover_enqueue_many, drover_wake to :"operator";
+grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside, drover_periodic, drover_limits to :"operator";
+grant usage on sequence drover_limits_version to :"operator";
 grant insert, update on drover_redrives, drover_redrive_queues, drover_failure_groups to :"operator";
 grant delete on drover_failure_tallies to :"operator";
 grant update on queues to :"operator";

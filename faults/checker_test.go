@@ -19,7 +19,8 @@ func sound() *history {
 		faults: []fault{{What: "kill", Begun: at(40_000), Ended: at(40_500)}},
 		resources: &resources{
 			Before: gauge{Goroutines: 20, Connections: 30},
-			After:  gauge{Goroutines: 21, Connections: 28},
+			After:  gauge{Goroutines: 21, Connections: 12},
+			Own:    12,
 		},
 	}
 	for _, id := range []string{"A", "B", "C", "F", "G"} {
@@ -265,9 +266,10 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 		"two effects of one claim": {"I8", func(h *history) {
 			h.outside = append(h.outside, effect{at(1), "A", "w1"}, effect{at(1), "A", "w1"})
 		}},
-		"retried too soon": {"I9", func(h *history) { h.nth("A", 2).ScheduledAt = at(20).Add(90 * time.Millisecond) }},
-		"retried too late": {"I9", func(h *history) { h.nth("A", 2).ScheduledAt = at(20).Add(130 * time.Millisecond) }},
-		"goroutines leak":  {"I10", func(h *history) { h.resources.After.Goroutines = 40 }},
+		"retried too soon":   {"I9", func(h *history) { h.nth("A", 2).ScheduledAt = at(20).Add(90 * time.Millisecond) }},
+		"retried too late":   {"I9", func(h *history) { h.nth("A", 2).ScheduledAt = at(20).Add(130 * time.Millisecond) }},
+		"goroutines leak":    {"I10", func(h *history) { h.resources.After.Goroutines = 40 }},
+		"a connection leaks": {"I10", func(h *history) { h.resources.After.Connections = 13 }},
 		"an idle transaction is left": {"I10", func(h *history) {
 			h.resources.After.IdleInTx = 1
 		}},

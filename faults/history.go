@@ -139,10 +139,15 @@ type fault struct {
 	Forgotten time.Time `json:"forgotten,omitzero"` // what was committed after this is forgotten; zero: nothing is
 }
 
-// resources are gauges before the load and after it.
+// resources are gauges before the load and after it, and how many connections supervisors have of their own: pools shrink to
+// none.
 type resources struct {
 	Before, After gauge
+	Own           int
 }
+
+// ownLinks are the connections that a supervisor has beside the pool: for its heartbeat, for claims and for outcomes.
+const ownLinks = 3
 
 // gauge is what the system holds at one time.
 type gauge struct {

@@ -35,14 +35,16 @@ type load struct {
 	LongestRun     int     // ms
 	Long           float64 // share of jobs whose runs take longRun
 	Transactional  float64 // share of jobs
+	Prepared       bool    // and those transactions are prepared
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
-	Through        int             // so many workers go through the proxy
-	Again          bool            // an enqueue with unknown outcome is repeated under its id until the outcome is known
-	Jobs           int             // of each producer; 0: until it is stopped
-	Retention      time.Duration   // of completed jobs; 0: longer than any scenario
-	Deafened       bool            // workers do without LISTEN
-	ClockErrors    []time.Duration // of the first workers
+	Through        int              // so many workers go through the proxy
+	Again          bool             // an enqueue with unknown outcome is repeated under its id until the outcome is known
+	Jobs           int              // of each producer; 0: until it is stopped
+	Retention      drover.Retention // of completed jobs; "": longer than any scenario
+	Deafened       bool             // workers do without LISTEN
+	ClockErrors    []time.Duration  // of the first workers
+	Schedules      bool             // workers declare schedules
 }
 
 // longRun is longer than a process that wakes takes to notice that it has lost its jobs.

@@ -207,9 +207,9 @@ func (p *proxy) pass(c *pair) {
 	}
 }
 
-// watch notes that a client sends LISTEN: a short text, and so in one piece.
+// watch notes that a client sends LISTEN for a channel, which it quotes: a short text, and so in one piece.
 func (p *proxy) watch(c *pair, said []byte) {
-	if !bytes.HasPrefix(said, []byte("Q")) || !bytes.Contains(said, []byte("listen ")) {
+	if !bytes.Contains(said, []byte(`listen "`)) {
 		return
 	}
 	p.mu.Lock()

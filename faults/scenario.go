@@ -34,8 +34,8 @@ type scenario struct {
 func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
-		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
-		migrationScenarios(), failoverScenarios(), producerScenarios(), rowScenarios(), soakScenarios(),
+		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), periodicScenarios(), poolerScenarios(),
+		migrationScenarios(), failoverScenarios(), producerScenarios(), rowScenarios(), herdScenarios(), preparedScenarios(), soakScenarios(),
 	} {
 		all = append(all, some...)
 	}

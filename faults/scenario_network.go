@@ -63,8 +63,8 @@ func cutConnections(ctx context.Context, w *world, rounds int) error {
 			return err
 		}
 	}
-	const own = 3 // of a supervisor beside the pool, and as many again for cancel requests and connections on their way out
-	if _, most := w.workerNet.counts(); most > w.load.Workers*(w.load.Slots+poolSpare+2*own) {
+	// As many as a supervisor has of its own again for cancel requests and connections on their way out.
+	if _, most := w.workerNet.counts(); most > w.load.Workers*(w.load.Slots+poolSpare+2*ownLinks) {
 		return fmt.Errorf("%d connections at once", most)
 	}
 	return nil

@@ -45,13 +45,13 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 		return err
 	}
 	rate := redriveRate(jobs)
-	r, err := client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10})
+	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10}, drover.By{})
 	if err != nil {
 		return err
 	}
 	for third := range 2 {
 		err := until(ctx, "a third of the jobs is due", 2*time.Minute, func() (bool, error) {
-			now, err := client.GetRedrive(ctx, r.ID)
+			now, err := client.Redrive(ctx, r.ID)
 			return err == nil && now.Released >= r.Matched*int64(third+1)/3, err
 		})
 		if err != nil {
@@ -62,7 +62,7 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 		}
 	}
 	err = until(ctx, "the redrive is done", 5*time.Minute, func() (bool, error) {
-		r, err = client.GetRedrive(ctx, r.ID)
+		r, err = client.Redrive(ctx, r.ID)
 		return err == nil && r.State == drover.RedriveDone, err
 	})
 	if err == nil && (r.Matched != int64(jobs) || r.Released != int64(jobs)) {
@@ -147,21 +147,19 @@ func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator
 	all := []*operator{
 		{name: "cancel many", verb: many((*drover.Client).CancelMany)},
 		{name: "discard many", verb: many((*drover.Client).DiscardMany)},
-		{name: "delete many", verb: many(func(c *drover.Client, ctx context.Context, f drover.Filter, _ string) (drover.Bulk, error) {
-			return c.DeleteMany(ctx, f)
-		})},
+		{name: "delete many", verb: many((*drover.Client).DeleteMany)},
 		{name: "cancel", verb: single((*drover.Client).Cancel)},
 		{name: "discard", verb: single((*drover.Client).Discard)},
-		{name: "redrive", verb: single(func(c *drover.Client, ctx context.Context, id, _ string) (drover.State, error) {
-			return "", c.RedriveJob(ctx, id, nil)
+		{name: "redrive", verb: single(func(c *drover.Client, ctx context.Context, id string, by drover.By) (drover.State, error) {
+			return "", c.RedriveJob(ctx, id, nil, by)
 		})},
 		{name: "redrive many", verb: redriveMany},
 		{name: "archive", verb: func(ctx context.Context, o *operator) (int64, error) {
-			moved, err := o.client.Archive(ctx, drover.Filter{State: drover.Discarded}, nil)
+			moved, err := o.client.Archive(ctx, drover.Filter{State: drover.Discarded}, nil, drover.By{})
 			return moved.Jobs, err
 		}},
 		{name: "restore", verb: func(ctx context.Context, o *operator) (int64, error) {
-			moved, err := o.client.Restore(ctx, drover.Filter{Kind: task{}.Kind()})
+			moved, err := o.client.Restore(ctx, drover.Filter{Kind: task{}.Kind()}, drover.By{})
 			return moved.Jobs, err
 		}},
 		{name: "prune", verb: prune},
@@ -182,23 +180,23 @@ select array(select id from jobs where kind = 'task' and (state = 'running' or n
 }
 
 // many is a verb over a good part of all jobs.
-func many(verb func(*drover.Client, context.Context, drover.Filter, string) (drover.Bulk, error)) func(context.Context, *operator) (int64, error) {
+func many(verb func(*drover.Client, context.Context, drover.Filter, drover.By) (drover.BulkResult, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (int64, error) {
 		ids, err := o.draw(ctx, 100, false)
 		if err != nil {
 			return 0, err
 		}
-		done, err := verb(o.client, ctx, drover.Filter{IDs: ids}, "deadlock hunt")
+		done, err := verb(o.client, ctx, drover.Filter{IDs: ids}, drover.By{Who: o.name, Why: "deadlock hunt"})
 		return done.Changed, err
 	}
 }
 
 // single is a verb over one job after another.
-func single(verb func(c *drover.Client, ctx context.Context, id, why string) (drover.State, error)) func(context.Context, *operator) (int64, error) {
+func single(verb func(*drover.Client, context.Context, string, drover.By) (drover.State, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (n int64, err error) {
 		ids, err := o.draw(ctx, 20, false)
 		for _, id := range ids {
-			was, err := verb(o.client, ctx, id, "deadlock hunt")
+			was, err := verb(o.client, ctx, id, drover.By{Who: o.name, Why: "deadlock hunt"})
 			switch {
 			case errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrNotFound): // it is not in a state for this
 			case err != nil:
@@ -214,7 +212,7 @@ func single(verb func(c *drover.Client, ctx context.Context, id, why string) (dr
 // redriveMany begins a redrive of the dead, and goes on with it or aborts it.
 func redriveMany(ctx context.Context, o *operator) (int64, error) {
 	state := []drover.State{drover.Discarded, drover.Cancelled}[o.rng.IntN(2)]
-	r, err := o.client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300})
+	r, err := o.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300}, drover.By{})
 	if err != nil {
 		return 0, err
 	}
@@ -225,7 +223,7 @@ func redriveMany(ctx context.Context, o *operator) (int64, error) {
 }
 
 func (o *operator) abort(ctx context.Context, id string) error {
-	err := o.client.AbortRedrive(ctx, id, "enough")
+	err := o.client.AbortRedrive(ctx, id, drover.By{Who: o.name, Why: "enough"})
 	if errors.Is(err, drover.ErrState) { // it is done
 		return nil
 	}

@@ -43,6 +43,16 @@ func execModes() []string {
 	return []string{"exec", "cache_describe", "simple_protocol", "cache_statement", "describe_exec"}
 }
 
+// keepPooler runs a program until its input ends, as children do, and starts it again if it ends by itself, as a service
+// manager would: PgBouncer 1.18, which Debian 12 has, may do so after a cancel request (pgbouncer issues 801 and 822).
+const keepPooler = `
+exec 3<&0
+(cat <&3; kill $$) &
+trap 'kill $p; wait; exit' TERM
+for n in 1 2 3 4 5; do "$@" 2>&1 & p=$!; wait $p; echo "` + endedByItself + `: $?" >&2; done >>"$LOG"`
+
+const endedByItself = "PgBouncer ended by itself"
+
 const pgbouncerConfig = `
 [databases]
 %[1]s = host=%[2]s port=%[3]s user=%[4]s password=%[5]s
@@ -80,12 +90,12 @@ func startPooler(ctx context.Context, w *world) error {
 	if err := errors.Join(free.Close(), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return err
 	}
-	command := []string{"-c", `"$@" & cat; kill $!; wait`, "sh", program, "-q", config} // it ends with its input, as children do
+	command := []string{"-c", keepPooler, "sh", program, config}
 	if os.Geteuid() == 0 {
 		command = slices.Insert(command, 4, "-u", "nobody")
 	}
 	p := &pooler{cmd: exec.Command("sh", command...)}
-	p.cmd.Stderr = w.childErrors()
+	p.cmd.Stderr, p.cmd.Env = w.childErrors(), append(os.Environ(), "LOG="+filepath.Join(w.dir, "pgbouncer.log"))
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return err
 	}
@@ -146,7 +156,11 @@ func poolInEveryMode(ctx context.Context, w *world, jobs int) error {
 	if passed < 3*jobs { // none of these three keeps a statement in a session
 		return fmt.Errorf("no more than %d jobs could run", passed)
 	}
-	return nil
+	said, err := os.ReadFile(filepath.Join(w.dir, "stderr"))
+	if ended := bytes.Count(said, []byte(endedByItself)); ended > 0 && err == nil {
+		return w.inject(fmt.Sprintf("%s, and was started again: %d", endedByItself, ended), "", func() error { return nil })
+	}
+	return err
 }
 
 // remedy is what a refusal must name.

@@ -127,10 +127,10 @@ func (w *world) put(ctx context.Context, p badRow, columns, values string) error
 
 // listsWork fails if any read does.
 func (w *world) listsWork(ctx context.Context, client *drover.Client) error {
-	_, list := client.List(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
-	_, dead := client.List(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
-	_, counts := client.Counts(ctx)
-	_, summary := client.Summary(ctx)
+	_, list := client.Jobs(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
+	_, dead := client.Jobs(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
+	_, counts := client.Snapshot(ctx)
+	_, summary := client.DiscardedGroups(ctx)
 	return errors.Join(list, dead, counts, summary)
 }
 
@@ -174,7 +174,7 @@ func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int
 	if err != nil {
 		return err
 	}
-	r, err := client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100})
+	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100}, drover.By{})
 	if err != nil {
 		return err
 	}
@@ -217,11 +217,11 @@ select not exists (
 	if err != nil {
 		return err
 	}
-	if done, err := client.CancelMany(ctx, drover.Filter{Kind: noop{}.Kind()}, "over"); err != nil || len(done.Refused) > 0 {
+	if done, err := client.CancelMany(ctx, drover.Filter{Kind: noop{}.Kind()}, drover.By{Why: "over"}); err != nil || len(done.Refused) > 0 {
 		return errors.Join(fmt.Errorf("cancelling what is left: %+v", done), err)
 	}
 	for _, state := range []drover.State{drover.Cancelled, drover.Discarded, drover.Completed} {
-		if done, err := client.DeleteMany(ctx, drover.Filter{Kind: noop{}.Kind(), State: state}); err != nil || len(done.Refused) > 0 {
+		if done, err := client.DeleteMany(ctx, drover.Filter{Kind: noop{}.Kind(), State: state}, drover.By{}); err != nil || len(done.Refused) > 0 {
 			return errors.Join(fmt.Errorf("deleting what is left: %+v", done), err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 )
 
 func serverScenarios() []scenario {
@@ -285,18 +286,24 @@ select drover_wake('default') from (select count(*) from stored) s`, ids)
 	return rate, err
 }
 
+// health is a look as the command takes it.
+func (w *world) health(ctx context.Context) (*health.Report, error) {
+	conn, err := w.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	return health.Look(ctx, conn.Conn(), health.Thorough)
+}
+
 // healthNames holds where the library's own look at the health names the session that holds the snapshot.
 func (w *world) healthNames(ctx context.Context, pid int) error {
-	client, err := quietClient(w.pool)
+	report, err := w.health(ctx)
 	if err != nil {
 		return err
 	}
-	health, err := client.Health(ctx)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(health.Holders, func(o drover.Holder) bool { return o.PID == pid && o.Application == forgotten }) {
-		return fmt.Errorf("session %d (%s) holds vacuum back, and the health says %+v", pid, forgotten, health.Holders)
+	if !slices.ContainsFunc(report.Holders, func(o health.Holder) bool { return o.PID == pid && o.Application == forgotten }) {
+		return fmt.Errorf("session %d (%s) holds vacuum back, and the health says %+v", pid, forgotten, report.Holders)
 	}
 	return nil
 }

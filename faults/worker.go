@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
@@ -82,14 +83,18 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	cfg := drover.SupervisorConfig{
 		Queues: []drover.Queue{{Concurrency: spec.Load.Slots}},
 		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
-		}), drover.Handle(w.doNothing, drover.WorkerOpts{})},
+		}), drover.Handle(w.doNothing, drover.WorkerOpts{}), drover.Handle(w.ticked, drover.WorkerOpts{Retry: backoff(), MaxAttempts: maxAttempts})},
 		Lease: spec.Load.Lease, PollInterval: spec.Load.Poll, DrainTimeout: spec.Load.Drain,
 		CompletedRetention: spec.Load.Retention, DisableNotify: spec.Load.Deafened,
-	})
+	}
+	if spec.Load.Schedules {
+		cfg.Periodic = schedules()
+	}
+	sup, err := client.NewSupervisor(cfg)
 	if err != nil {
 		return err
 	}
@@ -101,7 +106,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 func (w *worker) hooks() drover.Hooks {
 	tell := func(what string) func(context.Context, drover.Event) {
 		return func(_ context.Context, e drover.Event) {
-			if e.Kind != (noop{}).Kind() {
+			if e.Kind == (task{}).Kind() {
 				w.log.write(note{
 					At: w.now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
 				})
@@ -172,11 +177,28 @@ func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
 	if err := w.work(ctx, job, t); err != nil {
 		return err
 	}
+	if w.spec.Load.Prepared {
+		if _, err := tx.Exec(ctx, `set local drover.notify = 'off'`); err != nil {
+			return err
+		}
+	}
 	if err := job.CompleteTx(ctx, tx); err != nil {
 		w.note("refused", job, err)
 		return err
 	}
+	if w.spec.Load.Prepared {
+		return w.commitPrepared(ctx, tx, fmt.Sprintf("%s %s %d", w.spec.Name, job.ID, job.Attempt))
+	}
 	return tx.Commit(ctx)
+}
+
+// commitPrepared commits in two phases. What it leaves prepared because the server dies in between, the suite commits.
+func (w *worker) commitPrepared(ctx context.Context, tx pgx.Tx, name string) error {
+	if _, err := tx.Exec(ctx, fmt.Sprintf(`prepare transaction '%s'`, name)); err != nil {
+		return err
+	}
+	_, err := w.pool.Exec(context.WithoutCancel(ctx), fmt.Sprintf(`commit prepared '%s'`, name))
+	return err
 }
 
 func (w *worker) note(what string, job *drover.Job, err error) {

@@ -168,6 +168,7 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from drover_supervisors`, w.load.Workers); err != nil {
 		return err
 	}
+	w.resources.Own = ownLinks * w.load.Workers
 	up := time.Now() // what was measured before is of processes that were starting
 	err := until(ctx, "all workers are measured", 30*time.Second, func() (bool, error) {
 		before, err := w.gauge(ctx, up)
@@ -260,11 +261,11 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	if err != nil {
 		return nil, err
 	}
-	batch, ids := make([]drover.Batch, len(tasks)), make([]string, len(tasks))
+	batch, ids := make([]drover.EnqueueItem, len(tasks)), make([]string, len(tasks))
 	for i, t := range tasks {
 		each := opts
 		each.ID = ulid.Make().String()
-		batch[i], ids[i] = drover.Batch{Args: t, Opts: &each}, each.ID
+		batch[i], ids[i] = drover.EnqueueItem{Args: t, Opts: &each}, each.ID
 		log.write(call{At: time.Now(), What: "invoke", Job: ids[i]})
 	}
 	_, err = client.EnqueueMany(ctx, batch)

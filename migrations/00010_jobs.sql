@@ -1,4 +1,4 @@
--- drover: jobs, the queues, kinds and supervisors that serve them, and the way in. Unqualified names: search_path
+-- drover: jobs; the queues, kinds and supervisors that serve them; enqueueing. Names are unqualified, so search_path
 -- picks the schema.
 --
 --   goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
@@ -50,7 +50,8 @@ begin
 	foreach foreign_name in array array[
 		'jobs', 'queues', 'drover_kinds', 'drover_supervisors', 'drover_sleepers', 'drover_set_aside', 'discarded_jobs',
 		'discarded_summary', 'job_counts', 'drover_redrives', 'drover_redrive_queues', 'drover_ended_supervisors', 'drover_solo', 'drover_failure_groups',
-		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive'
+		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive', 'drover_periodic', 'periodic_jobs',
+		'drover_limits', 'drover_limits_version', 'job_limits'
 	] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
@@ -64,7 +65,7 @@ $$;
 -- +goose StatementBegin
 create function drover_schema_version() returns int language sql immutable as 'select 10';
 -- +goose StatementEnd
-comment on function drover_schema_version() is 'The version of drover''s schema: what a process asks before it works, whatever tool migrated.';
+comment on function drover_schema_version() is 'The version of drover''s schema. Every process checks it before it starts, whatever tool migrated.';
 
 -- +goose StatementBegin
 create function drover_secure() returns void language plpgsql as $$
@@ -73,7 +74,7 @@ declare
 begin
 	for f in
 		select p.oid::regprocedure as name, p.prosecdef, coalesce(array_to_string(p.proconfig, ','), '') ~ '(^|,)search_path=' as fixed,
-			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_wake') as granted
+			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_enqueue_unique', 'drover_wake') as granted
 		from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and starts_with(p.proname, 'drover_')
 	loop
 		if not f.fixed then
@@ -88,7 +89,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_secure() is
-	'Ends each migration. Every function finds drover''s tables whatever the caller''s search_path, and nothing of the caller''s: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer needs no right but to execute them.';
+	'Ends each migration. It makes every function use drover''s tables and no object of the caller''s, whatever the caller''s search_path: pg_temp comes last. The enqueue functions and drover_wake run with their owner''s rights, so a producer only needs the right to execute them.';
 
 -- +goose StatementBegin
 create function drover_ulid() returns text language sql volatile as $$
@@ -104,7 +105,7 @@ create function drover_ulid() returns text language sql volatile as $$
 	from number, generate_series(0, 25) as i
 $$;
 -- +goose StatementEnd
-comment on function drover_ulid() is 'A fresh ULID, for jobs inserted by hand; clients make their own.';
+comment on function drover_ulid() is 'A new ULID, for jobs inserted by hand. Clients make their own.';
 
 -- +goose StatementBegin
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
@@ -113,11 +114,11 @@ create function drover_append_error(errors jsonb, entry jsonb) returns jsonb lan
 	select case when jsonb_array_length(errors) < 20 then errors else errors - 5 end #- '{-1,trace}' || jsonb_build_array(entry)
 $$;
 -- +goose StatementEnd
-comment on function drover_append_error(jsonb, jsonb) is 'The errors array with one more entry, bounded: the first 5 and the last 15 are kept.';
+comment on function drover_append_error(jsonb, jsonb) is 'Adds an entry to an errors array, which keeps the first 5 and the last 15.';
 
 -- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
-	-- What passes here a worker can read; keys of another type of strategy are refused as it refuses them.
+	-- A worker can read whatever passes here. Like the worker, this refuses keys that belong to another type of strategy.
 	select retry is null or coalesce(
 		jsonb_typeof(retry) = 'object' and pg_column_size(retry) <= 1024
 		and case retry->>'type'
@@ -140,11 +141,11 @@ create function drover_strategy_ok(retry jsonb) returns boolean language sql imm
 			end), false)
 $$;
 -- +goose StatementEnd
-comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strategy has the public form, e.g. {"type":"exponential","base":"15s","multiplier":2,"max":"1h","jitter":"up:0.25"}.';
+comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strategy is valid, e.g. {"type":"exponential","base":"15s","multiplier":2,"max":"1h","jitter":"up:0.25"}.';
 
--- Fixed-width columns first, then what a claim changes side by side, so that the WAL of a claim holds little more
--- than those. Fillfactor 30 leaves room on the page for three versions of a row (fresh, running, completed): HOT
--- claims, and half a vacuum's work saved. Set 45 where completed jobs are deleted at once:
+-- Fixed-width columns come first, then the columns that a claim changes, side by side, so that the WAL of a claim has
+-- little more than those. Fillfactor 30 leaves room on the page for three versions of a row (fresh, running, completed):
+-- so claims are HOT, and vacuum has half the work. If completed jobs are deleted at once, set 45:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
 	scheduled_at  timestamptz not null default greatest(now(), statement_timestamp()),
@@ -187,6 +188,9 @@ create table jobs (
 	deaths         smallint,
 	started_seq    int,
 	parked_build   text collate "C",
+	unique_key     text collate "C",
+	unique_scope   text collate "C",
+	unique_until   timestamptz,
 
 	-- Each statement that writes to the table reads, plans and compiles these CHECKs, at some 35 instructions for
 	-- each character of their stored form (ADR 21), and each claim and settle evaluates them. So they are few and
@@ -205,7 +209,7 @@ create table jobs (
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
-	-- ASCII: some functions store an id in front of other text, and cut it off again by its length.
+	-- ASCII, because some functions store an id in front of other text, and cut it off again by its length.
 	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry)),
@@ -213,51 +217,54 @@ create table jobs (
 	constraint jobs_paced check (paced_at is null or redrive_id is not null)
 ) with (
 	fillfactor = 30,
-	-- A share of the table would let millions of dead claim-index entries pile up beside a day of kept rows.
+	-- With a share of the table instead, millions of dead index entries would pile up while a day of rows is kept.
 	autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
-comment on table jobs is 'One row a job, from enqueue to its end. Discarded jobs stay here until an operator says otherwise.';
-comment on column jobs.id is 'ULID: sorts by the time of enqueueing. Made by the client, or by drover_ulid().';
-comment on column jobs.queue is 'The queue whose supervisors claim it.';
-comment on column jobs.kind is 'Names the worker. A kind that no running process knows waits.';
-comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a gate. running. Final: completed, discarded, cancelled.';
+comment on table jobs is 'One row per job, from its enqueue to its end. Discarded jobs stay here until an operator or a queue''s setting removes them.';
+comment on column jobs.id is 'A ULID, so ids sort by the time of enqueueing. Made by the client, or by drover_ulid().';
+comment on column jobs.queue is 'The queue in which it waits. Supervisors that serve this queue claim it.';
+comment on column jobs.kind is 'Names the worker that runs it. A job of a kind that no running process knows waits.';
+comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a newer build, or for its place in a redrive. running. Final: completed, discarded, cancelled.';
 comment on column jobs.priority is '1 to 9, lower is sooner.';
-comment on column jobs.lane is 'Where the claim looks: priority + 0 fresh, 10 after a failure, 20 after a crash, 30 after two.';
-comment on column jobs.scheduled_at is 'Due time. A retry is due here too: nothing promotes it.';
+comment on column jobs.lane is 'Its place in the queue: priority, plus 10 after a failure, 20 after a crash, 30 after two.';
+comment on column jobs.scheduled_at is 'When it is due, also for a retry.';
 comment on column jobs.created_at is 'When it was enqueued.';
-comment on column jobs.attempt is 'Runs that count, from 1; raised by the claim, so a crash is counted; given back by snooze, release and redrive.';
-comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
-comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id, claimed_by and attempted_at the fence of every write that ends a run.';
+comment on column jobs.attempt is 'Runs that count, from 1. The claim raises it, so a crash counts; a snooze, a release or a redrive gives it back.';
+comment on column jobs.max_attempts is 'How many runs the job may have in all. Null: its worker''s number (drover_kinds), else its queue''s (queues), else 20.';
+comment on column jobs.claim_seq is 'Number of claims so far; never decreases. Every write that ends a run compares id, claim_seq, claimed_by and attempted_at (the fence).';
 comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
-comment on column jobs.attempted_at is 'When it was last claimed. Part of the fence: it tells two jobs apart that had one id after another.';
+comment on column jobs.attempted_at is 'When it was last claimed. Part of the fence: it distinguishes two jobs that had the same id one after the other.';
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
-comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
-comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
-comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
-comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
+comment on column jobs.args is 'The arguments that the worker gets.';
+comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each action of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and the last 15 are kept, whatever happens to the job.';
+comment on column jobs.errors_total is 'Number of failed runs, including those no longer in errors.';
+comment on column jobs.retry is 'The job''s own retry strategy, which overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
+comment on column jobs.timeout_ms is 'The job''s own timeout, which overrides its worker''s.';
 comment on column jobs.last_delay_ms is 'The last wait before a retry.';
-comment on column jobs.expires_at is 'Not run after this: discarded, reason expired.';
-comment on column jobs.retry_until is 'Not retried after this: discarded, reason time_budget.';
-comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
+comment on column jobs.expires_at is 'If it is claimed after this time, it is discarded without a run, reason expired.';
+comment on column jobs.retry_until is 'If its next run would be after this time, it is discarded, reason time_budget.';
+comment on column jobs.crashes is 'Process deaths that count against it: one more for each that it is suspected of, one less for each run that its process survives.';
 comment on column jobs.redrives is 'How often an operator made it due again.';
-comment on column jobs.redriven_at is 'When that was last.';
+comment on column jobs.redriven_at is 'When an operator last made it due again.';
 comment on column jobs.snoozes is 'Runs that ended in a snooze; null is none.';
 comment on column jobs.uncounted is 'Failed runs that gave their attempt back (DontCount); null is none.';
-comment on column jobs.tags is 'Free words to find it by.';
-comment on column jobs.metadata is 'Free JSON beside the args; drover''s own keys begin with "drover:".';
+comment on column jobs.tags is 'Your own words to find it by.';
+comment on column jobs.metadata is 'Your own JSON, besides the args. drover''s keys begin with "drover:".';
 comment on column jobs.class is 'Class of the last failed run, as in its errors entry.';
-comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry: what went wrong, without its numbers and names.';
-comment on column jobs.concurrency_key is 'What it must not overload, e.g. a customer: a paced redrive runs at most so many of one key at once.';
-comment on column jobs.redrive_id is 'The redrive that took it up last.';
+comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry. It is the same for failures with one cause.';
+comment on column jobs.concurrency_key is 'Something that it must not overload, e.g. a customer: a paced redrive can limit how many jobs of one key run at once.';
+comment on column jobs.redrive_id is 'The last redrive that took it up.';
 comment on column jobs.pace_key is 'Its key in that redrive.';
-comment on column jobs.paced_at is 'While a redrive holds it back: since when it could go, of a dead job its finalized_at. infinity: let go, and counted for its key until it ends. Null: no redrive has a hold on it.';
-comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
-comment on column jobs.started_seq is 'Of a job that has a single attempt as the process sees it that claimed it: the claim under which its handler may have been called.';
-comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
+comment on column jobs.paced_at is 'While a redrive holds it back: the time from which it could go (for a dead job its finalized_at). infinity: the redrive has made it due and counts it for its key until it ends. Null: no redrive holds it.';
+comment on column jobs.deaths is 'Number of all process deaths that it has been suspected of. Null: none.';
+comment on column jobs.started_seq is 'Only for a job with a single attempt (according to the process that claimed it): the claim_seq under which its handler may have been called.';
+comment on column jobs.unique_key is 'What it is the only one of: its kind, and of its args, queue and concurrency_key what its enqueue chose. Null: it is not unique.';
+comment on column jobs.unique_scope is 'How long it is the only one of its unique_key: until it has ended, until it has started, or for a period. Null: it is not unique.';
+comment on column jobs.unique_until is 'While no other job may have its unique_key: the end of its period, or infinity until it has ended or started. Null: another job may have it.';
+comment on column jobs.parked_build is 'While a failure group''s policy parks it: the newest build known at that time; a newer one releases it. Empty: the policy was lifted.';
 
 -- +goose StatementBegin
 create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
@@ -303,7 +310,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. Stops counting soon after most.';
+comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, with separators. Stops counting soon after most.';
 
 -- +goose StatementBegin
 create function drover_bounds() returns trigger language plpgsql as $$
@@ -322,7 +329,8 @@ begin
 		field := 'metadata';
 		if jsonb_typeof(new.metadata) <> 'object' then
 			fault := 'not a JSON object';
-		elsif jsonb_path_exists(case when follow_up is null then new.metadata else new.metadata - 'drover:follow_up' end,
+		elsif jsonb_path_exists(new.metadata - array[case when follow_up is not null then 'drover:follow_up' end,
+				case when jsonb_typeof(new.metadata->'drover:periodic') = 'object' and new.metadata->'drover:periodic' ?& '{name,tick}' then 'drover:periodic' end],
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else
@@ -355,17 +363,17 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md, whoever inserts or updates them: they would be slow or impossible to read.';
+comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds in SECURITY.md, because they would be slow or impossible to read.';
 
--- An AFTER trigger: so COPY still stores many rows at once. Claims and settles name none of these columns, so it is
--- never queued for them. Nor is it for small args: 516 bytes hold neither 65 levels, which take 8 bytes each, nor
--- numbers of more than 5 MB of text.
+-- An AFTER trigger, so that COPY still stores many rows at once. Claims and settles name none of these columns, so it
+-- never fires for them. It does not fire for small args either: 516 bytes cannot have 65 levels, which take 8 bytes each,
+-- or numbers of more than 5 MB of text.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
 	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.metadata is not null or new.tags is not null)
 	execute function drover_bounds();
 
 -- Serves claim, near sweep, full sweep, next due and rescue (store_pg_*.go). No column that a claim changes may be in
--- here, predicate included, or claims are no longer HOT: that is why state is not.
+-- this index or its predicate, or claims are no longer HOT. That is why state is not in it.
 create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;
 
 -- Serves the lists, counts and views of discarded jobs; empty until something is discarded. A claim leaves its columns alone.
@@ -378,11 +386,17 @@ create index jobs_discarded_groups_idx on jobs (queue, kind, discard_reason, cla
 create index jobs_redrive_idx on jobs (redrive_id, queue, pace_key, paced_at, id) where redrive_id is not null;
 
 -- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
--- Not "finalized_at is null": where few jobs are unfinished the planner would read jobs_claim_idx for it, dead entries and all.
+-- Not "finalized_at is null": if few jobs are unfinished, the planner would read jobs_claim_idx for that, with all of its
+-- dead entries.
 create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
 
--- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
--- and spends a second of JIT on it.
+-- Serves unique jobs (drover_enqueue_unique). Its columns are null for all other jobs, and a claim changes unique_until
+-- only for a job that is unique until it has started. Names must be unique among the rows in here, whatever their state
+-- is: state is in no index.
+create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null;
+
+-- A fingerprint belongs to one kind. Without these statistics the planner expects a hundred times as many groups in the
+-- summary, and spends a second on JIT.
 create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
 
 create table queues (
@@ -399,9 +413,9 @@ create table queues (
 		and discarded_retention between interval '0' and interval '1000 years' and archive_discarded_after between interval '0' and interval '1000 years'),
 	constraint queues_archived_or_deleted check (discarded_retention is null or archive_discarded_after is null)
 );
-comment on table queues is 'Queues a supervisor has served, with the policies that must not live in one process'' code alone.';
-comment on column queues.completed_retention is 'How long its completed jobs are kept; null: as the supervisor says that prunes.';
-comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept; null: as the supervisor says that prunes.';
+comment on table queues is 'Queues that a supervisor has served, with the settings that other processes need to know.';
+comment on column queues.completed_retention is 'How long its completed jobs are kept. Null: as long as the pruning supervisor''s own setting.';
+comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept. Null: as long as the pruning supervisor''s own setting.';
 comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 
@@ -418,8 +432,8 @@ create table drover_kinds (
 	constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
 	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
-comment on table drover_kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
-comment on column drover_kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
+comment on table drover_kinds is 'Workers that supervisors have registered. Rescues, psql and the command read a kind''s settings here.';
+comment on column drover_kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s Go type defines them. Args patches are checked against it.';
 comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
 comment on column drover_kinds.follow_up_queue is 'The queue of that job.';
 
@@ -443,27 +457,30 @@ create table drover_supervisors (
 	pid        int         not null default 0,
 	build      text collate "C" not null default '',
 	process    text collate "C",
+	limits_seen bigint     not null default 0,
 	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
 	-- heartbeat does not.
 	primary key (id, epoch)
 ) with (fillfactor = 50);
-comment on table drover_supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
-comment on column drover_supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
-comment on column drover_supervisors.clock_at is 'The latest time that the server''s clock has shown at a beat: later than now if the clock has gone back.';
-comment on column drover_supervisors.behind_since is 'Since when, by the clock as it is now, that has been behind clock_at by 10 s or more. Null: it is not.';
+comment on table drover_supervisors is 'One row per running supervisor. beat rises while it lives. If beat stands still for a lease, others rescue its jobs.';
+comment on column drover_supervisors.epoch is 'Raised to invalidate all claims begun before: by the supervisor itself after a lost reply, by others when it has fallen silent.';
+comment on column drover_supervisors.clock_at is 'The latest time that the server''s clock has shown at a heartbeat. Later than now if the clock has gone back.';
+comment on column drover_supervisors.behind_since is 'Since when, by the clock as it is now, the server''s clock has been behind clock_at by 10 s or more. Null: it is not behind.';
 comment on column drover_supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
-comment on column drover_supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
+comment on column drover_supervisors.silent_ms is 'How long others had seen no heartbeat after silent_at_beat, when one of them last noted it. Valid while beat = silent_at_beat.';
 comment on column drover_supervisors.slots is 'Concurrency by queue.';
-comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
-comment on column drover_supervisors.process is 'The client it belongs to: supervisors of one client die together.';
+comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last heartbeat.';
+comment on column drover_supervisors.process is 'The client it belongs to. Supervisors of one client run in one process and die together.';
+comment on column drover_supervisors.limits_seen is 'The newest version of drover_limits that it acts on. 0: it has not read them.';
 
 create table drover_sleepers (
 	queue        text collate "C" not null,
 	supervisor   text collate "C" not null,
 	sleeps_until timestamptz,
+	kinds        text[] not null default '{}',
 	primary key (queue, supervisor)
 ) with (fillfactor = 30);
-comment on table drover_sleepers is 'Who serves a queue, and until when it sleeps (null: awake, -infinity: has no room). An enqueue notifies only if somebody sleeps and nobody awake serves the queue.';
+comment on table drover_sleepers is 'The supervisors that serve a queue, the kinds of each, and until when it sleeps (null: awake, -infinity: has no room). An enqueue wakes a sleeper only if no living supervisor is awake for its queue and kind.';
 
 create table drover_set_aside (
 	path     text collate "C" not null check (path <> ''),
@@ -476,7 +493,7 @@ create table drover_set_aside (
 	retry_at timestamptz      not null,
 	primary key (path, job)
 ) with (fillfactor = 50);
-comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried at once.';
+comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Set retry_at to now() to have a job tried at once.';
 comment on column drover_set_aside.path is 'What was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
 comment on column drover_set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
 comment on column drover_set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
@@ -489,7 +506,7 @@ create function drover_rows_fault(code text) returns boolean language sql immuta
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
 -- +goose StatementEnd
-comment on function drover_rows_fault(text) is 'Whether an error of this SQLSTATE may be the fault of a single row.';
+comment on function drover_rows_fault(text) is 'Whether a single row may have caused an error with this SQLSTATE.';
 
 -- +goose StatementBegin
 create function drover_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
@@ -530,7 +547,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_walk(text[], text, jsonb) is
-	'Executes a statement over many jobs. The statement gets their ids as $1 and doc as $2, and returns how many it changed. If the database refuses a batch, halves of it are tried, down to the one job that is at fault, and the others go through. refused: an array of {id, error, code}.';
+	'Executes a statement over many jobs. The statement gets their ids as $1 and doc as $2, and returns how many it changed. If the database refuses a batch, it tries halves of it, down to the one job that is at fault. The others go through. refused: an array of {id, error, code}.';
 
 -- +goose StatementBegin
 create function drover_set_aside(path text, refused jsonb) returns void language sql as $$
@@ -542,7 +559,7 @@ create function drover_set_aside(path text, refused jsonb) returns void language
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
 -- +goose StatementEnd
-comment on function drover_set_aside(text, jsonb) is 'Lists refused jobs, as drover_walk returns them, in set_aside: every process leaves them alone on this path for a pause that doubles.';
+comment on function drover_set_aside(text, jsonb) is 'Lists refused jobs, as drover_walk returns them, in the table drover_set_aside. Every process leaves them alone on this path for a pause that doubles.';
 
 -- +goose StatementBegin
 create function drover_refuse(path text, job_id text, seq int, why text, code text, later boolean default false, out became text) language plpgsql as $$
@@ -572,6 +589,7 @@ begin
 			state = case when not later then 'discarded' when errors_total > 0 then 'retryable' else 'scheduled' end,
 			scheduled_at = case when later then clock_timestamp() + least(interval '15 seconds' * 2 ^ times, interval '1 hour') else scheduled_at end,
 			finalized_at = case when not later then clock_timestamp() end,
+			unique_until = case when later or unique_scope = 'period' then unique_until end,
 			discard_reason = case when not later then 'refused' end
 		where id = job_id returning state into became;
 		return;
@@ -580,7 +598,8 @@ begin
 	end;
 	begin
 		if not later then
-			update jobs set class = 'refused', claimed_by = null, state = 'discarded', finalized_at = clock_timestamp(), discard_reason = 'refused'
+			update jobs set class = 'refused', claimed_by = null, state = 'discarded', finalized_at = clock_timestamp(), discard_reason = 'refused',
+				unique_until = case when unique_scope = 'period' then unique_until end
 			where id = job_id returning state into became;
 			return;
 		end if;
@@ -593,7 +612,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse(text, text, int, text, text, boolean) is
-	'Takes an unfinished job that the database refuses to hand out or to settle out of the way of others. Puts it off up to twelve times (later), or discards it, reason refused; the error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
+	'Takes an unfinished job out of the way of others, because the database refuses to hand it out or to settle it. Puts it off up to twelve times (later), or discards it, reason refused; the error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$ select ('drover_' || current_schema())::name::text $$;
@@ -601,20 +620,58 @@ create function drover_channel() returns text language sql stable as $$ select (
 comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues, cut to the length of a name.';
 
 -- +goose StatementBegin
-create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
+create function drover_notify(channel text, payload text) returns boolean language plpgsql as $$
 begin
-	-- Those without room count for nothing: notified at every enqueue they would slow down all producers, in vain.
-	if exists (select from drover_sleepers s where s.queue = drover_wake.queue and s.sleeps_until > coalesce(due, now()))
-	and not exists (select from drover_sleepers s where s.queue = drover_wake.queue
-		and (s.sleeps_until is null or s.sleeps_until <= coalesce(due, now()) and s.sleeps_until > '-infinity')) then
-		perform pg_notify(drover_channel(), 'wake ' || queue);
-		return true;
+	-- A setting that was local to an earlier transaction is empty. A value that is not a boolean raises 22P02.
+	if not coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean then
+		return false;
 	end if;
-	return false;
+	perform pg_notify(channel, payload);
+	return true;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any with room and all of those sleep beyond the given time (null: now).';
+comment on function drover_notify(text, text) is
+	'Sends every notification of drover''s, unless the setting drover.notify is off: a transaction that notifies cannot be prepared. Returns whether it sent one.';
+
+-- +goose StatementBegin
+create function drover_wake(queue text, due timestamptz default null, kind text default null, asker text default '') returns boolean language plpgsql as $$
+declare
+	s     record;
+	alike text[];   -- kinds of the supervisors that the loop is at
+	told  int := 0; -- how many of those it has told; two are enough
+	woke  boolean := false;
+begin
+	-- Supervisors without room do not count. The order of the others changes every second, which spreads a trickle of jobs
+	-- over them. During a second the order is the same for all callers, so that a burst soon finds the first one awake.
+	for s in
+		select l.supervisor, case when drover_wake.kind is null then l.kinds end as class, l.sleeps_until is null or l.sleeps_until <= coalesce(due, now()) as awake
+		from drover_sleepers l
+		where l.queue = drover_wake.queue and l.supervisor <> asker and l.sleeps_until is distinct from '-infinity'
+			and (drover_wake.kind is null or drover_wake.kind = any(l.kinds))
+		order by class, awake desc, hashtextextended(l.supervisor, extract(epoch from clock_timestamp())::bigint)
+	loop
+		if s.class is distinct from alike then
+			alike := s.class;
+			told := 0;
+		end if;
+		exit when told = 2 and alike is null;
+		-- The session in which a supervisor listens holds this lock. If we get it, the process has died or lost its
+		-- connection, whatever its row says.
+		continue when told = 2 or pg_try_advisory_lock_shared(hashtextextended(s.supervisor, 0)) and pg_advisory_unlock_shared(hashtextextended(s.supervisor, 0));
+		if s.awake then
+			told := 2; -- it looks by itself
+			continue;
+		end if;
+		woke := drover_notify('drover_' || s.supervisor, case told when 0 then 'wake ' else 'soon ' end || queue) or woke;
+		told := told + 1;
+	end loop;
+	return woke;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_wake(text, timestamptz, text, text) is
+	'Wakes one supervisor of a queue and kind (null: of each set of kinds) that sleeps beyond the given time (null: now) and has room, and asks another one to look a little later. It does nothing if a living one is awake. asker: a supervisor to leave out.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -624,7 +681,7 @@ declare
 	until  timestamptz;
 	turn   bigint;
 begin
-	-- Time-outs of the session's own would end more than the wait. 0 is none.
+	-- The session's own timeouts would end more than the wait. 0 turns them off.
 	until := clock_timestamp() + least(patience, (select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
 	for turn in select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by key loop
 		perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);
@@ -637,13 +694,13 @@ exception when lock_not_available then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time, go on without.';
+comment on function drover_take_turn(text[], interval) is 'Makes claims from queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time; claim without it.';
 
 -- +goose StatementBegin
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out since timestamptz, out waiting bigint) language plpgsql stable as $$
 begin
-	-- clock_timestamp() is read after the snapshot was taken: what others have written by then was earlier, unless the
-	-- clock has gone back.
+	-- clock_timestamp() is read after the snapshot was taken. So all times that others have written are earlier, unless
+	-- the clock has gone back.
 	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from drover_supervisors s where isfinite(s.clock_at);
 	if latest - clock_timestamp() >= interval '10 s' then
 		latest := least(latest, timestamptz '9999-12-30+00');
@@ -654,8 +711,8 @@ begin
 		waiting := 0;
 		return;
 	end if;
-	-- The queues, and of each lane of each what is due between now and then, a heartbeat included that did not come: by
-	-- jobs_claim_idx. What happened to a job in the future was before the clock went back.
+	-- For each lane of each queue, the jobs that are due between now and the latest time, plus one heartbeat; by
+	-- jobs_claim_idx. If something happened to a job "in the future", it was before the clock went back.
 	with recursive held(name) as (
 		select min(j.queue) from jobs j where j.finalized_at is null
 		union all
@@ -676,14 +733,14 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_clock(int, text) is
-	'If the server''s clock has gone back by 10 s or more: the latest time that it has shown, since when supervisors have seen it behind that, and how many jobs from before wait until it gets there again, counted up to so many a lane. Else nulls and 0.';
+	'If the server''s clock has gone back by 10 s or more: the latest time that it has shown, since when supervisors have seen it behind that, and how many jobs from before wait until it reaches that time again (at most that many of each lane are counted). Else nulls and 0.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$
 declare
 	usual   text := current_setting('lock_timeout');
 	bounds  interval[] := array[current_setting('statement_timeout')::interval, current_setting('transaction_timeout', true)::interval];
-	-- All waits together are over before anybody that waits for this one looks for a deadlock.
+	-- All waits together end before a session that waits for this one looks for a deadlock.
 	wait    interval := least(interval '250 ms', current_setting('deadlock_timeout')::interval / 2) / cardinality(tables);
 	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'),
 		(select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
@@ -713,7 +770,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_lock_tables(text[], interval) is
-	'For migrations: locks tables exclusively, all or none, so that no statement, whatever order it locks them in, is in a deadlock with it, and nobody waits long behind somebody else''s long transaction.';
+	'For migrations: locks tables exclusively, all or none. So it cannot deadlock with another statement, and no session waits long behind somebody else''s long transaction.';
 
 -- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql as $$
@@ -733,7 +790,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse_clash(text[], text[], text[], jsonb[]) is
-	'Raises DR001 if a job of one of these ids has another kind, queue or args. Returns the ids that no job has, null if all are there.';
+	'Raises DR001 if a job with one of these ids has another kind, queue or args. Returns the ids that no job has, or null if all exist.';
 
 -- +goose StatementBegin
 create function drover_refuse_unstored(ids text[]) returns void language plpgsql as $$
@@ -761,7 +818,7 @@ declare
 		when queue ~ E'[\\x01-\\x1f\\x7f-\\x9f]' then 'queue: has a control character'
 		when priority not between 1 and 9 then format('priority: %s is not 1 to 9', priority)
 		when max_attempts < 1 then format('max_attempts: %s is not 1 or more', max_attempts)
-		when not drover_strategy_ok(retry) then format('retry: %s is no retry strategy, such as {"type": "constant", "delay": "30s"}', left(retry::text, 200))
+		when retry is not null and not drover_strategy_ok(retry) then format('retry: %s is no retry strategy, such as {"type": "constant", "delay": "30s"}', left(retry::text, 200))
 		when timeout < interval '1 ms' then format('timeout: %s is under 1 ms', timeout)
 		when not expires_at <@ years then format('expires_at: %s is not in the years 1 to 9999', expires_at)
 		when not retry_until <@ years then format('retry_until: %s is not in the years 1 to 9999', retry_until)
@@ -797,12 +854,12 @@ begin
 	if scheduled_at > '10000-01-01 00:00:00Z' then -- a driver may round up to that
 		raise exception 'drover: scheduled_at: % is after the year 9999', scheduled_at using errcode = '22023';
 	end if;
-	-- A time in the past is now: behind the supervisors' floors the job would wait for a sweep.
+	-- A time in the past becomes now: behind the supervisors' floors the job would wait for a sweep.
 	return greatest(coalesce(scheduled_at, greatest(now(), statement_timestamp()) + delay), now(), statement_timestamp());
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_due(timestamptz, interval) is 'When a job enqueued with these is due.';
+comment on function drover_due(timestamptz, interval) is 'When a job enqueued with these values is due.';
 
 -- +goose StatementBegin
 create function drover_enqueue(
@@ -811,7 +868,7 @@ create function drover_enqueue(
 	max_attempts int default null, retry jsonb default null, timeout interval default null,
 	expires_at timestamptz default null, retry_until timestamptz default null,
 	tags jsonb default null, metadata jsonb default null,
-	id text default null, wake boolean default true, concurrency_key text default null
+	id text default null, wake boolean default true, concurrency_key text default null, uniqueness jsonb default null
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -832,6 +889,12 @@ begin
 		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata, concurrency_key);
 	end if;
 	job_id := coalesce(id, drover_ulid());
+	if jsonb_typeof(uniqueness) <> 'null' then
+		return query select u.job_id, u.result <> 'stored' from drover_enqueue_unique(jsonb_build_object('id', job_id, 'kind', kind, 'args', coalesce(args, '{}'),
+			'queue', queue, 'priority', priority, 'scheduled_at', scheduled_at, 'delay', delay, 'max_attempts', max_attempts, 'retry', retry, 'timeout', timeout,
+			'expires_at', expires_at, 'retry_until', retry_until, 'tags', tags, 'metadata', metadata, 'concurrency_key', concurrency_key, 'uniqueness', uniqueness), wake) u;
+		return;
+	end if;
 	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
@@ -849,14 +912,14 @@ begin
 	end if;
 	existing := stored is null;
 	if not existing and wake and exists (select from drover_sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
-		perform drover_wake(coalesce(queue, 'default'), due);
+		perform drover_wake(coalesce(queue, 'default'), due, kind);
 	end if;
 	return next;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text) is
-	'Enqueues one job and tells its id; repeating an id gives the job there is, as long as its row is kept: not after it was deleted on completion, pruned or archived. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb) is
+	'Enqueues one job and returns its id. Repeating an id returns the existing job as long as its row is kept, so not after it was deleted on completion, pruned or archived. uniqueness: the job is stored only if no other is like it (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$
@@ -869,8 +932,8 @@ begin
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
-	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
-	-- first is stored, and the others are told as there before.
+	-- One row per job. The keys are drover_enqueue's parameters, and the caller chooses the id. If several jobs have the
+	-- same id, the first is stored, and the others are reported as existing.
 	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,
@@ -890,8 +953,8 @@ begin
 				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata, g.concurrency_key
 			from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
 				delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
-				metadata jsonb, concurrency_key text)) with ordinality as g
-			where missing is null or g.id = any(missing)
+				metadata jsonb, concurrency_key text, uniqueness jsonb)) with ordinality as g
+			where g.uniqueness is null and (missing is null or g.id = any(missing))
 		), fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 			select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
@@ -915,15 +978,18 @@ begin
 		perform drover_refuse_unstored(coalesce(missing, refused));
 	end if;
 	if wake then
-		perform drover_wake(q.queue, q.due) from (
-			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
-			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval) group by 1 order by 1) q;
+		perform drover_wake(q.queue, q.due, q.kind) from (
+			select coalesce(g.queue, 'default') as queue, g.kind, min(drover_due(g.scheduled_at, g.delay)) as due
+			from jsonb_to_recordset(batch) as g(queue text, kind text, scheduled_at timestamptz, delay interval) group by 1, 2 order by 1, 2) q;
+	end if;
+	if jsonb_path_exists(batch, '$[*].uniqueness') then
+		existing := existing || array(select u.id from drover_enqueue_unique(batch, wake) u where u.result <> 'stored');
 	end if;
 	return query select unnest(existing);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
+comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id chosen by the caller. Returns the ids that existed before, once for every job not stored. Of jobs with uniqueness it returns the ids that were not stored because another job is like them; drover_enqueue_unique says which.';
 
 -- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
@@ -933,14 +999,14 @@ create function drover_ulid_at(at timestamptz) returns text language sql immutab
 	from generate_series(0, 9) as i
 $$;
 -- +goose StatementEnd
-comment on function drover_ulid_at(timestamptz) is 'The smallest ULID of an instant: id >= drover_ulid_at(now() - interval ''1 hour'') finds the jobs of the last hour by primary key.';
+comment on function drover_ulid_at(timestamptz) is 'The smallest ULID of a point in time: id >= drover_ulid_at(now() - interval ''1 hour'') finds the jobs of the last hour by primary key.';
 
 -- +goose StatementBegin
 create function drover_last_error(errors jsonb) returns jsonb language sql immutable as $$
 	select e from jsonb_array_elements(errors) with ordinality as x(e, n) where e->>'class' <> 'operator' order by n desc limit 1
 $$;
 -- +goose StatementEnd
-comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that tells of a run.';
+comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that belongs to a run.';
 
 create view job_counts as
 select queue, state, count(*) as jobs, min(scheduled_at) filter (where finalized_at is null and scheduled_at <= now() and state <> 'running') as oldest_due

@@ -23,7 +23,7 @@ begin
 		raise exception 'drover: a filter is a JSON object' using errcode = '22023';
 	end if;
 	for key, value in select * from jsonb_each(filter) loop
-		if jsonb_typeof(value) <> (case key when 'ids' then 'array' when 'tags' then 'array' when 'args' then jsonb_typeof(value) when 'all' then 'boolean' else 'string' end) then
+		if jsonb_typeof(value) <> (case key when 'ids' then 'array' when 'tags' then 'array' when 'args' then jsonb_typeof(value) when 'all' then 'boolean' when 'priority' then 'number' else 'string' end) then
 			raise exception 'drover: filter key "%" cannot be %', key, value using errcode = '22023';
 		end if;
 		conditions := conditions || case key
@@ -34,6 +34,10 @@ begin
 			when 'reason' then format('j.discard_reason = %L', value #>> '{}')
 			when 'class' then format('j.class = %L', value #>> '{}')
 			when 'fingerprint' then format('j.fingerprint = %L', value #>> '{}')
+			when 'priority' then format('j.priority = %L::smallint', value #>> '{}')
+			when 'concurrency_key' then format('j.concurrency_key = %L', value #>> '{}')
+			when 'unique_key' then format('j.unique_key = %L', value #>> '{}')
+			when 'periodic' then format('j.metadata #>> ''{drover:periodic,name}'' = %L', value #>> '{}')
 			when 'redrive' then format('j.redrive_id = %L', value #>> '{}')
 			when 'error' then format('strpos(lower(drover_last_error(j.errors)->>''error''), lower(%L)) > 0', value #>> '{}')
 			when 'tags' then format('j.tags @> %L::text[]', array(select jsonb_array_elements_text(value)))
@@ -46,21 +50,26 @@ begin
 		end;
 		if conditions[cardinality(conditions)] is null then
 			raise exception 'drover: a filter has no key "%"', key using errcode = '22023',
-				hint = 'Keys: ids, queue, kind, state, reason, class, fingerprint, redrive, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
+				hint = 'Keys: ids, queue, kind, state, priority, reason, class, fingerprint, concurrency_key, unique_key, periodic, redrive, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
 		end if;
 		if key = 'state' and value #>> '{}' <> all('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}') then
-			raise exception 'drover: % is no state of a job', value using errcode = '22023';
+			raise exception 'drover: % is not a state of a job', value using errcode = '22023';
+		end if;
+		if key = 'priority' and value #>> '{}' !~ '^[1-9]$' then
+			raise exception 'drover: priority % is not 1 to 9', value using errcode = '22023';
 		end if;
 	end loop;
-	if verb is not null and (cardinality(conditions) = 0 or filter - 'all' = '{}' and not (filter->>'all')::boolean) then
-		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
+	-- A script whose variable is not set sends a filter such as {"args": {}}, which would match every job.
+	if verb is not null and not coalesce((filter->>'all')::boolean, false)
+		and not exists (select from jsonb_each(filter) as f(key, value) where f.key <> 'all' and f.value not in ('{}', '""') and (f.key = 'ids' or f.value <> '[]')) then
+		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job use {"all": true}.';
 	end if;
 	return coalesce(nullif(array_to_string(conditions, ' and '), ''), 'true');
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_where(jsonb, text) is
-	'A filter as a condition on jobs j, with its values as literals, so that every filter gets a plan of its own. A verb that changes jobs names itself, and an empty filter is refused.';
+	'Turns a filter into a condition on jobs j, with its values as literals, so that every filter gets its own plan. A verb that changes jobs passes its name; then an empty filter is refused.';
 
 -- +goose StatementBegin
 create function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs
@@ -71,21 +80,21 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_list(jsonb, text, int) is
-	'Jobs that a filter picks, from beyond the cursor after: dead letters (state discarded, or a reason) latest discarded first, others newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
+	'Jobs that match a filter, beginning behind the cursor after: dead letters (state discarded, or a reason) latest discarded first, others newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
 
 -- +goose StatementBegin
 create function drover_dead(filter jsonb) returns boolean language sql immutable as $$
 	select coalesce(filter->>'state' = 'discarded' or filter ? 'reason', false)
 $$;
 -- +goose StatementEnd
-comment on function drover_dead(jsonb) is 'Whether a filter picks dead letters alone. Those are walked by (finalized_at, id), all others by id.';
+comment on function drover_dead(jsonb) is 'Whether a filter matches only dead letters. These are read in the order of (finalized_at, id), all other jobs by id.';
 
 -- +goose StatementBegin
 create function drover_cursor(filter jsonb, finalized_at timestamptz, id text) returns text language sql stable as $$
 	select case when drover_dead(filter) then coalesce(to_jsonb(finalized_at) #>> '{}', 'infinity') || '/' else '' end || id
 $$;
 -- +goose StatementEnd
-comment on function drover_cursor(jsonb, timestamptz, text) is 'Where a job stands in the lists of this filter: what drover_list takes as after.';
+comment on function drover_cursor(jsonb, timestamptz, text) is 'A job''s place in the lists of this filter. Pass it to drover_list as after.';
 
 -- +goose StatementBegin
 create function drover_find(filter jsonb, verb text default null) returns text language plpgsql stable as $$
@@ -94,12 +103,12 @@ begin
 		return drover_where(filter, verb);
 	end if;
 	perform drover_where(filter, verb); -- refuses
-	-- Of a discarded job the state is in no index, the reason is.
+	-- An index has the reason of a discarded job, and none has its state.
 	return 'j.discard_reason is not null and ' || drover_where(case when filter->>'state' = 'discarded' then filter - 'state' else filter end);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_find(jsonb, text) is 'drover_where, in words that jobs_discarded_idx and jobs_discarded_groups_idx serve where dead letters are meant.';
+comment on function drover_find(jsonb, text) is 'Like drover_where, but for dead letters the condition is written so that jobs_discarded_idx and jobs_discarded_groups_idx serve it.';
 
 -- +goose StatementBegin
 create function drover_beyond(filter jsonb, after text, down boolean) returns text language plpgsql stable as $$
@@ -112,21 +121,22 @@ begin
 		return case when after <> '' then format(' and j.id %s %L', than, after) else '' end || format(' order by j.id %s', direction);
 	end if;
 	if after <> '' and at is null then
-		raise exception 'drover: "%" is no place in a list of dead letters', after using errcode = '22023', hint = 'It is what drover_cursor tells of a list''s last job.';
+		raise exception 'drover: "%" is not a cursor of a list of dead letters', after using errcode = '22023', hint = 'drover_cursor returns it for the last job of a page.';
 	end if;
 	return case when after <> '' then format(' and (j.finalized_at, j.id) %s (%L::timestamptz, %L)', than, at, substr(after, length(at) + 2)) else '' end
 		|| format(' order by j.finalized_at %s, j.id %1$s', direction);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_beyond(jsonb, text, boolean) is 'The rest of a condition, and an order, that go on beyond a cursor.';
+comment on function drover_beyond(jsonb, text, boolean) is 'A condition and an order for the rows behind a cursor.';
 
 -- +goose StatementBegin
-create function drover_fits(job_id text, error text, tags text[], args jsonb) returns boolean language plpgsql as $$
+create function drover_fits(job_id text, error text, tags text[], args jsonb, periodic text) returns boolean language plpgsql as $$
 #variable_conflict use_variable
 begin
 	return (select (error is null or strpos(lower(drover_last_error(j.errors)->>'error'), lower(error)) > 0)
 		and (tags is null or j.tags @> tags) and (args is null or j.args @> args)
+		and (periodic is null or j.metadata #>> '{drover:periodic,name}' = periodic)
 		from jobs j where j.id = job_id) is true;
 exception when others then
 	if not drover_rows_fault(sqlstate) then
@@ -136,16 +146,17 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_fits(text, text, text[], jsonb) is 'Whether a job matches a filter''s error, tags and args (null: the filter does not ask for it). A job whose parts cannot be read does not match.';
+comment on function drover_fits(text, text, text[], jsonb, text) is 'Whether a job matches a filter''s error, tags, args and periodic (null: the filter has none). A job for which these parts cannot be read does not match.';
 
 -- +goose StatementBegin
 create function drover_find_carefully(filter jsonb) returns text language sql stable as $$
-	select drover_find(filter - '{error,tags,args}'::text[]) || format(' and drover_fits(j.id, %L, %L, %L)', filter->>'error',
-		case when filter ? 'tags' then array(select jsonb_array_elements_text(filter->'tags')) end, filter->'args')
+	-- Reading the whole filter first refuses one that is wrong, which may be why drover_find has failed.
+	select case when drover_where(filter) <> '' then drover_find(filter - '{error,tags,args,periodic}'::text[]) end || format(' and drover_fits(j.id, %L, %L, %L, %L)', filter->>'error',
+		case when filter ? 'tags' then array(select jsonb_array_elements_text(filter->'tags')) end, filter->'args', filter->>'periodic')
 $$;
 -- +goose StatementEnd
 comment on function drover_find_carefully(jsonb) is
-	'drover_find for a table with rows that cannot be read: a row does not fit if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags or args, so it is used only after drover_find has failed.';
+	'Like drover_find, for a table with rows that cannot be read: a row does not match if the filter needs a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
 
 -- One sane plan whatever the statistics say, as in the library's own transactions.
 -- +goose StatementBegin
@@ -179,7 +190,7 @@ begin
 			end if;
 			return ids || more;
 		exception when others then
-			if careful or not filter ?| '{error,tags,args}' or not drover_rows_fault(sqlstate) then
+			if careful or not filter ?| '{error,tags,args,periodic}' or not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
 			careful := true;
@@ -199,7 +210,7 @@ begin
 	execute 'select count(*) from jobs j where ' || drover_find(filter) into n;
 	return n;
 exception when others then
-	if not coalesce(filter ?| '{error,tags,args}', false) or not drover_rows_fault(sqlstate) then
+	if not coalesce(filter ?| '{error,tags,args,periodic}', false) or not drover_rows_fault(sqlstate) then
 		raise;
 	end if;
 	execute 'select count(*) from jobs j where ' || drover_find_carefully(filter) into n;
@@ -207,20 +218,20 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_count(jsonb) is 'How many jobs a filter picks. An index alone tells of dead letters by queue, kind, reason, class, fingerprint and finalized_at; all else reads the rows.';
+comment on function drover_count(jsonb) is 'How many jobs match a filter. Dead letters by queue, kind, reason, class, fingerprint and finalized_at are counted from an index alone; any other filter reads the rows.';
 
 -- +goose StatementBegin
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
 	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where not exists (select from jobs j where j.id = f.id) order by 1
 $$;
 -- +goose StatementEnd
-comment on function drover_unknown(jsonb) is 'Those of a filter''s ids that no job has.';
+comment on function drover_unknown(jsonb) is 'The ids of a filter that no job has.';
 
 -- +goose StatementBegin
 create function drover_eligible(filter jsonb, verb text) returns text language plpgsql immutable as $$
 begin
 	if verb <> 'delete' then
-		return 'j.finalized_at is null';
+		return 'j.finalized_at is null' || case verb when 'edit' then ' and j.state <> ''running''' else '' end;
 	end if;
 	if filter->>'state' <> all('{completed,discarded,cancelled}') then
 		raise exception 'drover: % jobs cannot be deleted, only those that have ended', filter->>'state' using errcode = '22023';
@@ -230,7 +241,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, delete) itself sets for a job, besides the filter.';
+comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, edit, delete) itself requires of a job, besides the filter.';
 
 -- +goose StatementBegin
 create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)
@@ -244,13 +255,13 @@ begin
 	fits := drover_find(filter, verb) || eligible;
 	loop
 		begin
-			-- Of dead letters at most reach are looked at, for the reason given in drover_page.
+			-- At most reach dead letters are looked at, for the reason given in drover_page.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
 				|| case when drover_dead(filter) then '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits
 					else 'jobs j where ' || fits || beyond end || ' limit $1) w' into ids, last using batch, filter, reach;
 			exit;
 		exception when others then
-			if careful or not filter ?| '{error,tags,args}' or not drover_rows_fault(sqlstate) then
+			if careful or not filter ?| '{error,tags,args,periodic}' or not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
 			careful := true;
@@ -265,7 +276,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_seek(jsonb, text, text, int) is
-	'The next jobs that a verb (cancel, discard, delete) would change: up to batch jobs that fit the filter and the verb''s own condition. fits: both, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
+	'The next jobs that a verb (cancel, discard, edit, delete) would change: up to batch jobs that match the filter and the verb''s own condition. fits: both, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
 
 -- +goose StatementBegin
 create function drover_hold(filter jsonb, verb text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
@@ -287,7 +298,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_hold(jsonb, text, text, int, boolean) is
-	'One batch of a verb: locks up to so many jobs that fit the filter and the verb''s own condition. locked: others hold these. last: where the next batch goes on, null at the end.';
+	'One batch of a verb: locks up to batch jobs that match the filter and the verb''s own condition. locked: jobs that other transactions have locked. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
 create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
@@ -322,20 +333,36 @@ exception when insufficient_privilege then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_forget_refused(text[]) is 'Deletes the rows of set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
+comment on function drover_forget_refused(text[]) is 'Deletes these jobs'' rows in drover_set_aside, because an operator has ended or deleted the jobs.';
 
 -- +goose StatementBegin
-create function drover_end(ids text[], final text, why text, out changed int, out running text[], out refused jsonb)
+create function drover_signed(by text, why text) returns text language plpgsql stable as $$
+begin
+	if octet_length(by) > 128 then
+		raise exception 'drover: by has % bytes, at most 128', octet_length(by) using errcode = '22023';
+	end if;
+	if octet_length(why) > 512 then
+		raise exception 'drover: why has % bytes, at most 512', octet_length(why) using errcode = '22023';
+	end if;
+	return coalesce(nullif(by, ''), session_user);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_signed(text, text) is 'Who does something: by, or the database''s user if by is empty. Raises if by or why is too long.';
+
+-- +goose StatementBegin
+create function drover_end(ids text[], final text, by text, why text, out changed int, out running text[], out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	ending constant text := 'with ended as (
 		update jobs set state = $2->>''state'', finalized_at = clock_timestamp(), claimed_by = null,
+			unique_until = case when unique_scope = ''period'' then unique_until end,
 			discard_reason = case when $2->>''state'' = ''discarded'' then ''operator'' end%s
 		where id = any($1) returning id)
 		select count(*) from ended';
-	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''error'', $2->>''error'')';
+	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''by'', $2->>''by'', ''error'', $2->>''error'')';
 	append constant text := ', errors = drover_append_error(errors, ' || entry || ')';
-	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000));
+	doc jsonb := jsonb_build_object('state', final, 'by', drover_signed(by, why), 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000));
 	job text;
 	anew text;
 begin
@@ -374,23 +401,23 @@ begin
 	end loop;
 	running := array(select r.id from unnest(running) as r(id) where not refused @> jsonb_build_array(jsonb_build_object('id', r.id)) order by 1);
 	perform drover_forget_refused(array(select i.id from unnest(ids) as i(id) where not refused @> jsonb_build_array(jsonb_build_object('id', i.id))));
-	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
+	perform drover_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_end(text[], text, text) is
-	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
+comment on function drover_end(text[], text, text, text) is
+	'Ends unfinished jobs that the caller has locked, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database refuses to end.';
 
 -- +goose StatementBegin
-create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
+create function drover_cancel(job_id text, why text default '', by text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;
 begin
-	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
+	-- A running job is cancelled at once: its row is final, its owner is notified, and the owner's outcome is refused.
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'cancelled', reason) e);
+		refused := (select e.refused from drover_end(array[job_id], 'cancelled', by, why) e);
 		if refused <> '[]' then
 			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
@@ -400,17 +427,17 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel(text, text) is 'Cancels a waiting or running job. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. The job''s errors keep by (default: the database''s user) and why. A job in a final state stays as it is. Returns the job''s state now, or null if there is no such job.';
 
 -- +goose StatementBegin
-create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
+create function drover_discard(job_id text, why text default '', by text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;
 begin
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'discarded', why) e);
+		refused := (select e.refused from drover_end(array[job_id], 'discarded', by, why) e);
 		if refused <> '[]' then
 			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
@@ -420,54 +447,59 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard(text, text) is 'Discards a waiting or running job, reason operator. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_discard(text, text, text) is 'Discards a waiting or running job, reason operator. The job''s errors keep by (default: the database''s user) and why. A job in a final state stays as it is. Returns the job''s state now, or null if there is no such job.';
 
 -- +goose StatementBegin
-create function drover_cancel_many(filter jsonb, reason text default '', after text default '', batch int default 1000, wait boolean default false,
+create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default '',
 	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	held text[];
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'cancel', after, batch, wait) h;
-	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'cancelled', reason) e;
+	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'cancelled', by, why) e;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel_many(jsonb, text, text, int, boolean) is
-	'Cancels one batch of the waiting and running jobs that a filter picks. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
+comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
+	'Cancels one batch of the waiting and running jobs that match a filter. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are.';
 
 -- +goose StatementBegin
-create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false,
+create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default '',
 	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	held text[];
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'discard', after, batch, wait) h;
-	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'discarded', why) e;
+	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'discarded', by, why) e;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard_many(jsonb, text, text, int, boolean) is
-	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
+comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
+	'Discards one batch of the waiting and running jobs that match a filter, reason operator. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
+	by text default '', why text default '',
 	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	held text[];
+	who  text := drover_signed(by, why);
 begin
 	if confirm is distinct from 'delete' then
-		raise exception 'drover: deleting is for good and must be confirmed' using errcode = '22023', hint = 'Say confirm => ''delete''.';
+		raise exception 'drover: deleting cannot be undone and must be confirmed' using errcode = '22023', hint = 'Pass confirm => ''delete''.';
 	end if;
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'delete', after, batch, wait) h;
 	select w.done, w.refused into changed, refused
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	perform drover_forget_refused(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
+	if changed > 0 then
+		raise log 'drover: % deleted % jobs: %', who, changed, coalesce(why, ''); -- no row is left that could keep it
+	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_delete_many(jsonb, text, text, int, boolean) is
-	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said.';
+comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
+	'Deletes one batch of the ended jobs that match a filter; it needs confirm => ''delete''. The server''s log keeps by (default: the database''s user) and why. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last as the next after, until it is null. A batch of dead letters reads at most ten times as many rows. refused: an array of {id, error, code}: the jobs that stay.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$
@@ -514,7 +546,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_shown(jsonb) is 'The value, or why it cannot be read: it is damaged, or its text is larger than the server can send.';
+comment on function drover_shown(jsonb) is 'The value, or the reason why it cannot be read: it is damaged, or its text is larger than the server can send.';
 
 create view discarded_jobs as
 select j.id, j.queue, j.kind, j.discard_reason as reason,
@@ -557,7 +589,7 @@ cross join lateral (
 		and (j.queue, j.kind, j.discard_reason) = (g.queue, g.kind, g.reason)
 	order by class desc, fingerprint desc, finalized_at desc, id desc limit 1)
 ) n;
-comment on view discarded_summary is 'The dead letters counted by queue, kind, reason and what went wrong.';
+comment on view discarded_summary is 'Dead letters, counted by queue, kind, reason and cause.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 11';
@@ -569,7 +601,7 @@ select drover_secure();
 drop view discarded_summary;
 drop view discarded_jobs;
 drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
-	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_forget_refused, drover_parts,
+	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_signed, drover_forget_refused, drover_parts,
 	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 -- +goose StatementBegin

@@ -1,5 +1,5 @@
--- drover: paced redrives. Dead jobs come back at a rate, the same few of one key at a time, and no faster than they
--- are claimed. A redrive is a row: whoever ticks next (drover_pace) goes on where the last one was.
+-- drover: paced redrives. Dead jobs come back at a rate, a few of each key at a time, and no faster than they are
+-- claimed. A redrive is a row. The next tick (drover_pace), in any process, goes on where the last one ended.
 --
 -- Locks: creates new objects only.
 
@@ -29,6 +29,9 @@ create table drover_redrives (
 	started_by      text        not null default session_user,
 	why             text        not null default '',
 	note            text        not null default '',
+	updated_at      timestamptz,
+	updated_by      text        not null default '',
+	updated_why     text        not null default '',
 	matched         bigint      not null default 0,
 	released        bigint      not null default 0,
 	skipped         bigint      not null default 0,
@@ -43,14 +46,16 @@ create table drover_redrives (
 	check ((key_from is null) or (per_key is not null)),
 	check (finished_at is null or state in ('done', 'aborted'))
 ) with (fillfactor = 50);
-comment on table drover_redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
-comment on column drover_redrives.state is 'marking: finding its jobs. canary: the first few are out. running. done. aborted: what was not released stays dead.';
-comment on column drover_redrives.rate is 'Jobs a second that get due in one queue; redrives of one queue share its slots.';
-comment on column drover_redrives.per_key is 'Jobs of one key that are out at once in one queue, over all supervisors.';
+comment on table drover_redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, and supervisors carry it out.';
+comment on column drover_redrives.state is 'marking: it finds its jobs. canary: the first few are out. running. done. aborted: jobs that were not released stay dead.';
+comment on column drover_redrives.rate is 'How many jobs of one queue become due each second. Redrives of one queue share its slots.';
+comment on column drover_redrives.per_key is 'How many jobs of one key may be out at once in one queue, over all supervisors.';
 comment on column drover_redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
-comment on column drover_redrives.canary is 'So many go first; the others wait until these have ended well.';
-comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
-comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
+comment on column drover_redrives.canary is 'How many jobs go first. The others wait until these are completed.';
+comment on column drover_redrives.canary_failures is 'If more of the canaries'' runs fail than this, the redrive is aborted.';
+comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the current error, while it tries again.';
+comment on column drover_redrives.started_by is 'Who began it, for the reason in why.';
+comment on column drover_redrives.updated_by is 'Who last paused, resumed or aborted it, at updated_at, for the reason in updated_why.';
 comment on column drover_redrives.matched is 'Jobs it holds or has held, without those it skipped.';
 comment on column drover_redrives.released is 'Jobs it made due.';
 comment on column drover_redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
@@ -70,11 +75,11 @@ create table drover_redrive_queues (
 	released jsonb       not null default '{}',
 	note     text        not null default ''
 ) with (fillfactor = 10);
-comment on table drover_redrive_queues is 'One sequence of slots a queue, shared by all its redrives.';
+comment on table drover_redrive_queues is 'One sequence of slots for each queue, shared by all its redrives.';
 comment on column drover_redrive_queues.next_at is 'The next free slot.';
-comment on column drover_redrive_queues.key is 'The key that was looked at last.';
-comment on column drover_redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
-comment on column drover_redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
+comment on column drover_redrive_queues.key is 'The last key that was looked at.';
+comment on column drover_redrive_queues.released is 'Jobs made due and not yet seen claimed, with their claim_seq at that time. No more jobs of a kind are released while one of them is overdue.';
+comment on column drover_redrive_queues.note is '"held up: ..." with the error of this queue''s last tick; empty if there was none.';
 
 -- +goose StatementBegin
 create function drover_merge_patch(target jsonb, patch jsonb) returns jsonb language plpgsql immutable as $$
@@ -97,7 +102,7 @@ create function drover_patch_misfit(patch jsonb, shape jsonb) returns text langu
 declare
 	misfit text;
 begin
-	-- Field names match as Go's decoder matches them: case ignored. What the shape does not know fits.
+	-- Field names match as in Go's decoder, which ignores case. A field that the shape does not have is accepted.
 	select coalesce(
 		case when jsonb_typeof(s.value) = 'object' and jsonb_typeof(p.value) = 'object' then p.key || '.' || drover_patch_misfit(p.value, s.value) end,
 		case when s.value #>> '{}' = 'integer' and jsonb_typeof(p.value) = 'number' and (p.value::numeric % 1) = 0 then null
@@ -111,7 +116,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_patch_misfit(jsonb, jsonb) is 'What in an args patch a worker of this shape could not decode; null if all fits.';
+comment on function drover_patch_misfit(jsonb, jsonb) is 'The part of an args patch that a worker with this args shape could not decode; null if there is none.';
 
 -- +goose StatementBegin
 create function drover_check_patch(patch jsonb, of_kinds text[]) returns void language plpgsql stable as $$
@@ -133,11 +138,12 @@ $$;
 comment on function drover_check_patch(jsonb, text[]) is 'Raises if a patch would leave args that workers of these kinds cannot decode.';
 
 -- +goose StatementBegin
-create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null) returns setof text language sql as $$
-	-- The jobs' rows are locked by the caller. Dead jobs begin anew; parked ones go on where they were.
+create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null, by text default null, why text default null) returns setof text language sql as $$
+	-- The caller has locked the jobs' rows. Dead jobs begin anew; parked ones keep their attempts.
 	update jobs j set
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
+		unique_until = case when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity' else j.unique_until end,
 		paced_at = case when j.paced_at is not null and j.pace_key <> '' then timestamptz 'infinity' end,
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
@@ -152,24 +158,28 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		max_attempts = coalesce(case when j.finalized_at is not null then drover_release.max_attempts end, j.max_attempts),
 		args = case when args_patch is null or j.finalized_at is null then j.args else drover_merge_patch(j.args, args_patch) end,
 		errors = case when j.finalized_at is null then j.errors else drover_append_error(j.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator',
-			'error', 'redriven' || case when j.paced_at is not null then ' by ' || j.redrive_id else '' end)) end
+			'error', 'redriven' || case when j.paced_at is not null then ' by ' || j.redrive_id else coalesce(': ' || nullif(drover_release.why, ''), '') end)
+			|| case when drover_release.by is null then '{}' else jsonb_build_object('by', drover_release.by) end) end
 	where j.id = any(ids)
 	returning j.id
 $$;
 -- +goose StatementEnd
-comment on function drover_release(text[], timestamptz[], int, jsonb) is 'Makes dead or parked jobs, locked by the caller, due at the given times. Part of drover_redrive and drover_pace.';
+comment on function drover_release(text[], timestamptz[], int, jsonb, text, text) is 'Makes dead or parked jobs, locked by the caller, due at the given times. by and why go into their errors. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
+create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default '', why text default '') returns text language plpgsql as $$
 declare
 	j jobs;
+	who text := drover_signed(by, why);
+	other text := drover_unique_owner(job_id);
+	violated text;
 begin
 	select * into j from jobs where id = job_id for update;
 	if not found then
 		return null;
 	end if;
 	if j.state not in ('discarded', 'cancelled') then
-		-- A second redrive of a job that waits changes nothing; one that wants to change it must say so first.
+		-- A second redrive of a job that waits changes nothing. If it would have to change something, it is an error.
 		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
 			if max_attempts <> coalesce(j.max_attempts, 0) or drover_merge_patch(j.args, args_patch) <> j.args then
 				raise exception 'drover: job % was redriven before and waits; cancel it first to change it', job_id using errcode = 'DR002';
@@ -187,14 +197,25 @@ begin
 		end if;
 		perform drover_check_patch(args_patch, array[j.kind]);
 	end if;
+	if other is not null then
+		raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, other using errcode = 'DR002';
+	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
-	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch);
-	perform drover_wake(j.queue);
+	begin
+		perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, who, why);
+	exception when unique_violation then
+		get stacked diagnostics violated = constraint_name;
+		if violated <> 'jobs_unique_idx' then
+			raise; -- the application's
+		end if;
+		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
+	end;
+	perform drover_wake(j.queue, null, j.kind);
 	return (select state from jobs where id = job_id);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Returns the state the job is in now, null if there is no such job.';
+comment on function drover_redrive(text, int, jsonb, text, text) is 'Makes one discarded or cancelled job due again. It keeps its id and its errors, and its attempts begin anew. The errors keep by (default: the database''s user) and why too. Returns the job''s state now, or null if there is no such job.';
 
 -- +goose StatementBegin
 create function drover_redrive_plan(plan jsonb) returns drover_redrives language plpgsql stable as $$
@@ -204,10 +225,14 @@ declare
 	moment text;
 begin
 	select string_agg(key, ', ' order by key) into misfits from jsonb_object_keys(plan) as k(key)
-	where key <> all('{filter,rate,per_key,key_from,limit,max_attempts,args_patch,canary,canary_failures,by,why}');
+	where key <> all('{id,filter,rate,per_key,key_from,limit,max_attempts,args_patch,canary,canary_failures,by,why}');
 	if misfits is not null then
 		raise exception 'drover: a redrive''s plan has no key %', misfits using errcode = '22023',
-			hint = 'Keys: filter, rate, per_key, key_from, limit, max_attempts, args_patch, canary, canary_failures, by, why.';
+			hint = 'Keys: id, filter, rate, per_key, key_from, limit, max_attempts, args_patch, canary, canary_failures, by, why.';
+	end if;
+	r.id := nullif(plan->>'id', '');
+	if octet_length(r.id) <> 26 then
+		raise exception 'drover: a redrive''s id has 26 characters' using errcode = '22023';
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');
@@ -228,7 +253,7 @@ begin
 	r.args_patch := nullif(plan->'args_patch', 'null');
 	r.canary := coalesce((plan->>'canary')::int, 0);
 	r.canary_failures := coalesce((plan->>'canary_failures')::int, 0);
-	r.started_by := coalesce(nullif(plan->>'by', ''), session_user);
+	r.started_by := drover_signed(plan->>'by', plan->>'why');
 	r.why := coalesce(plan->>'why', '');
 	r.created_at := clock_timestamp();
 	case
@@ -246,12 +271,12 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan; raises where it makes no sense.';
+comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan. Raises an error if the plan makes no sense.';
 
 -- +goose StatementBegin
 create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
-	-- Which jobs a redrive is for, as a condition on jobs j: those that were dead when it began and that no other
-	-- redrive holds. The time becomes a literal that another session reads.
+	-- A condition on jobs j that picks the redrive's jobs: those that were dead when it began and that no other redrive
+	-- holds. The time becomes a literal that another session can read.
 	select drover_where(r.filter) || case
 		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
@@ -261,7 +286,7 @@ create function drover_redrive_candidates(r drover_redrives) returns text langua
 			else format(' and j.finalized_at <= %L', r.created_at) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_candidates(drover_redrives) is 'The jobs a redrive is for, as a condition on jobs j.';
+comment on function drover_redrive_candidates(drover_redrives) is 'The jobs of a redrive, as a condition on jobs j.';
 
 -- +goose StatementBegin
 create function drover_redrive_key(r drover_redrives) returns text language sql stable as $$
@@ -270,7 +295,7 @@ create function drover_redrive_key(r drover_redrives) returns text language sql 
 		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_key(drover_redrives) is 'What a job''s key is in a redrive, as an expression on jobs j.';
+comment on function drover_redrive_key(drover_redrives) is 'A job''s key in a redrive, as an expression on jobs j.';
 
 -- +goose StatementBegin
 create function drover_redrive_check(r drover_redrives) returns void language plpgsql stable as $$
@@ -311,7 +336,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_check(drover_redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a patch that no worker could decode, a cap without keys.';
+comment on function drover_redrive_check(drover_redrives) is 'Raises an error if a redrive cannot do what its plan asks for: ids of jobs that are not dead, a patch that no worker could decode, a cap although no job has a key.';
 
 -- +goose StatementBegin
 create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
@@ -319,41 +344,62 @@ declare
 	r drover_redrives := drover_redrive_plan(plan);
 	named text;
 begin
+	if exists (select from drover_redrives o where o.id = r.id) then
+		raise exception 'drover: the redrive % was started before', r.id using errcode = 'DR002';
+	end if;
 	perform drover_redrive_check(r);
-	insert into drover_redrives (filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
-	select r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
+	insert into drover_redrives (id, filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
+	select coalesce(r.id, drover_ulid()), r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
 		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', 'unknown id') order by u.id) filter (where u.id is not null), '[]'), count(u.id)
 	from (select) one left join (
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
+	on conflict (id) do nothing
 	returning id into named;
-	perform pg_notify(drover_channel(), 'redrive ' || named);
+	if named is null then -- another session was faster
+		raise exception 'drover: the redrive % was started before', r.id using errcode = 'DR002';
+	end if;
+	perform drover_notify(drover_channel(), 'redrive ' || named);
 	return named;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_start(jsonb) is
-	'Begins a paced redrive and tells its id. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
+	'Begins a paced redrive and returns its id. Raises DR002 if the plan has the id of one that was begun before. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
 
 -- +goose StatementBegin
-create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, unkeyed bigint, error text)
+create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint,
+	unpatchable bigint, unkeyed bigint, error text)
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
 	r drover_redrives := drover_redrive_plan(plan);
 begin
 	perform drover_redrive_check(r);
+	-- As drover_redrive_mark takes jobs: nth counts those that would come back, and a limit ends with the last of them. It is a
+	-- sum, because PostgreSQL 15 fails on a condition on count(*) filter (...) over (...): WindowFunc not found.
 	return query execute format('
-		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, g.unkeyed, (select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
+		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, g.unpatchable, g.unkeyed,
+			(select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
 		from (
-			select j.queue, j.kind, j.discard_reason as reason, j.fingerprint, count(*) as jobs,
-				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'')) as held,
-				count(*) filter (where $1 and %2$s is null) as unkeyed, max(j.id) as newest
-			from jobs j where %1$s group by 1, 2, 3, 4
-		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r), drover_redrive_key(r)) using r.per_key is not null;
+			select c.queue, c.kind, c.reason, c.fingerprint, count(*) as jobs, count(*) filter (where c.why = ''expired'') as expired, count(*) filter (where c.why = ''held'') as held,
+				count(*) filter (where c.why = ''unpatchable'') as unpatchable, count(*) filter (where c.unkeyed) as unkeyed, max(c.id) as newest
+			from (
+				select w.*, %4$s as nth from (
+					select j.id, j.queue, j.kind, j.discard_reason as reason, j.fingerprint, j.finalized_at as at, $1 and %2$s is null as unkeyed, case
+						when j.expires_at <= now() then ''expired''
+						when j.paced_at = j.finalized_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held''
+						when %3$L and jsonb_typeof(j.args) <> ''object'' then ''unpatchable'' end as why
+					from jobs j where %1$s
+				) w
+			) c where $2 is null or c.nth <= $2 and (c.why is null or c.nth < $2) group by 1, 2, 3, 4
+		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r), drover_redrive_key(r), r.args_patch is not null, case
+			when r.max_jobs is null then '0'
+			when r.filter ? 'ids' or r.filter->>'state' in ('cancelled', 'parked') then 'sum((w.why is null)::int) over (order by w.id)'
+			else 'sum((w.why is null)::int) over (order by w.at, w.id)' end) using r.per_key is not null, r.max_jobs;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint; changes nothing. expired and held ones it would skip, unkeyed ones no cap would hold. Raises what drover_redrive_start would raise.';
+comment on function drover_redrive_preview(jsonb) is 'Shows what a redrive with this plan would take up, by kind and fingerprint, and changes nothing. It would skip expired, held and unpatchable jobs; the cap by key would not apply to unkeyed ones. With a limit it shows the first jobs up to the limit, and those that would be skipped among them. Raises the same errors as drover_redrive_start.';
 
 -- +goose StatementBegin
 create function drover_redrive_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
@@ -390,7 +436,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_take_out(text[]) is 'Takes jobs that the caller has locked out of their redrive. If the database refuses that as well, the job is set aside.';
+comment on function drover_redrive_take_out(text[]) is 'Removes jobs that the caller has locked from their redrive. If the database refuses that as well, the job is set aside.';
 
 -- +goose StatementBegin
 create function drover_redrive_mark(redrive text, batch int default 1000, out more boolean, out refused jsonb)
@@ -436,7 +482,7 @@ begin
 	-- fits.
 	named := r.filter ? 'ids';
 	fits := drover_redrive_candidates(r);
-	quick := drover_where(r.filter - '{ids,error,tags,args}'::text[]);
+	quick := drover_where(r.filter - '{ids,error,tags,args,periodic}'::text[]);
 	source := case when r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
 		else format('j.discard_reason is not null and (j.finalized_at, j.id) > (greatest($1, %L), $2) and j.finalized_at <= least(%L, %L::timestamptz) order by j.finalized_at, j.id',
 			coalesce(r.filter->>'finalized_after', '-infinity'), coalesce(r.filter->>'finalized_before', 'infinity'), to_jsonb(r.created_at) #>> '{}') end;
@@ -554,7 +600,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_mark(text, int) is
-	'Takes up the next jobs of a redrive, before any pacing: they stay dead until their slot. Each step looks at ten times batch rows at most, and no step begins after a quarter of a second. more: there may be others. refused: jobs whose rows cannot be read or changed; they are skipped.';
+	'Takes up the next jobs of a redrive, before any pacing: they stay dead until their slot. Each step reads at most ten times batch rows, and no step begins after a quarter of a second. more: there may be more jobs. refused: jobs whose rows cannot be read or changed; they are skipped.';
 
 -- +goose StatementBegin
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
@@ -569,7 +615,7 @@ comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of 
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
 declare
-	-- Slots are given out so far ahead, and no further: workers that stop leave a second's worth of jobs overdue, not more.
+	-- Slots are given out only a short time ahead. So if the workers stop, at most a second's worth of jobs is overdue.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
 	-- A smaller batch means that a tick was cut off. Then the tick picks its work at random, so that the same row
@@ -623,8 +669,7 @@ begin
 			update drover_redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
 		end;
 	end loop;
-	-- Of the jobs that are set aside and whose pause is over: try again to take the marked ones out, forget the
-	-- others.
+	-- Jobs that are set aside and whose pause is over: try again to take the marked ones out, and forget the others.
 	ids := array(select s.job from drover_set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
@@ -645,11 +690,12 @@ begin
 	for q in select * from drover_redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		begin
-			-- Keep the released jobs that nobody has claimed since. If some of a kind are late, nobody works that
-			-- kind: all its jobs except one are taken back, and no more of them are let go until that one is claimed.
+			-- Keep the released jobs that have not been claimed since. If some of a kind are late, no worker runs that
+			-- kind. Then all its jobs except one are taken back, and no more are released until that one is claimed.
 			q.released := coalesce((
 				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
-				where j.id = any(array(select jsonb_object_keys(q.released))) and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
+				where j.id = any(array(select jsonb_object_keys(q.released))) and j.queue = q.queue
+					and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
 			late := array(
 				select distinct on (j.kind) j.id from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
@@ -657,7 +703,7 @@ begin
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
-					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle)
+					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- later: rescheduled
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
 						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);
@@ -737,15 +783,15 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, a session that calls it four times a second does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; if keys are capped, a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
+comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it. If none runs, a psql session that calls it four times a second does the same. batch: how many jobs each redrive may take up or release at most; less than 1,000 for a while after a tick that was cut off. wait: how long until the next call, null if no redrive is under way; if keys are capped, a job that ends may make room earlier. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r drover_redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
 declare
 	keys text[];
 begin
-	-- A dead job that the redrive holds has paced_at = finalized_at; one that an operator ended in its hands has not.
-	-- Jobs without a key go by their turn.
+	-- A dead job that the redrive holds has paced_at = finalized_at. A job that an operator ended meanwhile does not.
+	-- Jobs without a key go in their order.
 	picked := array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
@@ -755,7 +801,8 @@ begin
 	if r.per_key is null then
 		return;
 	end if;
-	-- Of the keys the next 500 are looked at, round and round: each has its next jobs, as many as its cap leaves room for.
+	-- Each tick looks at the next 500 keys, and begins again after the last key. Each key gets its next jobs, as many as
+	-- its cap leaves room for.
 	keys := array(
 		with recursive walk(key) as (
 			(select j.pace_key from jobs j where j.redrive_id = r.id and j.queue = of_queue and j.pace_key > after_key order by j.pace_key limit 1)
@@ -796,17 +843,26 @@ declare
 	held   jsonb;
 	bad    text[];
 	stale  text[];
+	taken  jsonb;
 	again  int;
 begin
-	-- Jobs that others have locked are passed over. fresh: not counted as released yet.
-	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total)) from (
-		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
+	-- Jobs that other transactions have locked are skipped. fresh: not counted as released yet.
+	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
+		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.unique_scope <> 'period', false) as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
 		from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
 		where (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
 		order by case when shuffled then random() end, p.nth limit n for update of j skip locked) h), '{}');
 	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
 	perform drover_redrive_take_out(stale);
+	-- Of the jobs with one unique key only one can be there, and none while another job has the key.
+	taken := case when not jsonb_path_exists(held, '$.*.unique ? (@ == true)') then '[]' else (select coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', format('job %s has its unique key', coalesce(u.owner, u.first))) order by u.id), '[]') from (
+		select j.id, drover_unique_owner(j.id) as owner, first_value(j.id) over (partition by j.unique_key order by p.nth) as first
+		from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
+		where held->p.id->'unique' = 'true' and p.id <> all(stale)) u
+		where u.owner is not null or u.first <> u.id) end;
+	perform drover_redrive_take_out(array(select t->>'id' from jsonb_array_elements(taken) as t));
+	stale := stale || array(select t->>'id' from jsonb_array_elements(taken) as t);
 	gone := array(select p.id from unnest(picked) with ordinality as p(id, nth) where held ? p.id and p.id <> all(stale) order by p.nth);
 	used := cardinality(gone);
 	refused := '[]';
@@ -828,7 +884,8 @@ begin
 		canaries = case when state = 'canary' then (canaries - bad)
 			|| coalesce((select jsonb_object_agg(i.id, held->i.id->'errors') from unnest(gone) as i(id)), '{}') else canaries end
 	where id = r.id;
-	perform drover_redrive_skip(r.id, (select coalesce(jsonb_agg(jsonb_build_object('id', i.id, 'why', 'expired')), '[]') from unnest(stale) as i(id)) || refused);
+	perform drover_redrive_skip(r.id, (select coalesce(jsonb_agg(jsonb_build_object('id', i.id, 'why', 'expired')), '[]')
+		from unnest(stale) as i(id) where not taken @> jsonb_build_array(jsonb_build_object('id', i.id))) || taken || refused);
 end
 $$;
 -- +goose StatementEnd
@@ -851,7 +908,9 @@ begin
 		from jsonb_each_text(r.canaries) c join jobs j on j.id = c.key
 		where j.id = any(array(select jsonb_object_keys(r.canaries))) and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true;
 		if failed > r.canary_failures then
-			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')));
+			update drover_redrives set state = 'aborted', note = format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended'))
+			where id = r.id and state = 'canary';
+			perform pg_notify(drover_channel(), 'redrive ' || r.id);
 		elsif open = 0 and (r.released >= r.canary
 				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at)
 					and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true)) then
@@ -867,7 +926,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_judge(drover_redrives) is 'Moves a redrive on: from its canaries to the rest or to its abort, and to done. Part of drover_pace.';
+comment on function drover_redrive_judge(drover_redrives) is 'Moves a redrive to its next state: from canary to running or aborted, and to done. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_let_lie(r drover_redrives, as_of timestamptz, batch int default 1000) returns void language plpgsql as $$
@@ -875,8 +934,8 @@ declare
 	held text[];
 	refused jsonb;
 begin
-	-- Dead jobs stay dead. Those that have run under it and wait for a place go on by themselves; parked ones that have
-	-- not stay parked. Those that are out count for their keys until they have ended.
+	-- Dead jobs stay dead. Jobs that have run under this redrive and wait for a place go on by themselves; parked jobs
+	-- that have not run stay parked. Jobs that are out count for their keys until they have ended.
 	held := array(
 		select j.id from jobs j where j.redrive_id = r.id and (isfinite(j.paced_at) or j.paced_at = 'infinity' and j.finalized_at is not null)
 			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
@@ -900,25 +959,29 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Takes an aborted redrive''s hand off its next jobs. Part of drover_pace.';
+comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Makes an aborted redrive give up its next jobs. Part of drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive_pause(redrive text, pause boolean default true) returns text language sql as $$
-	update drover_redrives set paused_at = case when pause then coalesce(paused_at, clock_timestamp()) end where id = redrive and finished_at is null and state <> 'aborted';
-	select pg_notify(drover_channel(), 'redrive ' || redrive) where not pause;
+create function drover_redrive_pause(redrive text, pause boolean default true, by text default '', why text default '') returns text language sql as $$
+	update drover_redrives set paused_at = case when pause then clock_timestamp() end,
+		updated_at = clock_timestamp(), updated_by = drover_signed(by, drover_redrive_pause.why), updated_why = coalesce(drover_redrive_pause.why, '')
+	where id = redrive and finished_at is null and state <> 'aborted' and (paused_at is null) = pause;
+	select drover_notify(drover_channel(), 'redrive ' || redrive) where not pause;
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_pause(text, boolean) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). Returns paused or the state the redrive is in now, null if there is no such redrive.';
+comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). Its row keeps by (default: the database''s user) and why. Returns paused, else the redrive''s state now, or null if there is no such redrive.';
 
 -- +goose StatementBegin
-create function drover_redrive_abort(redrive text, why text default '') returns text language sql as $$
-	update drover_redrives set state = 'aborted', paused_at = null, note = drover_redrive_abort.why where id = redrive and state in ('marking', 'canary', 'running');
-	select pg_notify(drover_channel(), 'redrive ' || redrive);
+create function drover_redrive_abort(redrive text, why text default '', by text default '') returns text language sql as $$
+	update drover_redrives set state = 'aborted', paused_at = null, note = coalesce(drover_redrive_abort.why, ''),
+		updated_at = clock_timestamp(), updated_by = drover_signed(by, drover_redrive_abort.why), updated_why = coalesce(drover_redrive_abort.why, '')
+	where id = redrive and state in ('marking', 'canary', 'running');
+	select drover_notify(drover_channel(), 'redrive ' || redrive);
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_abort(text, text) is 'Ends a redrive: what it has not made due stays dead. Returns the state the redrive is in now, null if there is no such redrive; one that is done stays done.';
+comment on function drover_redrive_abort(text, text, text) is 'Ends a redrive: jobs that it has not made due stay dead. Its row keeps by (default: the database''s user) and why. A redrive that is done stays done. Returns the redrive''s state now, or null if there is no such redrive.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';

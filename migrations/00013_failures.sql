@@ -1,4 +1,4 @@
--- drover: failure groups: what goes wrong, counted by fingerprint, and what becomes of the jobs it happens to.
+-- drover: failure groups. They count failures by fingerprint, and decide what happens to the jobs that fail.
 --
 -- Locks: creates new objects only.
 
@@ -31,19 +31,20 @@ create table drover_failure_groups (
 	park_build  text collate "C",
 	updated_at   timestamptz,
 	updated_by  text        not null default '',
+	updated_why text        not null default '',
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
-comment on table drover_failure_groups is 'One row a fingerprint: failures of one kind of job with one cause, as far as their texts tell. At most 10,000; what is new beyond goes into one row a kind.';
-comment on column drover_failure_groups.sample is 'The text of one of them: redacted, bounded.';
-comment on column drover_failure_groups.count is 'Failed runs.';
-comment on column drover_failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
-comment on column drover_failure_groups.last_job is 'The job it happened to last.';
-comment on column drover_failure_groups.status is 'open; resolved: mended, and open again as a regression when it comes back; ignored: counted, and stays so.';
-comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
-comment on column drover_failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
+comment on table drover_failure_groups is 'One row per fingerprint: failures of one kind of job with one cause, as far as their texts show. At most 10,000 rows; beyond that, new failures go into one row per kind.';
+comment on column drover_failure_groups.sample is 'The text of one of the failures, redacted and cut to a maximum length.';
+comment on column drover_failure_groups.count is 'Number of failed runs.';
+comment on column drover_failure_groups.jobs is 'Number of jobs that failed in this way. A job counts once, as long as its errors hold the fingerprint.';
+comment on column drover_failure_groups.last_job is 'The last job that failed in this way.';
+comment on column drover_failure_groups.status is 'open. resolved: fixed; a new failure opens it again, as a regression. ignored: counted, and stays ignored.';
+comment on column drover_failure_groups.regressed_at is 'When a failure last opened it again after it had been resolved.';
+comment on column drover_failure_groups.policy is 'What happens to a failed job that would be retried. discard: it is discarded, reason operator. park: it is parked until a newer build registers. Null: it is retried.';
 comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
-comment on column drover_failure_groups.updated_by is 'Who last changed status or policy.';
+comment on column drover_failure_groups.updated_by is 'Who last changed status or policy, for the reason in updated_why.';
 
 -- Serves the settle (sqlSettle), which looks each failure up; empty unless a policy is set.
 create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
@@ -60,22 +61,22 @@ create table drover_failure_tallies (
 	jobs        int         not null,
 	last_job    text collate "C" not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_threshold = 5000);
-comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
+comment on table drover_failure_tallies is 'Failures that no supervisor has added to drover_failure_groups yet: one row for each fingerprint of a settle. Settles only append rows, so none waits for another.';
 
 create table drover_builds (
 	build      text collate "C" primary key check (build <> '' and octet_length(build) <= 256),
 	first_seen timestamptz not null default clock_timestamp(),
 	slots_to   timestamptz
 );
-comment on table drover_builds is 'Every build a supervisor has registered with. The one first seen last is the newest, whatever their names.';
-comment on column drover_builds.slots_to is 'The due time given last to a job that this build released.';
+comment on table drover_builds is 'Every build with which a supervisor has registered. The newest is the one that appeared last for the first time, whatever its name.';
+comment on column drover_builds.slots_to is 'The due time of the last job that this build released.';
 
 -- +goose StatementBegin
 create function drover_newest_build() returns text language sql stable as $$
 	select build from drover_builds order by first_seen desc, build desc limit 1
 $$;
 -- +goose StatementEnd
-comment on function drover_newest_build() is 'The build that was seen for the first time last; null if none has been.';
+comment on function drover_newest_build() is 'The build that appeared last for the first time; null if there is none.';
 
 -- +goose StatementBegin
 create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$
@@ -131,8 +132,8 @@ declare
 	code     text;
 	why      text;
 begin
-	-- One caller at a time: so none waits for another, none deadlocks, and only one sees a group come back. A caller
-	-- that finds the table locked, by another or by a person's open transaction, leaves the work for the next time.
+	-- One caller at a time: so there are no waits and no deadlocks, and only one caller sees a group come back. A caller
+	-- that finds the table locked, by another one or by a person's open transaction, leaves the work for the next time.
 	begin
 		lock table drover_failure_groups in share row exclusive mode nowait;
 	exception when lock_not_available then
@@ -153,7 +154,7 @@ begin
 	if refused <> '[]' then
 		-- Tallies are only a statistic: those that cannot be added are dropped.
 		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
-		raise warning 'drover: dropped % tallies of failures that failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
+		raise warning 'drover: dropped % tallies of failures that drover_failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
 		begin
 			perform drover_walk(bad, 'with gone as (delete from drover_failure_tallies where id = any($1::bigint[]) returning id) select count(*) from gone');
 		exception when others then
@@ -166,27 +167,30 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failures_add(int) is 'Adds what settles have recorded to the failure groups, as a supervisor does with its heartbeats. Returns the groups that were resolved and have come back. A tally that a group cannot take is dropped with a warning.';
+comment on function drover_failures_add(int) is 'Adds the tallies to the failure groups, as a supervisor does with its heartbeats. Returns the resolved groups that are open again. A tally that cannot be added is dropped with a warning.';
 
 -- +goose StatementBegin
-create function drover_failure_status(fingerprint text, status text, by text default '') returns text language plpgsql as $$
+create function drover_failure_status(fingerprint text, status text, by text default '', why text default '') returns text language plpgsql as $$
 declare
 	was text;
+	who text := drover_signed(by, why);
+	at  timestamptz;
 begin
 	if drover_failure_status.status is null or drover_failure_status.status not in ('open', 'resolved', 'ignored') then
 		raise exception 'drover: status "%" is none of open, resolved, ignored', drover_failure_status.status using errcode = '22023';
 	end if;
 	select g.status into was from drover_failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
 	if was <> drover_failure_status.status then
-		update drover_failure_groups g set status = drover_failure_status.status, updated_at = clock_timestamp(), updated_by = by,
-			resolved_at = case when drover_failure_status.status = 'resolved' then clock_timestamp() end
+		at := clock_timestamp();
+		update drover_failure_groups g set status = drover_failure_status.status, updated_at = at, updated_by = who, updated_why = coalesce(why, ''),
+			resolved_at = case when drover_failure_status.status = 'resolved' then at end
 		where g.fingerprint = drover_failure_status.fingerprint;
 	end if;
 	return case when was is not null then drover_failure_status.status end;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_status(text, text, text) is 'Makes a failure group open, resolved or ignored. Returns the status it has now, null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
+comment on function drover_failure_status(text, text, text, text) is 'Makes a failure group open, resolved or ignored. Returns its status now, or null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
 
 -- +goose StatementBegin
 create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$
@@ -212,8 +216,9 @@ $$;
 comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over parked jobs that the caller has locked. bad: those that the database refuses to change; they are set aside.';
 
 -- +goose StatementBegin
-create function drover_failure_policy(fingerprint text, policy text, by text default '', build text default null) returns boolean language plpgsql as $$
+create function drover_failure_policy(fingerprint text, policy text, by text default '', build text default null, why text default '') returns boolean language plpgsql as $$
 declare
+	who text := drover_signed(by, why);
 	g drover_failure_groups;
 	newest text := drover_newest_build();
 	parked text[];
@@ -229,12 +234,12 @@ begin
 		raise exception 'drover: a build goes with the policy park' using errcode = '22023';
 	end if;
 	if policy = 'park' and newest is null then
-		raise exception 'drover: no supervisor has told its build, so that no newer one can be known' using errcode = 'DR002';
+		raise exception 'drover: cannot park: no supervisor has registered a build (SupervisorConfig.Build), so a newer one cannot be recognised' using errcode = 'DR002';
 	end if;
 	if build <> newest then
 		raise exception 'drover: the newest build is "%", not "%"', newest, build using errcode = 'DR002';
 	end if;
-	update drover_failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(), updated_by = by,
+	update drover_failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(), updated_by = who, updated_why = coalesce(why, ''),
 		park_build = case when drover_failure_policy.policy = 'park' then newest end
 	where f.fingerprint = drover_failure_policy.fingerprint;
 	if g.policy = 'park' and policy is distinct from 'park' then
@@ -248,8 +253,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_policy(text, text, text, text) is
-	'Sets what becomes of jobs that fail with a group''s failure: discard, park, or null to retry them as usual, which also releases those parked. Park holds until a build newer than the newest one now registers; build says which that is, so that a deploy in between is noticed. False for no such group.';
+comment on function drover_failure_policy(text, text, text, text, text) is
+	'Sets what happens to jobs that fail with a group''s failure: discard, park, or null to retry them as usual, which also releases the parked jobs. Park holds until a build registers that is newer than the newest one now. Name that one as build to get an error if there was a deploy in between. Returns false if there is no such group.';
 
 -- +goose StatementBegin
 create function drover_unpark(rate int default 50) returns int language plpgsql as $$
@@ -261,8 +266,8 @@ declare
 	ids text[] := '{}';
 	bad text[];
 begin
-	-- The newest build's row is the turn to do this, and holds the last slot given: whoever is next goes on there. Slots
-	-- are given for 1,000 jobs ahead at most.
+	-- A caller locks the newest build's row to do this. The row has the last slot given, so the next caller goes on
+	-- there. Slots are given for at most 1,000 jobs ahead.
 	perform from drover_builds b where b.build = newest for update skip locked;
 	if not found then
 		return 0;
@@ -271,11 +276,11 @@ begin
 		select g.fingerprint from drover_failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update drover_failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	-- A slot further ahead than drover ever gives one was set by hand, and is ignored.
+	-- A slot that is further ahead than drover ever gives was set by hand, and is ignored.
 	start := greatest(clock_timestamp(), (select max(slots_to) from drover_builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
-	-- First the jobs that older builds parked, then those that the newest build parked under a policy that was
-	-- lifted. Jobs that others have locked, or that are set aside, leave their places to the next ones.
+	-- First the jobs that older builds parked, then those that the newest build parked under a policy that has ended.
+	-- Jobs that other transactions have locked, or that are set aside, leave their places to the next ones.
 	for over in
 		select o.build from (select '' as build union all select b.build from drover_builds b where b.build <> newest union all select newest) o
 		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
@@ -303,14 +308,14 @@ begin
 	update drover_builds b set slots_to = start + cardinality(ids) * interval '1 second' / rate where b.build = newest;
 	ids := array(select i.id from unnest(ids) as i(id) where i.id <> all(bad));
 	delete from drover_set_aside s where s.path = 'unpark' and s.job = any(ids);
-	perform drover_wake(q.queue, q.due) from (
-		select queue, min(scheduled_at) as due from jobs where id = any(ids) group by queue order by queue) q;
+	perform drover_wake(q.queue, q.due, q.kind) from (
+		select queue, kind, min(scheduled_at) as due from jobs where id = any(ids) group by queue, kind order by queue, kind) q;
 	return cardinality(ids);
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_unpark(int) is
-	'Makes jobs due again that failure groups'' policies parked and that wait for no build any more: rate a second, attempts as they were. A supervisor does so with its heartbeats. Tells how many.';
+	'Makes parked jobs due again that no longer wait for a build: rate a second, attempts unchanged. Supervisors call it with their heartbeats. Returns how many.';
 
 create view failures as
 select g.*, coalesce(d.discarded, 0) as discarded, coalesce(p.parked, 0) as parked
@@ -329,7 +334,7 @@ select drover_secure();
 -- +goose Down
 select drover_lock_tables('{jobs,drover_failure_groups,drover_failure_tallies,drover_builds}');
 drop view failures;
--- A parked job would wait for ever without what releases it.
+-- Without these objects nothing would release a parked job.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
 drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_failure_status,
 	drover_failures_add, drover_failures_put, drover_newest_build;

@@ -19,15 +19,15 @@ create table drover_budgets (
 	burst      int     not null default 1 check (burst between 1 and retries),
 	discard    boolean not null default false,
 	updated_at timestamptz not null default now(),
-	-- Slots are a microsecond apart at least: the clock tells no finer ones apart.
+	-- Slots are at least a microsecond apart, which is the resolution of the clock.
 	check (retries <= per_ms * 1000)
 );
-comment on table drover_budgets is 'Retry budgets: any per_ms hold at most so many retries. A change applies to the next retry that fails, in every process.';
-comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else that of all.';
+comment on table drover_budgets is 'Retry budgets: a limit on how many retries are due in any window, over all processes. A change applies from the next failed run on, in every process.';
+comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job uses one budget: its kind''s, else its queue''s, else that of all.';
 comment on column drover_budgets.retries is 'How many retries may be due in any per_ms.';
 comment on column drover_budgets.per_ms is 'The length of the window.';
-comment on column drover_budgets.burst is 'How many may be due in one instant; above 1 a window may hold so many more, less one.';
-comment on column drover_budgets.discard is 'What happens to a retry for which the next per_ms after its backoff are spent: discarded, reason retry_budget, rather than put off.';
+comment on column drover_budgets.burst is 'How many retries may be due at the same instant. A window may then hold burst - 1 more.';
+comment on column drover_budgets.discard is 'If no slot is free in the per_ms after its backoff: true discards the job, reason retry_budget; false puts the retry off.';
 
 create table drover_budget_slots (
 	scope   text collate "C" not null,
@@ -39,13 +39,14 @@ create table drover_budget_slots (
 	primary key (scope, retries, per_ms, burst, chunk)
 ) with (fillfactor = 50);
 comment on table drover_budget_slots is
-	'The calendar of each budget: slots per_ms / retries apart, a thousand to a row. Slot n is due n * per_ms / retries after 1970; burst slots share the instant of their first. A budget that is changed begins a new one.';
-comment on column drover_budget_slots.chunk is 'Slots chunk * 1000 and the 999 after it.';
-comment on column drover_budget_slots.used is 'Which of them a retry has; none is ever given back.';
+	'The calendar of each budget: slots that are per_ms / retries apart, a thousand in each row. Slot n is due n * per_ms / retries after 1970; slots come in groups of burst, which share the time of their first one. Changing a budget begins a new calendar.';
+comment on column drover_budget_slots.chunk is 'The row has the slot chunk * 1000 and the 999 after it.';
+comment on column drover_budget_slots.used is 'The slots that a retry has taken. None is given back.';
 
 -- +goose StatementBegin
 create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Of whole windows and of the rest, so that nothing overflows; the rest rounded up, to the first slot of a burst.
+	-- Whole windows and the rest are computed apart, so that nothing overflows. The rest is rounded up to the first slot
+	-- of a burst.
 	select (at_us / (per_ms * 1000) * retries + (at_us % (per_ms * 1000) * retries + per_ms * 1000 - 1) / (per_ms * 1000) + burst - 1) / burst * burst
 $$;
 -- +goose StatementEnd
@@ -53,7 +54,7 @@ comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of 
 
 -- +goose StatementBegin
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Slots n and n + retries are per_ms apart to the microsecond: no window of that length, its end left out, has more.
+	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, without its end, has more slots.
 	select first / retries * per_ms * 1000 + first % retries * per_ms * 1000 / retries from (select slot - slot % burst as first) s
 $$;
 -- +goose StatementEnd
@@ -143,7 +144,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_reserve(text[], text[], bigint[], bigint[]) is
-	'Takes for each retry, given its kind, queue, backoff and longest wait (null: any) in microseconds, the first free slot of its budget; tells when that is and how far off, or the reason of a discard. No row for a retry without a budget.';
+	'Takes the first free slot of its budget for each retry, given by kind, queue, backoff and longest wait (null: any) in microseconds. Returns when the slot is due and how far off that is, or the reason of a discard. No row for a retry without a budget.';
 
 -- +goose StatementBegin
 create function drover_budget(b drover_budgets, out reserved int, out free int, out next_free timestamptz) language plpgsql stable as $$
@@ -154,7 +155,7 @@ declare
 	slot  bigint := first;
 	used  bit(1000);
 begin
-	-- Of the chunks that hold the slots from first to before past, the bits of those.
+	-- The bits of the slots from first up to past, without past, in their chunks.
 	select coalesce(sum(bit_count(substring(s.used from f.from_bit + 1 for f.to_bit - f.from_bit))), 0) into reserved
 	from drover_budget_slots s
 	cross join lateral (select greatest(first - s.chunk * 1000, 0)::int as from_bit, least(past - s.chunk * 1000, 1000)::int as to_bit) f
@@ -174,7 +175,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_budget(drover_budgets) is 'What a budget has reserved and free in the window that begins now, and when its next free slot is.';
+comment on function drover_budget(drover_budgets) is 'How many slots of a budget are reserved and free in the window that begins now, and when its next free slot is.';
 
 create view retry_budgets as
 select b.scope, b.retries, b.per_ms * interval '1 ms' as per, b.burst, case when b.discard then 'discard' else 'defer' end as mode,

@@ -1,4 +1,4 @@
--- drover: who killed the process. What deaths are evidence against, and who may run a proven suspect.
+-- drover: which job killed a process. The deaths that are evidence against a job, and the turn to run a strong suspect.
 --
 -- Locks: creates new objects only.
 
@@ -28,16 +28,16 @@ create table drover_ended_supervisors (
 	blamed       text[]      not null default '{}',
 	explained_by text collate "C"
 );
-comment on table drover_ended_supervisors is 'Supervisors that ended in the last day: how often processes die, and what each death was taken for.';
+comment on table drover_ended_supervisors is 'Supervisors that ended in the last day: how often processes die, and what drover concluded from each death.';
 comment on column drover_ended_supervisors.ended_at is 'Its last sign of life.';
-comment on column drover_ended_supervisors.died is 'It fell silent and has not spoken again.';
-comment on column drover_ended_supervisors.draining is 'It was being stopped: no evidence against anybody.';
-comment on column drover_ended_supervisors.mass is 'Others fell silent within two thirds of a lease of it: evidence for a first crash only.';
-comment on column drover_ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
-comment on column drover_ended_supervisors.degree is 'Highest crashes among the jobs that had started: only those are suspected.';
-comment on column drover_ended_supervisors.beside is 'How many jobs had started beside each.';
-comment on column drover_ended_supervisors.blamed is 'Jobs that it counts against.';
-comment on column drover_ended_supervisors.explained_by is 'The quarantined job that is taken for the cause.';
+comment on column drover_ended_supervisors.died is 'It fell silent and has not come back.';
+comment on column drover_ended_supervisors.draining is 'It was being stopped, so its death is no evidence against any job.';
+comment on column drover_ended_supervisors.mass is 'Others fell silent within two thirds of a lease of it, so its death counts only as a first crash.';
+comment on column drover_ended_supervisors.shared is 'Another supervisor ran in the same process, so no job was alone there.';
+comment on column drover_ended_supervisors.degree is 'The highest crashes among the jobs that had started. Only jobs with that many are suspected.';
+comment on column drover_ended_supervisors.beside is 'How many other jobs had started there, for each job.';
+comment on column drover_ended_supervisors.blamed is 'The jobs that this death counts against.';
+comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause.';
 
 create table drover_solo (
 	one        boolean primary key default true check (one),
@@ -45,7 +45,7 @@ create table drover_solo (
 	taken_at   timestamptz
 );
 insert into drover_solo default values;
-comment on table drover_solo is 'One row: the supervisor whose turn it is to run strong suspects, one at a time, with nothing beside them. Null: nobody''s. Free for all once that one is not alive.';
+comment on table drover_solo is 'One row: the supervisor whose turn it is to run strong suspects, each alone. Null: no supervisor has the turn. Any supervisor may take it if that one is not alive.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';

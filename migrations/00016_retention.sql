@@ -1,4 +1,4 @@
--- drover: what becomes of jobs that have ended: follow-ups, retention by queue, the archive, alerts.
+-- drover: what happens to ended jobs: follow-ups, retention by queue, the archive.
 --
 -- Locks: jobs exclusively, for a moment: a trigger.
 
@@ -72,7 +72,7 @@ begin
 			'class', coalesce(class, ''), 'fingerprint', coalesce(fingerprint, ''), 'attempts', attempts, 'discarded_at', ended));
 		get diagnostics n = row_count;
 		perform drover_written(n, 1);
-		perform drover_wake(policy.follow_up_queue);
+		perform drover_wake(policy.follow_up_queue, null, policy.follow_up_kind);
 		made := true;
 	exception when others then
 		get stacked diagnostics code = returned_sqlstate, why = message_text;
@@ -85,16 +85,16 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
-	'Enqueues the follow-up of a discarded job if its kind has one; each call makes another. Parts of the job that cannot be read are left out. refused: if the database refused the new job, an array for drover_set_aside.';
+	'Enqueues the follow-up of a discarded job if its kind has one; each call makes another one. Parts of the job that cannot be read are left out. refused: if the database refused the new job, an array for drover_set_aside.';
 
 -- +goose StatementBegin
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
-	-- Clamped before it becomes an integer: SQL can store anything under that key.
+	-- Clamped before it becomes an integer, because SQL can store anything under that key.
 	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
 		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
 $$;
 -- +goose StatementEnd
-comment on function drover_follow_up_depth(jsonb) is 'How many follow-ups led to a job: 0 to 3, whatever its metadata holds.';
+comment on function drover_follow_up_depth(jsonb) is 'How many follow-ups led to a job: 0 to 3, whatever its metadata contains.';
 
 -- +goose StatementBegin
 create function drover_follow_up() returns trigger language plpgsql as $$
@@ -143,7 +143,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_follow_up_again(text[]) is
-	'Of the follow-ups of these jobs, tries again to enqueue those that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
+	'Tries again to enqueue the follow-ups of these jobs that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
 
 -- Every path into discarded changes discard_reason; claim and complete do not name it, so for them the trigger is
 -- never queued.
@@ -153,22 +153,26 @@ create trigger jobs_follow_up after update of discard_reason on jobs for each ro
 create table jobs_archive (
 	like jobs including comments,
 	archived_at timestamptz not null default now(),
+	archived_by text        not null default '',
+	archived_why text       not null default '',
 	primary key (id)
 );
 alter table jobs_archive drop column lane; -- priority and errors tell it
-comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when. Nothing here is deleted but by drover_purge.';
-comment on column jobs_archive.archived_at is 'When it was moved here.';
+alter table jobs_archive drop column unique_until; -- a job stays in jobs until that is over
+comment on table jobs_archive is 'The archive of ended jobs: the columns of jobs, and archived_at. Only drover_purge deletes rows here.';
+comment on column jobs_archive.archived_at is 'When it was moved to the archive.';
+comment on column jobs_archive.archived_by is 'Who moved it, for the reason in archived_why. Empty: a supervisor, by its queue''s retention.';
 
 -- +goose StatementBegin
-create function drover_job_columns() returns text language sql stable as $$
-	select string_agg(quote_ident(j.attname), ', ' order by j.attnum)
+create function drover_job_columns(errors text default 'errors') returns text language sql stable as $$
+	select string_agg(case when j.attname = 'errors' then drover_job_columns.errors else quote_ident(j.attname) end, ', ' order by j.attnum)
 	from pg_attribute j
 	join pg_attribute a on a.attrelid = 'jobs_archive'::regclass and a.attname = j.attname and a.atttypid = j.atttypid
 	where j.attrelid = 'jobs'::regclass and j.attnum > 0 and a.attnum > 0 and not j.attisdropped and not a.attisdropped
 		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> 'archived_at'
 $$;
 -- +goose StatementEnd
-comment on function drover_job_columns() is 'The columns that are kept when a job moves: those that jobs and jobs_archive both have, with the same type, and that are generated in neither.';
+comment on function drover_job_columns(text) is 'The columns that are kept when a job moves: those that jobs and jobs_archive both have, with the same type, and that are generated in neither. errors: an expression to read in place of that column.';
 
 -- +goose StatementBegin
 create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
@@ -225,14 +229,14 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pick(text, text, text, int) is
-	'The next ids of a table that fit a condition on j, after the given one. A row for which the condition cannot be read is listed in refused, with its error. last: where to go on, null at the end.';
+	'The next ids of a table that match a condition on j, after the given one. A row for which the condition cannot be read is listed in refused, with its error. last: where to go on, null at the end.';
 
 -- +goose StatementBegin
 create function drover_archivable(filter jsonb, keep int default 0, batch int default 1000, after text default '',
 	out ids text[], out last text, out refused jsonb) language plpgsql as $$
 begin
 	if keep > 0 then
-		-- A kind's newest are counted among those that fit.
+		-- The newest jobs of a kind are counted among those that match.
 		execute format('select array_agg(id order by id) from (select id from
 			(select j.id, row_number() over (partition by j.kind order by j.finalized_at desc, j.id desc) as n from jobs j where j.finalized_at is not null and %s) j
 			where n > $3 and id > $1 order by id limit $2) c', drover_where(filter, 'archive')) into ids using after, batch, keep;
@@ -248,41 +252,45 @@ $$;
 comment on function drover_archivable(jsonb, int, int, text) is 'The ids that drover_archive takes up next.';
 
 -- +goose StatementBegin
-create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '',
+create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '', by text default '', why text default '',
 	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;
+	who    text := drover_signed(by, why);
 begin
 	select * into picked from drover_archivable(filter, keep, batch, after);
-	select m.moved, m.conflicts, picked.refused || m.refused into moved, conflicts, refused from drover_put_away(picked.ids) m;
+	select m.moved, m.conflicts, picked.refused || m.refused into moved, conflicts, refused from drover_put_away(picked.ids, who, why) m;
 	last := picked.last;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_archive(jsonb, int, int, text) is
-	'Moves jobs that have ended from jobs to jobs_archive, all that fit except the newest keep of each kind, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+comment on function drover_archive(jsonb, int, int, text, text, text) is
+	'Moves the ended jobs that match a filter to jobs_archive, except the newest keep of each kind: one batch, by id, after the given one. Their rows there keep by (default: the database''s user) and why. last: pass it as the next after, null at the end. conflicts: ids that the archive already has; these jobs stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
-create function drover_put_away(ids text[], out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
+create function drover_put_away(ids text[], by text default '', why text default '', out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
 declare
 	fit text[];
+	lasting jsonb; -- their period is not over
 begin
-	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there) into conflicts, fit
-	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there from jobs j
+	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there and not h.lasts),
+		coalesce(jsonb_agg(jsonb_build_object('id', h.id, 'error', 'it is unique until ' || h.unique_until, 'code', '') order by h.id) filter (where not h.there and h.lasts), '[]')
+	into conflicts, fit, lasting
+	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there, j.unique_until, (j.unique_scope = 'period' and j.unique_until > now()) is true as lasts from jobs j
 		where j.id = any(ids) and j.finalized_at is not null order by j.id for update skip locked) h;
 	-- One statement, which fails if it stores fewer than it deletes: no job is ever in neither table.
-	select w.done, w.refused into moved, refused from drover_walk_on(fit, format('
+	select w.done, w.refused || lasting into moved, refused from drover_walk_on(fit, format('
 		with gone as (
 			delete from jobs where id = any($1) returning *
 		), kept as (
-			insert into jobs_archive (%1$s) overriding system value select %1$s from gone returning id
+			insert into jobs_archive (%1$s, archived_by, archived_why) overriding system value select %1$s, %2$L, %3$L from gone returning id
 		)
-		select drover_written((select count(*) from kept), cardinality($1))', drover_job_columns())) w;
+		select drover_written((select count(*) from kept), cardinality($1))', drover_job_columns(), by, coalesce(why, ''))) w;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_put_away(text[]) is
-	'Moves jobs that have ended to jobs_archive by their ids. conflicts: the archive has these ids already; they stay. refused: the database refuses to move these, each with its error; they stay.';
+comment on function drover_put_away(text[], text, text) is
+	'Moves ended jobs to jobs_archive by their ids. conflicts: ids that the archive already has; these jobs stay. refused: jobs that the database refuses to move, each with its error; they stay.';
 
 -- +goose StatementBegin
 create function drover_archived(filter jsonb, verb text, batch int default 1000, after text default '',
@@ -293,11 +301,12 @@ $$;
 comment on function drover_archived(jsonb, text, int, text) is 'The ids that drover_restore or drover_purge takes up next.';
 
 -- +goose StatementBegin
-create function drover_restore(filter jsonb, batch int default 1000, after text default '',
+create function drover_restore(filter jsonb, batch int default 1000, after text default '', by text default '', why text default '',
 	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;
 	fit    text[];
+	entry  jsonb := jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'by', drover_signed(by, why), 'error', 'restored' || coalesce(': ' || nullif(why, ''), ''));
 begin
 	select * into picked from drover_archived(filter, 'restore', batch, after);
 	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there) into conflicts, fit
@@ -307,36 +316,40 @@ begin
 		with gone as (
 			delete from jobs_archive where id = any($1) returning *
 		), back as (
-			insert into jobs (%1$s) overriding system value select %1$s from gone returning id
+			insert into jobs (%1$s) overriding system value select %2$s from gone returning id
 		)
-		select drover_written((select count(*) from back), cardinality($1))', drover_job_columns())) w;
+		select drover_written((select count(*) from back), cardinality($1))', drover_job_columns(), drover_job_columns(format('case when jsonb_array_length(errors) < 20 then errors else errors - 5 end || jsonb_build_array(%L::jsonb)', entry)))) w; -- with the last run's trace
 	last := picked.last;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_restore(jsonb, int, text) is
-	'Moves jobs back from jobs_archive as they were, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
+comment on function drover_restore(jsonb, int, text, text, text) is
+	'Moves jobs back from jobs_archive as they were: one batch, by id, after the given one. Their errors keep by (default: the database''s user) and why. last: pass it as the next after, null at the end. conflicts: ids that jobs has again; these stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
-create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '',
+create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '', by text default '', why text default '',
 	out deleted bigint, out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;
 	held   text[];
+	who    text := drover_signed(by, why);
 begin
 	if confirm is distinct from 'delete for ever' then
-		raise exception 'drover: a purge cannot be undone' using errcode = '22023', hint = 'To mean it: confirm => ''delete for ever''.';
+		raise exception 'drover: a purge cannot be undone' using errcode = '22023', hint = 'Pass confirm => ''delete for ever''.';
 	end if;
 	select * into picked from drover_archived(filter, 'purge', batch, after);
 	held := array(select a.id from jobs_archive a where a.id = any(picked.ids) order by a.id for update skip locked);
 	select w.done, picked.refused || w.refused into deleted, refused
 	from drover_walk_on(held, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 	last := picked.last;
+	if deleted > 0 then
+		raise log 'drover: % purged % archived jobs: %', who, deleted, coalesce(why, ''); -- no row is left that could keep it
+	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_purge(jsonb, text, int, text) is
-	'Deletes jobs from jobs_archive for ever, one batch by id after the given one. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
+comment on function drover_purge(jsonb, text, int, text, text, text) is
+	'Deletes jobs from jobs_archive for ever: one batch, by id, after the given one. The server''s log keeps by (default: the database''s user) and why. last: pass it as the next after, null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable as $$
@@ -374,7 +387,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_export(jsonb, int, text) is
-	'The archive''s jobs as JSON, one a row, a page by id after the given one. Pass a page''s last id on as after, until no row comes. A job that cannot be read has an error and no line. jsonb_populate_record(null::jobs_archive, line) makes a row of a line again.';
+	'Archived jobs as JSON, one per row: one page, by id, after the given one. Pass the last id as the next after, until no row comes. A job that cannot be read has an error and no line. jsonb_populate_record(null::jobs_archive, line) turns a line into a row again.';
 
 -- +goose StatementBegin
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
@@ -384,7 +397,7 @@ create function drover_ended_before(kept interval) returns timestamptz language 
 		then case when now() - kept <= now() then now() - kept end end
 $$;
 -- +goose StatementEnd
-comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before it may go. Null if the interval makes no sense: then none may.';
+comment on function drover_ended_before(interval) is 'Turns a queue''s retention into a time: jobs that ended before it are deleted or archived. Null if the interval makes no sense: then none is.';
 
 -- +goose StatementBegin
 create function drover_note_refused(path text, refused jsonb, done bigint) returns jsonb language plpgsql as $$
@@ -402,7 +415,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on refused; if those are more than a hundred and none passed, one job for all of them. Returns the jobs to log, each with its path.';
+comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on refused. If more than a hundred were refused and none passed, it sets aside one job for all of them. Returns the jobs to log, each with its path.';
 
 -- +goose StatementBegin
 create function drover_tidy_set_aside() returns void language sql as $$
@@ -414,7 +427,7 @@ create function drover_tidy_set_aside() returns void language sql as $$
 		order by s.path, s.job for update skip locked)
 $$;
 -- +goose StatementEnd
-comment on function drover_tidy_set_aside() is 'Deletes the rows of set_aside for jobs that are gone, or that the pruner has no reason to touch any more.';
+comment on function drover_tidy_set_aside() is 'Deletes the rows of drover_set_aside for jobs that are gone, or that the pruner has no reason to touch any more.';
 
 -- +goose StatementBegin
 create function drover_retain_next(after text, completed interval, cancelled interval, batch int, whole boolean, out ids text[], out odd boolean) language plpgsql as $$
@@ -470,7 +483,9 @@ begin
 			when 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when 'discarded' then coalesce(q.archived_before, q.discarded_before) end
-			-- A redrive that is under way has a hold on it.
+			-- While its period lasts, its row is what keeps others like it out.
+			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
+			-- A running redrive holds the job.
 			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
 		order by j.id for update of j skip locked
 	)
@@ -508,7 +523,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval) is
-	'Deletes or archives those of these jobs whose time is over, as drover_retain does. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
+	'Deletes or archives those of these jobs that are old enough, as drover_retain does. Jobs that the database refuses to delete or to move are set aside. refused lists each with its path and error; an error that no job has caused has no id.';
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,
@@ -529,65 +544,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain(text, interval, interval, int, boolean) is
-	'Deletes or archives, among the next ids after the given one, the jobs whose time is over: by their queue''s retention, else completed and cancelled ones after these intervals (null: never). Discarded jobs only where their queue says so. last: where it got to, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it got to ids that are no ULIDs of today, which whole => false leaves out. follow_ups, at the end: jobs whose follow-up drover_follow_up_again should try.';
-
--- +goose StatementBegin
-create function drover_alerts(discarded bigint default null, new_discarded bigint default null, within interval default '15 min',
-	quarantined bigint default null, oldest interval default null, queue text default null)
-returns table (name text, level text, value float8, threshold float8) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-	n bigint;
-	age interval;
-begin
-	if drover_alerts.discarded is not null then
-		select count(*) into n from jobs j where j.discard_reason is not null and (drover_alerts.queue is null or j.queue = drover_alerts.queue);
-		if n >= drover_alerts.discarded then
-			return query select 'discarded', 'warning', n::float8, drover_alerts.discarded::float8;
-		end if;
-	end if;
-	if drover_alerts.new_discarded is not null then
-		select count(*) into n from jobs j where j.discard_reason is not null and j.finalized_at >= now() - within
-			and (drover_alerts.queue is null or j.queue = drover_alerts.queue);
-		if n >= drover_alerts.new_discarded then
-			return query select 'new_discarded', 'warning', n::float8, drover_alerts.new_discarded::float8;
-		end if;
-	end if;
-	if drover_alerts.quarantined is not null then
-		select count(*) into n from jobs j where j.discard_reason = 'crashed' and (drover_alerts.queue is null or j.queue = drover_alerts.queue);
-		if n >= drover_alerts.quarantined then
-			return query select 'quarantined', 'critical', n::float8, drover_alerts.quarantined::float8;
-		end if;
-	end if;
-	if drover_alerts.oldest is not null then
-		-- The queues and, of each lane of each, the first: jobs_claim_idx gives both without reading what waits.
-		with recursive served(name) as (
-			select min(j.queue) from jobs j where j.finalized_at is null
-			union all
-			select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > q.name) from served q where q.name is not null
-		)
-		select now() - min(greatest(first.scheduled_at, '0001-01-01+00')) into age
-		from served q
-		cross join generate_series(0, 30, 10) as t(tier)
-		cross join generate_series(1, 9) as p(n)
-		cross join lateral (
-			select j.scheduled_at from jobs j
-			where j.finalized_at is null and j.state <> 'running' and j.queue = q.name and j.lane = (t.tier + p.n)::smallint and j.scheduled_at <= now()
-			order by j.scheduled_at, j.id limit 1
-		) first
-		where drover_alerts.queue is null or q.name = drover_alerts.queue;
-		if age >= drover_alerts.oldest then
-			return query select 'oldest', 'warning', extract(epoch from age)::float8, extract(epoch from drover_alerts.oldest)::float8;
-		end if;
-		-- Jobs wait for as long as the server's clock has gone back, and none of them looks late.
-		return query select 'clock', 'warning', extract(epoch from c.latest - now())::float8, extract(epoch from drover_alerts.oldest)::float8
-			from drover_clock(1, drover_alerts.queue) c where c.waiting > 0 and c.latest - now() >= drover_alerts.oldest;
-	end if;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_alerts(bigint, bigint, interval, bigint, interval, text) is
-	'What has reached the thresholds that are given: discarded jobs, those of the last while, those that kill their process, the age in seconds of the oldest due job, by how many seconds the server''s clock has gone back if jobs wait because of it. No row: all is well.';
+	'Deletes or archives old jobs among the next ids after the given one: by their queue''s retention, else completed and cancelled jobs after these intervals (null: never). Discarded jobs only if their queue has a setting for them. last: pass it as the next after, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it has reached ids that are not ULIDs of today, which whole => false leaves out. follow_ups, at the end: jobs whose follow-up drover_follow_up_again should try.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';
@@ -598,7 +555,7 @@ select drover_secure();
 -- +goose Down
 select drover_lock_tables('{jobs,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
-drop function drover_alerts, drover_retain, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
+drop function drover_retain, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
 	drover_note_refused, drover_ended_before, drover_export, drover_purge, drover_restore, drover_archived,
 	drover_put_away, drover_archive, drover_archivable, drover_pick, drover_walk_on, drover_job_columns,
 	drover_follow_up_again, drover_follow_up, drover_follow_up_depth, drover_make_follow_up, drover_written;

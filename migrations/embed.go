@@ -27,8 +27,8 @@ import (
 //go:embed *.sql
 var FS embed.FS
 
-// Table is the version table of drover's own: in an application's goose table drover's numbers would be taken for
-// the application's, and skipped.
+// Table is drover's own version table. In an application's goose table, drover's numbers would be
+// mistaken for the application's, and skipped.
 const Table = "drover_goose_version"
 
 // Status is one migration and whether it has been applied.
@@ -38,11 +38,13 @@ type Status struct {
 	Applied bool   `json:"applied"`
 }
 
-// Up applies what is missing, in the first schema of the pool's search_path. Many processes may call it at once: one
-// works, the others wait. Where drover is in a later schema of the path but not in the first it changes nothing and
-// returns an error, like Down and List: two sets of tables would be two queues, one of them unserved. Where drover's
-// versions are in another table than Table, such as the one of goose without -table, the error says how to go on. Behind
-// a transaction pooler it is ErrPooler.
+// Up applies the missing migrations, in the first schema of the pool's search_path. Many processes
+// may call it at once: one migrates, the others wait.
+//
+// If drover is in a later schema of the path but not in the first, Up changes nothing and returns
+// an error, and so do Down and List: two sets of tables would be two queues, one of them unserved.
+// If drover's versions are in another table than Table, for example because goose ran without
+// -table, the error says how to go on. Behind a transaction pooler the error is ErrPooler.
 func Up(ctx context.Context, pool *pgxpool.Pool) error {
 	return with(ctx, pool, func(p *goose.Provider) error {
 		// Up looks for work before it takes the lock, and would make its table then, in many first processes at once.
@@ -54,7 +56,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-// Down takes all migrations back. All jobs go with their tables.
+// Down reverts all migrations. It drops drover's tables with all jobs.
 func Down(ctx context.Context, pool *pgxpool.Pool) error {
 	return with(ctx, pool, func(p *goose.Provider) error {
 		_, err := p.DownTo(ctx, 0)
@@ -62,7 +64,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-// List tells every migration and whether it has been applied.
+// List returns every migration, and whether it has been applied.
 func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	err = with(ctx, pool, func(p *goose.Provider) error {
 		statuses, err := p.Status(ctx)

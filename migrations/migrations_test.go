@@ -104,10 +104,14 @@ func TestUpRefusesWhatWasNeverReleased(t *testing.T) {
 
 func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	t.Parallel()
-	// X-7: no name gets into a statement unquoted. 63 bytes, and so longer than a channel name with its prefix.
-	schema := `Drover's "herd" $1; ` + strings.Repeat("é", 21) + "x"
-	quoted := pgx.Identifier{schema}.Sanitize()
+	// X-7: no name gets into a statement unquoted. 63 bytes, and so longer than a channel name with its prefix; no other
+	// test's, of another process on the same server.
 	admin := pgtest.NewPool(t)
+	schema := `Drover's "herd" $1; ` + strings.Repeat("é", 14) + pgtest.Schema(admin) + "x"
+	if len(schema) != 63 {
+		t.Fatalf("%d bytes", len(schema))
+	}
+	quoted := pgx.Identifier{schema}.Sanitize()
 	exec(t, admin, `create schema `+quoted)
 	pool := otherPool(t, admin, quoted)
 	t.Cleanup(func() {
@@ -128,11 +132,11 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
 		t.Fatal(err)
 	}
-	exec(t, pool, `insert into drover_sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity')`)
 	exec(t, pool, `select drover_enqueue('k')`)
+	exec(t, pool, `select drover_notify(drover_channel(), 'heard')`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if note, err := conn.Conn().WaitForNotification(ctx); err != nil || note.Payload != "wake default" {
+	if note, err := conn.Conn().WaitForNotification(ctx); err != nil || note.Payload != "heard" {
 		t.Fatalf("notification %v, %v", note, err)
 	}
 	exec(t, pool, `unlisten *`)
@@ -207,13 +211,21 @@ func TestUpNeedsOneConnection(t *testing.T) {
 	}
 }
 
-// The migrations' numbers begin at 10: what had smaller ones was never released.
-const first = 10
-
 // newest is the number of the last migration.
 func newest(t *testing.T) int64 {
 	t.Helper()
-	return first + int64(len(files(t))) - 1
+	names := files(t)
+	return number(t, names[len(names)-1])
+}
+
+// number is that of a file. They begin at 10, what had smaller ones was never released, and may have gaps.
+func number(t *testing.T, name string) int64 {
+	t.Helper()
+	n, err := goose.NumericComponent(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // files are the migrations' names, in their order.
@@ -235,8 +247,8 @@ func TestList(t *testing.T) {
 			t.Fatal(err)
 		}
 		var want []migrations.Status
-		for i, file := range files(t) {
-			want = append(want, migrations.Status{Version: first + int64(i), File: file, Applied: applied})
+		for _, file := range files(t) {
+			want = append(want, migrations.Status{Version: number(t, file), File: file, Applied: applied})
 		}
 		if !slices.Equal(list, want) {
 			t.Fatalf("List = %+v, want %+v", list, want)
@@ -332,7 +344,7 @@ func TestFunctionsGiveNoRightsAway(t *testing.T) {
 		}
 	}
 	definers := values(t, pool, `select proname::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace and prosecdef order by 1`)
-	if want := []string{"drover_enqueue", "drover_enqueue_many", "drover_wake"}; !slices.Equal(definers, want) {
+	if want := []string{"drover_enqueue", "drover_enqueue_many", "drover_enqueue_unique", "drover_wake"}; !slices.Equal(definers, want) {
 		t.Errorf("security definer: %q, want %q", definers, want)
 	}
 }

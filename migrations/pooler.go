@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ErrPooler reports a pooler that gives the transactions of a session to any server connection. A migration locks by
-// session, and such a pooler would leave the lock with a server connection of others.
+// ErrPooler reports a pooler that may give each transaction to another server connection. A
+// migration takes a session lock, which such a pooler would leave on a server connection that other
+// clients use.
 var ErrPooler = errors.New("a transaction pooler is between this process and the server: migrate over a direct connection, or one in the pooler's session mode")
 
 // checkPooler looks for a transaction pooler before anything is done. A direct connection knows the process that serves

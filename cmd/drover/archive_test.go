@@ -39,14 +39,21 @@ func TestArchive(t *testing.T) {
 		t.Errorf("exported %q", o.stdout)
 	}
 
-	if moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
+	if moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
 		t.Errorf("restored %+v", moved)
 	}
 	sh.run(t, "archive", "add", "--all").ok(t)
+	const nobody = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	sh.run(t, "archive", "restore", dead, nobody).ends(t, 1, "1 job not restored").says(t, "1 job restored", nobody+"  not restored: there is no such archived job")
+	sh.run(t, "archive", "restore", dead).ends(t, 1, "1 job not restored").says(t, "0 jobs restored", dead+"  not restored: there is no such archived job")
+	sh.run(t, "archive", "add", "--id", dead+","+nobody).ends(t, 1, "1 job not archived").says(t, "1 job archived", nobody+"  not archived: there is no such job")
+	if moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", nobody, "--json").ends(t, 1)); len(moved.Missing) != 1 || moved.Missing[0] != nobody {
+		t.Errorf("restored %+v", moved)
+	}
 	if _, err := sh.pool.Exec(t.Context(), `insert into jobs (id, kind) values ($1, 'another')`, dead); err != nil {
 		t.Fatal(err)
 	}
-	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, "0 jobs restored", dead+"  not restored: the id is there already")
+	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, "0 jobs restored", dead+"  not restored: another job has this id there")
 
 	// F-15: an application's trigger keeps one of two jobs in the archive.
 	exec := func(sql string) {
@@ -61,7 +68,7 @@ func TestArchive(t *testing.T) {
 	exec(`insert into jobs (kind, state, finalized_at) values ('other', 'cancelled', now())`)
 	sh.run(t, "archive", "add", "--kind", "other").ok(t).says(t, "1 job archived")
 	sh.run(t, "archive", "purge", "--all", "--yes").ends(t, 1, dead, "not this one").says(t, "1 job deleted")
-	moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", "--all", "--json").ends(t, 1, "1 job not restored"))
+	moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", "--all", "--json").ends(t, 1, "1 job not restored"))
 	if len(moved.Refused) != 1 || moved.Refused[0].ID != dead || moved.Refused[0].Error != "not this one" {
 		t.Errorf("restored %+v", moved)
 	}
@@ -75,7 +82,7 @@ func TestArchive(t *testing.T) {
 	sh.input = "no\n"
 	sh.run(t, "archive", "purge", "--all").ends(t, 1, "deletes 1 job from the archive", "for ever", "Type yes", "not confirmed, nothing was deleted")
 	sh.input = ""
-	sh.run(t, "archive", "purge", "--all").ends(t, 2, "--yes deletes without a question")
+	sh.run(t, "archive", "purge", "--all").ends(t, 2, "add --yes to delete without asking")
 	if count("jobs_archive") != 1 {
 		t.Error("purged without a yes")
 	}
@@ -85,7 +92,7 @@ func TestArchive(t *testing.T) {
 	if count("jobs_archive") != 0 {
 		t.Error("not purged")
 	}
-	if _, err := client.Get(t.Context(), waits); err != nil {
+	if _, err := client.Job(t.Context(), waits); err != nil {
 		t.Error(err)
 	}
 }
@@ -97,10 +104,10 @@ func TestArchiveErrors(t *testing.T) {
 		args []string
 		text string
 	}{
-		{[]string{"archive", "add"}, "which jobs? --all"},
-		{[]string{"archive", "restore"}, "which jobs? --all"},
-		{[]string{"archive", "add", "--all=false"}, "which jobs? --all"},
-		{[]string{"archive", "purge", "--yes"}, "which jobs? --all"},
+		{[]string{"archive", "add"}, "which jobs? Pick some"},
+		{[]string{"archive", "restore"}, "which jobs? Pick some"},
+		{[]string{"archive", "add", "--all=false"}, "which jobs? Pick some"},
+		{[]string{"archive", "purge", "--yes"}, "which jobs? Pick some"},
 		{[]string{"archive", "add", "--state", "running"}, "--state"},
 		{[]string{"archive", "add", "--reason", "bored"}, "--reason"},
 		{[]string{"archive", "add", "--all", "--keep", "-1"}, "--keep"},

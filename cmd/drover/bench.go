@@ -23,19 +23,23 @@ func newBenchCommand(a *app) *cobra.Command {
 	var only []string
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure the queue on this machine or on a server of yours",
-		Long: `Measure the queue through the public API, in empty schemas of its own that are dropped at the end.
+		Short: "Measure the queue on this machine, or on a server of yours",
+		Long: `Measure the queue through the public API, in schemas that the command creates and drops again.
 
-Without --url and DATABASE_URL a Postgres is found or started, and ended again. The steps:
+Without --url and DATABASE_URL it starts a Postgres of its own, and stops it at the end. It does not
+use PGHOST and the other variables of psql.
 
-  burn     insert the jobs, run them all on one supervisor: speed, WAL, HOT share of the claims, statements
-  latency  from the call of Enqueue to the handler, at a low rate and to a supervisor that sleeps
-  retry    how late second attempts begin
-  idle     statements of a supervisor without a job
+Steps:
+
+  burn     insert the jobs and run them all on one supervisor: speed, WAL, HOT updates, statements
+  latency  time from the call of Enqueue to the handler, at a low rate, and to a sleeping supervisor
+  retry    how late retries begin
+  idle     statements of a supervisor that has no jobs
   memory   growth of the process with 2,000 jobs of 1 KiB in flight
 
-wal_bytes_per_job is the log of insert and run without full-page images, which depend on the last checkpoint and stand
-beside it. Nobody else should use the server meanwhile: log and commits are counted for all of it.`,
+WAL and commits are counted for the whole server, so let nothing else use it meanwhile.
+wal_bytes_per_job leaves out full-page images, because their number depends on the last checkpoint;
+wal_fpi_bytes_per_job has them.`,
 		Example: `  drover bench
   drover bench --retention keep --jobs 500000 --queues 5 --only burn
   drover bench --fail-rate 1 --only burn,retry --json | tail -1 | jq .runs_per_second`,
@@ -46,7 +50,7 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 			case "keep":
 				o.Keep = true
 			default:
-				return usagef("--retention %q is neither delete nor keep", retention)
+				return usagef("--retention %q is not delete or keep", retention)
 			}
 			for _, step := range only {
 				o.Steps = append(o.Steps, bench.Step(strings.TrimSpace(step)))
@@ -59,15 +63,15 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 		all = append(all, string(step))
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 200_000, "jobs to burn down")
-	f.IntVar(&o.Workers, "workers", 200, "workers of the burn-down, over all queues")
-	f.IntVar(&o.Queues, "queues", 1, "queues of the burn-down")
-	f.StringVar(&retention, "retention", "delete", "delete completed jobs, or keep them")
-	f.IntVar(&o.Payload, "payload", 0, "bytes of args")
-	f.Float64Var(&o.FailRate, "fail-rate", 0, "share of the jobs whose first attempt fails, 0 to 1")
-	f.IntVar(&o.Samples, "samples", 200, "jobs behind each percentile")
-	f.DurationVar(&o.IdleFor, "idle-for", 10*time.Second, "how long to watch an idle supervisor")
-	f.StringSliceVar(&only, "only", all, "steps to take")
+	f.IntVar(&o.Jobs, "jobs", 200_000, "insert and run `N` jobs in the step burn")
+	f.IntVar(&o.Workers, "workers", 200, "run at most `N` handlers at once, over all queues")
+	f.IntVar(&o.Queues, "queues", 1, "spread the jobs over `N` queues")
+	f.StringVar(&retention, "retention", "delete", "what happens to completed jobs, `delete|keep`")
+	f.IntVar(&o.Payload, "payload", 0, "give each job args of this many `bytes`")
+	f.Float64Var(&o.FailRate, "fail-rate", 0, "`share` of the jobs whose first attempt fails, 0 to 1")
+	f.IntVar(&o.Samples, "samples", 200, "measure `N` jobs for each percentile")
+	f.DurationVar(&o.IdleFor, "idle-for", 10*time.Second, "watch an idle supervisor for this `time`")
+	f.StringSliceVar(&only, "only", all, "run only these `steps`, separated by commas")
 	complete(cmd, "retention", "delete", "keep")
 	complete(cmd, "only", all...)
 	return cmd
@@ -75,7 +79,7 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 
 func (a *app) bench(ctx context.Context, o bench.Options) (err error) {
 	if a.schema != "" {
-		return usagef("--schema: the measurement makes schemas of its own")
+		return usagef("--schema does not go with bench, which creates schemas of its own: leave it out")
 	}
 	config, source, end, err := a.benchDatabase(ctx)
 	if err != nil {
@@ -97,7 +101,7 @@ func (a *app) bench(ctx context.Context, o bench.Options) (err error) {
 	return errors.Join(err, a.printBench(report, source))
 }
 
-// benchDatabase is the command line's database, else one found or started, which end ends.
+// benchDatabase is the database of the command line, else a Postgres that it finds or starts. end stops what it started.
 func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source string, end func() error, err error) {
 	if a.databaseURL() != "" {
 		config, err := a.poolConfig()
@@ -113,8 +117,8 @@ func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source
 	return config, server.Source(), server.Close, nil
 }
 
-// startPostgres makes a server that counts statements, or one that does not where that extension is not installed. No
-// checkpoint by time or size should fall into a measurement.
+// startPostgres starts a server with pg_stat_statements, or without it if the extension is not installed. Its settings
+// keep checkpoints by time or size out of the measurement.
 func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	options := pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Docker, pgdev.Download},
@@ -129,7 +133,7 @@ func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, options)
 }
 
-// printBench prints what was measured, with the words of the JSON keys beside those for people.
+// printBench prints the measured values, each with its name and its JSON key.
 func (a *app) printBench(r *bench.Report, source string) error {
 	rows := [][]string{{"MEASURED", "", "JSON KEY"}}
 	number := func(name string, v *float64, unit, key string) {
@@ -150,7 +154,7 @@ func (a *app) printBench(r *bench.Report, source string) error {
 	number("burn-down", r.Seconds, " s", "seconds")
 	number("burn-down", r.JobsPerSecond, " jobs/s", "jobs_per_second")
 	if r.FailRate > 0 {
-		number("runs, failed ones too", r.RunsPerSecond, " runs/s", "runs_per_second")
+		number("runs, failed ones included", r.RunsPerSecond, " runs/s", "runs_per_second")
 	}
 	number("WAL "+images, r.WALBytes, " B/job", "wal_bytes_per_job")
 	number("  of the insert", r.WALInsertBytes, " B/job", "wal_insert_bytes_per_job")
@@ -174,7 +178,7 @@ func (a *app) printBench(r *bench.Report, source string) error {
 		fmt.Fprintf(a.stdout, "%s=%s ", name, r.Settings[name])
 	}
 	fmt.Fprint(a.stdout, "\n\n")
-	if err := table(a.stdout, rows); err != nil {
+	if err := a.table(rows); err != nil {
 		return err
 	}
 	for _, note := range r.Notes {

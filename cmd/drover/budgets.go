@@ -12,9 +12,11 @@ func newBudgetsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "budgets",
 		Short: "Show the retry budgets, and what is left of each",
-		Long: `Show the retry budgets, and what is left of each for the window that begins now.
+		Long: `Show the retry budgets: how many retries are reserved and free in the window that begins now, and
+when the next retry is free.
 
-A job spends from one budget: its kind's, else its queue's, else the one for all.`,
+A retry takes from one budget: the one of its kind, else the one of its queue, else the one for all
+jobs.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.budgets(cmd.Context()) },
 	}
@@ -26,8 +28,8 @@ type budgetInfo struct {
 	Retries  int       `json:"retries"`
 	PerMS    int64     `json:"per_ms"`
 	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // of a retry over the budget: defer or discard
-	Reserved int       `json:"reserved"` // retries due in the window that begins now
+	Mode     string    `json:"mode"`     // what happens to a retry over the budget: defer or discard
+	Reserved int       `json:"reserved"` // number of retries due in the window that begins now
 	Free     int       `json:"free"`
 	NextFree time.Time `json:"next_free"`
 }
@@ -51,7 +53,7 @@ func (a *app) budgets(ctx context.Context) error {
 		list[i] = budgetInfo{b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree}
 	}
 	if a.json {
-		return a.printJSON(list)
+		return printList(a, "budgets", list)
 	}
 	if len(list) == 0 {
 		fmt.Fprintln(a.stdout, "no retry budgets")
@@ -64,5 +66,5 @@ func (a *app) budgets(ctx context.Context) error {
 			b.Scope, fmt.Sprintf("%d per %v", b.Retries, per), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
 		})
 	}
-	return table(a.stdout, rows)
+	return a.table(rows)
 }

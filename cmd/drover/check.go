@@ -8,10 +8,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 )
 
-// monitors marks a command whose exit code is for a monitor, for which 1 and 2 are findings and exitUnknown is that it
-// could not look.
+// monitors marks a command whose exit code is for a monitor: 1 and 2 are findings, and exitUnknown means that it could
+// not look.
 const (
 	monitors    = "monitors"
 	exitUnknown = 3
@@ -25,23 +26,44 @@ type foundError struct {
 
 func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " exceeded" }
 
+// thresholds set when check reports. A zero field is ignored.
+type thresholds struct {
+	queue string // only this queue; "" means all together
+
+	discarded    int           // number of discarded jobs
+	newDiscarded int           // number of jobs discarded within the time below
+	within       time.Duration //
+	quarantined  int           // number of jobs discarded because processes died of them
+	oldest       time.Duration // how long a due job has waited for its claim, or how far the server's clock has gone back while jobs wait because of it
+}
+
+// alert is a threshold that was reached.
+type alert struct {
+	Name      string  `json:"name"`      // discarded, new_discarded, quarantined, oldest, clock
+	Level     string  `json:"level"`     // critical for quarantined, else warning
+	Value     float64 `json:"value"`     // jobs, or seconds
+	Threshold float64 `json:"threshold"` // in the same unit
+}
+
 func newCheckCommand(a *app) *cobra.Command {
-	var t drover.Thresholds
+	var t thresholds
 	limits := []struct {
 		name, usage string
 		to          *int
 		given       int
 	}{
-		{"max-discarded", "more discarded jobs are a warning", &t.Discarded, 0},
-		{"max-new-discarded", "more jobs discarded within --within are a warning", &t.NewDiscarded, 0},
-		{"max-quarantined", "more jobs discarded because processes died of them are critical", &t.Quarantined, 0},
+		{"max-discarded", "warn if more than `N` jobs are discarded", &t.discarded, 0},
+		{"max-new-discarded", "warn if more than `N` jobs were discarded within the time of --within", &t.newDiscarded, 0},
+		{"max-quarantined", "critical if more than `N` jobs are quarantined: discarded because processes died while they ran", &t.quarantined, 0},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Compare dead letters and lateness with thresholds, for cron and monitors",
-		Long: `Compare dead letters and lateness with the thresholds that are given, and print a line for each that is exceeded.
+		Long: `Compare dead letters and lateness with the thresholds you give, and print a line for each threshold
+that is exceeded. You must give at least one.
 
-Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical, 3 it could not look.`,
+The exit codes are those of Nagios: 0 ok, 1 warning, 2 critical, 3 the check could not be made, or
+the command line was wrong.`,
 		Example: `  drover check --max-discarded 100 --max-new-discarded 5 --max-quarantined 0 --max-oldest 15m`,
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,19 +73,19 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 					continue
 				}
 				if limit.given < 0 {
-					return usagef("--%s %d is negative", limit.name, limit.given)
+					return usagef("--%s %d is negative: give 0 or more", limit.name, limit.given)
 				}
 				*limit.to, given = limit.given+1, true
 			}
 			switch {
 			case !given:
-				return usagef("no threshold is given: see drover check --help")
-			case cmd.Flags().Changed("max-oldest") && t.Oldest <= 0:
-				return usagef("--max-oldest %v is not positive", t.Oldest)
-			case cmd.Flags().Changed("queue") && t.Queue == "":
-				return usagef("--queue is empty")
-			case t.Within <= 0:
-				return usagef("--within %v is not positive", t.Within)
+				return usagef("no threshold is given, such as --max-oldest 15m: see drover check --help")
+			case cmd.Flags().Changed("max-oldest") && t.oldest <= 0:
+				return usagef("--max-oldest %v is not positive: give a time such as 15m", t.oldest)
+			case cmd.Flags().Changed("queue") && t.queue == "":
+				return usagef("--queue is empty: give a name, or leave the flag out for all queues")
+			case t.within <= 0:
+				return usagef("--within %v is not positive: give a time such as 15m", t.within)
 			}
 			return a.check(cmd.Context(), t)
 		},
@@ -73,30 +95,30 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 	for i := range limits {
 		f.IntVar(&limits[i].given, limits[i].name, 0, limits[i].usage)
 	}
-	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --max-new-discarded looks")
-	f.DurationVar(&t.Oldest, "max-oldest", 0, "a due job that has waited longer is a warning, or that has to because the server's clock has gone back")
-	f.StringVar(&t.Queue, "queue", "", "look at this queue only")
+	spanVar(f, &t.within, "within", 15*time.Minute, "the `time` that --max-new-discarded looks back")
+	spanVar(f, &t.oldest, "max-oldest", 0, "warn if a due job has waited longer than this `time`, or if the server's clock has gone back by more and jobs wait because of it")
+	f.StringVar(&t.queue, "queue", "", "check only the queue of this `name`")
 	return cmd
 }
 
-func (a *app) check(ctx context.Context, t drover.Thresholds) error {
+func (a *app) check(ctx context.Context, t thresholds) error {
 	s, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if t.Queue != "" {
-		if err := s.knownQueue(ctx, t.Queue); err != nil {
+	if t.queue != "" {
+		if err := s.knownQueue(ctx, t.queue); err != nil {
 			return err
 		}
 	}
-	alerts, err := s.client.Alerts(ctx, t)
+	alerts, err := s.alerts(ctx, t)
 	if err != nil {
 		return err
 	}
 	level, code := "ok", 0
-	for _, alert := range alerts {
-		if alert.Level == "critical" {
+	for _, a := range alerts {
+		if a.Level == "critical" {
 			level, code = "critical", 2
 			break
 		}
@@ -104,14 +126,14 @@ func (a *app) check(ctx context.Context, t drover.Thresholds) error {
 	}
 	if a.json {
 		if err := a.printJSON(struct {
-			Level  string         `json:"level"`
-			Alerts []drover.Alert `json:"alerts"`
+			Level  string  `json:"level"`
+			Alerts []alert `json:"alerts"`
 		}{level, alerts}); err != nil {
 			return err
 		}
 	} else {
-		for _, alert := range alerts {
-			fmt.Fprintln(a.stdout, finding(alert, t))
+		for i := range alerts {
+			fmt.Fprintln(a.stdout, alerts[i].words(t))
 		}
 		if code == 0 {
 			fmt.Fprintln(a.stdout, "ok")
@@ -123,7 +145,72 @@ func (a *app) check(ctx context.Context, t drover.Thresholds) error {
 	return nil
 }
 
-// A queue exists while a job or a supervisor has it. Reads all jobs only where there is no such queue.
+// alerts compares the counts and the lateness with the thresholds.
+func (s *session) alerts(ctx context.Context, t thresholds) ([]alert, error) {
+	found := []alert{}
+	for _, c := range []struct {
+		name, level string
+		threshold   int
+		filter      drover.Filter
+	}{
+		{"discarded", health.LevelWarning, t.discarded, drover.Filter{}},
+		{"new_discarded", health.LevelWarning, t.newDiscarded, drover.Filter{FinalizedAfter: s.now.Add(-t.within)}},
+		{"quarantined", health.LevelCritical, t.quarantined, drover.Filter{Reason: drover.ReasonCrashed}},
+	} {
+		if c.threshold <= 0 {
+			continue
+		}
+		c.filter.State, c.filter.Queue = drover.Discarded, t.queue
+		n, err := s.client.Count(ctx, c.filter)
+		if err != nil {
+			return nil, err
+		}
+		if n >= int64(c.threshold) {
+			found = append(found, alert{c.name, c.level, float64(n), float64(c.threshold)})
+		}
+	}
+	if t.oldest <= 0 {
+		return found, nil
+	}
+	late, behind, err := s.lateness(ctx, t.queue)
+	if err != nil {
+		return nil, err
+	}
+	if late >= t.oldest {
+		found = append(found, alert{"oldest", health.LevelWarning, late.Seconds(), t.oldest.Seconds()})
+	}
+	if behind >= t.oldest {
+		found = append(found, alert{"clock", health.LevelWarning, behind.Seconds(), t.oldest.Seconds()})
+	}
+	return found, nil
+}
+
+// lateness is how long the oldest due job has waited, and how far the server's clock has gone back. The second is zero
+// unless jobs wait because of it. Those jobs are not due, so they do not look late.
+func (s *session) lateness(ctx context.Context, queue string) (late, behind time.Duration, err error) {
+	snap, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, c := range snap.Counts {
+		if c.OldestDue != nil && (queue == "" || c.Queue == queue) {
+			late = max(late, snap.At.Sub(*c.OldestDue))
+		}
+	}
+	var latest *time.Time
+	if err := s.pool.QueryRow(ctx, sqlClockWaits, queue).Scan(&latest); err != nil {
+		return 0, 0, fmt.Errorf("look at the server's clock: %w", err)
+	}
+	if latest != nil {
+		behind = latest.Sub(snap.At)
+	}
+	return late, behind, nil
+}
+
+// Null unless jobs of the queue wait for the server's clock.
+const sqlClockWaits = `select case when waiting > 0 then latest end from drover_clock(1, nullif($1, ''))`
+
+// A queue exists while it has a job or a supervisor serves it. Reads all jobs only if there is no such queue.
 const sqlKnownQueue = `select exists (select from drover_supervisors where $1 = any(queues)) or exists (select from jobs where queue = $1)`
 
 func (s *session) knownQueue(ctx context.Context, queue string) error {
@@ -132,29 +219,29 @@ func (s *session) knownQueue(ctx context.Context, queue string) error {
 		return fmt.Errorf("look for the queue: %w", err)
 	}
 	if !known {
-		return fmt.Errorf("--queue %q: no job is in such a queue, and no supervisor serves it", shorten(queue, 40))
+		return fmt.Errorf("--queue %q: the queue has no job, and no supervisor serves it. Is the name right? drover stats lists the queues", shorten(queue, 40))
 	}
 	return nil
 }
 
-// finding is an alert in words.
-func finding(alert drover.Alert, t drover.Thresholds) string {
-	n, most := int64(alert.Value), int64(alert.Threshold)-1
-	text := fmt.Sprintf("%s, at most %d", alert.Name, most)
-	switch alert.Name {
+// words says what was exceeded.
+func (a *alert) words(t thresholds) string {
+	n, most := int64(a.Value), int64(a.Threshold)-1
+	text := fmt.Sprintf("%s (threshold %d)", a.Name, most)
+	switch a.Name {
 	case "discarded":
-		text = fmt.Sprintf("%s discarded, at most %d", plural(n, "job"), most)
+		text = fmt.Sprintf("%s discarded (threshold %d). Look: drover jobs summary", plural(n, "job"), most)
 	case "new_discarded":
-		text = fmt.Sprintf("%s discarded in the last %s, at most %d", plural(n, "job"), span(t.Within), most)
+		text = fmt.Sprintf("%s discarded in the last %s (threshold %d). Look: drover jobs list --state discarded", plural(n, "job"), span(t.within), most)
 	case "quarantined":
-		text = fmt.Sprintf("%s quarantined, at most %d: drover jobs list --reason crashed", plural(n, "job"), most)
+		text = fmt.Sprintf("%s quarantined (threshold %d). Look: drover jobs list --reason crashed", plural(n, "job"), most)
 	case "oldest":
-		text = fmt.Sprintf("a due job has waited %s, at most %s", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+		text = fmt.Sprintf("a due job has waited %s (threshold %s). Look: drover health", span(seconds(a.Value)), span(seconds(a.Threshold)))
 	case "clock":
-		text = fmt.Sprintf("the server's clock has gone back by %s, at most %s, and jobs wait because of it: drover health", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+		text = fmt.Sprintf("the server's clock has gone back by %s (threshold %s), and jobs wait because of it. Look: drover health", span(seconds(a.Value)), span(seconds(a.Threshold)))
 	}
-	if t.Queue != "" {
-		text += ", queue " + t.Queue
+	if t.queue != "" {
+		text = "queue " + t.queue + ": " + text
 	}
-	return printable(alert.Level + ": " + text)
+	return printable(a.Level + ": " + text)
 }

@@ -18,7 +18,7 @@ func interactive(f *os.File) bool {
 func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 	fmt.Fprint(a.stderr, question+" Type yes to go on: ")
 	answer := make(chan string, 1)
-	go func() { // left behind when Ctrl-C comes first: nothing can interrupt a read from a terminal
+	go func() { // it stays behind after Ctrl-C: nothing can interrupt a read from a terminal
 		line, _ := bufio.NewReader(a.stdin).ReadString('\n')
 		answer <- line
 	}()
@@ -31,11 +31,11 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 	}
 }
 
-// confirm asks; any answer but yes is an error that says what did not happen.
+// confirm asks. Any answer except yes is an error that says what did not happen.
 func (a *app) confirm(ctx context.Context, question, otherwise string) error {
 	yes, err := a.confirmed(ctx, question)
 	if err == nil && !yes {
-		err = fmt.Errorf("not confirmed, %s; --yes does not ask", otherwise)
+		err = fmt.Errorf("not confirmed, %s. Answer yes, or add --yes to skip the question", otherwise)
 	}
 	return err
 }

@@ -21,36 +21,42 @@ func newDemoCommand(a *app) *cobra.Command {
 	var skipBad bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Deliver webhooks to endpoints that fail in all the usual ways, and show what becomes of them",
-		Long: `Deliver webhooks over HTTP to endpoints on this machine that behave like the world: slow, down for a while,
-throttling, gone, or answering garbage. Every delivery is enqueued in one transaction with a business row; two worker
-processes deliver; the report shows attempts, failures and the discarded jobs with their history, and then deploys a
-fix and redrives. Whether anything was lost is counted from what the endpoints saw.
+		Short: "Deliver webhooks to endpoints that fail in all the usual ways, and show the result",
+		Long: `Deliver webhooks over HTTP to endpoints on this machine that fail in all the usual ways: they are
+slow, down for a while, throttling, gone, or answer garbage.
 
-With --story outage one customer's endpoint is down, and then comes back weak. Its dead deliveries are brought back all
-at once, by SQL, which knocks it over again; then by a paced redrive with a cap for the customer. The endpoint's own log
-is plotted, and judges: the exit code is 1 if the paced side overran it or a delivery did not arrive.
+The demo enqueues each delivery in the same transaction as a row of the application. Two worker
+processes deliver. A report shows attempts, failures, and the discarded jobs with their history. Then
+the demo deploys a fix, and redrives the discarded jobs. At the end it compares with what the
+endpoints received, and says whether anything was lost.
 
-It runs on the database of --url or DATABASE_URL, in a schema of its own that is dropped at the end, or on a throwaway
-Postgres that it starts: from server binaries, in Docker, or from a download.
+With --story outage, the endpoint of one customer is down, and comes back weak. First the demo makes
+its dead deliveries due all at once by SQL, and the endpoint falls over again. Then a paced redrive
+with a cap for the customer brings all of them back. The demo plots the requests that the endpoint
+saw. The exit code is 1 if the paced redrive overloaded it, or if a delivery did not arrive.
 
-A file has one delivery a line:
+The demo runs in the database of --url or DATABASE_URL, in a schema that it creates and drops again.
+Without them it starts a throwaway Postgres: from server binaries, in Docker, or from a download. It
+does not use PGHOST and the other variables of psql.
+
+A --file has one delivery per line:
   {"customer": "name", "event": "invoice.paid", "url_path": "/hooks", "payload": {…}}
-Customers of the built-in file have fixed behaviours; others get one by their name, never one that refuses for good.`,
+Each customer of the built-in file has a fixed behaviour. A customer of your file gets one that
+depends on the name, and never one that refuses for good.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case story != "" && story != "outage":
-				return usagef("there is no --story %q, only outage", story)
+				return usagef("there is no --story %q: the only one is outage", story)
 			case story != "" && (file != "" || skipBad || o.Crash):
-				return usagef("--story outage has deliveries of its own: --file, --skip-bad and --crash do not go with it")
+				return usagef("--story outage has its own deliveries: leave out --file, --skip-bad and --crash")
 			}
 			o.Outage = story != ""
 			if o.Jobs < 0 {
-				return usagef("--jobs is %d, less than nothing", o.Jobs)
+				return usagef("--jobs %d is negative: give 0 or more", o.Jobs)
 			}
 			if a.schema != "" {
-				return usagef("--schema does not go with demo, which makes a schema of its own")
+				return usagef("--schema does not go with demo, which creates a schema of its own: leave it out")
 			}
 			deliveries, err := a.deliveries(file, skipBad)
 			if err != nil {
@@ -60,11 +66,11 @@ Customers of the built-in file have fixed behaviours; others get one by their na
 			return a.demo(cmd, o)
 		},
 	}
-	cmd.Flags().StringVar(&file, "file", "", "deliveries to take instead of the built-in ones, JSON lines")
-	cmd.Flags().StringVar(&story, "story", "", "another story: outage")
-	cmd.Flags().BoolVar(&skipBad, "skip-bad", false, "deliver what is right in a file that has broken lines")
-	cmd.Flags().IntVar(&o.Jobs, "jobs", 0, fmt.Sprintf("how many to deliver; they are repeated, or cut (default: each once; outage: %d)", demo.OutageJobs))
-	cmd.Flags().BoolVar(&o.Keep, "keep", false, "leave the database, and print how to open it")
+	cmd.Flags().StringVar(&file, "file", "", "deliver the lines of this `file` instead of the built-in deliveries")
+	cmd.Flags().StringVar(&story, "story", "", "tell another story, by its `name`: outage")
+	cmd.Flags().BoolVar(&skipBad, "skip-bad", false, "skip broken lines of --file, and deliver the others")
+	cmd.Flags().IntVar(&o.Jobs, "jobs", 0, fmt.Sprintf("deliver `N` webhooks, and repeat the file if it has fewer (default: each line once; outage: %d)", demo.OutageJobs))
+	cmd.Flags().BoolVar(&o.Keep, "keep", false, "keep the database at the end, and print how to open it")
 	cmd.Flags().BoolVar(&o.Crash, "crash", false, "kill a worker with SIGKILL in the middle")
 	cmd.AddCommand(
 		demoProgram(a, demo.ReceiverProgram, demo.Receive),
@@ -83,7 +89,8 @@ func demoProgram(a *app, name demo.Program, run demo.Main) *cobra.Command {
 	}
 }
 
-// demo tells the story on standard output. With --json that has the figures alone, and the story goes beside it.
+// demo prints the story on standard output. With --json, standard output has only the figures, and the story goes to
+// standard error.
 func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -112,7 +119,7 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// deliveries reads the file, or what comes with the program. Broken lines are an error unless they may be skipped.
+// deliveries reads the file, or the built-in deliveries. Broken lines are an error, unless skipBad is set.
 func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	var in io.Reader = bytes.NewReader(testdata.Webhooks)
 	name := "the built-in file"
@@ -129,7 +136,7 @@ func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	case len(broken) > 0 && !skipBad:
-		return nil, fmt.Errorf("%s of %s cannot be delivered; --skip-bad delivers the others:%s",
+		return nil, fmt.Errorf("%s of %s cannot be delivered. Correct the file, or add --skip-bad to deliver the others:%s",
 			plural(int64(len(broken)), "line"), name, lineErrors(broken))
 	case len(good) == 0:
 		return nil, fmt.Errorf("there is nothing to deliver in %s%s", name, lineErrors(broken))
@@ -139,7 +146,7 @@ func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	return good, nil
 }
 
-// maxLineErrors is how many broken lines are told of: a file of another format is broken in all of them.
+// maxLineErrors is how many broken lines are listed: in a file of another format all lines are broken.
 const maxLineErrors = 20
 
 func lineErrors(broken []*demo.LineError) string {

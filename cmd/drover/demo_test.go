@@ -66,8 +66,11 @@ func TestDemo(t *testing.T) {
 		t.Parallel()
 		d := startDemo(t, bin, url, "--jobs", "60")
 		d.waitFor(t, `delivered [1-9]`)
-		query(t, url, fmt.Sprintf(`select %[1]s.drover_cancel(id) from %[1]s.jobs where id = (
-			select id from %[1]s.jobs where state = 'retryable' and args->>'customer' = 'customer-dune' order by scheduled_at desc limit 1)`, d.schema(t)))
+		cancel := fmt.Sprintf(`select %[1]s.drover_cancel(id) from %[1]s.jobs where id = (
+			select id from %[1]s.jobs where state = 'retryable' and args->>'customer' = 'customer-dune' order by scheduled_at desc limit 1)`, d.schema(t))
+		for end := time.Now().Add(30 * time.Second); query(t, url, cancel) == "" && time.Now().Before(end); { // until there is one
+			<-time.After(10 * time.Millisecond)
+		}
 		d.wantExit(t, 0)
 		if r := d.result(t); r.Enqueued != 60 || r.Cancelled != 1 || r.Completed+r.Discarded != 59 || r.Lost != 0 {
 			t.Errorf("result %+v; want one cancelled, none lost", r)
@@ -88,6 +91,7 @@ func TestDemo(t *testing.T) {
 		if p.Jobs != r.Jobs-(r.Unpaced.Requests-r.Unpaced.Failures) || p.Requests < p.Jobs || p.FellOver != 0 || p.MostAtOnce == 0 || p.MostAtOnce > 5 || p.PeakPerSecond > r.Rate+r.PerKey {
 			t.Errorf("paced %+v; want the rest back within the limits", p)
 		}
+		previewsOutage(t, r)
 		if r.Jobs != 400 || r.Lost != 0 || r.Dead != 0 || r.Twice != 0 || r.Interrupted || r.Seconds <= p.Seconds {
 			t.Errorf("result %+v; want all delivered once", r)
 		}
@@ -99,7 +103,7 @@ func TestDemo(t *testing.T) {
 
 	t.Run("Ctrl-C in an outage", func(t *testing.T) {
 		t.Parallel()
-		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "60")
+		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "400") // so many that it does not end before the interrupt
 		d.waitFor(t, `redrive canary`)
 		d.interrupt(t)
 		d.wantExit(t, 1)
@@ -208,7 +212,7 @@ func TestDemo(t *testing.T) {
 		}
 		d := startDemo(t, bin, url, "--file", file)
 		d.wantExit(t, 1)
-		d.wantStory(t, `2 lines of .*mine\.jsonl cannot be delivered; --skip-bad`, `line 2: not JSON: unexpected end`, `line 4: customer is missing`)
+		d.wantStory(t, `2 lines of .*mine\.jsonl cannot be delivered\. Correct the file, or add --skip-bad`, `line 2: not JSON: unexpected end`, `line 4: customer is missing`)
 		if d.stdout.Len() > 0 || strings.Contains(d.story(), "postgres: ") {
 			t.Error("something was begun")
 		}
@@ -228,10 +232,10 @@ func TestDemoFlags(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"demo", "--jobs", "-1"}, 2, "--jobs is -1"},
+		{[]string{"demo", "--jobs", "-1"}, 2, "--jobs -1 is negative"},
 		{[]string{"demo", "--schema", "x"}, 2, "a schema of its own"},
-		{[]string{"demo", "--story", "war"}, 2, "only outage"},
-		{[]string{"demo", "--story", "outage", "--crash"}, 2, "do not go with it"},
+		{[]string{"demo", "--story", "war"}, 2, "the only one is outage"},
+		{[]string{"demo", "--story", "outage", "--crash"}, 2, "leave out --file, --skip-bad and --crash"},
 		{[]string{"demo", "more"}, 2, "unknown command"},
 		{[]string{"demo", "--file", "/no/such/file"}, 1, "/no/such/file"},
 		{[]string{"demo", "worker"}, 1, "started by drover demo"},
@@ -253,6 +257,24 @@ type demoRun struct {
 
 	mu   sync.Mutex
 	said []string
+}
+
+// T-2: what drover preview says of the paced part of the story: as many requests, no more of them in a second, and no
+// sooner done. A machine that pauses makes the story longer, and never shorter.
+func previewsOutage(t *testing.T, r demo.OutageResult) {
+	t.Helper()
+	p := r.Paced
+	got := decode[previewInfo](t, (&shell{}).run(t, "preview", "--base", "1s", "--max-attempts", "3", "--outage", "30s",
+		"--rate", "1000000", "--jobs", fmt.Sprint(p.Jobs), "--redrive", fmt.Sprint(r.Rate), "--json").ok(t)).Outage.Results
+	if len(got) != 2 || got[0].Attempts != 3*p.Jobs || got[0].DiscardedShare != 1 {
+		t.Fatalf("simulated without a redrive: %+v; want three attempts each, and all dead", got)
+	}
+	paced := got[1]
+	requests := paced.Attempts - got[0].Attempts
+	if paced.Dead != 0 || float64(p.Requests) > 1.2*float64(requests) || float64(p.Requests) < 0.8*float64(requests) ||
+		float64(p.PeakPerSecond) > 1.2*float64(paced.PeakBack) || p.Seconds < 0.8*float64(paced.DrainedMS)/1000 {
+		t.Errorf("the story: %+v; simulated: %d requests, %d in the worst second, %d ms", p, requests, paced.PeakBack, paced.DrainedMS)
+	}
 }
 
 // startDemo runs the demo with --json, which puts the story on standard error.

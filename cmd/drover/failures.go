@@ -14,13 +14,18 @@ import (
 )
 
 func newFailuresCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "failures", Short: "List failure groups, and say what becomes of them"})
+	cmd := group(&cobra.Command{
+		Use: "failures", Short: "Show failures by cause, and decide what happens to their jobs",
+		Long: `Show failures by cause, and decide what happens to their jobs.
+
+Failures with the same fingerprint have the same cause, and form a failure group.`,
+	})
 	cmd.AddCommand(
 		newFailuresListCommand(a),
 		newFailuresShowCommand(a),
-		newFailuresStatusCommand(a, "resolve", drover.FailureResolved, "Say that a failure is mended: if it comes back it is open again, as a regression"),
-		newFailuresStatusCommand(a, "ignore", drover.FailureIgnored, "Count a failure on, and leave it out of the list of open ones"),
-		newFailuresStatusCommand(a, "reopen", drover.FailureOpen, "Take a resolve or an ignore back"),
+		newFailuresStatusCommand(a, "resolve", drover.FailureResolved, "Mark a failure as fixed; if it comes back it is open again, as a regression"),
+		newFailuresStatusCommand(a, "ignore", drover.FailureIgnored, "Take a failure off the list of open ones, and go on counting it"),
+		newFailuresStatusCommand(a, "reopen", drover.FailureOpen, "Undo a resolve or an ignore"),
 		newFailuresPolicyCommand(a),
 		newFailuresRedriveCommand(a),
 	)
@@ -32,17 +37,15 @@ func newFailuresListCommand(a *app) *cobra.Command {
 	var status string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List failure groups, the one seen last first",
-		Long: `List failure groups, the one seen last first: the open ones, unless --status says otherwise.
-
-With --json the value is an array.`,
-		Args: args(cobra.NoArgs),
+		Short: "List failure groups, latest seen first",
+		Long:  `List the open failure groups, latest seen first. For others, or all: --status.`,
+		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case !slices.Contains(append(failureStatuses(), "all"), status):
 				return usagef("--status %q is none of %s, all", shorten(status, 40), strings.Join(failureStatuses(), ", "))
 			case filter.Limit < 1 || filter.Limit > 10_000:
-				return usagef("--limit %d is not 1 to 10000", filter.Limit)
+				return usagef("--limit %d is not in 1 to 10000", filter.Limit)
 			case status != "all":
 				filter.Status = drover.FailureStatus(status)
 			}
@@ -50,15 +53,15 @@ With --json the value is an array.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&filter.Kind, "kind", "", "failures of jobs of this kind")
-	f.StringVar(&status, "status", string(drover.FailureOpen), "groups of this status: "+strings.Join(failureStatuses(), ", ")+", all")
-	f.IntVar(&filter.Limit, "limit", 50, "at most so many, 1 to 10000")
+	f.StringVar(&filter.Kind, "kind", "", "failure groups of the kind of this `name`")
+	f.StringVar(&status, "status", string(drover.FailureOpen), "failure groups with this `status`: "+strings.Join(failureStatuses(), ", ")+", all")
+	f.IntVar(&filter.Limit, "limit", 50, "list at most `N` groups, 1 to 10000")
 	complete(cmd, "status", append(failureStatuses(), "all")...)
 	return cmd
 }
 
 func failureStatuses() []string {
-	return []string{string(drover.FailureOpen), string(drover.FailureResolved), string(drover.FailureIgnored)}
+	return words(drover.FailureOpen, drover.FailureResolved, drover.FailureIgnored)
 }
 
 func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) error {
@@ -67,17 +70,18 @@ func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) err
 		return err
 	}
 	defer s.close()
-	groups, err := s.client.Failures(ctx, filter)
+	groups, err := s.client.FailureGroups(ctx, filter)
 	if err != nil {
 		return failureFlags(err)
 	}
 	if a.json {
-		if groups == nil {
-			groups = []drover.FailureGroup{}
-		}
-		return a.printJSON(groups)
+		return printList(a, "failures", groups)
 	}
 	if len(groups) == 0 {
+		if filter.Status == drover.FailureOpen {
+			fmt.Fprintln(a.stdout, "no open failures; --status all lists the others too")
+			return nil
+		}
 		fmt.Fprintln(a.stdout, "no failures")
 		return nil
 	}
@@ -85,14 +89,14 @@ func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) err
 	for i := range groups {
 		g := &groups[i]
 		rows = append(rows, []string{
-			g.Fingerprint, shorten(g.Kind, 32), statusOf(g), fmt.Sprint(g.Count), fmt.Sprint(g.Jobs), fmt.Sprint(g.Discarded),
-			ago(g.LastSeen, s.now), shorten(g.Sample, 60),
+			g.Fingerprint, g.Kind, statusOf(g), fmt.Sprint(g.Count), fmt.Sprint(g.Jobs), fmt.Sprint(g.Discarded),
+			ago(g.LastSeen, s.now), g.Sample,
 		})
 	}
-	return table(a.stdout, rows)
+	return a.table(rows)
 }
 
-// statusOf is a group's status, and what else one should know at once.
+// statusOf is a group's status, whether it has come back, and its policy.
 func statusOf(g *drover.FailureGroup) string {
 	status := string(g.Status)
 	if g.Status == drover.FailureOpen && g.Regressions > 0 {
@@ -107,7 +111,7 @@ func statusOf(g *drover.FailureGroup) string {
 func newFailuresShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show FINGERPRINT",
-		Short: "Show one failure group",
+		Short: "Show one failure group: its numbers, a sample error, its policy",
 		Args:  args(cobra.ExactArgs(1)),
 		RunE:  func(cmd *cobra.Command, args []string) error { return a.showFailure(cmd.Context(), hex(args[0])) },
 	}
@@ -119,7 +123,7 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 		return err
 	}
 	defer s.close()
-	g, err := s.client.Failure(ctx, print)
+	g, err := s.client.FailureGroup(ctx, print)
 	if err != nil {
 		return err
 	}
@@ -130,9 +134,9 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 		{"fingerprint", g.Fingerprint},
 		{"kind", g.Kind},
 		{"status", statusOf(g)},
-		{"class", g.Class},
+		{"class", string(g.Class)},
 		{"runs", fmt.Sprint(g.Count)},
-		{"jobs", fmt.Sprintf("%d, now %d discarded, %d parked", g.Jobs, g.Discarded, g.Parked)},
+		{"jobs", fmt.Sprintf("%d (now %d discarded, %d parked)", g.Jobs, g.Discarded, g.Parked)},
 		{"last job", g.LastJob},
 	}
 	at := func(name string, t *time.Time, by string) {
@@ -148,6 +152,9 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 	if g.UpdatedBy != "" {
 		by = " by " + g.UpdatedBy
 	}
+	if g.UpdatedWhy != "" {
+		by += ": " + g.UpdatedWhy
+	}
 	at("changed", g.UpdatedAt, by)
 	if g.Policy.Build != "" {
 		rows = append(rows, []string{"parked until", "a build newer than " + g.Policy.Build})
@@ -155,7 +162,7 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 	if g.ErrorType != "" {
 		rows = append(rows, []string{"type", g.ErrorType})
 	}
-	if err := table(a.stdout, rows); err != nil {
+	if err := a.table(rows); err != nil {
 		return err
 	}
 	fmt.Fprintln(a.stdout, "\nsample")
@@ -165,63 +172,70 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 }
 
 func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, short string) *cobra.Command {
-	var by string
 	cmd := &cobra.Command{
 		Use:   verb + " FINGERPRINT...",
 		Short: short,
 		Args:  args(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, prints []string) error {
-			return a.eachFailure(cmd.Context(), prints, string(status), func(ctx context.Context, s *session, print string) error {
-				return s.client.SetFailureStatus(ctx, print, status, by)
-			})
-		},
 	}
-	cmd.Flags().StringVar(&by, "by", "", "who says so, kept with the group")
+	by := addByFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, prints []string) error {
+		by, err := by.given(cmd)
+		if err != nil {
+			return err
+		}
+		return a.eachFailure(cmd.Context(), prints, string(status), func(ctx context.Context, s *session, print string) error {
+			return s.client.SetFailureStatus(ctx, print, status, by)
+		})
+	}
 	return cmd
 }
 
 func newFailuresPolicyCommand(a *app) *cobra.Command {
-	var by, build string
+	var build string
 	cmd := &cobra.Command{
 		Use:   "policy FINGERPRINT discard|park|retry",
-		Short: "Say what becomes of jobs that fail so from now on",
-		Long: `Say what becomes of jobs that fail so from now on, in every process at once:
+		Short: "Decide what happens to jobs that fail in this way from now on",
+		Long: `Decide what happens to jobs that fail in this way from now on. Every process follows the policy.
 
-  discard  they are discarded at once, reason operator
-  park     they wait, attempts as they are, until a supervisor of a build registers that was not seen before;
-           then they become due, 50 a second, and the policy is over
-  retry    they are retried as usual; those parked become due, 50 a second`,
+  discard  Such jobs are discarded at once, with the reason "operator".
+  park     Such jobs wait until a supervisor with a newer build starts, and spend no attempt.
+           Then they become due, 50 a second, and the policy ends.
+  retry    Such jobs are retried as usual. Those that are parked become due, 50 a second.`,
 		Example: `  drover failures policy c0ffee00c0ffee00 park --build v1.4.2 --by ann`,
 		Args:    args(cobra.ExactArgs(2)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			policy := drover.FailurePolicy{Action: drover.FailureAction(args[1]), Build: build}
-			switch {
-			case !slices.Contains([]string{"discard", "park", "retry"}, args[1]):
-				return usagef("policy %q is none of discard, park, retry", shorten(args[1], 40))
-			case build != "" && policy.Action != drover.FailurePark:
-				return usagef("--build goes with park")
-			case args[1] == "retry":
-				policy.Action = ""
-			}
-			return a.eachFailure(cmd.Context(), args[:1], args[1], func(ctx context.Context, s *session, print string) error {
-				return s.client.SetFailurePolicy(ctx, print, policy, by)
-			})
-		},
 	}
-	cmd.Flags().StringVar(&by, "by", "", "who says so, kept with the group")
-	cmd.Flags().StringVar(&build, "build", "", "the newest build, which has the fault; refused if there is a newer one (default: whatever is the newest)")
+	by := addByFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		policy := drover.FailurePolicy{Action: drover.FailureAction(args[1]), Build: build}
+		switch {
+		case !slices.Contains([]string{"discard", "park", "retry"}, args[1]):
+			return usagef("policy %q is none of discard, park, retry", shorten(args[1], 40))
+		case build != "" && policy.Action != drover.FailurePark:
+			return usagef("--build is only for the policy park: leave it out")
+		case args[1] == "retry":
+			policy.Action = ""
+		}
+		by, err := by.given(cmd)
+		if err != nil {
+			return err
+		}
+		return a.eachFailure(cmd.Context(), args[:1], args[1], func(ctx context.Context, s *session, print string) error {
+			return s.client.SetFailurePolicy(ctx, print, policy, by)
+		})
+	}
+	cmd.Flags().StringVar(&build, "build", "", "the `build` that has the fault; it must be the newest one (default: the newest one)")
 	return cmd
 }
 
-// changed is what became of one failure group.
+// changed is the result for one failure group.
 type changed struct {
 	Fingerprint string `json:"fingerprint"`
 	Result      string `json:"result,omitempty"`
 	Error       string `json:"error,omitempty"`
 }
 
-// eachFailure does one thing to each group and tells what happened. One that is unknown or refused does not keep it
-// from the next; it is an error in the end.
+// eachFailure does one thing to each group and prints the result. After an unknown or refused one it goes on with the
+// next, and returns an error at the end.
 func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
 	s, err := a.open(ctx)
 	if err != nil {
@@ -244,20 +258,20 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 		}
 	}
 	if a.json {
-		if err := a.printJSON(all); err != nil {
+		if err := printList(a, "failures", all); err != nil {
 			return err
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %s not changed", failed, plural(int64(len(prints)), "failure group"))
+		return fmt.Errorf("%d of %s not changed, for the reasons above", failed, plural(int64(len(prints)), "failure group"))
 	}
 	return nil
 }
 
-// failureFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+// failureFlags is flagNames for the fields of failure groups.
 func failureFlags(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
-	return usagef("%s", strings.NewReplacer("FailureFilter.Kind:", "--kind:", "by:", "--by:", "policy.Build:", "--build:").Replace(err.Error()))
+	return usagef("%s", strings.NewReplacer("FailureFilter.Kind:", "--kind:", "by.Who:", "--by:", "by.Why:", "--why:", "policy.Build:", "--build:").Replace(err.Error()))
 }

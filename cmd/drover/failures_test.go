@@ -14,11 +14,11 @@ import (
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
-	sh.run(t, "failures", "list").ok(t).says(t, "no failures")
+	sh.run(t, "failures", "list").ok(t).says(t, "no open failures")
 	enqueue(t, client, charge{Order: 7}, nil)
 	discard(t, sh)
 
-	groups := decode[[]drover.FailureGroup](t, sh.run(t, "failures", "list", "--json").ok(t))
+	groups := decodeList[drover.FailureGroup](t, "failures", sh.run(t, "failures", "list", "--json").ok(t))
 	if len(groups) != 2 {
 		t.Fatalf("%+v", groups)
 	}
@@ -27,13 +27,13 @@ func TestFailures(t *testing.T) {
 		print = groups[1].Fingerprint
 	}
 	sh.run(t, "failures", "list", "--kind", "charge").ok(t).says(t, "FINGERPRINT", print, `gateway \u001b[31mtimeout`, "card refused")
-	sh.run(t, "failures", "list", "--kind", "other").ok(t).says(t, "no failures")
-	sh.run(t, "failures", "show", print).ok(t).says(t, "1, now 1 discarded, 0 parked", "card", "refused", "drover jobs show")
+	sh.run(t, "failures", "list", "--kind", "other").ok(t).says(t, "no open failures")
+	sh.run(t, "failures", "show", print).ok(t).says(t, "1 (now 1 discarded, 0 parked)", "card", "refused", "drover jobs show")
 
 	sh.run(t, "failures", "show", strings.ToUpper(print)).ok(t).says(t, print)
 	sh.run(t, "failures", "resolve", print, "--by", "ann").ok(t).says(t, print+"  resolved")
 	sh.run(t, "failures", "show", print).ok(t).says(t, "resolved", "by ann")
-	if left := decode[[]drover.FailureGroup](t, sh.run(t, "failures", "list", "--json").ok(t)); len(left) != 1 || left[0].Fingerprint == print {
+	if left := decodeList[drover.FailureGroup](t, "failures", sh.run(t, "failures", "list", "--json").ok(t)); len(left) != 1 || left[0].Fingerprint == print {
 		t.Errorf("open: %+v", left)
 	}
 	sh.run(t, "failures", "list", "--status", "all").ok(t).says(t, print)
@@ -49,7 +49,7 @@ func TestFailures(t *testing.T) {
 	}
 	const unknown = "00c0ffee00c0ffee"
 	both := sh.run(t, "failures", "resolve", unknown, print, "--json").ends(t, 1, "1 of 2 failure groups not changed")
-	if all := decode[[]changed](t, both); len(all) != 2 || all[0].Error == "" || all[1].Result != "resolved" {
+	if all := decodeList[changed](t, "failures", both); len(all) != 2 || all[0].Error == "" || all[1].Result != "resolved" {
 		t.Errorf("%+v", all)
 	}
 	sh.run(t, "failures", "show", unknown).ends(t, 1, "not found")

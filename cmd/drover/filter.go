@@ -2,10 +2,8 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -27,70 +25,85 @@ type filterFlags struct {
 func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	p := &filterFlags{}
 	f := cmd.Flags()
-	f.StringSliceVar(&p.ids, "id", nil, "jobs with this id, or with any of several")
-	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
-	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
-	f.StringVar(&p.state, "state", "", "jobs in this state")
-	f.StringVar(&p.filter.Reason, "reason", "", "jobs discarded for this reason")
-	f.StringVar(&p.filter.Class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
-	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
-	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
-	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
-	f.StringSliceVar(&p.filter.Tags, "tag", nil, "jobs with this tag, or with all of several")
-	f.StringVar(&p.args, "args-contain", "", `jobs whose args contain this JSON, such as '{"Order": 42}'`)
-	f.Var(&p.createdAfter, "created-after", "jobs enqueued since then: RFC 3339, or how long ago, such as 90m, 2h, 7d")
-	f.Var(&p.createdBefore, "created-before", "jobs enqueued before then")
-	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended since then")
-	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before then")
-	f.BoolVar(&p.filter.All, "all", false, "every job is meant")
+	f.StringSliceVar(&p.ids, "id", nil, "jobs with these `IDs`, separated by commas")
+	f.StringVar(&p.filter.Queue, "queue", "", "jobs in the queue of this `name`")
+	f.StringVar(&p.filter.Kind, "kind", "", "jobs of the kind of this `name`")
+	f.StringVar(&p.state, "state", "", "jobs in this `state`: "+strings.Join(states(), ", "))
+	f.StringVar((*string)(&p.filter.Reason), "reason", "", "jobs discarded for this `reason`: "+strings.Join(reasons(), ", "))
+	f.StringVar((*string)(&p.filter.Class), "class", "", "jobs whose newest failure is of this `class`: "+strings.Join(classes(), ", "))
+	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this `fingerprint`, 16 hexadecimal digits")
+	f.IntVar(&p.filter.Priority, "priority", 0, "jobs of this priority `N`, 1 to 9")
+	f.StringVar(&p.filter.Key, "key", "", "jobs with this concurrency `key`, such as a customer")
+	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs that the schedule of this `name` has made")
+	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`, as drover jobs show prints it")
+	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs whose last redrive has this `ID`")
+	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error contains this `text`, in upper or lower case")
+	f.StringSliceVar(&p.filter.Tags, "tag", nil, "jobs that have all of these `tags`, separated by commas")
+	f.StringVar(&p.args, "args-contain", "", "jobs whose args contain this `JSON`, such as '{\"Order\": 42}'")
+	f.Var(&p.createdAfter, "created-after", "jobs enqueued at or after this `time`: "+momentForms)
+	f.Var(&p.createdBefore, "created-before", "jobs enqueued before this `time`")
+	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended at or after this `time`")
+	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before this `time`")
+	f.BoolVar(&p.filter.All, "all", false, "all jobs, if no other flag picks some")
 	complete(cmd, "state", states()...)
 	complete(cmd, "reason", reasons()...)
 	complete(cmd, "class", classes()...)
 	return p
 }
 
-// check refuses what no job can have, and takes the ids named without a flag. An empty value is refused too: a variable
-// that is not set must not make a filter that fits more jobs.
+// check refuses values that no job can have, and adds the ids given without a flag. It also refuses an empty value: an
+// unset variable of the shell must not make the filter match more jobs.
 func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	for _, name := range filterFlagNames() {
 		if value := cmd.Flags().Lookup(name).Value.String(); cmd.Flags().Changed(name) && (value == "" || value == "[]") {
-			return usagef("--%s is empty", name)
+			return usagef("--%s is empty: give a value, or leave the flag out", name)
 		}
 	}
 	for _, word := range slices.Concat(p.ids, ids) {
 		id := jobID(word)
 		if len(id) != ulid.EncodedSize {
-			return usagef("%q is not a job id", shorten(word, 40))
+			return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV", shorten(word, 40))
 		}
 		p.filter.IDs = append(p.filter.IDs, id)
 	}
 	p.filter.State = drover.State(p.state)
 	p.filter.Fingerprint, p.filter.Redrive = hex(p.filter.Fingerprint), jobID(p.filter.Redrive)
 	switch {
-	case p.filter.Class != "" && !slices.Contains(classes(), p.filter.Class):
-		return usagef("--class %q is none of %s", shorten(p.filter.Class, 40), strings.Join(classes(), ", "))
+	case p.filter.Class != "" && !slices.Contains(classes(), string(p.filter.Class)):
+		return usagef("--class %q is none of %s", shorten(string(p.filter.Class), 40), strings.Join(classes(), ", "))
 	case p.filter.Fingerprint != "" && !isFingerprint(p.filter.Fingerprint):
 		return usagef("--fingerprint %q is not 16 hexadecimal digits", shorten(p.filter.Fingerprint, 40))
 	case cmd.Flags().Changed("redrive") && !isULID(p.filter.Redrive):
-		return usagef("--redrive %q is no redrive's id", shorten(p.filter.Redrive, 40))
+		return usagef("--redrive %q is not the id of a redrive: drover redrive list shows the ids", shorten(p.filter.Redrive, 40))
+	case cmd.Flags().Changed("priority") && (p.filter.Priority < 1 || p.filter.Priority > 9):
+		return usagef("--priority %d is not 1 to 9", p.filter.Priority)
 	case p.state != "" && !slices.Contains(states(), p.state):
 		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(states(), ", "))
-	case p.filter.Reason != "" && !slices.Contains(reasons(), p.filter.Reason):
-		return usagef("--reason %q is none of %s", shorten(p.filter.Reason, 40), strings.Join(reasons(), ", "))
+	case p.filter.Reason != "" && !slices.Contains(reasons(), string(p.filter.Reason)):
+		return usagef("--reason %q is none of %s", shorten(string(p.filter.Reason), 40), strings.Join(reasons(), ", "))
 	case p.args != "" && !json.Valid([]byte(p.args)):
-		return usagef("--args-contain: is not JSON")
+		return usagef("--args-contain is not JSON: write it like '{\"Order\": 42}'")
 	case p.args != "":
 		p.filter.Args = json.RawMessage(p.args)
 	}
 	return nil
 }
 
-// classes are what --class takes.
+// classes are the values of --class.
 func classes() []string {
-	return []string{"error", "throttled", "panic", "timeout", "decode", "crash", "refused"}
+	return words(drover.ClassError, drover.ClassThrottled, drover.ClassPanic, drover.ClassTimeout, drover.ClassDecode, drover.ClassCrash, drover.ClassRefused)
 }
 
-// hex is a fingerprint as the table has it, without what a copy from elsewhere brings along.
+// words turns words of a type of their own into plain strings.
+func words[W ~string](typed ...W) []string {
+	all := make([]string, len(typed))
+	for i, word := range typed {
+		all[i] = string(word)
+	}
+	return all
+}
+
+// hex is a fingerprint as the table has it: lower case, without the spaces that come with copying.
 func hex(word string) string { return strings.ToLower(strings.TrimSpace(word)) }
 
 func isFingerprint(word string) bool { return regexp.MustCompile(`^[0-9a-f]{16}$`).MatchString(word) }
@@ -103,19 +116,19 @@ func isULID(word string) bool {
 // filterFlagNames are the flags that pick jobs.
 func filterFlagNames() []string {
 	return []string{
-		"id", "queue", "kind", "state", "reason", "class", "fingerprint", "redrive", "error", "tag", "args-contain",
+		"id", "queue", "kind", "state", "reason", "class", "fingerprint", "priority", "key", "unique-key", "periodic", "redrive", "error", "tag", "args-contain",
 		"created-after", "created-before", "finalized-after", "finalized-before", "all",
 	}
 }
 
-// givenFilter reports whether the command line has one of them. --all=false says nothing.
+// givenFilter reports whether the command line has one of them. --all=false does not count.
 func givenFilter(cmd *cobra.Command) bool {
 	return slices.ContainsFunc(filterFlagNames(), func(name string) bool {
 		return cmd.Flags().Changed(name) && (name != "all" || cmd.Flags().Lookup(name).Value.String() == "true")
 	})
 }
 
-// at is the filter by the server's clock.
+// at is the filter, with times computed from now, the server's clock.
 func (p *filterFlags) at(now time.Time) drover.Filter {
 	f := p.filter
 	f.CreatedAfter, f.CreatedBefore = p.createdAfter.before(now), p.createdBefore.before(now)
@@ -123,59 +136,12 @@ func (p *filterFlags) at(now time.Time) drover.Filter {
 	return f
 }
 
-// filterNames are the library's fields by their flags.
+// filterNames pairs each field of the library with its flag, for a strings.Replacer.
 func filterNames() []string {
 	return []string{
 		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
-		"Filter.Fingerprint:", "--fingerprint:", "Filter.Redrive:", "--redrive:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
+		"Filter.Fingerprint:", "--fingerprint:", "Filter.Priority:", "--priority:", "Filter.Key:", "--key:", "Filter.UniqueKey:", "--unique-key:", "Filter.Periodic:", "--periodic:", "Filter.Redrive:", "--redrive:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
 		"Filter.Args:", "--args-contain:", "Filter.IDs:", "--id:", "Filter.CreatedAfter:", "--created-after:", "Filter.CreatedBefore:", "--created-before:",
-		"Filter.FinalizedAfter:", "--finalized-after:", "Filter.FinalizedBefore:", "--finalized-before:", "Filter: ", "", "after:", "--after:",
+		"Filter.FinalizedAfter:", "--finalized-after:", "Filter.FinalizedBefore:", "--finalized-before:", "Filter: ", "", "after:", "--after:", "by.Who:", "--by:", "by.Why:", "--why:",
 	}
-}
-
-// moment is a flag that takes a time, or how long ago it was.
-type moment struct {
-	text     string
-	absolute bool
-	time     time.Time // if absolute
-	ago      time.Duration
-}
-
-// Set reads the flag.
-func (m *moment) Set(text string) (err error) {
-	*m = moment{text: text}
-	if m.time, err = time.Parse(time.RFC3339, text); err == nil {
-		m.absolute = true
-		return nil
-	}
-	if days, found := strings.CutSuffix(text, "d"); found {
-		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
-			m.ago = time.Duration(n) * 24 * time.Hour
-			return nil
-		}
-	}
-	if m.ago, err = time.ParseDuration(text); err != nil || m.ago < 0 {
-		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long ago, such as 90m, 2h or 7d")
-	}
-	return nil
-}
-
-// String is what was given.
-func (m *moment) String() string { return m.text }
-
-// Type stands in the help.
-func (m *moment) Type() string { return "time" }
-
-// before is the time, zero if the flag was not given. The zero time itself becomes the next that Postgres tells from it:
-// a filter takes zero for "not given", and no job is as old as either.
-func (m *moment) before(now time.Time) time.Time {
-	switch {
-	case m.text == "":
-		return time.Time{}
-	case !m.absolute:
-		return now.Add(-m.ago)
-	case m.time.Before(time.Time{}.Add(time.Microsecond)) && !m.time.Before(time.Time{}):
-		return time.Time{}.Add(time.Microsecond)
-	}
-	return m.time
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -32,15 +32,15 @@ func TestHealth(t *testing.T) {
 
 	named := fmt.Sprintf("session       %d", conn.PgConn().PID())
 	sh.run(t, "health").ok(t).says(t, "HOLDS VACUUM", named, app, "idle in transaction", "TABLE", "jobs_archive", "QUEUE", "default",
-		"critical: supervisors: 0 alive, 0 draining, 0 silent, 0 lost\n    why: jobs are due, and nobody claims\n    do:  start a supervisor\n", "ok: autovacuum is on\n")
-	o := sh.run(t, "health", "--strict").ends(t, 1, "the health is not ok, but critical").says(t, "critical: ")
+		"critical: supervisors: 0 alive, 0 draining, 0 silent, 0 lost\n    why: jobs are due, and no supervisor is alive to claim them\n    do:  start a supervisor\n", "ok: autovacuum is on\n")
+	o := sh.run(t, "health", "--strict").ends(t, 1, "the worst finding is critical").says(t, "critical: ")
 	if strings.Contains(o.stdout, "why: \n") {
 		t.Errorf("an empty reason in:\n%s", o.stdout)
 	}
 
 	out := sh.run(t, "health", "--json").ok(t)
-	h := decode[drover.Health](t, out)
-	i := slices.IndexFunc(h.Holders, func(o drover.Holder) bool { return o.Application == app })
+	h := decode[health.Report](t, out)
+	i := slices.IndexFunc(h.Holders, func(o health.Holder) bool { return o.Application == app })
 	if i < 0 || h.Level != "critical" || h.Tables[0].Name != "jobs" {
 		t.Fatalf("JSON: %+v", h)
 	}
@@ -53,7 +53,7 @@ func TestHealth(t *testing.T) {
 		of   map[string]any
 		keys string
 	}{
-		{doc, "at autovacuum claim clock findings holders level not_seen set_aside supervisors tables"},
+		{doc, "at autovacuum claim clock findings holders level not_seen schedules set_aside supervisors tables"},
 		{first(doc["findings"]), "do level name what why"},
 		{first(doc["holders"]), "application catalogs_only database do kind name pid query since state transactions user"},
 		{first(doc["tables"]), "autovacuum dead_rows index_bytes invalid_indexes live_rows name needed_bytes table_bytes toast_bytes vacuum_threshold vacuumed_at vacuuming"},

@@ -16,13 +16,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 )
 
 func newJobsCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, cancel, discard and delete jobs"})
+	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, edit, redrive, rerun, cancel, discard and delete jobs"})
 	cmd.AddCommand(
 		newJobsListCommand(a), newJobsShowCommand(a), newJobsCountCommand(a), newJobsSummaryCommand(a),
-		newJobsRedriveCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
+		newJobsEditCommand(a), newJobsRedriveCommand(a), newJobsRerunCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
 	)
 	return cmd
 }
@@ -33,16 +34,17 @@ func newJobsListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List jobs, newest first",
-		Long: `List jobs, newest first; dead letters, picked by --state discarded or --reason, latest discarded first. All that is
-said must fit. Dead letters have indexes of their own; of other jobs a filter that fits few reads far.
+		Long: `List jobs that match all filter flags, newest first. Dead letters (--state discarded, or --reason)
+come in the order of their discard, latest first.
 
-States:  ` + strings.Join(states(), ", ") + `
-Reasons: ` + strings.Join(reasons(), ", ") + `
+Dead letters have their own indexes. For other jobs, a filter that matches few jobs reads many rows.
 
-With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, and is left out on the last page.`,
+With --json it prints {"jobs": [...], "next": "PLACE"}. Give PLACE to --after for the next page. The
+last page has no "next".`,
 		Example: `  drover jobs list --state discarded --reason attempts_exhausted
   drover jobs list --queue payments --error timeout --limit 200
-  drover jobs list --state discarded --limit 1000 --json | jq -r '.jobs[].id' | xargs -r drover jobs redrive  # one page`,
+  # redrive one page:
+  drover jobs list --state discarded --limit 1000 --json | jq -r '.jobs[].id' | xargs -r drover jobs redrive`,
 	}
 	picked := addFilterFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
@@ -50,19 +52,19 @@ With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, an
 			return err
 		}
 		if limit < 1 || limit > 1000 {
-			return usagef("--limit %d is not 1 to 1000", limit)
+			return usagef("--limit %d is not in 1 to 1000", limit)
 		}
 		if after = place(after); after != "" && len(after) != ulid.EncodedSize && !strings.Contains(after, "/") {
-			return usagef("--after %q is no place in a list: it is told below every page but the last", shorten(after, 40))
+			return usagef("--after %q is not a cursor: copy it from the note below the previous page", shorten(after, 40))
 		}
 		return flagNames(a.listJobs(cmd.Context(), picked, after, limit))
 	}
-	cmd.Flags().IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
-	cmd.Flags().StringVar(&after, "after", "", "go on where the page before ended, with the same filter")
+	cmd.Flags().IntVar(&limit, "limit", 50, "list at most `N` jobs, 1 to 1000")
+	cmd.Flags().StringVar(&after, "after", "", "list the page after this `place`; use the same filter flags as before")
 	return cmd
 }
 
-// place is what --after was given: an id may have got small letters on its way.
+// place is the value of --after. An id in lower case is accepted.
 func place(after string) string {
 	if id := jobID(after); len(id) == ulid.EncodedSize {
 		return id
@@ -70,35 +72,32 @@ func place(after string) string {
 	return strings.TrimSpace(after)
 }
 
-// states are what --state takes.
+// states are the values of --state.
 func states() []string {
-	return []string{
-		string(drover.Available), string(drover.Scheduled), string(drover.Retryable), string(drover.Running),
-		string(drover.Parked), string(drover.Completed), string(drover.Discarded), string(drover.Cancelled),
-	}
+	return words(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled)
 }
 
-// reasons are what --reason takes: those for which this version discards.
+// reasons are the values of --reason that this version writes.
 func reasons() []string {
-	return []string{
+	return words(
 		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
 		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonRefused, drover.ReasonOperator,
-	}
+	)
 }
 
-// jobID is an id as the table has it, without what a copy from elsewhere brings along.
+// jobID is an id as the table has it: upper case, without the spaces that come with copying.
 func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word)) }
 
-// flagNames makes an argument that the library refused a wrong use, and calls it by its flag.
+// flagNames turns an *InvalidError of the library into a usageError that names the flag instead of the field.
 func flagNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
-	names := append(filterNames(), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:")
+	names := append(filterNames(), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:", "ScheduledAt:", "--at:", "Queue:", "--to-queue:")
 	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }
 
-// complete offers the words a flag takes to the shell.
+// complete gives the shell the values of a flag, for completion.
 func complete(cmd *cobra.Command, flag string, words ...string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // a flag that the command does not have
@@ -111,12 +110,12 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 		return err
 	}
 	defer s.close()
-	page, err := s.client.List(ctx, picked.at(s.now), after, limit)
+	page, err := s.client.Jobs(ctx, picked.at(s.now), after, limit)
 	if err != nil {
 		return err
 	}
 	if page.Next != "" {
-		defer fmt.Fprintf(a.stderr, "%d shown, more with --after %s\n", len(page.Jobs), page.Next)
+		defer fmt.Fprintf(a.stderr, "%s shown; for the next page add --after %s\n", plural(int64(len(page.Jobs)), "job"), page.Next)
 	}
 	if a.json {
 		if page.Jobs == nil {
@@ -125,20 +124,20 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 		return a.printJSON(page)
 	}
 	if len(page.Jobs) == 0 {
-		fmt.Fprintln(a.stdout, "no jobs")
+		fmt.Fprintln(a.stdout, "no job matches")
 		return nil
 	}
 	rows := [][]string{{"ID", "QUEUE", "KIND", "STATE", "ATTEMPT", "DUE", "LAST ERROR"}}
 	for _, j := range page.Jobs {
 		rows = append(rows, []string{
-			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(&j), fmt.Sprintf("%d/%d", j.Attempt, j.MaxAttempts),
-			due(&j, s.now), shorten(lastError(&j), 60),
+			j.ID, j.Queue, j.Kind, stateOf(&j), fmt.Sprintf("%d/%d", j.Attempt, j.MaxAttempts),
+			due(&j, s.now), lastError(&j),
 		})
 	}
-	return table(a.stdout, rows)
+	return a.table(rows)
 }
 
-// lastError is what a list shows of a job's failures, and of the parts of the job that cannot be read.
+// lastError is the job's newest error for a list, and a note if parts of the job cannot be read.
 func lastError(j *drover.JobInfo) string {
 	switch text := j.LastError(); {
 	case j.Unreadable == "":
@@ -150,15 +149,15 @@ func lastError(j *drover.JobInfo) string {
 	}
 }
 
-// stateOf is the state, and of a discarded job why.
+// stateOf is the state. For a discarded job it has the reason too.
 func stateOf(j *drover.JobInfo) string {
-	if j.DiscardReason != "" {
-		return fmt.Sprintf("%s (%s)", j.State, j.DiscardReason)
+	if j.Reason != "" {
+		return fmt.Sprintf("%s (%s)", j.State, j.Reason)
 	}
 	return string(j.State)
 }
 
-// due says when a job that waits will run, and of others when they ended or began.
+// due says when a waiting job will run, when a running one began, or when an ended one ended.
 func due(j *drover.JobInfo, now time.Time) string {
 	switch {
 	case j.FinalizedAt != nil:
@@ -174,12 +173,14 @@ func due(j *drover.JobInfo, now time.Time) string {
 func newJobsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show ID",
-		Short: "Show one job with its whole history of errors",
-		Args:  args(cobra.ExactArgs(1)),
+		Short: "Show one job with the history of its errors",
+		Long: `Show one job with the history of its errors. The command also shows how to redrive a discarded
+job, and whether the database refuses the job. What a job waits for: drover explain.`,
+		Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := jobID(args[0])
 			if len(id) != ulid.EncodedSize {
-				return usagef("%q is not a job id", shorten(id, 40))
+				return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV", shorten(args[0], 40))
 			}
 			return a.showJob(cmd.Context(), id)
 		},
@@ -192,7 +193,7 @@ func (a *app) showJob(ctx context.Context, id string) error {
 		return err
 	}
 	defer s.close()
-	job, err := s.client.Get(ctx, id)
+	job, err := s.client.Job(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -203,24 +204,21 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	if a.json {
 		return a.printJSON(struct {
 			*drover.JobInfo
-			SetAside []drover.SetAside `json:"set_aside,omitempty"`
+			SetAside []health.SetAsideJob `json:"set_aside,omitempty"`
 		}{job, aside})
 	}
-	waits, err := s.waits(ctx, job)
-	if err != nil {
-		return err
-	}
+	rows := describe(job, s.now)
 	for _, r := range aside {
-		waits.rows = append(waits.rows, []string{"set aside", fmt.Sprintf(
-			"the database refuses its %s: %s; tried %d times, next %s (%s): see docs/health.md", r.Path, r.Error, r.Tries, instant(r.RetryAt), relative(r.RetryAt, s.now),
+		rows = append(rows, []string{"set aside", fmt.Sprintf(
+			"the database refuses the step %q (tries: %d): %s. The next try is at %s (%s). What to do: drover health", r.Path, r.Tries, r.Error, instant(r.RetryAt), relative(r.RetryAt, s.now),
 		)})
 	}
-	if err := table(a.stdout, append(describe(job, s.now), waits.rows...)); err != nil {
+	if err := a.table(rows); err != nil {
 		return err
 	}
 	a.printErrors(job)
-	if waits.release != "" {
-		fmt.Fprintf(a.stdout, "\nto let it go:  %s\n", a.again(waits.release, waits.of))
+	if !job.State.Final() {
+		fmt.Fprintf(a.stdout, "\nwhy it waits, and what comes next:  %s\n", a.again("explain", job.ID))
 	}
 	if job.State == drover.Discarded {
 		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  %s\n", s.psql(job.ID), a.again("jobs redrive", job.ID))
@@ -234,68 +232,22 @@ select job, path, error, code, tries, least(greatest(first_at, '0001-01-02+00'),
 from drover_set_aside where job = $1 order by path`
 
 // setAside lists the rows of set_aside for a job; none if the role may not read that table.
-func (s *session) setAside(ctx context.Context, id string) ([]drover.SetAside, error) {
+func (s *session) setAside(ctx context.Context, id string) ([]health.SetAsideJob, error) {
 	rows, err := s.pool.Query(ctx, sqlSetAside, id)
-	var list []drover.SetAside
+	var list []health.SetAsideJob
 	if err == nil {
-		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[drover.SetAside])
+		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[health.SetAsideJob])
 	}
 	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "42501" {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask whether the job is set aside: %w", err)
+		return nil, fmt.Errorf("look whether the job is set aside: %w", err)
 	}
 	return list, nil
 }
 
-// waiting is what else than its time a job waits for, and the command that ends the wait.
-type waiting struct {
-	rows        [][]string
-	release, of string
-}
-
-// Reads one row by primary key.
-const sqlWaits = `
-select lane, parked_build, coalesce(case when paced_at is not null then redrive_id end, ''), coalesce(pace_key, ''), coalesce(fingerprint, '')
-from jobs where id = $1`
-
-func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err error) {
-	if j.State.Final() {
-		return w, nil
-	}
-	var lane int
-	var build *string
-	var redrive, key, print string
-	err = s.pool.QueryRow(ctx, sqlWaits, j.ID).Scan(&lane, &build, &redrive, &key, &print)
-	if errors.Is(err, pgx.ErrNoRows) { // it has gone meanwhile
-		return w, nil
-	}
-	if err != nil {
-		return w, fmt.Errorf("ask what the job waits for: %w", err)
-	}
-	if j.Crashes >= 2 {
-		w.rows = append(w.rows, []string{"runs alone", fmt.Sprintf("lane %d: processes died while it ran, see docs/crashes.md", lane)})
-	}
-	if j.State != drover.Parked {
-		return w, nil
-	}
-	switch {
-	case build != nil && *build == "":
-		w.rows = append(w.rows, []string{"waits for", "its turn: the policy that parked it was lifted, 50 a second become due"})
-	case build != nil:
-		w.rows = append(w.rows, []string{"waits for", fmt.Sprintf("a build newer than %s, by the policy of failure %s", *build, print)})
-		w.release, w.of = "failures policy", print+" retry"
-	case redrive != "" && key != "":
-		w.rows = append(w.rows, []string{"waits for", fmt.Sprintf("a place in redrive %s, which has so many jobs of key %s out at once; without the redrive it goes by itself", redrive, key)})
-		w.release, w.of = "redrive abort", redrive
-	case redrive != "":
-		w.rows = append(w.rows, []string{"waits for", "its turn in redrive " + redrive})
-	}
-	return w, nil
-}
-
-// describe is a job line by line, without what it does not have.
+// describe is a job line by line. It leaves out what the job does not have.
 func describe(j *drover.JobInfo, now time.Time) [][]string {
 	rows := [][]string{
 		{"id", j.ID},
@@ -340,10 +292,10 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	return rows
 }
 
-// fingerprint is that of the newest failed run.
+// fingerprint is the fingerprint of the newest failed run.
 func fingerprint(j *drover.JobInfo) string {
 	for _, e := range slices.Backward(j.Errors) {
-		if e.Class != "operator" {
+		if e.Class != drover.ClassOperator {
 			return e.Fingerprint
 		}
 	}
@@ -365,7 +317,7 @@ func (a *app) printErrors(j *drover.JobInfo) {
 	}
 	fmt.Fprint(a.stdout, "\nhistory, oldest first")
 	if left := j.ErrorsTotal - countRuns(j.Errors); left > 0 {
-		fmt.Fprintf(a.stdout, " (%s from the middle not kept)", plural(int64(left), "run"))
+		fmt.Fprintf(a.stdout, " (the errors of %s in the middle are not kept)", plural(int64(left), "run"))
 	}
 	fmt.Fprintln(a.stdout)
 	for _, e := range j.Errors {
@@ -377,24 +329,27 @@ func (a *app) printErrors(j *drover.JobInfo) {
 
 func countRuns(entries []drover.RunError) (n int) {
 	for _, e := range entries {
-		if e.Class != "operator" {
+		if e.Class != drover.ClassOperator {
 			n++
 		}
 	}
 	return n
 }
 
-// heading says of one entry when, what, how long, and what followed.
+// heading is the first line of one entry: when it was, what happened, how long the run took, and what followed.
 func heading(e *drover.RunError) string {
-	parts := []string{instant(e.At), e.Class}
+	parts := []string{instant(e.At), string(e.Class)}
 	if e.Case != "" {
 		parts = append(parts, "case "+e.Case)
 	}
-	if e.Class != "operator" {
+	if e.Class != drover.ClassOperator {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
-	if e.Class != "operator" && e.Class != "crash" { // nobody saw how long a run took whose process died
+	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // the process died, so nobody knows how long the run took
 		parts = append(parts, "after "+span(millis(e.DurationMS)))
+	}
+	if e.By != "" {
+		parts = append(parts, "by "+e.By)
 	}
 	if e.DelayMS > 0 {
 		parts = append(parts, "next in "+span(millis(e.DelayMS)))
@@ -421,8 +376,8 @@ func indent(a *app, text string) {
 	}
 }
 
-// psql is a command line that shows a discarded job. It is built from what was connected to, since psql takes no
-// search_path in a URL, and holds no password.
+// psql is a command line that shows a discarded job. It names the server that this command connected to, and the table
+// with its schema, because psql takes no search_path in a URL. It has no password.
 func (s *session) psql(id string) string {
 	c := s.pool.Config().ConnConfig
 	target := fmt.Sprintf("host=%s port=%d dbname=%s user=%s", conninfo(c.Host), c.Port, conninfo(c.Database), conninfo(c.User))
@@ -444,30 +399,41 @@ func newJobsRedriveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "redrive ID...",
 		Short: "Make discarded or cancelled jobs due again",
-		Long: `Make discarded or cancelled jobs due again, now: same id, attempts fresh, errors kept.
-A job that was redriven and waits stays as it is. The jobs are redriven one by one, in the order given.`,
+		Long: `Make discarded or cancelled jobs due now. They keep their ids and their errors, and count their
+attempts from 1 again. A job that was redriven before and still waits stays as it is.
+
+The command redrives one job at a time, in the order given, and prints the result of each. If an id
+is unknown or a job is refused, it goes on with the others, and the exit code is 1.
+
+To bring many jobs back at a pace: drover redrive start.`,
+		Example: `  drover jobs redrive 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the card was renewed"
+  drover jobs redrive 01ARZ3NDEKTSV4RRFFQ69G5FAV --args-patch '{"Currency": "EUR"}'`,
 		Args: args(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, ids []string) error {
-			if cmd.Flags().Changed("max-attempts") && opts.MaxAttempts < 1 {
-				return usagef("--max-attempts %d: at least 1", opts.MaxAttempts)
-			}
-			if cmd.Flags().Changed("args-patch") {
-				opts.ArgsPatch = json.RawMessage(strings.TrimSpace(patch))
-				var object map[string]json.RawMessage
-				if json.Unmarshal(opts.ArgsPatch, &object) != nil || object == nil {
-					return usagef("--args-patch: is not a JSON object")
-				}
-			}
-			return a.redriveJobs(cmd.Context(), ids, &opts)
-		},
 	}
-	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs (default: as it was)")
-	cmd.Flags().StringVar(&patch, "args-patch", "", "JSON object whose keys replace those of the args")
+	by := addByFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		if cmd.Flags().Changed("max-attempts") && opts.MaxAttempts < 1 {
+			return usagef("--max-attempts %d: must be at least 1", opts.MaxAttempts)
+		}
+		if cmd.Flags().Changed("args-patch") {
+			var err error
+			if opts.ArgsPatch, err = argsPatch(patch); err != nil {
+				return err
+			}
+		}
+		by, err := by.given(cmd)
+		if err != nil {
+			return err
+		}
+		return a.redriveJobs(cmd.Context(), ids, &opts, by)
+	}
+	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "let each job run `N` times at most (default: its old limit)")
+	cmd.Flags().StringVar(&patch, "args-patch", "", "`JSON` object whose keys replace those of the args")
 	return cmd
 }
 
-func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts) error {
-	moved := false // told by the hook: the call itself also succeeds on a job that waits already
+func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, by drover.By) error {
+	moved := false // set by the hook, because the call also succeeds for a job that already waits
 	s, err := a.open(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
 	if err != nil {
 		return err
@@ -475,30 +441,30 @@ func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.Redriv
 	defer s.close()
 	return a.each("redriven", ids, func(id string) (string, error) {
 		moved = false
-		err := s.client.RedriveJob(ctx, id, opts)
+		err := s.client.RedriveJob(ctx, id, opts, by)
 		if moved {
 			return "redriven", err
 		}
-		return "was redriven before and waits", err
+		return "not changed: it was redriven before, and waits", err
 	})
 }
 
-// done is what became of one id.
+// done is the result for one id.
 type done struct {
 	ID     string `json:"id"`
 	Result string `json:"result,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
 
-// doneList is what became of all.
+// doneList is the result for all ids.
 type doneList struct {
 	Jobs    []done `json:"jobs"` // every id, in the order given
 	Failed  int    `json:"failed"`
 	Untried int    `json:"untried,omitempty"`
 }
 
-// each does one thing to each job and tells id by id what happened. An id that is unknown or refused does not keep
-// it from the next; it is an error in the end. After an error that no next id escapes, the rest is told as not tried.
+// each does one thing to each job and reports the result id by id. After an unknown or refused id it goes on with the
+// next, and returns an error at the end. After an error that would meet every job, it reports the rest as not tried.
 func (a *app) each(verb string, ids []string, do func(id string) (string, error)) error {
 	all := doneList{Jobs: []done{}}
 	tell := func(d done) {
@@ -514,11 +480,11 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 		switch {
 		case stopped != nil:
 			all.Untried++
-			tell(done{ID: typed, Error: "not tried"})
+			tell(done{ID: typed, Error: "not tried, because of the error before"})
 			continue
 		case len(id) != ulid.EncodedSize:
 			all.Failed++
-			tell(done{ID: typed, Error: "is not a job id"})
+			tell(done{ID: typed, Error: "is not a job id: an id has 26 characters"})
 			continue
 		}
 		result, err := do(id)
@@ -541,26 +507,25 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 		}
 	}
 	if stopped != nil {
-		return fmt.Errorf("gave up after %d of %s: %w", len(ids)-all.Untried, plural(int64(len(ids)), "job"), stopped)
+		return fmt.Errorf("gave up after %d of %s; run the command again for the others: %w", len(ids)-all.Untried, plural(int64(len(ids)), "job"), stopped)
 	}
 	if all.Failed > 0 {
-		return fmt.Errorf("%d of %s not %s", all.Failed, plural(int64(len(ids)), "job"), verb)
+		return fmt.Errorf("%d of %s not %s, for the reasons above", all.Failed, plural(int64(len(ids)), "job"), verb)
 	}
 	return nil
 }
 
 // wrongForAll reports whether the library refused a flag, before it looked at the job.
 func wrongForAll(err error) bool {
-	var invalid *drover.InvalidError
 	var db *pgconn.PgError // the server looked at the job
-	return errors.As(err, &invalid) && !errors.As(err, &db) && (invalid.Field == "ArgsPatch" || invalid.Field == "MaxAttempts")
+	return errors.Is(err, drover.ErrInvalid) && !errors.As(err, &db)
 }
 
-// refusal says why one job stayed as it was, without the id, which stands before it.
+// refusal says why one job stayed as it was. It leaves out the id, which the caller prints in front.
 func refusal(id string, err error) string {
 	var db *pgconn.PgError
 	if errors.Is(err, context.Canceled) {
-		return "interrupted; it may have been done"
+		return "interrupted; the change may have been made: drover jobs show has the state"
 	}
 	if errors.As(err, &db) && !stops(err) {
 		text := strings.TrimPrefix(db.Message, "drover: ")

@@ -48,6 +48,12 @@ func TestVerbsOverManyAsk(t *testing.T) {
 		}
 		line := []string{"jobs", verb.name, "--args-contain", `{"Order": 0}`}
 
+		sh.run(t, append(line, "--dry-run")...).ok(t).says(t, "2 jobs would be "+verb.done+"\n")
+		if got := decode[map[string]int](t, sh.run(t, append(line, "--dry-run", "--yes", "--json")...).ok(t)); got["matched"] != 2 {
+			t.Errorf("%v", got)
+		}
+		first := one(t, sh, `select min(id) from jobs`)
+		sh.run(t, "jobs", verb.name, first, "--dry-run").ok(t).says(t, "1 job would be "+verb.done+"\n")
 		sh.run(t, line...).ends(t, 2, "2 jobs in database", "--yes")
 		sh.input = "no\n"
 		sh.run(t, line...).ends(t, 1, "2 jobs in database", "schema", "Type yes", "nothing was "+verb.done)
@@ -57,7 +63,7 @@ func TestVerbsOverManyAsk(t *testing.T) {
 		sh.input = "yes\n"
 		sh.run(t, line...).ends(t, 0, "2 jobs in database").says(t, "2 jobs "+verb.done)
 		sh.input = ""
-		done := decode[drover.Bulk](t, sh.run(t, "jobs", verb.name, "--all", "--yes", "--json").ok(t))
+		done := decode[drover.BulkResult](t, sh.run(t, "jobs", verb.name, "--all", "--yes", "--json").ok(t))
 		if done.Changed != 1 || done.Missing != nil {
 			t.Errorf("%s --all: %+v", verb.name, done)
 		}
@@ -91,10 +97,17 @@ func TestQuestionCountsWhatWouldChange(t *testing.T) {
 	enqueue(t, client, charge{Order: 4}, nil)
 	for line, want := range map[string]string{
 		"cancel --all": "2 jobs in database", "discard --kind charge": "2 jobs in database", "delete --all": "1 job in database",
-		"delete --state discarded": "1 job in database", "cancel --state completed": "0 jobs in database", "delete " + dead + " " + done: "2 jobs in database",
+		"delete --state discarded": "1 job in database", "delete " + dead + " " + done: "2 jobs in database",
 	} {
 		sh.run(t, append([]string{"jobs"}, strings.Fields(line)...)...).ends(t, 2, want, "--yes")
 	}
+	// Nobody is asked about 0 jobs.
+	sh.run(t, "jobs", "cancel", "--state", "completed").ok(t).says(t, "no job matches: 0 jobs cancelled")
+	if got := decode[drover.BulkResult](t, sh.run(t, "jobs", "delete", "--kind", "refund", "--json").ok(t)); got.Changed != 0 {
+		t.Errorf("%+v", got)
+	}
+	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	sh.run(t, "jobs", "delete", unknown).ends(t, 1, "1 of 1 id not found").says(t, unknown+"  no such job")
 }
 
 // D-8: ids that no job has are listed, and keep nothing from the others.
@@ -103,14 +116,14 @@ func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
 	sh, client := newMigratedShell(t)
 	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 	one, two := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
-	sh.run(t, "jobs", "discard", strings.ToLower(one), unknown, "--kind", "charge", "--yes", "--why", "in doubt").ends(t, 1, "no job has 1 of the 2 ids").
+	sh.run(t, "jobs", "discard", strings.ToLower(one), unknown, "--kind", "charge", "--yes", "--why", "in doubt").ends(t, 1, "1 of 2 ids not found").
 		says(t, unknown+"  no such job", "1 job discarded")
 	sh.run(t, "jobs", "show", one).ok(t).says(t, "discarded (operator)", "discarded: in doubt")
 	sh.run(t, "jobs", "discard", one, two, unknown).ends(t, 1, "1 of 3 jobs not discarded").
-		says(t, one+"  had ended: discarded", two+"  discarded, was available", unknown+"  ")
+		says(t, one+"  not changed: it is already discarded", two+"  discarded, was available", unknown+"  ")
 	// Ids alone are named well enough to delete dead letters, and asked about all the same.
 	sh.run(t, "jobs", "delete", one, unknown).ends(t, 2, "1 job in database", "--yes")
-	done := decode[drover.Bulk](t, sh.run(t, "jobs", "delete", one, unknown, "--yes", "--json").ends(t, 1))
+	done := decode[drover.BulkResult](t, sh.run(t, "jobs", "delete", one, unknown, "--yes", "--json").ends(t, 1))
 	if done.Changed != 1 || len(done.Missing) != 1 || done.Missing[0] != unknown {
 		t.Errorf("%+v", done)
 	}

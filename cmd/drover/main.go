@@ -18,6 +18,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
 	a := &app{stdin: os.Stdin, interactive: interactive(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: interactive(os.Stderr), getenv: os.Getenv}
+	a.look(os.Stdout)
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -30,15 +31,17 @@ type app struct {
 	stdout, stderr io.Writer
 	moving         bool // stderr shows a line that changes
 	getenv         func(string) string
+	width          int // columns of the terminal at stdout; 0 if it is a pipe, where nothing is cut
+	style          style
 
 	url    string // --url; see databaseURL
 	schema string // --schema
 	json   bool   // --json
 
-	helpErr error // help was asked for a command that there is not
+	helpErr error // help was asked about a command that does not exist
 }
 
-// run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use; check has its own.
+// run executes one command line and returns the exit code: 0 done, 1 failed, 2 wrong command line. Check has its own.
 func (a *app) run(ctx context.Context, args []string) int {
 	root := newRootCommand(a) //nolint:contextcheck // a command gets its context when it runs
 	root.SetArgs(args)
@@ -77,7 +80,7 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-// message is the error without the prefixes that its layers put before theirs, fit for a terminal.
+// message is the error's text for a terminal, without the "drover: " that each layer adds.
 func message(err error) string {
 	lines := strings.Split(strings.ReplaceAll(err.Error(), "drover: ", ""), "\n")
 	for i := range lines {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +113,16 @@ func decode[T any](t *testing.T, o *output) (v T) {
 	return v
 }
 
+// decodeList is decode for a list: an object with the list under its name.
+func decodeList[T any](t *testing.T, name string, o *output) []T {
+	t.Helper()
+	object := decode[map[string][]T](t, o)
+	if len(object) != 1 || object[name] == nil {
+		t.Errorf("drover %s: no object with a list %q: %s", o.line, name, o.stdout)
+	}
+	return object[name]
+}
+
 // C-1: a wrong use is told from a failure, and each says what to do.
 func TestErrors(t *testing.T) {
 	t.Parallel()
@@ -130,7 +141,11 @@ func TestErrors(t *testing.T) {
 		{&shell{flags: []string{"--url", "postgres://u:secret@h:port/db"}}, []string{"stats"}, 2, []string{"cannot be read"}},
 		{nowhere, []string{"job"}, 2, []string{`unknown command "job"`, "did you mean", "jobs"}},
 		{nowhere, []string{"jobs", "shwo"}, 2, []string{`unknown command "shwo" for "drover jobs"`, "show"}},
-		{nowhere, []string{"jobs", "list", "--colour"}, 2, []string{"unknown flag: --colour"}},
+		{nowhere, []string{"jobs", "list", "--colour"}, 2, []string{"unknown flag: --colour", "see drover jobs list --help"}},
+		{nowhere, []string{"jobs", "list", "--sate", "discarded"}, 2, []string{"unknown flag: --sate", "did you mean --state?"}},
+		{nowhere, []string{"jobs", "list", "--shcema", "s"}, 2, []string{"unknown flag: --shcema", "did you mean --schema?"}},
+		{nowhere, []string{"jobs", "cancel", "--finalised-before=1h"}, 2, []string{"did you mean --finalized-before?"}},
+		{nowhere, []string{"jobs", "list", "-q", "x"}, 2, []string{"unknown shorthand flag", "see drover jobs list --help"}},
 		{nowhere, []string{"jobs", "list", "--limit", "many"}, 2, []string{"many"}},
 		{nowhere, []string{"jobs", "show"}, 2, []string{"usage: drover jobs show ID"}},
 		{nowhere, []string{"jobs", "redrive"}, 2, []string{"usage: drover jobs redrive ID..."}},
@@ -141,16 +156,20 @@ func TestErrors(t *testing.T) {
 		{there, []string{"stats"}, 1, []string{"not migrated", "database ", "search_path", "drover migrate up", "--schema " + pgtest.Schema(there.pool)}},
 		{&shell{flags: append(there.flags[:2:2], "--schema", "Nowhere Land")}, []string{"stats"}, 1, []string{`schema "Nowhere Land" does not exist`, "--create-schema"}},
 		{migrated, []string{"jobs", "list", "--state", "dead"}, 2, []string{"--state", `"dead"`, "parked"}},
+		{migrated, []string{"jobs", "list", "--priority", "0"}, 2, []string{"--priority 0 is not 1 to 9"}},
+		{migrated, []string{"jobs", "count", "--key", "a\x00b"}, 2, []string{"--key: NUL"}},
+		{nowhere, []string{"jobs", "cancel", "--key", ""}, 2, []string{"--key is empty"}},
+		{nowhere, []string{"jobs", "cancel", "--periodic="}, 2, []string{"--periodic is empty"}},
 		{migrated, []string{"jobs", "list", "--limit", "1001"}, 2, []string{"1001"}},
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"--args-patch", "not a JSON object"}},
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", ""}, 2, []string{"--args-patch"}},
 		{migrated, []string{"jobs", "list", "--reason", "bored"}, 2, []string{"--reason", "attempts_exhausted"}},
-		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after", "no place in a list"}},
+		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after", "not a cursor"}},
 		{migrated, []string{"jobs", "list", "--kind", "a\x00b"}, 2, []string{"--kind"}},
 		{migrated, []string{"jobs", "list", "--state", "discarded", "--after", id}, 2, []string{"--after: ", "this filter"}},
 		{migrated, []string{"jobs", "count", "--args-contain", "{"}, 2, []string{"--args-contain"}},
 		{migrated, []string{"jobs", "count", "--args-contain", `{"a": "\u0000"}`}, 2, []string{"--args-contain: "}},
-		{nowhere, []string{"jobs", "count", "--created-after", "yesterday"}, 2, []string{"--created-after", "RFC", "2h"}},
+		{nowhere, []string{"jobs", "count", "--created-after", "yesterday"}, 2, []string{"--created-after", "RFC", "24h"}},
 		{nowhere, []string{"jobs", "count", "--created-after", "-2h"}, 2, []string{"--created-after"}},
 		{nowhere, []string{"jobs", "count", "--queue", ""}, 2, []string{"--queue is empty"}},
 		{nowhere, []string{"jobs", "cancel", "--kind", "k", "--id", ""}, 2, []string{"--id is empty"}},
@@ -160,7 +179,6 @@ func TestErrors(t *testing.T) {
 		{nowhere, []string{"jobs", "discard", "--why", "x"}, 2, []string{"which jobs?"}},
 		{nowhere, []string{"jobs", "delete", "--yes"}, 2, []string{"which jobs?"}},
 		{migrated, []string{"jobs", "delete", "--state", "running", "--yes"}, 2, []string{"running jobs cannot be deleted"}},
-		{migrated, []string{"jobs", "cancel", "--all"}, 2, []string{"0 jobs in database", "--yes"}},
 		{nowhere, []string{"jobs", "show", "x"}, 2, []string{"not a job id"}},
 		{nowhere, []string{"stats", "--url", ""}, 2, []string{"--url is empty"}},
 		{nowhere, []string{"stats", "--schema="}, 2, []string{"--schema is empty"}},
@@ -196,6 +214,77 @@ func TestDatabaseURL(t *testing.T) {
 	flag := &shell{env: map[string]string{"DATABASE_URL": wrong}, flags: []string{"--url", at}}
 	flag.run(t, "stats").ok(t).says(t, "no jobs")
 	(&shell{env: map[string]string{"DATABASE_URL": at}, flags: []string{"--url", wrong}}).run(t, "stats").ends(t, 1, "cannot be reached")
+}
+
+// Psql's variables name the database if no URL does. They do not if only the user or the password is set, and never for
+// bench and demo, which start a Postgres instead.
+func TestDatabaseOfPsql(t *testing.T) {
+	sh, _ := newMigratedShell(t)
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.ConnConfig
+	names := map[string]string{
+		"PGHOST": c.Host, "PGPORT": fmt.Sprint(c.Port), "PGDATABASE": c.Database, "PGUSER": c.User, "PGPASSWORD": c.Password,
+	}
+	for name, value := range names {
+		t.Setenv(name, value)
+	}
+	schema := []string{"--schema", pgtest.Schema(sh.pool)}
+	(&shell{env: names, flags: schema}).run(t, "stats").ok(t).says(t, c.Database, "no jobs")
+
+	const wrong = "postgres://127.0.0.1:1/app"
+	env := map[string]string{"PGHOST": c.Host, "DATABASE_URL": wrong}
+	(&shell{env: env, flags: schema}).run(t, "stats").ends(t, 1, "cannot be reached")
+	(&shell{env: names, flags: []string{"--url", wrong}}).run(t, "stats").ends(t, 1, "cannot be reached")
+	(&shell{env: map[string]string{"PGUSER": c.User, "PGPASSWORD": c.Password}}).run(t, "stats").ends(t, 2, "no database given", "PGHOST")
+
+	getenv := func(name string) string { return names[name] }
+	if at := (&app{getenv: getenv}).databaseURL(); at != "" {
+		t.Errorf("bench and demo would use %q", at)
+	}
+	t.Setenv("PGPORT", "many")
+	(&shell{env: names}).run(t, "stats").ends(t, 2, "psql's variables")
+}
+
+// The version needs no database, and names the schema that the migrations create.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	var schema int64
+	if err := sh.pool.QueryRow(t.Context(), `select drover_schema_version()`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	nowhere := &shell{}
+	if info := decode[versionInfo](t, nowhere.run(t, "version", "--json").ok(t)); info.Schema != schema || info.Version == "" || info.Go != runtime.Version() {
+		t.Errorf("%+v, want schema %d", info, schema)
+	}
+	nowhere.run(t, "version").ok(t).says(t, "drover", fmt.Sprintf("schema  %d\n", schema))
+	nowhere.run(t, "--version").ok(t).says(t, "drover version ")
+}
+
+func TestMoment(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)
+	for text, want := range map[string]time.Time{
+		"2026-01-31T12:00:00+02:00": time.Date(2026, 1, 31, 10, 0, 0, 0, time.UTC),
+		"2026-01-31":                time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC),
+		"24h":                       now.Add(-24 * time.Hour),
+		"1h30m":                     now.Add(-90 * time.Minute),
+		"7d":                        now.Add(-7 * 24 * time.Hour),
+		"0s":                        now,
+	} {
+		var m moment
+		if err := m.Set(text); err != nil || !m.before(now).Equal(want) {
+			t.Errorf("%s: %v, %v; want %v", text, m.before(now), err, want)
+		}
+	}
+	for _, text := range []string{"", "yesterday", "-2h", "2026-13-01", "2026-01", "31.01.2026", "24", "d"} {
+		if err := (&moment{}).Set(text); err == nil || !strings.Contains(err.Error(), "2026-01-31") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
 }
 
 func TestHelp(t *testing.T) {

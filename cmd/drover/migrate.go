@@ -17,9 +17,10 @@ func newMigrateCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migrate",
 		Short: "Create, show or drop drover's tables",
-		Long: `Create, show or drop drover's tables, in the schema of --schema or else the first that the search_path finds.
+		Long: `Create, show or drop drover's tables. They go to the schema of --schema. Without it they go to the
+first schema of the search_path that exists.
 
-The same by hand: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
+The same with goose: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
 	})
 	cmd.AddCommand(newMigrateUpCommand(a), newMigrateDownCommand(a), newMigrateStatusCommand(a))
 	return cmd
@@ -29,16 +30,20 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 	var create bool
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Apply the migrations that are missing",
-		Args:  args(cobra.NoArgs),
+		Short: "Create drover's tables, or bring them up to date",
+		Long: `Create drover's tables, or bring them up to date: apply the migrations that are missing. Several
+processes may run this at once. It is safe to run again.`,
+		Example: `  drover migrate up
+  drover migrate up --schema drover --create-schema`,
+		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if create && a.schema == "" {
-				return usagef("--create-schema needs --schema")
+				return usagef("--create-schema needs --schema, which names the schema")
 			}
 			return a.migrateUp(cmd.Context(), create)
 		},
 	}
-	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if there is none")
+	cmd.Flags().BoolVar(&create, "create-schema", false, "first create the schema of --schema if it does not exist")
 	return cmd
 }
 
@@ -58,7 +63,7 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 		return err
 	}
 	upErr := migrations.Up(ctx, pool)
-	after, err := migrations.List(ctx, pool) // what stands in front of a migration that failed is applied
+	after, err := migrations.List(ctx, pool) // if one failed, those before it are applied
 	if err != nil {
 		return errors.Join(upErr, err)
 	}
@@ -105,11 +110,13 @@ func newMigrateDownCommand(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Drop drover's tables, and all jobs with them",
-		Args:  args(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return a.migrateDown(cmd.Context(), yes) },
+		Short: "Drop drover's tables with all jobs",
+		Long: `Drop drover's tables, views and functions. All jobs are lost. The command asks first, and shows the
+database, the schema, and how many jobs and live supervisors there are.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.migrateDown(cmd.Context(), yes) },
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&yes, "yes", false, "drop without asking")
 	return cmd
 }
 
@@ -125,7 +132,7 @@ func (a *app) migrateDown(ctx context.Context, yes bool) error {
 	}
 	var w doomed
 	if err := pool.QueryRow(ctx, sqlDoomed).Scan(&w.database, &w.schema, &w.there); err != nil {
-		return fmt.Errorf("look at what would go: %w", err)
+		return fmt.Errorf("look what would be dropped: %w", err)
 	}
 	dropped := slices.ContainsFunc(list, func(m migrations.Status) bool { return m.Applied })
 	if dropped {
@@ -173,17 +180,17 @@ from jobs`
 func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) error {
 	if w.there {
 		if err := pool.QueryRow(ctx, sqlCountDoomed).Scan(&w.jobs, &w.unfinished, &w.liveSupervisors); err != nil {
-			return fmt.Errorf("count what would go: %w", err)
+			return fmt.Errorf("count the jobs that would be lost: %w", err)
 		}
 	}
-	return a.confirm(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s.",
+	return a.confirm(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q, with %s (%d unfinished) and %s.",
 		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor")), "nothing was dropped")
 }
 
 func newMigrateStatusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show which migrations are applied",
+		Short: "List the migrations, and whether each is applied",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.migrateStatus(cmd.Context()) },
 	}
@@ -212,5 +219,5 @@ func (a *app) migrateStatus(ctx context.Context) error {
 		}
 		rows = append(rows, []string{m.File, state})
 	}
-	return table(a.stdout, rows)
+	return a.table(rows)
 }

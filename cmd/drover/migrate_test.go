@@ -39,7 +39,7 @@ func TestMigrate(t *testing.T) {
 	sh.exec(t, `insert into jobs (kind) values ('a'), ('b')`)
 	for _, answer := range []string{"", "no\n", "y\n"} {
 		sh.input = answer
-		sh.run(t, "migrate", "down").ends(t, 1, "with 2 jobs, 2 of them unfinished; 0 live supervisors", "database ", pgtest.Schema(sh.pool), "nothing was dropped", "--yes")
+		sh.run(t, "migrate", "down").ends(t, 1, "with 2 jobs (2 unfinished) and 0 live supervisors", "database ", pgtest.Schema(sh.pool), "nothing was dropped", "--yes")
 	}
 	sh.run(t, "stats").ok(t)
 	sh.input = "yes\n"

@@ -74,7 +74,7 @@ func TestRefusedJobsAreNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sh.run(t, "jobs", "show", cursed).ok(t).says(t, "set aside", "the database refuses its claim: it is cursed", "tried 1 times")
+	sh.run(t, "jobs", "show", cursed).ok(t).says(t, "set aside", `the database refuses the step "claim" (tries: 1): it is cursed`, "What to do: drover health")
 	sh.run(t, "jobs", "show", cursed, "--json").ok(t).says(t, `"set_aside":[{"job":"`+cursed)
 	if o := sh.run(t, "jobs", "show", other, "--json").ok(t); strings.Contains(o.stdout, "set_aside") {
 		t.Error(o.stdout)
@@ -82,7 +82,7 @@ func TestRefusedJobsAreNamed(t *testing.T) {
 	sh.run(t, "health").ok(t).says(t, "warning: job "+cursed+" is set aside", "drover jobs cancel "+cursed)
 	sh.run(t, "jobs", "cancel", cursed).ends(t, 1, "not cancelled").says(t, "it is cursed")
 	sh.run(t, "jobs", "cancel", "--all", "--yes").ends(t, 1, "the database refused 1 job").says(t, "1 job cancelled", cursed+"  refused: it is cursed")
-	bulk := decode[drover.Bulk](t, sh.run(t, "jobs", "discard", "--all", "--yes", "--json").ends(t, 1, "the database refused 1 job"))
+	bulk := decode[drover.BulkResult](t, sh.run(t, "jobs", "discard", "--all", "--yes", "--json").ends(t, 1, "the database refused 1 job"))
 	if len(bulk.Refused) != 1 || bulk.Refused[0] != (drover.Refusal{ID: cursed, Error: "it is cursed"}) {
 		t.Errorf("%+v", bulk)
 	}

@@ -3,9 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 )
@@ -17,20 +15,16 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// table prints rows of cells in aligned columns; the first row is the heading. Cells are made printable.
-func table(w io.Writer, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		cells := make([]string, len(row))
-		for i, cell := range row {
-			cells[i] = printable(cell)
-		}
-		fmt.Fprintln(t, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+// printList prints a list in the shape that all lists have: an object with the list under its name. "jobs list", which has
+// pages, adds the place of the next one.
+func printList[T any](a *app, name string, list []T) error {
+	if list == nil {
+		list = []T{}
 	}
-	return t.Flush()
+	return a.printJSON(map[string][]T{name: list})
 }
 
-// printable is text that leaves the terminal alone: what jobs carry may be anyone's.
+// printable escapes what could control the terminal: text in jobs may come from anyone.
 func printable(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -62,7 +56,7 @@ func relative(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// ago says how long before now something happened; what a clock read a moment later is 0 s old.
+// ago says how long before now something happened. A time after now is "0s ago": two clock reads may differ a little.
 func ago(t, now time.Time) string {
 	if !now.After(t) {
 		return "0s ago"
@@ -86,7 +80,7 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// seconds and millis turn a number from the database into a duration; what is beyond the longest duration becomes 290 years.
+// seconds and millis turn a number from the database into a duration, of 290 years at most: more may not fit.
 func seconds(s float64) time.Duration {
 	const most = 290 * 365 * 24 * 3600.0
 	if s != s { // NaN
@@ -100,7 +94,7 @@ func millis(ms int64) time.Duration {
 	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
-// instant is a time in full: milliseconds tell runs apart that follow each other fast.
+// instant is a time in full, with milliseconds, so that two fast runs of a job differ.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 
 // plural is "1 job", "3 jobs".
@@ -120,4 +114,10 @@ func shellQuote(s string) string {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// printLines prints lines that are printable already.
+func (a *app) printLines(lines []string) error {
+	_, err := fmt.Fprintln(a.stdout, strings.Join(lines, "\n"))
+	return err
 }

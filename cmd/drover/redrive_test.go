@@ -22,15 +22,26 @@ func TestRedrive(t *testing.T) {
 	}
 	sh.run(t, "jobs", "discard", "--kind", "charge", "--yes").ok(t)
 
-	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "2").ok(t).says(t, "3  ", "operator", "3 jobs would come back, the first 2 by --limit")
-	if groups := decode[[]drover.RedriveGroup](t, sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--json").ok(t)); len(groups) != 1 || groups[0].Jobs != 3 {
+	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "2").ok(t).says(t, "2  ", "operator", "2 jobs would come back, as many as --limit allows")
+	sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--limit", "4").ok(t).says(t, "3  ", "3 jobs would come back, 50 a second")
+	if groups := decodeList[drover.RedriveGroup](t, "groups", sh.run(t, "redrive", "start", "--kind", "charge", "--dry-run", "--json").ok(t)); len(groups) != 1 || groups[0].Jobs != 3 {
 		t.Errorf("%+v", groups)
 	}
-	sh.run(t, "redrive", "start", "--kind", "refund", "--dry-run").ok(t).says(t, "no jobs")
+	sh.run(t, "redrive", "start", "--kind", "refund", "--dry-run").ok(t).says(t, "no job matches")
+
+	sh.run(t, "redrive", "start", "--kind", "refund").ok(t).says(t, "no job matches")
+	if groups := decodeList[drover.RedriveGroup](t, "groups", sh.run(t, "redrive", "start", "--kind", "refund", "--json").ok(t)); len(groups) != 0 {
+		t.Errorf("%+v", groups)
+	}
+	sh.run(t, "redrive", "start", "--kind", "charge").ends(t, 2, "3 jobs in database", "would come back", "--yes").says(t, "3 jobs would come back, 50 a second")
+	sh.input = "no\n"
+	sh.run(t, "redrive", "start", "--kind", "charge").ends(t, 1, "3 jobs in database", "will come back, 50 a second in each queue.", "Type yes", "nothing was redriven")
+	sh.input = ""
+	sh.run(t, "redrive", "list").ok(t).says(t, "no redrives")
 
 	ghost := strings.Repeat("0", 26)
-	sh.run(t, "redrive", "start", "--kind", "charge", "--why", "bank is back", "--by", "ann").ok(t).says(t, "3 jobs come back, 50 a second", "redrive watch", "redrive abort")
-	r := decode[drover.Redrive](t, sh.run(t, "redrive", "start", ghost, "--json").ends(t, 1, "no job fits"))
+	sh.run(t, "redrive", "start", "--kind", "charge", "--why", "bank is back", "--by", "ann", "--yes").ok(t).says(t, "3 jobs will become due, 50 a second", "redrive watch", "redrive abort")
+	r := decode[drover.Redrive](t, sh.run(t, "redrive", "start", ghost, "--json", "--yes").ends(t, 1, "1 of 1 id not found: "+ghost))
 	if r.Matched != 0 || r.Skipped != 1 || r.Skips[0].ID != ghost || r.By == "" {
 		t.Errorf("%+v", r)
 	}
@@ -39,7 +50,7 @@ func TestRedrive(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	sh.run(t, "redrive", "show", ghost).ends(t, 1, "not found")
-	list := decode[[]drover.Redrive](t, sh.run(t, "redrive", "list", "--json").ok(t))
+	list := decodeList[drover.Redrive](t, "redrives", sh.run(t, "redrive", "list", "--json").ok(t))
 	if len(list) != 2 || list[1].Why != "bank is back" || list[1].By != "ann" || list[1].Matched != 3 {
 		t.Fatalf("%+v", list)
 	}
@@ -63,7 +74,7 @@ func TestRedriveWatch(t *testing.T) {
 		enqueue(t, client, charge{Order: n}, nil)
 	}
 	sh.run(t, "jobs", "discard", "--all", "--yes").ok(t)
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, charge) error { return nil }, drover.WorkerOpts{})},
 	})
@@ -73,7 +84,7 @@ func TestRedriveWatch(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(ctx) }()
-	sh.run(t, "redrive", "start", "--kind", "charge", "--canary", "2", "--watch").ends(t, 0, "20/20").says(t, "is done: 20 released, 0 skipped")
+	sh.run(t, "redrive", "start", "--kind", "charge", "--canary", "2", "--watch", "--yes").ends(t, 0, "20/20").says(t, "is done: 20 released, 0 skipped")
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -89,13 +100,13 @@ func TestRedriveSkips(t *testing.T) {
 	}
 	sh.run(t, "jobs", "discard", "--all", "--yes").ok(t)
 	sh.exec(t, `update jobs set concurrency_key = 'a' where args @> '{"Order": 0}'`)
-	sh.run(t, "redrive", "start", "--args-contain", `{"Order": 1}`).ok(t)
+	sh.run(t, "redrive", "start", "--args-contain", `{"Order": 1}`, "--yes").ok(t)
 	sh.exec(t, `update jobs set expires_at = now() where id in (select id from jobs where redrive_id is null and concurrency_key is null order by id desc limit 6)`)
 
 	plan := []string{"redrive", "start", "--kind", "charge", "--rate", "7", "--per-key", "2", "--canary", "1"}
-	sh.run(t, append(plan, "--dry-run")...).ok(t).says(t, "2 jobs would come back, 7 a second and queue, 2 of one key at once, 1 first as canaries of which 0 may fail",
-		"skipped: 1 held by another redrive, 6 expired", "8 of 9 have no key (their concurrency key): not capped")
-	o := sh.run(t, plan...).ok(t).says(t, "1 of 2 jobs have no key: not capped", "skipped: 6 expired: ", ", …", "skipped: 1 held by redrive", noneAlive)
+	sh.run(t, append(plan, "--dry-run")...).ok(t).says(t, "2 jobs would come back, 7 a second in each queue, at most 2 of one key at once, 1 of them first as canaries, of which 0 may fail",
+		"skipped: 1 held by another redrive, 6 expired", "8 of 9 have no key (their concurrency key), so --per-key does not limit them")
+	o := sh.run(t, append(plan, "--yes")...).ok(t).says(t, "1 of 2 jobs have no key, so --per-key does not limit them", "skipped: 6 expired: ", ", …", "skipped: 1 held by redrive", noneAlive)
 	if first, _, _ := strings.Cut(o.stdout, "skipped"); !strings.Contains(first, "end it:") {
 		t.Errorf("how to end it comes late:\n%s", o.stdout)
 	}
@@ -104,7 +115,7 @@ func TestRedriveSkips(t *testing.T) {
 	if strings.Contains(o.stdout, "skips") {
 		t.Errorf("skips in a list: %s", o.stdout)
 	}
-	list := decode[[]drover.Redrive](t, o)
+	list := decodeList[drover.Redrive](t, "redrives", o)
 	if got := decode[drover.Redrive](t, sh.run(t, "redrive", "watch", list[0].ID, "--json").ok(t)); len(got.Skips) != 7 {
 		t.Errorf("%d skips", len(got.Skips))
 	}
@@ -120,10 +131,10 @@ func TestRedriveWatchInterrupted(t *testing.T) {
 	defer cancel()
 	shown := &cancelAt{text: noneAlive, cancel: cancel}
 	a := &app{stdout: io.Discard, stderr: shown, getenv: func(string) string { return "" }}
-	if code := a.run(ctx, append([]string{"redrive", "start", "--all", "--watch"}, sh.flags...)); code != 1 {
+	if code := a.run(ctx, append([]string{"redrive", "start", "--all", "--watch", "--yes"}, sh.flags...)); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	for _, text := range []string{"1 job come back", "0/1  running", "the redrive goes on; to end it: drover redrive abort", "drover: interrupted"} {
+	for _, text := range []string{"1 job will become due", "0/1  running", "the redrive goes on; to end it: drover redrive abort", "drover: interrupted"} {
 		if !strings.Contains(shown.String(), text) {
 			t.Errorf("no %q in %s", text, shown.String())
 		}
@@ -157,7 +168,7 @@ func TestRedriveErrors(t *testing.T) {
 		text string
 		args string
 	}{
-		{2, "which jobs? --all", "start"},
+		{2, "which jobs? Give their ids", "start"},
 		{2, "--kind is empty", "start --kind="},
 		{2, "not a job id", "start x"},
 		{2, "--rate:", "start --all --rate -1"},
@@ -168,19 +179,18 @@ func TestRedriveErrors(t *testing.T) {
 		{2, "--max-attempts:", "start --all --max-attempts -1"},
 		{2, "--args-patch:", "start --all --args-patch []"},
 		{1, "only discarded, cancelled and parked", "start --state running"},
-		{2, "--rate: is 0", "start --all --rate 0"},
-		{2, "--limit: is 0", "start --all --limit 0"},
-		{2, "--per-key: is 0", "start --all --per-key 0"},
-		{2, "--max-attempts: is 0", "start --all --max-attempts 0"},
-		{2, "--args-patch: is empty", "start --all --args-patch="},
-		{2, "--key-from: is empty", "start --all --per-key 1 --key-from="},
-		{2, "--by: is empty", "start --all --by="},
+		{2, "--rate is 0", "start --all --rate 0"},
+		{2, "--limit is 0", "start --all --limit 0"},
+		{2, "--per-key is 0", "start --all --per-key 0"},
+		{2, "--max-attempts is 0", "start --all --max-attempts 0"},
+		{2, "--args-patch is empty", "start --all --args-patch="},
+		{2, "--key-from is empty", "start --all --per-key 1 --key-from="},
+		{2, "--by is empty", "start --all --by="},
 		{2, "--canary-failures: needs --canary", "start --all --canary-failures 1"},
 		{2, "--class", "start --class boring"},
 		{2, "--fingerprint", "start --fingerprint xyz"},
 		{2, "--redrive", "start --redrive r"},
-		{2, "which jobs? --all", "start --all=false"},
-		{1, "no job fits", "start --kind refund"},
+		{2, "which jobs? Give their ids", "start --all=false"},
 		{2, "--limit 0", "list --limit 0"},
 		{1, "not found", "watch x"},
 		{1, "not found", "abort " + strings.Repeat("0", 26)},
@@ -189,16 +199,16 @@ func TestRedriveErrors(t *testing.T) {
 		sh.run(t, append([]string{"redrive"}, strings.Fields(c.args)...)...).ends(t, c.code, c.text)
 	}
 	sh.run(t, "failures", "redrive", "00c0ffee00c0ffee").ends(t, 1, "not found")
-	sh.run(t, "failures", "redrive", "").ends(t, 2, `"" is not a failure's fingerprint`)
+	sh.run(t, "failures", "redrive", "").ends(t, 2, `"" is not a fingerprint`)
 }
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	for want, r := range map[string]drover.Redrive{
-		"░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░   0%  0/0  marking":                 {State: drover.RedriveMarking},
-		"███████████████░░░░░░░░░░░░░░░  50%  50/100  running  at least 5s": {State: drover.RedriveRunning, Matched: 100, Released: 50, Rate: 10},
-		"███████████████░░░░░░░░░░░░░░░  50%  50/100  running, paused":      {State: drover.RedriveRunning, Matched: 100, Released: 50, Rate: 10, Paused: true},
-		"██████████████████████████████ 100%  100/100  done":                {State: drover.RedriveDone, Matched: 100, Released: 100, FinishedAt: &time.Time{}},
+		"░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░   0%  0/0  marking":                      {State: drover.RedriveMarking},
+		"███████████████░░░░░░░░░░░░░░░  50%  50/100  running  5s or more to go": {State: drover.RedriveRunning, Matched: 100, Released: 50, Rate: 10},
+		"███████████████░░░░░░░░░░░░░░░  50%  50/100  running, paused":           {State: drover.RedriveRunning, Matched: 100, Released: 50, Rate: 10, Paused: true},
+		"██████████████████████████████ 100%  100/100  done":                     {State: drover.RedriveDone, Matched: 100, Released: 100, FinishedAt: &time.Time{}},
 	} {
 		if got := progress(&r); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -217,7 +227,7 @@ func TestFailuresRedrive(t *testing.T) {
 	if _, err := sh.pool.Exec(t.Context(), `update jobs set fingerprint = 'c0ffee00c0ffee00' where args @> '{"Order": 1}'`); err != nil {
 		t.Fatal(err)
 	}
-	if r := decode[drover.Redrive](t, sh.run(t, "failures", "redrive", "C0FFEE00C0FFEE00", "--json").ok(t)); r.Matched != 1 {
+	if r := decode[drover.Redrive](t, sh.run(t, "failures", "redrive", "C0FFEE00C0FFEE00", "--json", "--yes").ok(t)); r.Matched != 1 {
 		t.Errorf("%+v", r)
 	}
 }

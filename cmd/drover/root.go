@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/drover-queue/drover"
 )
@@ -26,19 +26,26 @@ func newRootCommand(a *app) *cobra.Command {
 		Short: "Operate drover, the job queue inside your Postgres",
 		Long: `Operate drover, the job queue inside your Postgres.
 
-The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a failure, 2 for a wrong use; check has its own.`,
-		Version:       version(),
+A command uses the database of --url. Without --url it uses DATABASE_URL, and without that the
+variables of psql, if PGHOST, PGDATABASE or PGSERVICE is set. bench and demo ignore psql's variables.
+
+Exit codes: 0 done, 1 failed, 2 wrong command line. "drover check" has codes of its own.`,
+		Example: `  drover migrate up                      # create drover's tables
+  drover stats                           # what is in the queues, and who works on it
+  drover jobs list --state discarded     # the dead letters
+  drover health                          # what makes the queue slow, and what to do`,
+		Version:       moduleVersion(),
 		SilenceErrors: true, // main prints them, once
 		SilenceUsage:  true,
 	})
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(flagError)
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.url, "url", "", "database URL (default $DATABASE_URL)")
-	flags.StringVar(&a.schema, "schema", "", "schema with drover's tables (default: the search_path of the URL, then of the server)")
-	flags.BoolVar(&a.json, "json", false, "print JSON")
+	flags.StringVar(&a.url, "url", "", "`URL` of the database (default: $DATABASE_URL, then $PGHOST and its like)")
+	flags.StringVar(&a.schema, "schema", "", "`name` of the schema with drover's tables (default: search_path finds it)")
+	flags.BoolVar(&a.json, "json", false, "print JSON instead of text")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkFlags(cmd) }
 	root.SetHelpCommand(newHelpCommand())
 	help := root.HelpFunc()
@@ -49,27 +56,68 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 		}
 		help(cmd, args)
 	})
-	root.AddCommand(
+	root.AddCommand(newCommands(a)...)
+	return root
+}
+
+// newCommands are the commands of the first level.
+func newCommands(a *app) []*cobra.Command {
+	return []*cobra.Command{
 		newMigrateCommand(a),
+		newEnqueueCommand(a),
 		newJobsCommand(a),
+		newExplainCommand(a),
 		newArchiveCommand(a),
 		newRedriveCommand(a),
 		newFailuresCommand(a),
 		newStatsCommand(a),
+		newTopCommand(a),
 		newCheckCommand(a),
 		newHealthCommand(a),
+		newPeriodicCommand(a),
+		newQueuesCommand(a),
+		newPauseCommand(a),
+		newResumeCommand(a),
+		newLimitsCommand(a),
 		newBudgetsCommand(a),
+		newPreviewCommand(a),
+		newUICommand(a),
 		newBenchCommand(a),
 		newDemoCommand(a),
-	)
-	return root
+		newVersionCommand(a),
+	}
 }
 
-// checkFlags refuses an empty --url or --schema: a variable that is not set must not lead to another database.
+// flagError makes a mistake in the flags a usageError. For a flag that does not exist it suggests those with a similar
+// name.
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return &usageError{err}
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	hint := "see " + cmd.CommandPath() + " --help"
+	if near := nearest(names, unknown.GetSpecifiedName()); len(near) > 0 && unknown.GetSpecifiedShortnames() == "" {
+		hint = "did you mean --" + strings.Join(near, " or --") + "?"
+	}
+	return usagef("%w: %s", err, hint)
+}
+
+// nearest are the names that are like a word, found as cobra finds similar commands.
+func nearest(names []string, word string) []string {
+	all := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range names {
+		all.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	return all.SuggestionsFor(word)
+}
+
+// checkFlags refuses an empty --url or --schema: an unset variable of the shell must not lead to another database.
 func (a *app) checkFlags(cmd *cobra.Command) error {
 	for _, flag := range []struct{ name, value string }{{"url", a.url}, {"schema", a.schema}} {
 		if cmd.Flags().Changed(flag.name) && strings.TrimSpace(flag.value) == "" {
-			return usagef("--%s is empty", flag.name)
+			return usagef("--%s is empty: give a value, or leave the flag out", flag.name)
 		}
 	}
 	return nil
@@ -78,7 +126,7 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 func newHelpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",
-		Short: "Help about any command",
+		Short: "Show the help of a command",
 		RunE: func(cmd *cobra.Command, words []string) error {
 			found, rest, err := cmd.Root().Find(words)
 			if err != nil {
@@ -93,7 +141,7 @@ func newHelpCommand() *cobra.Command {
 	}
 }
 
-// group makes a command that only holds others: alone it shows its help, and an unknown word is a wrong use.
+// group makes a command that only holds others: alone it shows its help, and an unknown word is a usageError.
 func group(cmd *cobra.Command) *cobra.Command {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -110,7 +158,7 @@ func group(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// args makes what check finds wrong a wrong use.
+// args makes the error of check a usageError that shows the right usage.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -120,7 +168,8 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// databaseURL is --url, else DATABASE_URL, else "".
+// databaseURL is --url, else DATABASE_URL, else "". bench and demo go by it alone: they write a lot, and must not find a
+// database by variables that somebody has set for psql.
 func (a *app) databaseURL() string {
 	if a.url != "" {
 		return a.url
@@ -128,16 +177,25 @@ func (a *app) databaseURL() string {
 	return a.getenv("DATABASE_URL")
 }
 
-// connectTimeout bounds the wait for a server that does not answer, where the URL sets no connect_timeout.
+// psqlNames reports whether the variables of psql name a database. PGUSER or PGPASSWORD alone do not: without a URL they
+// would lead to whatever server listens on this machine.
+func (a *app) psqlNames() bool {
+	return slices.ContainsFunc([]string{"PGHOST", "PGDATABASE", "PGSERVICE"}, func(name string) bool { return a.getenv(name) != "" })
+}
+
+// connectTimeout bounds the wait for a server that does not answer, unless the URL sets a connect_timeout up to a minute.
 const connectTimeout = 10 * time.Second
 
 // poolConfig is the database of the command line, with --schema as its search_path.
 func (a *app) poolConfig() (*pgxpool.Config, error) {
 	given := a.databaseURL()
-	if given == "" {
-		return nil, usagef("no database given: use --url or set DATABASE_URL, such as postgres://user@localhost:5432/app")
+	if given == "" && !a.psqlNames() {
+		return nil, usagef("no database given: use --url or set DATABASE_URL, such as postgres://user@localhost:5432/app, or set psql's PGHOST, PGDATABASE or PGSERVICE")
 	}
-	config, err := pgxpool.ParseConfig(given)
+	config, err := pgxpool.ParseConfig(given) // takes what the URL does not say from psql's variables
+	if err != nil && given == "" {
+		return nil, usagef("the database cannot be found by psql's variables PGHOST, PGDATABASE, PGSERVICE and the like: %w", err)
+	}
 	if err != nil {
 		return nil, usagef("the database URL cannot be read: %w", err)
 	}
@@ -148,7 +206,7 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 	if params["application_name"] == "" {
 		params["application_name"] = "drover"
 	}
-	params["datestyle"] = "ISO" // of exec modes that get times as text, the driver reads no other
+	params["datestyle"] = "ISO" // some exec modes get times as text, and the driver reads only this style
 	if a.schema != "" {
 		params["search_path"] = pgx.Identifier{a.schema}.Sanitize()
 	}
@@ -169,14 +227,14 @@ func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	if !exists {
 		pool.Close()
-		return nil, fmt.Errorf("schema %q does not exist; to make it: drover migrate up --create-schema --schema %s", a.schema, a.schema)
+		return nil, fmt.Errorf("schema %q does not exist. To create it with drover's tables: drover migrate up --create-schema --schema %s", a.schema, shellQuote(a.schema))
 	}
 	return pool, nil
 }
 
 const sqlSchemaExists = `select exists (select from pg_namespace where nspname = $1)`
 
-// reach opens the database whatever is in it.
+// reach opens the database, with or without drover's tables in it.
 func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := a.poolConfig()
 	if err != nil {
@@ -202,6 +260,9 @@ type session struct {
 	now      time.Time
 }
 
+// mostArgsBytes is the highest bound on args that an application can set: the command does not know its own.
+const mostArgsBytes = 4 << 20
+
 // open connects and makes sure that the schema is there. The caller closes.
 func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	pool, err := a.connect(ctx)
@@ -209,7 +270,7 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 		return nil, err
 	}
 	s := &session{pool: pool}
-	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks})
+	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks, MaxArgsBytes: mostArgsBytes})
 	if errors.Is(err, drover.ErrNotMigrated) {
 		err = a.notMigrated(ctx, pool)
 	}
@@ -220,13 +281,13 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 	return s, nil
 }
 
-// notMigrated says where drover's tables were looked for, and how to make them in that place.
+// notMigrated says in which schema drover's tables were looked for, and how to create them there.
 func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	var database, schema, path string
 	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
 		return fmt.Errorf("ask for the schema: %w", err)
 	}
-	return fmt.Errorf("the database is not migrated: drover's tables are missing or of an older version in database %q, schema %q (search_path %s); to make them: %s",
+	return fmt.Errorf("the database is not migrated: drover's tables are missing, or older than this command, in database %q, schema %q (search_path %s). To create or update them: %s",
 		database, schema, path, a.again("migrate up", ""))
 }
 
@@ -251,13 +312,13 @@ select current_database(), n.nspname, now() from pg_class c join pg_namespace n 
 
 func (s *session) close() { s.pool.Close() }
 
-// logger takes errors of the library to where a person sees them and no pipe does. What a command did, it tells itself.
+// logger prints the library's errors on stderr, where no pipe reads. Each command reports its own result.
 func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
-// again is a command line, fit for copying, that reaches the same tables. A URL that may hold a password is not
-// repeated; the line says so in a comment of the shell.
+// again is a command line to copy that reaches the same tables. It leaves out a URL that may hold a password, and says
+// so in a shell comment.
 func (a *app) again(verb, words string) string {
 	line, note := "drover "+verb, ""
 	switch {
@@ -289,20 +350,13 @@ func secret(text string) bool {
 	return err != nil || strings.Contains(strings.ToLower(plain), "password")
 }
 
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "(devel)"
-}
-
-// stops reports whether an error says that going on with the next job is no use.
+// stops reports whether an error would meet every other job too, so that going on is useless.
 func stops(err error) bool {
 	var db *pgconn.PgError
 	switch {
 	case err == nil, errors.Is(err, drover.ErrNotFound), errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrInvalid):
 		return false
-	case errors.As(err, &db) && len(db.Code) == 5: // data that this job cannot take
+	case errors.As(err, &db) && len(db.Code) == 5: // the database refuses this one job
 		return !slices.Contains([]string{"22", "23", "54", "P0"}, db.Code[:2])
 	}
 	return true

@@ -1,5 +1,5 @@
-// Package bench measures the queue on a real server, through the public API and nothing else: what drover bench
-// prints. Each step works in an empty schema of its own, which it drops.
+// Package bench measures the queue on a real server for drover bench, through the public API alone. Each step creates an
+// empty schema and drops it.
 package bench
 
 import (
@@ -29,7 +29,7 @@ const (
 // Steps returns all steps, in order.
 func Steps() []Step { return []Step{Burn, Latency, Retry, Idle, Memory} }
 
-// Options say what to measure. Every zero value is an error, but for Payload, Keep, FailRate and Progress.
+// Options say what to measure. A zero value is an error, except in Payload, Keep, FailRate and Progress.
 type Options struct {
 	// Config is the database; its search_path, application_name and size of the pool are replaced.
 	Config *pgxpool.Config
@@ -47,21 +47,21 @@ type Options struct {
 
 	Steps []Step // what to measure
 
-	// Progress is told what is being done. Nil is silent.
+	// Progress gets a line for each thing that the bench does. Nil is not called.
 	Progress func(string)
 
-	// Logger is the supervisors'.
+	// Logger is for the supervisors.
 	Logger *slog.Logger
 }
 
-// Percentiles are of a sample, in milliseconds.
+// Percentiles of a sample, in milliseconds.
 type Percentiles struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 	Max float64 `json:"max"`
 }
 
-// Report is what was measured. What was not, or what the server does not tell, is null.
+// Report is the result. A figure is null if it was not measured, or if the server does not provide it.
 type Report struct {
 	Jobs      int     `json:"jobs"`
 	Workers   int     `json:"workers"`
@@ -78,8 +78,8 @@ type Report struct {
 	HandlerCalls     *int64   `json:"handler_calls"`
 	InjectedFailures *int64   `json:"injected_failures"`
 
-	// Insert and run together, bytes a job. Without full-page images where WALImagesApart, else with them: images
-	// depend on how long ago the last checkpoint was, not on the queue.
+	// Insert and run together, bytes a job. They include full-page images unless WALImagesApart is true. Images depend on
+	// how long ago the last checkpoint was, not on the queue.
 	WALBytes       *float64 `json:"wal_bytes_per_job"`
 	WALImagesApart *bool    `json:"wal_fpi_apart"`
 	WALInsertBytes *float64 `json:"wal_insert_bytes_per_job"` // the share of the insert
@@ -108,11 +108,11 @@ type Report struct {
 	Notes    []string          `json:"notes"` // what could not be measured, and why
 }
 
-// ErrCount reports that handlers were called more or less often than the jobs and their failures ask for.
+// ErrCount reports that handlers were not called once for each job and once more for each failure.
 var ErrCount = errors.New("drover: handler calls do not add up")
 
-// Run measures. It refuses a server whose settings lose commits. Every step is bounded in time, and leaves nothing
-// in the database whatever happens. After ErrCount the report is complete all the same.
+// Run measures. It refuses a server whose settings lose commits. Every step has a time limit, and leaves nothing in the
+// database, whatever happens. With ErrCount it also returns the complete report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.check(); err != nil {
 		return nil, err

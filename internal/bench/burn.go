@@ -31,7 +31,7 @@ func (s *scratch) burn(ctx context.Context, r *Report) error {
 		return err
 	}
 	if !s.Keep {
-		// As the migration recommends where completed jobs are deleted at once.
+		// As the migration recommends if completed jobs are deleted at once.
 		if _, err := s.pool.Exec(ctx, `alter table jobs set (fillfactor = 45)`); err != nil {
 			return fmt.Errorf("set the fill factor: %w", err)
 		}
@@ -102,9 +102,9 @@ func (s *scratch) insert(ctx context.Context, r *Report) (phase, error) {
 	p, err := s.measured(ctx, func() error {
 		began := time.Now()
 		for n := 0; n < s.Jobs; n += chunk {
-			batch := make([]drover.Batch, 0, chunk)
+			batch := make([]drover.EnqueueItem, 0, chunk)
 			for i := n; i < min(n+chunk, s.Jobs); i++ {
-				batch = append(batch, drover.Batch{
+				batch = append(batch, drover.EnqueueItem{
 					Args: noop{N: i, Fill: fill()}, Opts: &drover.EnqueueOpts{Queue: s.queue(i % s.Queues)},
 				})
 			}
@@ -139,8 +139,8 @@ func (s *scratch) queue(i int) string {
 	return fmt.Sprintf("bench_%d", i+1)
 }
 
-// settleDown brings the table into the state of one that has been there for a while, and starts the run right after a
-// checkpoint, so that none is likely to come in its middle.
+// settleDown vacuums and analyzes the table, as in one that is not new. Then it makes a checkpoint, so that the next one
+// is unlikely to come in the middle of the run.
 func (s *scratch) settleDown(ctx context.Context, r *Report) error {
 	s.progress("burn: vacuum, analyze, checkpoint")
 	if _, err := s.pool.Exec(ctx, `vacuum (analyze) jobs`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -203,8 +203,8 @@ func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error)
 	return p, n, nil
 }
 
-// awaitLast waits until no job is unfinished, and returns when that was. The handlers are counted first, here, so that
-// the server is not asked while it has better to do.
+// awaitLast waits until no job is unfinished, and returns when that was. It first counts handlers in this process, so
+// that it does not query a busy server.
 func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64) (last time.Time, err error) {
 	err = drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= want, nil })
 	if err != nil {
@@ -225,8 +225,8 @@ func (s *scratch) failures(n int) int64 { return int64(math.Floor(float64(n) * s
 
 func (s *scratch) fails(n int) bool { return s.failures(n+1) > s.failures(n) }
 
-// reportHOT tells which share of the claims' updates were HOT. All updates are claims and settles; a settle changes an
-// indexed column or its predicate, so it never is.
+// reportHOT computes the share of claims that were HOT updates. All updates are claims or settles. A settle is never
+// HOT, because it changes an indexed column or the predicate of an index.
 func (s *scratch) reportHOT(ctx context.Context, r *Report) error {
 	all, hot, err := s.meter.updates(ctx)
 	if err != nil {

@@ -33,7 +33,7 @@ func (s *scratch) idle(ctx context.Context, r *Report) (err error) {
 	if err := s.awaitSleep(running); err != nil {
 		return err
 	}
-	// Its polls are still getting rarer, and sessions tell their commits up to ten seconds late.
+	// Its polls are still getting rarer, and sessions report their commits up to ten seconds late.
 	if err := drive.Pause(running, s.IdleFor+s.IdleFor/5); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 	}
 	fill := filler(1 << 10)
 	for range inFlight / 200 {
-		batch := make([]drover.Batch, 200)
+		batch := make([]drover.EnqueueItem, 200)
 		for i := range batch {
 			batch[i].Args = noop{N: i, Fill: fill()}
 		}
@@ -112,7 +112,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 	return nil
 }
 
-// rss is the resident memory of this process, where the kernel tells it in a file.
+// rss is the resident memory of this process, if the kernel has it in a file.
 func rss() (int64, error) {
 	raw, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

@@ -108,7 +108,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 
 const sqlAsleep = `select exists (select from drover_sleepers where sleeps_until is not null)`
 
-// awaitSleep waits until the supervisor has said that it does not look by itself any more.
+// awaitSleep waits until the supervisor has recorded that it sleeps.
 func (s *scratch) awaitSleep(ctx context.Context) error {
 	err := drive.Poll(ctx, 10*time.Millisecond, func() (asleep bool, err error) {
 		s.meter.asked++

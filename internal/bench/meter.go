@@ -19,7 +19,7 @@ const sqlSettings = `
 select name, current_setting(name) from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit',
 	'shared_buffers', 'max_wal_size', 'checkpoint_timeout', 'wal_level', 'wal_compression', 'autovacuum', 'shared_preload_libraries')`
 
-// describeServer reads version and settings, and refuses a server that loses commits: its figures say nothing.
+// describeServer reads version and settings. It refuses a server that may lose commits, because its figures mean nothing.
 func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) error {
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig.Copy())
 	if err != nil {
@@ -51,8 +51,8 @@ func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) err
 	return nil
 }
 
-// meter reads the server's counters on a connection of its own, whose statements it leaves out of what it tells. It
-// is for one goroutine.
+// meter reads the server's counters on a connection of its own, and leaves out the statements of that connection. It is
+// for one goroutine.
 type meter struct {
 	conn       *pgx.Conn
 	config     *pgxpool.Config
@@ -74,8 +74,8 @@ func (m *meter) close(ctx context.Context) {
 	_ = m.conn.Close(ctx) // nothing is lost with this connection
 }
 
-// extend makes the extensions usable that count statements and take WAL apart: those that are there, else new ones in
-// the scratch schema. A server that has none, or a role that may not, is told in the notes.
+// extend finds the extensions that count statements and inspect WAL, or creates them in the scratch schema. If the server
+// does not have them, or the role may not create them, a note in the report says so.
 func (m *meter) extend(ctx context.Context, r *Report) error {
 	for _, e := range []struct {
 		name, probe string
@@ -121,8 +121,8 @@ func (r *Report) note(text string) {
 	}
 }
 
-// counters are the server's, all of them rising. WAL and commits are counted whoever causes them: nobody else should
-// use the server meanwhile.
+// counters are the server's, and only rise. WAL and commits are those of the whole server, so nothing else should use it
+// meanwhile.
 type counters struct {
 	wal        int64 // position in the log, bytes
 	images     int64 // full-page images
@@ -169,8 +169,8 @@ func (c counters) since(before counters) counters {
 
 const sqlSessions = `select count(*) from pg_stat_activity where application_name = current_setting('application_name') and pid <> pg_backend_pid()`
 
-// flush makes all counters true: a session adds its own to them at the latest when it ends. So the pool's end, and the
-// supervisor's must have.
+// flush makes all counters complete. A session adds its own counts when it ends, at the latest. So the sessions of the
+// pool and of the supervisor must have ended.
 func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 	pool.Reset()
 	err := drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
@@ -185,8 +185,8 @@ func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// imageBytes is how much of the log between two positions is full-page images; ok is false if the server does not
-// tell. It must be asked before the next checkpoint, which may remove that part of the log.
+// imageBytes is how many bytes of the WAL between two positions are full-page images. ok is false if the server does not
+// say. Call it before the next checkpoint, which may remove that part of the WAL.
 func (m *meter) imageBytes(ctx context.Context, from, to int64) (bytes int64, ok bool, err error) {
 	if m.walInspect == "" {
 		return 0, false, nil

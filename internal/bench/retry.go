@@ -53,8 +53,8 @@ func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
 	return nil
 }
 
-// clockOffset is what the server's clock shows more than this machine's, from the quickest of some round trips: wrong
-// by half of that one at most.
+// clockOffset is how far the server's clock is ahead of this machine's, by the quickest of some round trips. It is wrong
+// by at most half of that round trip.
 func (m *meter) clockOffset(ctx context.Context) (offset time.Duration, err error) {
 	quickest := time.Hour
 	for range 20 {

@@ -30,7 +30,7 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	s := &scratch{Options: o, name: "drover_bench_" + strings.ToLower(rand.Text()[:12])}
 	config := o.Config.Copy()
 	config.MaxConns = 8
-	// All sessions of the step have its name, the supervisor's own included: that is how drop finds them.
+	// All sessions of the step have its name, also the supervisor's own. drop finds them by it.
 	config.ConnConfig.RuntimeParams["application_name"] = s.name
 	config.ConnConfig.RuntimeParams["search_path"] = s.name
 	defer func() {
@@ -56,10 +56,10 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	return s, nil
 }
 
-// retention is what every step's supervisor has, so that no figure is of other settings than the report's.
-func (s *scratch) retention() time.Duration {
+// retention is the setting of every step's supervisor, so that all figures belong to the settings in the report.
+func (s *scratch) retention() drover.Retention {
 	if s.Keep {
-		return drover.KeepCompleted
+		return drover.KeepForever
 	}
 	return drover.DeleteOnCompletion
 }

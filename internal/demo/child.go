@@ -26,8 +26,8 @@ const (
 // Main is what a program calls: it reads from standard input and writes to standard output.
 type Main func(ctx context.Context, in io.Reader, out io.Writer) error
 
-// child is a process of the run. It gets its settings in the first line of its standard input, where no list of
-// processes shows them, and stops when that input ends: that comes too when this process is killed.
+// child is a process of the run. It gets its settings in the first line of its standard input, so that no list of
+// processes shows them. It stops when that input ends, which also happens when this process is killed.
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -36,7 +36,7 @@ type child struct {
 	err   error         // how it ended; set before done is closed
 }
 
-// startChild returns once the child has said that it is ready; answer is decoded from that.
+// startChild returns once the child is ready. It decodes the child's first line into answer.
 func startChild(ctx context.Context, cmd *exec.Cmd, settings, answer any) (*child, error) {
 	c := &child{cmd: cmd, ready: make(chan []byte, 1), done: make(chan struct{})}
 	stdin, err := cmd.StdinPipe()
@@ -59,7 +59,7 @@ func startChild(ctx context.Context, cmd *exec.Cmd, settings, answer any) (*chil
 	return c, nil
 }
 
-// watch ends with the child, whose stop every run sees to.
+// watch ends when the child does. Every run stops its children.
 func (c *child) watch(stdout io.Reader) {
 	defer close(c.done)
 	out := bufio.NewReader(stdout)
@@ -94,7 +94,7 @@ func (c *child) introduce(ctx context.Context, settings, answer any) error {
 	}
 }
 
-// stop asks the child to end and returns once it has; after the grace it is killed.
+// stop asks the child to end, kills it after the grace period, and returns once it has ended.
 func (c *child) stop(grace time.Duration) {
 	_ = c.stdin.Close() // at most it is closed already
 	timer := time.NewTimer(grace)
@@ -138,7 +138,7 @@ func childContext(ctx context.Context, in io.Reader, settings any) (context.Cont
 	return ctx, func() { cancel(); stop() }, nil
 }
 
-// ready tells the parent that the child is.
+// ready tells the parent that the child is ready.
 func ready(out io.Writer, answer any) error {
 	line, err := json.Marshal(answer)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// server is a Postgres: one that pgdev found or started, or the user's.
+// server is the Postgres of the run: one that pgdev found or started, or the user's.
 type server interface {
 	URL() string
 	Source() string // for people
@@ -62,14 +62,14 @@ type database struct {
 	client *drover.Client
 }
 
-// openDatabase returns what there is together with an error, for close to clean up.
+// openDatabase returns a database even with an error, so that close can clean up what exists.
 func openDatabase(ctx context.Context, url string, log func(string)) (*database, error) {
 	server, err := openServer(ctx, url, log)
 	if err != nil {
 		return &database{}, err
 	}
 	db := &database{server: server}
-	// A statement that was cancelled half-way may have made the schema: these two are cut short by nothing but time.
+	// A statement that is cancelled half-way may have made the schema. So only a timeout ends these two.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	schema := "drover_demo_" + strings.ToLower(rand.Text()[:10])
@@ -89,7 +89,7 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	if _, err := db.pool.Exec(ctx, sqlCreateEvents); err != nil {
 		return db, fmt.Errorf("drover: create table events: %w", err)
 	}
-	// The page tells what this client does; no log beside it.
+	// The page reports what this client does, so it logs nothing.
 	db.client, err = drover.New(db.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 	return db, err
 }
@@ -99,8 +99,8 @@ select nspname from pg_namespace
 where nspname ~ '^drover_demo_[a-z0-9]{10}$' and not exists (select from pg_stat_activity where application_name = nspname)
 order by oid limit 5`
 
-// tellLeft tells of schemas without a session of their demo: it was killed, or told to keep them. Which of the two
-// only the user knows.
+// tellLeft names schemas of earlier demos that no longer run. They were killed, or ran with --keep; only the user knows
+// which.
 func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 	rows, err := db.pool.Query(ctx, sqlLeft)
 	if err != nil {
@@ -113,8 +113,8 @@ func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 	return err
 }
 
-// openPool opens a pool on the schema. Its sessions carry the schema's name from before there is the schema, so that
-// close finds what a killed worker left, and tellLeft knows whose demo runs.
+// openPool opens a pool on the schema. Its sessions have the schema's name even before the schema exists, so that close
+// finds what a killed worker left, and tellLeft knows which demos still run.
 func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -143,7 +143,7 @@ func (db *database) exec(ctx context.Context, sql string, args ...any) error {
 	return nil
 }
 
-// close leaves nothing on the server but, if the schema is kept, that. A server of the run's own goes as a whole.
+// close leaves nothing on the server, except the schema if it is to be kept. It ends a server that the run started.
 func (db *database) close(ctx context.Context, keep bool) error {
 	if db.pool != nil {
 		db.pool.Close()
@@ -185,7 +185,7 @@ update events set job = linked.job from unnest($1::text[], $2::text[]) as linked
 // enqueue stores events and their jobs in one transaction: neither exists without the other.
 func (db *database) enqueue(ctx context.Context, list []event) error {
 	var keys, customers, names, payloads, ids []string
-	batch := make([]drover.Batch, 0, len(list))
+	batch := make([]drover.EnqueueItem, 0, len(list))
 	for _, e := range list {
 		keys, customers = append(keys, e.key), append(customers, e.Customer)
 		names, payloads = append(names, e.Event), append(payloads, string(e.Payload))
@@ -217,7 +217,7 @@ func noteDelivery(ctx context.Context, tx pgx.Tx, key string) error {
 	return err
 }
 
-// progress is where the jobs are.
+// progress is how many jobs are in which state.
 type progress struct {
 	Completed, Discarded, Cancelled, Running, Retryable, Waiting int
 	Failed                                                       int // runs
@@ -270,8 +270,8 @@ func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[str
 	return in, err
 }
 
-// sqlHerd is what drover's own redrive does not do: all of them are due at the same moment. It is shown, and so has
-// %s for a number.
+// sqlHerd makes many dead jobs due at the same moment, which drover's own redrive does not do. The page shows it, so it
+// has %s for a number.
 const sqlHerd = `   update jobs set state = 'available', scheduled_at = clock_timestamp(), attempt = 0,
        finalized_at = null, discard_reason = null
    where id in (select id from discarded_jobs order by id limit %s);
@@ -306,7 +306,7 @@ func (db *database) counts(ctx context.Context, sql string) ([]count, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[count])
 }
 
-// group is discarded jobs of one kind that failed alike.
+// group is a number of discarded jobs of one kind with the same cause.
 type group struct {
 	Queue, Kind, Reason string
 	Jobs                int
@@ -335,7 +335,7 @@ func (db *database) panicked(ctx context.Context) (id string, err error) {
 
 const sqlEffects = `select count(*) filter (where deliveries = 1), count(*) filter (where deliveries > 1) from events`
 
-// effects are the business rows that count one delivery, and those that count more.
+// effects returns how many business rows count one delivery, and how many count more.
 func (db *database) effects(ctx context.Context) (once, twice int, err error) {
 	err = db.pool.QueryRow(ctx, sqlEffects).Scan(&once, &twice)
 	return once, twice, err

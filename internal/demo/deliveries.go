@@ -20,7 +20,7 @@ type Delivery struct {
 	Payload  json.RawMessage `json:"payload"`  // an object
 }
 
-// LineError says what is wrong with a line.
+// LineError is a line that cannot be delivered, and the reason.
 type LineError struct {
 	Line   int // from 1
 	Reason string
@@ -29,11 +29,11 @@ type LineError struct {
 // Error implements error.
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
-// maxLine leaves room for what else is in a job's args, which hold 256 KiB.
+// maxLine leaves room for the other fields of a job's args, which may have 256 KiB.
 const maxLine = 240 << 10
 
-// ReadDeliveries reads one delivery a line, blank lines left out. Broken lines are told apart from an input that
-// cannot be read, which is err.
+// ReadDeliveries reads one delivery per line, and skips blank lines. It returns broken lines separately; err means that
+// the input cannot be read.
 func ReadDeliveries(in io.Reader) (good []Delivery, broken []*LineError, err error) {
 	lines := bufio.NewReader(in)
 	for n := 1; ; n++ {
@@ -113,7 +113,7 @@ func checkWord(field, word string) error {
 	return nil
 }
 
-// checkPayload finds what a jsonb column refuses and files are likely to hold; the rest the enqueue finds.
+// checkPayload finds what a jsonb column refuses and files are likely to have. The enqueue finds the rest.
 func (d *Delivery) checkPayload() error {
 	if len(d.Payload) == 0 {
 		return errors.New("payload is missing")
@@ -137,13 +137,13 @@ func (d *Delivery) checkPayload() error {
 	}
 }
 
-// event is a delivery of this run, under the key by which the receiver knows it again.
+// event is a delivery of this run, with the key by which the receiver recognises a repetition.
 type event struct {
 	Delivery
 	key string
 }
 
-// events takes n of the deliveries, from the first again when they are used up.
+// events takes n of the deliveries, and begins again with the first when they are used up.
 func events(deliveries []Delivery, n int) []event {
 	list := make([]event, n)
 	for i := range list {

@@ -17,14 +17,14 @@ import (
 type Options struct {
 	Deliveries []Delivery
 
-	// Outage tells the story of one customer's endpoint that is down and comes back weak, instead of that of the
-	// Deliveries, which it needs not.
+	// Outage tells the story of one customer's endpoint that is down and comes back weak. It needs no Deliveries.
 	Outage bool
 
 	// URL is the database to take. Empty means that internal/pgdev finds or starts one.
 	URL string
 
-	// Jobs is how many to deliver; the deliveries are repeated, or cut. Zero means each once, and in the outage OutageJobs.
+	// Jobs is how many webhooks to deliver; the deliveries are repeated or cut to fit. Zero means each once, and for
+	// Outage it means OutageJobs.
 	Jobs int
 
 	// Crash kills a worker with SIGKILL in the middle.
@@ -36,11 +36,11 @@ type Options struct {
 	// Out gets the story.
 	Out io.Writer
 
-	// Live says that Out is a terminal: progress is one line that changes, not a line a second.
+	// Live means that Out is a terminal: progress is one line that changes, instead of a line a second.
 	Live bool
 
-	// Result is called once with the figures, a Result or of an outage an OutageResult, if anything was enqueued, before
-	// Keep waits. Nil leaves it out.
+	// Result is called once with the figures, if anything was enqueued: a Result, or an OutageResult for Outage. The call
+	// comes before Keep waits. Nil is not called.
 	Result func(any)
 
 	// Command makes the command that runs one of the programs.
@@ -62,13 +62,13 @@ type Result struct {
 	Held             int     `json:"held,omitempty"`        // jobs for later: only when interrupted
 }
 
-// Errors of a run that went to its end, or was stopped.
+// The errors of Run.
 var (
 	ErrLost        = errors.New("drover: deliveries were lost")
 	ErrInterrupted = errors.New("drover: the demo was interrupted")
 )
 
-// workers is how many worker processes deliver. Two, so that one can die.
+// workers is how many worker processes deliver: two, so that one can die.
 const workers = 2
 
 // maxRestarts bounds how often workers that end by themselves are started again.
@@ -95,8 +95,8 @@ type run struct {
 	outage *outage // nil in the other story
 }
 
-// Run tells the whole story and ends what it started, also when ctx ends in the middle: then workers drain, nothing
-// is lost, and the error is ErrInterrupted. ErrLost says that a delivery did not arrive.
+// Run tells the whole story, and ends what it started. If ctx ends in the middle, workers drain, nothing is lost, and
+// the error is ErrInterrupted. ErrLost means that a delivery did not arrive.
 func Run(ctx context.Context, o Options) (err error) {
 	r := &run{Options: o, page: page{out: o.Out, live: o.Live}, secret: rand.Text(), db: &database{}}
 	story, conclude := r.story, r.conclude
@@ -194,7 +194,7 @@ func (r *run) startWorker(ctx context.Context, i int) error {
 	return nil
 }
 
-// stopWorkers drains all at the same time and returns when they are gone.
+// stopWorkers drains all workers at the same time, and returns when they have ended.
 func (r *run) stopWorkers() {
 	for _, c := range r.workers {
 		if c != nil {
@@ -219,7 +219,7 @@ func (r *run) stopReceiver() {
 // perTransaction is how many events are enqueued in one.
 const perTransaction = 25
 
-// enqueue is stopped between transactions only: after a commit that was cut off nobody knows what is enqueued.
+// enqueue stops only between transactions: after an interrupted commit nobody knows what is enqueued.
 func (r *run) enqueue(ctx context.Context, list []event) error {
 	for len(list) > 0 && ctx.Err() == nil {
 		some := list[:min(perTransaction, len(list))]
@@ -273,7 +273,7 @@ func (r *run) watch(ctx context.Context) error {
 	}
 }
 
-// tend kills a worker when the time for that has come, and starts another for one that ended.
+// tend kills a worker when it is time for that, and replaces a worker that has ended.
 func (r *run) tend(ctx context.Context, p progress) error {
 	if r.receiver.ended() {
 		return fmt.Errorf("drover: the receiver ended: %w", r.receiver.err)
@@ -319,8 +319,8 @@ func (r *run) crash(ctx context.Context) error {
 	return nil
 }
 
-// redrive deploys the build without the bug and makes the jobs that ran out of attempts due again. Those that were
-// discarded for another reason have one that no fix removes.
+// redrive deploys the build without the bug, and makes the jobs due again that ran out of attempts. No fix helps the jobs
+// that were discarded for another reason.
 func (r *run) redrive(ctx context.Context) error {
 	ids, err := r.exhausted(ctx)
 	if err != nil || len(ids) == 0 {
@@ -333,7 +333,7 @@ func (r *run) redrive(ctx context.Context) error {
 		return err
 	}
 	for _, id := range ids {
-		if err := r.db.client.RedriveJob(ctx, id, nil); err != nil {
+		if err := r.db.client.RedriveJob(ctx, id, nil, drover.By{}); err != nil {
 			return err
 		}
 		r.given++
@@ -345,7 +345,7 @@ func (r *run) redrive(ctx context.Context) error {
 func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 	filter := drover.Filter{State: drover.Discarded, Reason: drover.ReasonAttemptsExhausted}
 	for after := ""; ; {
-		page, err := r.db.client.List(ctx, filter, after, 1000)
+		page, err := r.db.client.Jobs(ctx, filter, after, 1000)
 		if err != nil {
 			return nil, err
 		}
@@ -358,7 +358,7 @@ func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 	}
 }
 
-// conclude counts what arrived, by the receiver's log, and says what it means. The workers are gone.
+// conclude counts by the receiver's log what arrived, and reports it. The workers have ended.
 func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -424,13 +424,13 @@ func (r *run) readLog() ([]request, error) {
 	return readLog(log)
 }
 
-// heldStates are those of jobs that a later run, or a redrive, will deliver.
+// heldStates are the states of jobs that a later run or a redrive will deliver.
 func heldStates() []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 }
 
-// notIn are those of the keys whose job is in none of the states. A job that an operator cancelled is not lost, and
-// after a story that broke off neither is what is held for later.
+// notIn returns the keys whose job is in none of the states. A job that an operator cancelled is not lost. Nor is a job
+// that still waits after the story was interrupted.
 func (r *run) notIn(ctx context.Context, keys []string, states ...drover.State) (lost []string, err error) {
 	in, err := r.db.keysIn(ctx, states...)
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/plot"
 )
 
-// OutageJobs is how many deliveries an outage catches unless Options.Jobs says so: a tenth of the 45,000 of the story.
+// OutageJobs is the default of Options.Jobs for an outage: a tenth of the 45,000 jobs of the story.
 const OutageJobs = 4500
 
 // The limits of the paced redrive.
@@ -25,7 +26,7 @@ const (
 	outageCanary = 5
 )
 
-// ErrOverrun says that the paced redrive went beyond its limits, or knocked the endpoint over, as the endpoint saw it.
+// ErrOverrun means that by the endpoint's log the paced redrive exceeded its limits, or knocked the endpoint over.
 var ErrOverrun = errors.New("drover: the paced redrive overran the endpoint")
 
 // Phase is one way to bring deliveries back, as the endpoint saw it.
@@ -40,7 +41,7 @@ type Phase struct {
 	OthersWaited  float64 `json:"others_waited_seconds"` // 19 of 20 deliveries to other customers at most
 }
 
-// OutageResult are the figures of an outage. All but Dead and Cancelled come from the receiver's log.
+// OutageResult are the figures of an outage. All come from the receiver's log, except Dead and Cancelled.
 type OutageResult struct {
 	Jobs        int     `json:"jobs"` // deliveries that the outage caught
 	Unpaced     Phase   `json:"unpaced"`
@@ -63,7 +64,7 @@ type outage struct {
 	unpaced, paced period
 }
 
-// period is a part of the run, by the clock that the receiver, on the same machine, has too.
+// period is a part of the run, by this machine's clock, which the receiver shares.
 type period struct {
 	jobs       int
 	from, till time.Time
@@ -106,7 +107,7 @@ func (r *run) die(ctx context.Context) error {
 	return r.reportDead(ctx)
 }
 
-// herd brings half of them back as many do it by hand.
+// herd brings half of the jobs back all at once, as many people do by hand.
 func (r *run) herd(ctx context.Context) error {
 	n := (r.Jobs + 1) / 2
 	r.page.say("\n2. The endpoint is back, but weak. Half of the deliveries come back all at once, by hand:")
@@ -126,7 +127,7 @@ func (r *run) herd(ctx context.Context) error {
 	return r.reportDead(ctx)
 }
 
-// inOrder redrives all that are dead.
+// inOrder redrives all dead jobs at a pace.
 func (r *run) inOrder(ctx context.Context) error {
 	r.page.say("\n3. The endpoint gets a moment to stand up. Then the same, paced: %d a second, never more than %d at once, %d first to try.",
 		outageRate, outagePerKey, outageCanary)
@@ -134,10 +135,10 @@ func (r *run) inOrder(ctx context.Context) error {
 		return err
 	}
 	plan := outagePlan()
-	r.page.say("   client.Redrive(ctx, drover.RedrivePlan{\n       Filter: drover.Filter{Args: %s},\n       Rate: %d, PerKey: %d, KeyFrom: %q, Canary: %d,\n   })\n",
+	r.page.say("   client.StartRedrive(ctx, drover.RedrivePlan{\n       Filter: drover.Filter{Args: %s},\n       Rate: %d, PerKey: %d, KeyFrom: %q, Canary: %d,\n   }, drover.By{Why: \"the endpoint is back\"})\n",
 		"`"+string(plan.Filter.Args)+"`", outageRate, outagePerKey, plan.KeyFrom, outageCanary)
 	from := time.Now()
-	redrive, err := r.db.client.Redrive(ctx, plan)
+	redrive, err := r.db.client.StartRedrive(ctx, plan, drover.By{Who: "drover demo", Why: "the endpoint is back"})
 	if err != nil {
 		return err
 	}
@@ -150,7 +151,6 @@ func outagePlan() drover.RedrivePlan {
 	return drover.RedrivePlan{
 		Filter: drover.Filter{Args: json.RawMessage(`{"customer": "` + outageCustomer + `"}`)},
 		Rate:   outageRate, PerKey: outagePerKey, KeyFrom: "customer", Canary: outageCanary,
-		By: "drover demo", Why: "the endpoint is back",
 	}
 }
 
@@ -159,7 +159,7 @@ func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 	patience := time.NewTimer(2*time.Minute + time.Duration(r.Jobs)*time.Second/10)
 	defer patience.Stop()
 	for redrive.FinishedAt == nil {
-		if redrive, err = r.db.client.GetRedrive(ctx, redrive.ID); err != nil {
+		if redrive, err = r.db.client.Redrive(ctx, redrive.ID); err != nil {
 			return err
 		}
 		p, err := r.db.progress(ctx)
@@ -226,12 +226,12 @@ func (r *run) comeBack(ctx context.Context) error {
 	return nil
 }
 
-// judge says what the outage's endpoint, and the others, saw in the period.
-func (o *outage) judge(log []request, in period) (Phase, []second) {
+// judge returns what the outage's endpoint and the others saw in the period.
+func (o *outage) judge(log []request, in period) (Phase, []plot.Second) {
 	p := Phase{Jobs: in.jobs, Seconds: float64(in.till.Sub(in.from).Milliseconds()) / 1000}
 	seen := slices.DeleteFunc(slices.Clone(log), func(r request) bool { return !in.contains(r.At) })
 	slices.SortFunc(seen, func(a, b request) int { return a.At.Compare(b.At) })
-	seconds := make([]second, int(p.Seconds)+1)
+	seconds := make([]plot.Second, int(p.Seconds)+1)
 	var recent []time.Time
 	var waits []time.Duration
 	for _, r := range seen {
@@ -248,9 +248,9 @@ func (o *outage) judge(log []request, in period) (Phase, []second) {
 		p.MostAtOnce = max(p.MostAtOnce, r.AtOnce)
 		s := &seconds[int(r.At.Sub(in.from)/time.Second)]
 		if r.Status/100 == 2 {
-			s.served++
+			s.Served++
 		} else {
-			s.failed++
+			s.Failed++
 			p.Failures++
 		}
 		if r.Fell {
@@ -264,8 +264,8 @@ func (o *outage) judge(log []request, in period) (Phase, []second) {
 	return p, seconds
 }
 
-// overran says which limit the paced redrive broke, nil if none. Slots are 1/rate apart, but what had to wait for a
-// worker may start later than its slot: as many as may be out at once.
+// overran returns the limit that the paced redrive broke, or nil. Slots are 1/rate apart, but jobs that had to wait for
+// a worker start later than their slots. There are at most as many of these as may be out at once.
 func (p *Phase) overran() error {
 	switch {
 	case p.FellOver > 0:
@@ -299,7 +299,7 @@ func (r *run) concludeOutage(ctx context.Context, brokeOff bool) error {
 		Jobs: r.Jobs, Rate: outageRate, PerKey: outagePerKey, Lost: len(lost), Twice: t.Twice, Dead: p.Discarded, Cancelled: p.Cancelled,
 		Seconds: float64(time.Since(r.began).Milliseconds()) / 1000, Postgres: r.db.server.Source(), Interrupted: brokeOff,
 	}
-	var unpaced, paced []second
+	var unpaced, paced []plot.Second
 	res.Unpaced, unpaced = r.outage.judge(log, r.outage.unpaced)
 	res.Paced, paced = r.outage.judge(log, r.outage.paced)
 	r.reportOutage(&res, &t, unpaced, paced)
@@ -315,7 +315,7 @@ func (r *run) concludeOutage(ctx context.Context, brokeOff bool) error {
 	return res.Paced.overran()
 }
 
-// reportDead tells what lies there, by what went wrong.
+// reportDead reports the dead jobs by cause.
 func (r *run) reportDead(ctx context.Context) error {
 	groups, err := r.db.client.PreviewRedrive(ctx, outagePlan())
 	if err != nil {
@@ -323,14 +323,14 @@ func (r *run) reportDead(ctx context.Context) error {
 	}
 	rows := [][]string{{"dead", "reason", "fingerprint", "newest error"}}
 	for _, g := range groups {
-		rows = append(rows, []string{strconv.FormatInt(g.Jobs, 10), g.Reason, g.Fingerprint, g.Error})
+		rows = append(rows, []string{strconv.FormatInt(g.Jobs, 10), string(g.Reason), g.Fingerprint, g.Error})
 	}
 	r.page.say("After %.1f s every job has ended:", r.took.Seconds())
 	r.page.table(rows)
 	return nil
 }
 
-func (r *run) reportOutage(res *OutageResult, t *Tally, unpaced, paced []second) {
+func (r *run) reportOutage(res *OutageResult, t *Tally, unpaced, paced []plot.Second) {
 	if res.Interrupted {
 		r.page.say("\nInterrupted after %.1f s, workers drained: %d enqueued, %d arrived, %d dead. Lost: %d.",
 			res.Seconds, len(r.enqueued), t.Accepted, res.Dead, res.Lost)
@@ -343,13 +343,13 @@ func (r *run) reportOutage(res *OutageResult, t *Tally, unpaced, paced []second)
 	for _, side := range []struct {
 		name    string
 		phase   *Phase
-		seconds []second
+		seconds []plot.Second
 	}{{"all at once", &res.Unpaced, unpaced}, {"paced", &res.Paced, paced}} {
 		p := side.phase
 		r.page.say("\n%s: %d deliveries, %d requests, at most %d in a second and %d at once;\n"+
 			"%d failed, %s. 19 of 20 deliveries to others waited %.2f s at most.\n",
 			side.name, p.Jobs, p.Requests, p.PeakPerSecond, p.MostAtOnce, p.Failures, fellOver(p.FellOver), p.OthersWaited)
-		for _, line := range plot(side.seconds, weakRate) {
+		for _, line := range plot.Lines(side.seconds, time.Second, weakRate) {
 			r.page.say("%s", line)
 		}
 	}

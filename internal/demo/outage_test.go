@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/plot"
 )
 
 // D-5: peaks, failures and waits are what the log says of the period, in whatever order it was written.
@@ -28,7 +30,7 @@ func TestJudge(t *testing.T) {
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if want := []second{{1, 0}, {1, 2}, {}}; !slices.Equal(seconds, want) {
+	if want := []plot.Second{{Served: 1}, {Served: 1, Failed: 2}, {}}; !slices.Equal(seconds, want) {
 		t.Errorf("seconds %v, want %v", seconds, want)
 	}
 	if got, _ := o.judge(log, period{}); got != (Phase{}) {

@@ -27,14 +27,14 @@ const (
 	headerSignature = "X-Signature"
 )
 
-// receiverSettings is what the parent tells the receiver.
+// receiverSettings are what the receiver gets from its parent.
 type receiverSettings struct {
 	Secret string `json:"secret"`
 	Quota  int    `json:"quota"`
 	Outage bool   `json:"outage"` // outageCustomer's endpoint is down until comeBack
 }
 
-// receiverReady is what the receiver answers. The log is in a directory that goes with the receiver.
+// receiverReady is the receiver's answer. The log is in a directory that the receiver deletes at its end.
 type receiverReady struct {
 	URL string `json:"url"`
 	Log string `json:"log"`
@@ -137,7 +137,7 @@ func (rc *receiver) answer(req *request) answer {
 	return rc.world.answer(req.Customer, req.Key, req.AtOnce, req.At)
 }
 
-// record comes before the answer is sent: what the sender does next meets one open request less.
+// record runs before the answer is sent, so that the sender's next request does not meet this one as open.
 func (rc *receiver) record(req request) error {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// page is where the story is written. One goroutine owns it; a reader that went away is not its problem.
+// page is where the story is written. One goroutine owns it. It ignores write errors: the reader may have gone.
 type page struct {
 	out   io.Writer
 	live  bool
@@ -71,7 +71,7 @@ func (p *page) introduce(list []event) {
 	for _, e := range list {
 		counts[e.Customer]++
 	}
-	p.say("%d deliveries for %d customers, whose endpoints behave like the world:", len(list), len(counts))
+	p.say("%d deliveries for %d customers, whose endpoints behave like this:", len(list), len(counts))
 	rows := make([][]string, 0, len(counts))
 	for _, customer := range slices.Sorted(maps.Keys(counts)) {
 		if len(rows) == 12 {
@@ -101,7 +101,7 @@ func (b behaviour) text() string {
 	return string(b)
 }
 
-// reportFailures tells what happened up to here.
+// reportFailures reports attempts and failures so far.
 func (r *run) reportFailures(ctx context.Context) error {
 	p, err := r.db.progress(ctx)
 	if err != nil {
@@ -156,7 +156,7 @@ func (r *run) reportPanic(ctx context.Context) error {
 	if err != nil || id == "" {
 		return err
 	}
-	job, err := r.db.client.Get(ctx, id)
+	job, err := r.db.client.Job(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -165,14 +165,14 @@ func (r *run) reportPanic(ctx context.Context) error {
 	return nil
 }
 
-// reportDiscarded tells of each group of discarded jobs the story of the newest.
+// reportDiscarded shows the newest job of each group of discarded jobs, with its history.
 func (r *run) reportDiscarded(ctx context.Context) error {
 	groups, err := r.db.groups(ctx)
 	if err != nil {
 		return fmt.Errorf("drover: read discarded_summary: %w", err)
 	}
 	for _, g := range groups {
-		job, err := r.db.client.Get(ctx, g.ID)
+		job, err := r.db.client.Job(ctx, g.ID)
 		if err != nil {
 			return err
 		}
@@ -182,7 +182,7 @@ func (r *run) reportDiscarded(ctx context.Context) error {
 	return nil
 }
 
-// history writes a job's failed runs, with what the trace of a panic says about its place.
+// history writes a job's failed runs, and the place of a panic.
 func (p *page) history(job *drover.JobInfo) {
 	rows := make([][]string, 0, len(job.Errors))
 	trace := ""
@@ -192,7 +192,7 @@ func (p *page) history(job *drover.JobInfo) {
 			next = fmt.Sprintf("next in %v", time.Duration(e.DelayMS)*time.Millisecond)
 		}
 		rows = append(rows, []string{
-			strconv.Itoa(e.Attempt), e.At.Format("15:04:05.000"), e.Class, strconv.Quote(e.Error), next,
+			strconv.Itoa(e.Attempt), e.At.Format("15:04:05.000"), string(e.Class), strconv.Quote(e.Error), next,
 		})
 		trace = e.Trace
 	}
@@ -218,7 +218,7 @@ func panicPlace(trace string) string {
 	return call + " at " + at
 }
 
-// reportEnd tells what it came to.
+// reportEnd reports the result.
 func (r *run) reportEnd(ctx context.Context, res Result, t Tally) error {
 	once, twice, err := r.db.effects(ctx)
 	if err != nil {
@@ -241,7 +241,7 @@ func (r *run) reportEnd(ctx context.Context, res Result, t Tally) error {
 	return nil
 }
 
-// reportKept says where the database is that stays.
+// reportKept says where the kept database is.
 func (r *run) reportKept() {
 	switch {
 	case !r.db.server.Owned():

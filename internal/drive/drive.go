@@ -1,4 +1,4 @@
-// Package drive runs supervisors and waits for what they do: what drover bench and the module bench share.
+// Package drive runs supervisors and waits for their work. drover bench and the module bench share it.
 package drive
 
 import (
@@ -8,11 +8,11 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Supervise runs a supervisor until end is called, which waits for it. The context that comes back is done when the
-// supervisor fails, with its error as the cause.
+// Supervise runs a supervisor until end is called; end waits until it has stopped. If the supervisor fails, the returned
+// context is cancelled with its error as the cause.
 func Supervise(ctx context.Context, client *drover.Client, config drover.SupervisorConfig) (_ context.Context, end func() error, err error) {
 	config.DrainTimeout = time.Second
-	sup, err := client.Supervisor(config)
+	sup, err := client.NewSupervisor(config)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,4 +1,4 @@
-// Package fingerprint tells which failures are the same.
+// Package fingerprint finds out which failures have the same cause.
 package fingerprint
 
 import (
@@ -18,15 +18,15 @@ func Of(kind, errType, text, trace string) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// maxNormalized is how many bytes of a normalized text tell failures apart.
+// maxNormalized is how many bytes of a normalized text count.
 const maxNormalized = 1 << 10
 
 // maxQuoting is how deep quotes within quotes are read.
 const maxQuoting = 3
 
-// normalizeText puts a mark in the place of what differs from job to job: quoted values, words that hold a digit, ids,
-// addresses, hosts, URLs, paths. What tells causes apart stays: codes (HTTP statuses, exit statuses, SQLSTATE, error
-// numbers), and quoted names of columns, constraints, tables and the like; of JSON its keys, codes and messages.
+// normalizeText replaces with a mark what differs from job to job: quoted values, words with a digit, ids, addresses,
+// hosts, URLs, paths. It keeps what distinguishes causes: codes (HTTP statuses, exit statuses, SQLSTATE, error numbers),
+// quoted names of columns, constraints, tables and the like, and the keys, codes and messages of JSON.
 func normalizeText(text string) string {
 	var b strings.Builder
 	normalize(&b, text, maxQuoting)
@@ -77,8 +77,8 @@ func normalize(b *strings.Builder, text string, depth int) {
 	}
 }
 
-// tells reports whether a quoted text tells causes apart, by what stands before and behind it: it is a key of JSON, the
-// value of one that speaks of the cause, an error within an error, or the name of something in a schema.
+// tells reports whether a quoted text distinguishes causes, judging by the text around it. It does if it is a key of
+// JSON, the value of a key that names the cause, an error within an error, or the name of something in a schema.
 func tells(before, behind string) bool {
 	if before := strings.TrimRight(before, " \n"); strings.HasPrefix(behind, ":") && (strings.HasSuffix(before, "{") || strings.HasSuffix(before, ",")) {
 		return true
@@ -101,7 +101,7 @@ func tells(before, behind string) bool {
 	return false
 }
 
-// isCode reports whether a number is one that tells causes apart: a short one behind a word that says so.
+// isCode reports whether a number distinguishes causes: it is short, and follows a word such as code.
 func isCode(before, number string) bool {
 	name := strings.TrimRight(before, ` :="-(`)
 	at := len(name)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// result is what came of a run of tests.
+// result is the result of a run of tests.
 type result struct {
 	passed, failed []string
 	output         map[string]string // of each failed test, its subtests' included
@@ -88,7 +88,7 @@ type verdict struct {
 	assertion string
 }
 
-// judge looks for an assertion. A run that timed out is none, and neither is a wait that ended with its patience.
+// judge looks for a failed assertion. A run that timed out does not count, nor does a wait that gave up.
 func judge(r result) (verdict, error) {
 	if !r.built {
 		return verdict{}, errors.New(r.broken)

@@ -1,13 +1,13 @@
-// Command mutants puts one deliberate bug after another into the library and demands that the tests named for it turn
-// red: that a test compiles the bug, runs, and says by an assertion of its own what is wrong. A bug that no test notices
-// is a hole in the tests.
+// Command mutants puts one deliberate bug after another into the library, and checks that the tests named for it fail: a
+// test must compile with the bug, run, and fail by an assertion of its own. A bug that no test notices is a gap in the
+// tests.
 //
-//	go run ./internal/mutants               all, after a run without any, which must be green
+//	go run ./internal/mutants               all, after a run without any bug, which must pass
 //	go run ./internal/mutants -only NAME    one, or several separated by commas
-//	go run ./internal/mutants -list         what there is
+//	go run ./internal/mutants -list         list the bugs
 //
-// Nothing in the tree is changed: the go command reads the changed file in the place of the original (-overlay). The
-// report is a Markdown table on the standard output.
+// The files are not changed: the go command reads the changed file instead of the original (-overlay). The report is a
+// Markdown table on standard output.
 package main
 
 import (
@@ -89,7 +89,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// sound runs the tests of all chosen mutants without a mutation: a test that is red anyway proves nothing.
+// sound runs the tests of all chosen mutants without a mutation: a test that fails anyway proves nothing.
 func sound(ctx context.Context, root string, chosen []mutant) error {
 	tests := map[string][]string{}
 	for _, m := range chosen {
@@ -130,7 +130,7 @@ func try(ctx context.Context, root string, m mutant) (verdict, error) {
 	return judge(r)
 }
 
-// overlay writes the changed file and the go command's instruction to read it in the place of the original.
+// overlay writes the changed file, and the go command's instruction to read it instead of the original.
 func (m mutant) overlay(root, dir string) (string, error) {
 	original := filepath.Join(root, m.file)
 	raw, err := os.ReadFile(original)

@@ -25,8 +25,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// cluster is a data directory and the postmaster on it. Everything it has lies in dir, which its keeper
-// removes.
+// cluster is a data directory and the postmaster on it. All of its files are in dir, which its keeper removes.
 type cluster struct {
 	dir      string
 	bin      string
@@ -42,15 +41,19 @@ type cluster struct {
 	killed bool     // the last postmaster ended without cleaning up after itself
 }
 
-// newCluster makes a cluster and starts it. The binaries are in bin, or where unpack puts them when it is
-// given the cluster's directory.
+// newCluster makes a cluster and starts it. The binaries are in bin, or in the directory that unpack returns for the
+// cluster's directory.
 func newCluster(ctx context.Context, o Options, bin string, unpack func(dir string) (string, error)) (*cluster, error) {
 	cred, err := serverUser()
 	if err != nil {
 		return nil, err
 	}
 	c := &cluster{bin: bin, password: rand.Text(), settings: o.Settings, env: o.Env, cred: cred}
-	if c.keeper, err = startKeeper(cred); err != nil {
+	dir := o.Dir
+	if dir == "" || unpack != nil {
+		dir = os.TempDir()
+	}
+	if c.keeper, err = startKeeper(dir, cred); err != nil {
 		return nil, err
 	}
 	c.dir = c.keeper.dir
@@ -108,7 +111,7 @@ func (c *cluster) initdb(ctx context.Context) error {
 	return nil
 }
 
-// startOnFreePort chooses again when somebody else took the port between the choice and the bind.
+// startOnFreePort chooses another port if some other process took the first one before the server did.
 func (c *cluster) startOnFreePort(ctx context.Context, choose func() (int, error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +160,7 @@ func (c *cluster) start(ctx context.Context) error {
 	return nil
 }
 
-// socketDir is empty, for no socket, where the path would be longer than what a socket's address holds.
+// socketDir is empty, which means no socket, if the path would be too long for a socket's address.
 func (c *cluster) socketDir() string {
 	if len(c.dir) > 80 {
 		return ""
@@ -165,7 +168,7 @@ func (c *cluster) socketDir() string {
 	return c.dir
 }
 
-// ready reads what the postmaster says of itself: a connection might meet somebody else's server.
+// ready reads the postmaster's status file, because a connection might reach some other server.
 func (c *cluster) ready(p *process) bool {
 	pidFile, err := os.ReadFile(c.path("data", "postmaster.pid"))
 	lines := strings.Split(string(pidFile), "\n")
@@ -251,8 +254,8 @@ func (c *cluster) close() error {
 	return err
 }
 
-// stop ends the server with sig, then with what is stronger if it takes too long: SIGINT is a fast shutdown,
-// SIGQUIT an immediate one. The caller holds mu.
+// stop ends the server with sig, and with a stronger signal if that takes too long: SIGINT is a fast shutdown, SIGQUIT an
+// immediate one. The caller holds mu.
 func (c *cluster) stop(sig syscall.Signal) {
 	p := c.server
 	if p == nil {
@@ -295,7 +298,7 @@ func (c *cluster) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
-// serverUser is whom a server runs as: Postgres refuses to run as root.
+// serverUser is the user that the server runs as, because Postgres refuses to run as root.
 func serverUser() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -315,7 +318,7 @@ func serverUser() (*syscall.Credential, error) {
 		}
 		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 	}
-	return nil, errors.New("this is root, as whom Postgres does not run, and there is no user postgres or nobody")
+	return nil, errors.New("root cannot run Postgres, and there is no user postgres or nobody to run it as")
 }
 
 // process is a child that the keeper knows about.
@@ -325,9 +328,9 @@ type process struct {
 	err  error         // how it ended; set before done is closed
 }
 
-// spawn starts one of the binaries in a session of its own, so that Ctrl-C reaches the program alone, which
-// may drain before its database goes. The shell tells the keeper its process id, lets go of the keeper's pipe
-// and becomes the program: the keeper never meets the end of the pipe while a child is unknown to it.
+// spawn starts one of the binaries in a session of its own, so that Ctrl-C reaches only the program, which may drain
+// before its database ends. The shell sends its process id to the keeper, closes the keeper's pipe and becomes the
+// program. So the keeper knows every child before it sees the end of the pipe.
 func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	const script = `echo $$ >&3; exec 3>&-; exec "$@"`
 	log, err := os.OpenFile(c.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -353,7 +356,7 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// signal reaches the process alone: a postmaster passes on what its children are to know.
+// signal reaches only the process itself: a postmaster passes signals on to its children.
 func (p *process) signal(sig syscall.Signal) {
 	if !p.ended() {
 		_ = syscall.Kill(p.pid, sig) // it may have ended by now
@@ -377,8 +380,8 @@ func serverEnv() []string {
 	return append(env, "LC_ALL=C")
 }
 
-// keeper is a shell that makes a directory and, when the program has closed the pipe or died in whatever way,
-// ends the process of the last id it was told and removes the directory.
+// keeper is a shell that makes a directory. When the program closes the pipe, or dies in any way, the shell ends the
+// process whose id it got last, and removes the directory.
 type keeper struct {
 	dir  string
 	pipe *os.File // held by this process alone; the other end is the shell's standard input
@@ -409,8 +412,8 @@ while [ $n -lt 50 ] && ! rm -rf "$1"; do sleep 0.1; n=$((n + 1)); done
 [ ! -e "$1" ]
 `
 
-func startKeeper(cred *syscall.Credential) (*keeper, error) {
-	dir := filepath.Join(tempDir(os.TempDir(), cred), "drover-pg-"+strings.ToLower(rand.Text()[:10]))
+func startKeeper(parent string, cred *syscall.Credential) (*keeper, error) {
+	dir := filepath.Join(tempDir(parent, cred), "drover-pg-"+strings.ToLower(rand.Text()[:10]))
 	owner := ""
 	if cred != nil {
 		owner = fmt.Sprintf("%d:%d", cred.Uid, cred.Gid)
@@ -437,7 +440,7 @@ func startKeeper(cred *syscall.Credential) (*keeper, error) {
 	return k, nil
 }
 
-// tempDir is dir unless that is private to root, whose server runs as somebody else.
+// tempDir is dir, unless that is private to root: then the server, which runs as another user, could not read it.
 func tempDir(dir string, cred *syscall.Credential) string {
 	for up := dir; cred != nil; up = filepath.Dir(up) {
 		info, err := os.Stat(up)
@@ -451,7 +454,7 @@ func tempDir(dir string, cred *syscall.Credential) string {
 	return dir
 }
 
-// forget tells that the process is gone, before its id becomes somebody else's.
+// forget tells the keeper that the process has ended, before another process gets its id.
 func (k *keeper) forget() { _, _ = k.pipe.WriteString("\n") }
 
 func (k *keeper) close() error {

@@ -20,7 +20,7 @@ import (
 	"github.com/testcontainers/testcontainers-go/wait"
 )
 
-// silence keeps testcontainers' story of each container away from the one line that Options.Log gets.
+// silence drops testcontainers' log of each container, so that Options.Log gets one line only.
 //
 //nolint:gochecknoglobals // testcontainers' logger is global, too, and setting it twice at once is a race
 var silence = sync.OnceFunc(func() { log.SetDefault(log.NewNoopLogger()) })
@@ -49,7 +49,7 @@ func (o Options) docker(ctx context.Context) (*Server, error) {
 				h.PortBindings = network.PortMap{network.MustParsePort(containerPort): {bind}}
 			}
 		}),
-		// The first time it is ready only for the image's own set-up, without TCP.
+		// When it is ready for the first time, it runs the image's own set-up, without TCP.
 		testcontainers.WithWaitStrategyAndDeadline(2*time.Minute,
 			wait.ForLog("database system is ready to accept connections").WithOccurrence(2)),
 	)
@@ -84,8 +84,8 @@ func (o Options) container(
 	return newServer(u.String(), fmt.Sprintf("%s %s", Docker, o.Image), nil, stop), conn.Close(ctx)
 }
 
-// engine reports whether a container's port can be bound to loopback: not where the engine is on another
-// machine, or beside the container that this process runs in.
+// engine reports whether a container's port can be bound to loopback. It cannot if the engine is on another machine, or
+// if this process itself runs in a container.
 func engine(ctx context.Context) (loopback bool, err error) {
 	silence()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -11,8 +11,8 @@ import (
 // oldest is the oldest version that drover supports.
 const oldest = 15
 
-// fromEnv takes the database the user named. Five seconds are enough for any that is up; longer only
-// delays the news that it is not.
+// fromEnv takes the database that the user named. Five seconds are enough for a server that is up; a longer wait only
+// delays the error.
 func (o Options) fromEnv(ctx context.Context) (*Server, error) {
 	url := o.getenv("DATABASE_URL")
 	if url == "" {

@@ -138,8 +138,8 @@ func compareVersions(a, b string) int {
 	return cmp.Or(cmp.Compare(x[0], y[0]), cmp.Compare(x[1], y[1]))
 }
 
-// freePort returns a loopback port that nobody listens on. It lies below the range that kernels give to
-// outgoing connections, so that it stays free while a killed server is down.
+// freePort returns a loopback port on which no process listens. It is below the range of outgoing connections, so that
+// it stays free while a killed server is down.
 func freePort() (int, error) {
 	var err error
 	for range 50 {

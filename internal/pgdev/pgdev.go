@@ -38,7 +38,7 @@ var ErrNotCluster = errors.New("drover: only a cluster made of server binaries c
 // binVar names a directory of server binaries, to run tests and fault scenarios on another version.
 const binVar = "DROVER_PG_BIN"
 
-// errNotSet is the one reason for which a DATABASE_URL is passed over: any other is the user's to hear.
+// errNotSet is the only reason to go on without DATABASE_URL. Any other problem with it is an error for the user.
 var errNotSet = errors.New("not set")
 
 // Options are the settings of Start. The zero value tries all four ways and is silent.
@@ -48,11 +48,15 @@ type Options struct {
 	// Turning off what makes a commit durable is an error, and so is what Start decides: port and places.
 	Settings map[string]string
 
+	// Dir is where a cluster of local binaries puts its files, in a directory that is removed when it ends. A downloaded
+	// server is run from where its files are, so they stay in the temporary directory, which is also what empty means.
+	Dir string
+
 	// Env is added to the environment of a cluster's processes, as "NAME=value".
 	Env []string
 
-	// Log receives one line that says which Postgres was taken, and why the ways before it were not.
-	// Nil is silent.
+	// Log receives one line with the Postgres that Start took, and why it did not take the ways before.
+	// Nil is not called.
 	Log func(line string)
 
 	// Ways are tried in this order. Nil means FromEnv, Local, Docker, Download.
@@ -90,7 +94,7 @@ type Server struct {
 // files removed, when the program exits or is killed without a Close.
 //
 // A DATABASE_URL that is set but does not answer is an error, and so is a DROVER_PG_BIN without a server that
-// starts; no other is taken in its place. If no way works, the error tells for each of them why, and how to get a
+// starts; Start takes no other instead. If no way works, the error says why for each of them, and how to get a
 // Postgres.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	o, err := o.withDefaults()
@@ -116,7 +120,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 // URL returns the connection string. A server that Start made has a database "drover" of its own.
 func (s *Server) URL() string { return s.url }
 
-// Source says for people where the server comes from, such as "local binaries 17.2
+// Source says where the server comes from, for people, such as "local binaries 17.2
 // (/usr/lib/postgresql/17/bin)". It holds no password.
 func (s *Server) Source() string { return s.source }
 
@@ -200,8 +204,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, err
 }
 
-// serverSettings adds the defaults to what the caller asked for, and refuses a server that loses commits:
-// a test or a number from one says nothing about a real one.
+// serverSettings adds the defaults to the caller's settings. It refuses settings that lose commits, because a test or a
+// figure from such a server means nothing for a real one.
 func serverSettings(asked map[string]string) (map[string]string, error) {
 	settings := map[string]string{
 		"max_connections": "200",

@@ -26,15 +26,27 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
+	left := goroutines()
+	for end := time.Now().Add(30 * time.Second); len(left) > 0 && time.Now().Before(end); left = goroutines() {
+		<-time.After(10 * time.Millisecond) // those that are about to end get the time for it
+	}
+	for _, stack := range left {
+		fmt.Fprintf(os.Stderr, "a goroutine is left:\n%s\n", stack)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// goroutines are the stacks of those that this package has started.
+func goroutines() (of []string) {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	for _, stack := range strings.Split(string(stacks), "\n\n") {
 		if strings.Contains(stack, "internal/pgdev.") && !strings.Contains(stack, "TestMain") {
-			fmt.Fprintf(os.Stderr, "a goroutine is left:\n%s\n", stack)
-			code = 1
+			of = append(of, stack)
 		}
 	}
-	os.Exit(code)
+	return of
 }
 
 func TestDatabaseURLIsUsedAsItIs(t *testing.T) {

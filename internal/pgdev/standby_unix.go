@@ -17,7 +17,7 @@ import (
 
 // standby copies the running cluster and starts the copy, which follows it.
 func (c *cluster) standby(ctx context.Context) (*cluster, error) {
-	k, err := startKeeper(c.cred)
+	k, err := startKeeper(filepath.Dir(c.dir), c.cred)
 	if err != nil {
 		return nil, err
 	}
@@ -31,8 +31,8 @@ func (c *cluster) standby(ctx context.Context) (*cluster, error) {
 	return s, nil
 }
 
-// copyTo takes a backup of the data directory, as pg_basebackup does, which not every collection of server binaries has.
-// The copy begins at the backup's checkpoint, and gets the log from the server.
+// copyTo takes a backup of the data directory. pg_basebackup would do the same, but not all server binaries come with it.
+// The copy begins at the backup's checkpoint, and gets the WAL from the server.
 func (c *cluster) copyTo(ctx context.Context, s *cluster) error {
 	conn, err := pgx.Connect(ctx, c.url())
 	if err != nil {
@@ -57,8 +57,8 @@ func (c *cluster) copyTo(ctx context.Context, s *cluster) error {
 	return errors.Join(s.write("backup_label", []byte(label)), s.write("standby.signal", nil), s.write("postgresql.auto.conf", settings))
 }
 
-// copyFiles copies a data directory that is in use: files may grow or go meanwhile. What belongs to the running server stays
-// behind, and so does its log.
+// copyFiles copies a data directory that is in use: files may grow or disappear meanwhile. It leaves out the files of the
+// running server and its log.
 func (c *cluster) copyFiles(from string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

@@ -15,7 +15,7 @@ const (
 	maxPathKey = 40 // bytes of an object key in a fault
 )
 
-// JSONFault says, with the place, why raw cannot be a jsonb value of drover's; "" if it can:
+// JSONFault returns the reason, with the place, why drover cannot store raw as jsonb, or "" if it can. Reasons:
 //
 //   - it is not one JSON value, or not UTF-8
 //   - a string or key holds NUL or half a surrogate pair, which JSON can write and jsonb cannot hold
@@ -40,7 +40,7 @@ func JSONFault(raw []byte, maxBytes, maxDepth int) string {
 	return ""
 }
 
-// jsonScan walks one JSON text. Each method starts at pos and leaves it behind what it read.
+// jsonScan walks one JSON text. Each method starts at pos and moves it past what it has read.
 type jsonScan struct {
 	raw      []byte
 	pos      int
@@ -48,8 +48,8 @@ type jsonScan struct {
 	grown    int // bytes that the numbers so far gain when they are written out
 }
 
-// jsonFault is why a text was refused. Containers put their step before the path on the way out, so that a
-// good text pays nothing for it.
+// jsonFault is why a text was refused. Only a fault builds the path: each container adds its step on the way out. So a
+// good text costs nothing.
 type jsonFault struct {
 	reason string
 	at     int

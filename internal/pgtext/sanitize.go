@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Sanitize makes s what Postgres takes as text and as a jsonb string: each NUL and each run of invalid
-// UTF-8 becomes U+FFFD, and the result has at most maxBytes bytes. What is longer ends, on a rune boundary, in
-// a mark that counts the bytes of s left out ("… [+12345 bytes]"), or without one where not even the mark
-// fits; truncated reports it. It looks at no more than twice maxBytes of s, however long s is.
+// Sanitize turns s into text that Postgres accepts, also in a jsonb string. Each NUL and each run of invalid UTF-8
+// becomes U+FFFD. The result has at most maxBytes bytes. A longer text is cut at a rune boundary and ends in a mark that
+// counts the omitted bytes ("… [+12345 bytes]"), if the mark fits; truncated reports whether it was cut. Sanitize reads
+// at most twice maxBytes of s.
 func Sanitize(s string, maxBytes int) (out string, truncated bool) {
 	maxBytes = max(maxBytes, 0)
 	if len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {

@@ -4,8 +4,11 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +32,14 @@ type server struct {
 
 // Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
 // nothing behind either, but does not wait for the cluster's end.
+//
+// Tests wait for the server, or for time, more than they compute. So half as many again run in parallel as there are
+// cores, unless -parallel says otherwise.
 func Main(m *testing.M) {
+	parallel := runtime.GOMAXPROCS(0) * 3 / 2
+	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil { // before the flags are parsed
+		panic(err)
+	}
 	code := m.Run()
 	if err := shared.close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -55,8 +65,8 @@ func URL(tb testing.TB) string {
 func NewPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	name := newName()
-	admin(tb, `create schema `+name)
 	tb.Cleanup(func() { dropSchema(tb, name) })
+	admin(tb, `create schema `+name)
 	return openPool(tb, name, edit)
 }
 
@@ -90,7 +100,7 @@ func (s *server) start() (*pgdev.Server, error) {
 		defer cancel()
 		// Tests run in parallel, each with a pool: more connections than the default.
 		settings := map[string]string{"max_connections": "500"}
-		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Log: logVerbose})
+		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Dir: memory(), Log: logVerbose})
 	})
 	return s.s, s.err
 }
@@ -117,11 +127,12 @@ select pg_terminate_backend(pid) from pg_stat_activity
 where backend_type = 'client backend' and usename = current_user and pid in (
     select l.pid from pg_locks l left join pg_class c on c.oid = l.relation
     where l.database = (select oid from pg_database where datname = current_database())
-        and '`+schema+`'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`)
-	admin(tb, `drop schema `+schema+` cascade`)
+        and '`+schema+`'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end));
+drop schema `+schema+` cascade`)
 }
 
-// closePool bounds the close, which waits for every connection to be given back.
+// closePool bounds the close, which waits for every connection to be given back, and for up to 15 s for the server to end
+// its session.
 func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	closed := make(chan struct{})
@@ -131,7 +142,7 @@ func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		tb.Errorf("%d connections of the pool were not given back", pool.Stat().AcquiredConns())
 	}
 }

@@ -1,0 +1,23 @@
+package pgtest
+
+import (
+	"os"
+	"syscall"
+)
+
+// memory is a directory in memory with room for a cluster, or empty. The server syncs its files there as anywhere else, and
+// they survive its death. Making a table, which every test does some twenty times, takes a fraction of the time.
+func memory() string {
+	const dir, room = "/dev/shm", 4 << 30
+	var fs syscall.Statfs_t
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode().Perm()&0o002 == 0 { // the server may run as somebody else
+		return ""
+	}
+	if err := syscall.Statfs(dir, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < room { //nolint:gosec // sizes are not negative
+		return ""
+	}
+	return dir
+}
+
+const tmpfs = 0x01021994

@@ -1,0 +1,146 @@
+package ui
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/url"
+	"reflect"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
+)
+
+// apiActs are what can be posted: the buttons of the pages. The answer is the subject as it is then.
+func (s source) apiActs(reads map[string]*operation) map[string]*operation {
+	all := map[string]*operation{}
+	for _, on := range []struct {
+		subject, key, then string // where it is read afterwards
+		acts               map[string]act
+		about              map[string]string
+	}{
+		{"job", "id", "job", s.jobActs(), map[string]string{
+			"run-now": "Makes a waiting job due now.", "redrive": "Makes a discarded or cancelled job due again.", "rerun": "Runs a completed job once more, as a new job, which is the answer.",
+			"cancel": "Cancels an unfinished job.", "discard": "Discards an unfinished job.",
+		}},
+		{"job", "id", "", s.deleteActs(), map[string]string{"delete": "Deletes an ended job for good."}},
+		{"failure", "id", "failure", s.failureActs(), map[string]string{"status": "Sets the status of a failure.", "policy": "Sets what becomes of jobs that fail like this from now on."}},
+		{"redrive", "id", "redrive", s.redriveActs(), map[string]string{"pause": "Pauses a redrive.", "resume": "Resumes a redrive.", "abort": "Aborts a redrive: jobs that are not due yet stay dead."}},
+		{"schedule", "name", "schedule", s.scheduleActs(), map[string]string{"pause": "Pauses a schedule.", "resume": "Resumes a schedule.", "run-now": "Runs a schedule once, now."}},
+		{"limits", "", "limits", s.scopeActs(), map[string]string{"pause": "Pauses a queue, a kind or everything.", "resume": "Resumes what was paused."}},
+	} {
+		var keys []string
+		if on.key != "" {
+			keys = []string{on.key}
+		}
+		for do, a := range on.acts {
+			op := &operation{about: on.about[do], keys: keys, needs: a.needs, answer: reflect.TypeFor[drover.BulkResult](), begin: pressing(a, nil)}
+			if then := reads[on.then]; then != nil {
+				op.answer, op.begin = then.answer, pressing(a, then)
+			}
+			all[on.subject+"/"+do] = op
+		}
+	}
+	all["redrives/start"] = &operation{about: "Starts a paced redrive, which is the answer.", needs: Redrive, answer: reads["redrive"].answer, begin: s.starting}
+	for do, v := range s.manyVerbs() {
+		all["jobs/"+do] = &operation{
+			about: manyAbout()[do], keys: filterKeys(), needs: v.needs, answer: reflect.TypeFor[drover.BulkResult](), begin: s.changingMany(do, v),
+		}
+	}
+	return all
+}
+
+// manyAbout says what each verb over a filter does.
+func manyAbout() map[string]string {
+	return map[string]string{
+		"run-now": "Makes all waiting jobs of a filter due now.", "cancel": "Cancels all unfinished jobs of a filter.", "discard": "Discards all unfinished jobs of a filter.",
+		"delete": "Deletes all ended jobs of a filter for good, dead letters only if the filter names them.",
+	}
+}
+
+// pressing presses a button, and reads the page that it leads to; a nil page is that of a job that is gone.
+func pressing(a act, then *operation) func() (body, doing) {
+	return func() (body, doing) {
+		fields := body{}
+		for _, name := range a.fields {
+			fields[bodyName(name)] = new(*string) // "" is not the same as nothing
+		}
+		return fields, func(ctx context.Context, p posted) (any, error) {
+			p.form = query{url.Values{}}
+			for _, name := range a.fields {
+				if value := *fields[bodyName(name)].(**string); value != nil {
+					p.form.Set(name, *value)
+				}
+				if name == "new" {
+					p.form.Set(name, cmp.Or(p.form.Get(name), ulid.Make().String()))
+				}
+			}
+			to, err := a.run(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			if then == nil {
+				return drover.BulkResult{Changed: 1}, nil
+			}
+			address, err := url.Parse(to)
+			if err != nil {
+				return nil, fmt.Errorf("read the address of a page: %w", err)
+			}
+			return then.load(ctx, query{address.Query()})
+		}
+	}
+}
+
+// bodyName is what a field of a form is called in JSON. There a new thing's id stands next to nothing else.
+func bodyName(field string) string {
+	if field == "new" {
+		return "id"
+	}
+	return field
+}
+
+// scopeActs pause and resume what the body names.
+func (s source) scopeActs() map[string]act {
+	return s.pauseActs([]string{"scope"}, func(p posted) (string, error) {
+		scope := p.form.Get("scope")
+		what, name := parts(scope)[0], parts(scope)[1]
+		if scope == "all" || (what == "queue" || what == "kind") && name != "" {
+			return scope, nil
+		}
+		return "", badAt("scope", "scope: %q is none of all, queue:NAME and kind:NAME.", cut(scope, 40))
+	}, func(posted) string { return "limits" })
+}
+
+// starting reads a drover.RedrivePlan, and starts it.
+func (s source) starting() (body, doing) {
+	var plan drover.RedrivePlan
+	fields := body{
+		"id": &plan.ID, "filter": bodyOf(&plan.Filter), "rate": &plan.Rate, "per_key": &plan.PerKey, "key_from": &plan.KeyFrom, "limit": &plan.Limit, "max_attempts": &plan.MaxAttempts,
+		"args_patch": &plan.ArgsPatch, "canary": &plan.Canary, "canary_failures": &plan.CanaryFailures,
+	}
+	return fields, func(ctx context.Context, p posted) (any, error) {
+		plan.ID = cmp.Or(plan.ID, ulid.Make().String())
+		if err := s.startPlan(ctx, plan, p.by); err != nil {
+			return nil, err
+		}
+		return s.client.Redrive(ctx, plan.ID)
+	}
+}
+
+// changingMany does it to all jobs of the address' filter, which cannot be empty.
+func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
+	return func() (body, doing) {
+		word, fields := "", body{}
+		if v.word != "" {
+			fields["confirm"] = &word
+		}
+		return fields, func(ctx context.Context, p posted) (any, error) {
+			done, err := s.changeMany(ctx, p.query.as(do), do, word, p.by)
+			if err != nil && done.Changed == 0 && len(done.Refused) == 0 {
+				return nil, err
+			}
+			return done, err
+		}
+	}
+}
