@@ -1313,6 +1313,7 @@ func TestStandby(t *testing.T) {
 // procedure that commits, whose statement is its call, it has the time of its transaction.
 func TestTimeOfAJob(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	for name, store := range map[string]string{
 		"statements of a transaction": `begin; select pg_sleep(0.3)|insert into jobs (kind) values ('plain')|select drover_enqueue('function')|select drover_enqueue('job', delay => '1 h')|commit`,
 		"a procedure that commits": `do $$ begin

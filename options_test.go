@@ -258,6 +258,7 @@ func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 // The table tells others how long the lease is, and six heartbeats fit into it.
 func TestLeaseSetsThePaceOfHeartbeats(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDBWith(t, Config{Logger: quiet()})
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Lease: 3 * time.Second, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
 	eventually(t, func() bool { // by default the eighth comes after 35 s

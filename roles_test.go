@@ -149,7 +149,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	go func() { ended <- sup.Run(run) }()
 
 	// The worker sleeps; a producer wakes it.
-	c.waitFor(t, 30*time.Second, `select exists (select from drover_sleepers where sleeps_until = 'infinity')`)
+	c.waitFor(t, time.Minute, `select exists (select from drover_sleepers where sleeps_until = 'infinity')`)
 	receipt, err := producer.client.Enqueue(ctx, letter{"a"}, nil)
 	ok("Enqueue", err)
 	ok("EnqueueTx", pgx.BeginFunc(ctx, producer.Pool, func(tx pgx.Tx) error {
@@ -158,17 +158,17 @@ func TestRolesDoTheirWork(t *testing.T) {
 	}))
 	_, err = producer.client.EnqueueMany(ctx, []Batch{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
 	ok("EnqueueMany", err)
-	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
-	c.waitFor(t, 30*time.Second, `select count(*) = 4 from jobs where kind = 'nobody'`)
-	c.waitFor(t, 30*time.Second, `select exists (select from drover_failure_groups where jobs = 4)`)
+	c.waitFor(t, time.Minute, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
+	c.waitFor(t, time.Minute, `select count(*) = 4 from jobs where kind = 'nobody'`)
+	c.waitFor(t, time.Minute, `select exists (select from drover_failure_groups where jobs = 4)`)
 
 	// A supervisor that died, and one old dead letter for the archive.
 	well.Store(true)
 	c.exec(t, `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at, snoozes) values (drover_ulid_at('2020-01-01'), 'letter', 'running', 'gone', 1, 1, now(), 1)`)
 	c.dead(t, "gone")
 	c.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at('2020-01-02'), 'letter', 'discarded', now() - interval '40 days', 'operator')`)
-	c.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs_archive`)
-	c.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
+	c.waitFor(t, time.Minute, `select count(*) = 1 from jobs_archive`)
+	c.waitFor(t, time.Minute, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
 
 	// What a reader reads.
 	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
@@ -239,7 +239,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})
-	c.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_redrives where state = 'done'`)
+	c.waitFor(t, time.Minute, `select count(*) = 1 from drover_redrives where state = 'done'`)
 	stop()
 	ok("Run", <-ended)
 	if text := string(log.Bytes()); strings.Contains(text, "permission denied") {

@@ -499,7 +499,7 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 		dynWorker("letter", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
 		dynWorker(strings.Repeat("é", 64), WorkerOpts{}, func(context.Context, *Job) error { return nil }),
 	}})
-	db.waitFor(t, time.Minute, `select not exists (select from jobs where `+waiting+`)`)
+	db.waitFor(t, 5*time.Minute, `select not exists (select from jobs where `+waiting+`)`)
 	if n := value[int](t, db, `select count(*) from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`); n != 0 {
 		t.Errorf("%d jobs were not completed: %s", n, value[string](t, db, `select string_agg(errors::text, ' ') from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`))
 	}

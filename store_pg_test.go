@@ -108,7 +108,7 @@ func TestWALOfAJob(t *testing.T) {
 			db.enqueueJobs(t, 2000, nil)
 		}
 		sup := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 100}}, CompletedRetention: c.retention})
-		db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
+		db.waitFor(t, 3*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 		sup.stop(t)
 		perJob := (value[int](t, db, `select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`) - before) / jobs
 		t.Logf("%s: %d bytes of WAL a job", c.schema, perJob)

@@ -346,9 +346,9 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	id := db.enqueue(t, errand{Do: "block"}, &EnqueueOpts{Retry: Constant{Delay: time.Hour}})
 	first := db.spawn(t, spec)
 	eventually(t, func() bool { return first.said("started "+id) == 1 })
-	db.waitFor(t, 30*time.Second, `select $1 = any(in_flight) from drover_supervisors`, id)
+	db.waitFor(t, 2*time.Minute, `select $1 = any(in_flight) from drover_supervisors`, id)
 	second := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors`)
+	db.waitFor(t, time.Minute, `select count(*) = 2 from drover_supervisors`)
 	first.kill(t)
 	defer func() {
 		if t.Failed() {
@@ -361,11 +361,11 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 		and errors->0->>'class' = 'crash' and (errors->0->>'attempt')::int = 1 and lane = 25`, id); n != 1 {
 		t.Fatal("the first crash is not told as it should be")
 	}
-	db.waitFor(t, 30*time.Second, `select bool_or($1 = any(in_flight)) from drover_supervisors`, id)
+	db.waitFor(t, 2*time.Minute, `select bool_or($1 = any(in_flight)) from drover_supervisors`, id)
 	third := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors where lost_at is null`)
+	db.waitFor(t, time.Minute, `select count(*) = 2 from drover_supervisors where lost_at is null`)
 	second.kill(t)
-	db.waitFor(t, 40*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
+	db.waitFor(t, 2*time.Minute, `select state = 'retryable' from jobs where id = $1`, id)
 	if !value[bool](t, db, `select crashes = 2 and attempt = 2 and errors_total = 2 and last_delay_ms = 3600000
 		and scheduled_at > now() + interval '50 min' from jobs where id = $1`, id) {
 		t.Error("the second crash has no backoff")
@@ -373,7 +373,7 @@ func TestKilledProcessIsRescuedAtOnceThenWithBackoff(t *testing.T) {
 	if third.said("started") > 0 {
 		t.Error("it ran before its backoff was over")
 	}
-	db.waitFor(t, 40*time.Second, `select count(*) = 1 from drover_supervisors`) // the dead ones are forgotten
+	db.waitFor(t, 2*time.Minute, `select count(*) = 1 from drover_supervisors`) // the dead ones are forgotten
 }
 
 // P-1: what was buffered beside running jobs that took every slot had not started.
@@ -527,25 +527,25 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 	once := &EnqueueOpts{MaxAttempts: 1}
 	unstarted := db.enqueue(t, errand{Do: "block"}, once)
 	first := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select claim_seq = 1 from jobs where id = $1`, unstarted) // running for some milliseconds, then put aside
+	db.waitFor(t, time.Minute, `select claim_seq = 1 from jobs where id = $1`, unstarted) // running for some milliseconds, then put aside
 	other := db.enqueue(t, errand{Do: "nap"}, nil)
-	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, other) // starts that are refused hold up no settle
-	first.kill(t)                                                                              // between claim and start
+	db.waitFor(t, time.Minute, `select state = 'completed' from jobs where id = $1`, other) // starts that are refused hold up no settle
+	first.kill(t)                                                                           // between claim and start
 	if first.said("started "+unstarted) > 0 {
 		t.Fatal("it started without a note")
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
 	second := db.spawn(t, spec)
 	// What is set aside because a write was refused is tried again after 15 s, then after 30 s.
-	db.waitFor(t, 90*time.Second, `select started_seq is not null from jobs where id = $1`, unstarted)
+	db.waitFor(t, 3*time.Minute, `select started_seq is not null from jobs where id = $1`, unstarted)
 	eventually(t, func() bool { return second.said("started "+unstarted+" 1") == 1 })
 	if !value[bool](t, db, `select started_seq = 2 and claim_seq = 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
 		t.Errorf("its start is not noted, or it was blamed: %s", db.theRows(t, []string{unstarted}))
 	}
 	third := db.spawn(t, spec)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 from drover_supervisors where lost_at is null`)
+	db.waitFor(t, time.Minute, `select count(*) = 2 from drover_supervisors where lost_at is null`)
 	second.kill(t)
-	db.waitFor(t, 90*time.Second, `select state = 'discarded' and discard_reason = 'crashed' and errors_total = 1 from jobs where id = $1`, unstarted)
+	db.waitFor(t, 3*time.Minute, `select state = 'discarded' and discard_reason = 'crashed' and errors_total = 1 from jobs where id = $1`, unstarted)
 	if third.said("started") > 0 {
 		t.Error("it ran again")
 	}

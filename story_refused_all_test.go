@@ -120,7 +120,7 @@ func TestATableLockLeavesNoLaneOut(t *testing.T) {
 	edit := func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "50ms" }
 	db.via(t, Config{}, edit).launch(t, SupervisorConfig{})
 	db.enqueueJobs(t, 1, nil)
-	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
+	db.waitFor(t, time.Minute, `select count(*) = 1 from jobs where state = 'completed'`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestATableLockLeavesNoLaneOut(t *testing.T) {
 	}
 	db.enqueueJobs(t, 20, nil)
 	// A lane that is left out is left out for a minute.
-	db.soon(t, 30*time.Second, "jobs wait although the lock is gone", `select count(*) = 21 from jobs where state = 'completed'`)
+	db.soon(t, time.Minute, "jobs wait although the lock is gone", `select count(*) = 21 from jobs where state = 'completed'`)
 }
 
 // A supervisor of another queue leaves a job that is set aside where it is.
@@ -218,7 +218,7 @@ func TestWhatIsSetAsideStarvesNoSuspect(t *testing.T) {
 	t.Log(value[string](t, db, `select string_agg(queue || ' ' || lane, ', ') from jobs`))
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs where queue = 'a'`)
 	db.via(t, Config{}).launch(t, SupervisorConfig{Lease: 3 * time.Second, Queues: []Queue{{Name: "a"}, {Name: "b"}}})
-	db.soon(t, time.Minute, "the healthy suspect waits", `select state = 'completed' from jobs where queue = 'b'`) // the other one is set aside for a day
+	db.soon(t, 3*time.Minute, "the healthy suspect waits", `select state = 'completed' from jobs where queue = 'b'`) // the other one is set aside for a day
 }
 
 // A strong suspect that was set aside is tried again alone, never beside others.
@@ -275,10 +275,10 @@ func TestAWalkThatTakesItsTimeLetsOthersGo(t *testing.T) {
 	db.exec(t, `insert into jobs (kind) values ('job')`)
 	db.exec(t, `insert into jobs (kind, args) select 'job', '{"bad": 1}' from generate_series(1, 40)`)
 	db.via(t, Config{}).launch(t, SupervisorConfig{Lease: 6 * time.Second, Queues: []Queue{{Concurrency: 50}, {Name: "other"}}})
-	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
+	db.waitFor(t, time.Minute, `select count(*) = 1 from jobs where state = 'completed'`)
 	id := db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
 	before := value[int](t, db, `select last_value from timeouts`)
-	db.waitFor(t, 100*time.Second, `select state = 'completed' from jobs where id::text = $1::text`, id)
+	db.waitFor(t, 5*time.Minute, `select state = 'completed' from jobs where id::text = $1::text`, id)
 	// Of half a second each, however slow the machine is besides.
 	if n := value[int](t, db, `select last_value from timeouts`) - before; n > 24 { // two leases; it was seven
 		t.Errorf("it waited for %d time-outs, more than two leases", n)

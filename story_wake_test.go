@@ -573,7 +573,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 			after(t, restAfter+time.Second) // the polls double up to their interval
 			// And come more often while a transaction of any test is in progress that may have found it awake.
 			id := value[int64](t, db, `select pg_current_xact_id()::text::bigint`)
-			db.waitFor(t, time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
+			db.waitFor(t, 3*time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
 			after(t, 2*deafFor)
 			began := time.Now()
 			counted.since()
@@ -660,7 +660,7 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	for range 4 {
 		db.launch(t, SupervisorConfig{PollInterval: time.Minute})
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
+	db.waitFor(t, time.Minute, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
 	heard.heard(t)
 	const producers, each = 16, 100
 	for _, all := range []bool{false, true} { // from their sleep, and then while one is awake
@@ -682,7 +682,7 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 			t.Errorf("awake: %v, %d enqueues sent %d notifications", all, producers*each, notes)
 		}
 	}
-	db.waitFor(t, 30*time.Second, `select count(*) = $1 from jobs where state = 'completed'`, 2*producers*each)
+	db.waitFor(t, time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, 2*producers*each)
 }
 
 // fullBesideIdle launches a supervisor whose queue busy has its one job at work until release is closed, and whose queue
@@ -710,7 +710,7 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
 	db.enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from drover_sleepers`)
+	db.waitFor(t, time.Minute, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from drover_sleepers`)
 	after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
 	freed := time.Now()
 	close(release)

@@ -554,7 +554,7 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 		return nil
 	})})
 	db.enqueueJobs(t, 50, &EnqueueOpts{Queue: "default"}) // number 1 blocks a slot, the others are quick: the buffer grows
-	db.waitFor(t, 20*time.Second, `select count(*) = 49 from jobs where state = 'completed'`)
+	db.waitFor(t, time.Minute, `select count(*) = 49 from jobs where state = 'completed'`)
 	db.enqueue(t, job{1}, nil)
 	receive(t, started)
 	receive(t, started)
@@ -568,7 +568,7 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 		eventually(t, func() bool { return q.ranN.Load() == 0 })
 	}
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 20)`)
-	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'available' and attempt = 0 and claim_seq = 1`)
+	db.waitFor(t, time.Minute, `select count(*) = 20 from jobs where state = 'available' and attempt = 0 and claim_seq = 1`)
 	before := value[int](t, db, `select sum(claim_seq) from jobs`)
 	after(t, 2*bufferPatience)
 	if now := value[int](t, db, `select sum(claim_seq) from jobs`); now != before {
@@ -578,7 +578,7 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 		t.Errorf("%+v", stats)
 	}
 	close(release)
-	db.waitFor(t, 20*time.Second, `select count(*) = 71 from jobs where state = 'completed' and attempt = 1`)
+	db.waitFor(t, time.Minute, `select count(*) = 71 from jobs where state = 'completed' and attempt = 1`)
 }
 
 // A job that expired before its run needs no handler, but its place: the claimer must hear that it is free.

@@ -931,7 +931,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	for range 12 {
 		receive(t, running)
 	}
-	db.waitFor(t, 20*time.Second, `select count(*) = 3 from drover_supervisors`)
+	db.waitFor(t, time.Minute, `select count(*) = 3 from drover_supervisors`)
 	ids := value[string](t, db, `select string_agg(id, ',' order by id) from drover_supervisors`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
@@ -959,7 +959,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	if n != 12 {
 		t.Errorf("%d of 12 handlers were told", n)
 	}
-	db.waitFor(t, time.Minute, `select count(*) = 12 from jobs where state = 'completed' and crashes = 0 and errors_total = 0 and attempt = 1`)
+	db.waitFor(t, 2*time.Minute, `select count(*) = 12 from jobs where state = 'completed' and crashes = 0 and errors_total = 0 and attempt = 1`)
 	if n := book.count(eventRescued, ""); n > 0 {
 		t.Errorf("%d rescues", n)
 	}
@@ -1103,7 +1103,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 				acknowledged[id] = true
 			}
 		}
-		db.waitFor(t, 20*time.Second, `select count(*) > 50 from jobs where state = 'completed'`)
+		db.waitFor(t, time.Minute, `select count(*) > 50 from jobs where state = 'completed'`)
 		if err := server.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -1113,7 +1113,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 		}
 		pool.Reset() // it does not ask connections that were in use a moment ago whether they are alive
 		eventually(t, func() bool { return pool.Ping(t.Context()) == nil })
-		db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
+		db.waitFor(t, 2*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != len(acknowledged) {
 		t.Errorf("%d jobs completed, %d enqueued", n, len(acknowledged))

@@ -191,7 +191,7 @@ func TestClaimsThatAreAllRefusedWait(t *testing.T) {
 		t.Errorf("%d lines in three seconds: %v", len(lines), lines)
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
-	db.waitFor(t, 20*time.Second, `select count(*) = 30 from jobs where state = 'completed'`)
+	db.waitFor(t, 2*time.Minute, `select count(*) = 30 from jobs where state = 'completed'`)
 	sup.stop(t)
 	if lines := book.from(slog.LevelInfo); !strings.Contains(fmt.Sprint(lines), "the database answers again") {
 		t.Errorf("nobody says that it is over: %v", lines)
@@ -211,16 +211,16 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	var book logbook
 	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{})
 	db.enqueueJobs(t, 20, nil)
-	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed'`)
+	db.waitFor(t, 2*time.Minute, `select count(*) = 20 from jobs where state = 'completed'`)
 	if lines := book.from(slog.LevelWarn); len(lines) > 0 {
 		t.Errorf("it fell over what was known: %v", lines)
 	}
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.waitFor(t, 20*time.Second, `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
+	db.waitFor(t, 2*time.Minute, `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, bad)
-	db.waitFor(t, 20*time.Second, `select count(*) = 0 from drover_set_aside`)
+	db.waitFor(t, 2*time.Minute, `select state = 'completed' from jobs where id = $1`, bad)
+	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_set_aside`)
 	sup.stop(t)
 	if n := len(sup.claimer.refused.aside); n > 1 {
 		t.Errorf("%d jobs are left out of claims", n)
@@ -356,6 +356,6 @@ func TestAJobTooLargeToClaim(t *testing.T) {
 		db.enqueue(t, job{1}, nil)
 		db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
 	}
-	db.waitFor(t, 25*time.Second, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, bad)
-	db.waitFor(t, 25*time.Second, `select exists (select from drover_set_aside where path = 'claim' and job = $1) or state in ('discarded', 'completed') from jobs where id = $1`, bad)
+	db.waitFor(t, 3*time.Minute, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, bad)
+	db.waitFor(t, 3*time.Minute, `select exists (select from drover_set_aside where path = 'claim' and job = $1) or state in ('discarded', 'completed') from jobs where id = $1`, bad)
 }

@@ -2,7 +2,7 @@
 
 readonly golangci=v2.15.0 goose=v3.28.0 gofumpt=v0.12.0 gotestsum=v1.13.0 govulncheck=v1.6.0
 readonly cache=${DROVER_CI_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/drover-ci}
-readonly bin=$cache/bin results=$cache/results
+readonly bin=$cache/bin results=.ci/results
 readonly nightly=docs/nightly.md
 export PATH=$bin:$PATH
 unset DATABASE_URL DROVER_PG_BIN # every stage finds its own server
@@ -12,27 +12,41 @@ die() {
 	exit 1
 }
 
-# in_time SECONDS COMMAND... runs it in a process group of its own, which ends with its time or with ours.
+# in_time SECONDS COMMAND... runs it in a process group of its own. The group ends when its time is over, and when this
+# script ends, however it does.
 in_time() {
-	local status=0
-	timeout --kill-after=20 "$@" &
-	trap "kill $! 2>/dev/null; wait $! || true; exit 130" INT TERM
-	wait $! || status=$?
-	trap - INT TERM
+	local status=0 group
+	setpriv --pdeathsig TERM timeout --kill-after=20 "$@" &
+	group=$!
+	trap "kill $group 2>/dev/null; wait $group || true; end_group $group; exit 130" INT TERM HUP
+	wait "$group" || status=$?
+	trap - INT TERM HUP
+	end_group "$group"
 	return "$status"
+}
+
+# end_group gives the processes of a group 20 s to end.
+end_group() {
+	local n
+	for ((n = 0; n < 200; n++)); do
+		kill -0 -- "-$1" 2>/dev/null || return 0
+		sleep 0.1
+	done
+	kill -KILL -- "-$1" 2>/dev/null || true
 }
 
 # install NAME VERSION PACKAGE HOW-IT-TELLS-ITS-VERSION [FLAGS...], unless it is there in that version
 install() {
 	local name=$1 version=$2 package=$3 tells=$4
 	shift 4
-	if ! command -v "$name" >/dev/null || ! "$name" "$tells" 2>&1 | grep -qwF -e "${version#v}"; then
-		GOBIN=$bin go install "$@" "$package@$version"
-	fi
+	is_version "$name" "$tells" "$version" || GOBIN=$bin go install "$@" "$package@$version"
+	is_version "$name" "$tells" "$version" || die "$name is not in version $version"
 	"$name" "$tells"
 }
 
-# server_binaries prints the newest directory of them.
+is_version() { command -v "$1" >/dev/null && "$1" "$2" 2>&1 | grep -E "(^|[^0-9.])v?$(sed 's/^v//; s/\./\\./g' <<<"$3")($|[^0-9.])" >/dev/null; }
+
+# server_binaries prints the directory of the newest server binaries, from version 15.
 server_binaries() {
 	local dir
 	for dir in $(printf '%s\n' /usr/lib/postgresql/*/bin | sort -rV); do
@@ -57,28 +71,37 @@ packages_for() {
 
 # in_each_module COMMAND... runs it in the directory of each module.
 in_each_module() {
-	local dir
+	local dir dirs
+	dirs=$(go list -m -f '{{.Dir}}') || return
 	while read -r dir; do
-		(cd "$dir" && "$@")
-	done < <(go list -m -f '{{.Dir}}')
+		(cd "$dir" && "$@" </dev/null) || return
+	done <<<"$dirs"
 }
 
-# tested NAME RERUNS PACKAGES FLAGS... runs go test under gotestsum, which runs a test that fails again up to RERUNS times,
-# unless more than ten fail, a data race is found, or a test does not end. A test that passes then is printed as FLAKY and
-# noted in docs/nightly.md. The results stay in $results/NAME.json.
+# tested NAME RERUNS PACKAGES FLAGS... runs go test under gotestsum. If a test fails, gotestsum runs it again, up to RERUNS
+# times. It runs nothing again after a data race, a panic, a test that does not end, or more than ten failures. A test
+# that passes on a rerun is printed as FLAKY and noted in docs/nightly.md. The results stay in $results/NAME.json.
 tested() {
 	local name=$1 reruns=$2 packages=$3 status=0 again=() package test before
 	shift 3
 	mkdir -p "$results"
+	rm -f "$results/$name".*
 	((reruns == 0)) || again=("--rerun-fails=$reruns" --rerun-fails-max-failures=10 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race)
 	gotestsum --format pkgname --hide-summary skipped --jsonfile "$results/$name.json" --packages "$packages" "${again[@]}" -- -count=1 "$@" || status=$?
-	go run ./internal/ci judge "$results/$name.json" >"$results/$name.judged" 2>&1 || status=1
-	cat "$results/$name.judged"
+	judged "$name" || status=1
 	while read -r _ package test; do
 		before=$(grep -cF "| FLAKY | $package $test |" "$nightly" || true)
 		((before == 0)) || echo "FLAKY again, after $before such lines in $nightly, so it is the next to be mended: $package $test"
 		line FLAKY "$package $test" "$name tests"
 	done < <(grep '^FLAKY ' "$results/$name.judged")
+	return "$status"
+}
+
+# judged NAME prints what is to be said about the results in $results/NAME.json, and fails if they are not good.
+judged() {
+	local status=0
+	go run ./internal/ci judge "$results/$1.json" >"$results/$1.judged" 2>&1 || status=1
+	cat "$results/$1.judged"
 	return "$status"
 }
 

@@ -25,6 +25,8 @@ const log = `
 {"Action":"run","Package":"p","Test":"TestSlow"}
 {"Action":"output","Package":"p","Test":"TestSlow","Output":"    tier.go:18: a slow test, left out by -short\n"}
 {"Action":"skip","Package":"p","Test":"TestSlow"}
+{"Action":"output","Package":"p","Output":"FAIL\n"}
+{"Action":"output","Package":"p","Output":"FAIL\tp\t1.2s\n"}
 {"Action":"fail","Package":"p"}
 {"Action":"start","Package":"p"}
 {"Action":"run","Package":"p","Test":"TestB"}
@@ -35,8 +37,10 @@ const log = `
 {"Action":"run","Package":"p","Test":"TestC/one"}
 {"Action":"pass","Package":"p","Test":"TestC/one"}
 {"Action":"run","Package":"p","Test":"TestC/two"}
+{"Action":"output","Package":"p","Test":"TestC/two","Output":"    c_test.go:2: good again\n"}
 {"Action":"pass","Package":"p","Test":"TestC/two"}
 {"Action":"pass","Package":"p","Test":"TestC"}
+{"Action":"output","Package":"p","Output":"PASS\n"}
 {"Action":"pass","Package":"p"}
 `
 
@@ -74,21 +78,55 @@ func TestWhatIsNotGood(t *testing.T) {
 			log + `{"Action":"start","Package":"q"}
 {"Action":"run","Package":"q","Test":"TestA"}
 {"Action":"pass","Package":"q","Test":"TestA"}
+{"Action":"output","Package":"q","Output":"PASS\n"}
 {"Action":"output","Package":"q","Output":"a goroutine is left\n"}
-{"Action":"fail","Package":"q"}`, "failed without a failed test: q\na goroutine is left",
+{"Action":"fail","Package":"q"}`, "package: q failed, and no test of it did\na goroutine is left",
 		},
 		"the same when its tests run again": {
 			log + `{"Action":"start","Package":"p"}
 {"Action":"run","Package":"p","Test":"TestB"}
 {"Action":"pass","Package":"p","Test":"TestB"}
-{"Action":"fail","Package":"p"}`, "failed without a failed test: p",
+{"Action":"output","Package":"p","Output":"PASS\n"}
+{"Action":"fail","Package":"p"}`, "package: p failed, and no test of it did",
+		},
+		"a package that fails by itself where a test did, too": {
+			`{"Action":"start","Package":"q"}
+{"Action":"run","Package":"q","Test":"TestA"}
+{"Action":"fail","Package":"q","Test":"TestA"}
+{"Action":"output","Package":"q","Output":"FAIL\n"}
+{"Action":"output","Package":"q","Output":"a goroutine is left\n"}
+{"Action":"output","Package":"q","Output":"FAIL\tq\t1.2s\n"}
+{"Action":"fail","Package":"q"}
+{"Action":"start","Package":"q"}
+{"Action":"run","Package":"q","Test":"TestA"}
+{"Action":"pass","Package":"q","Test":"TestA"}
+{"Action":"output","Package":"q","Output":"PASS\n"}
+{"Action":"pass","Package":"q"}`, "package: q failed after its tests\na goroutine is left",
+		},
+		"a process that ends during its tests": {
+			`{"Action":"start","Package":"q"}
+{"Action":"run","Package":"q","Test":"TestA"}
+{"Action":"fail","Package":"q","Test":"TestA"}
+{"Action":"output","Package":"q","Output":"log.Fatal was called\n"}
+{"Action":"output","Package":"q","Output":"FAIL\tq\t1.2s\n"}
+{"Action":"fail","Package":"q"}
+{"Action":"start","Package":"q"}
+{"Action":"run","Package":"q","Test":"TestA"}
+{"Action":"pass","Package":"q","Test":"TestA"}
+{"Action":"output","Package":"q","Output":"PASS\n"}
+{"Action":"pass","Package":"q"}`, "package: q ended before its tests did\nlog.Fatal was called",
 		},
 		"a package that does not build": {
 			`{"ImportPath":"q","Action":"build-output","Output":"undefined: x\n"}
 {"ImportPath":"q","Action":"build-fail"}
 {"Action":"start","Package":"q"}
 {"Action":"output","Package":"q","Output":"FAIL\tq [build failed]\n"}
-{"Action":"fail","Package":"q","FailedBuild":"q"}`, "failed without a failed test: q",
+{"Action":"fail","Package":"q","FailedBuild":"q"}`, "package: q failed, and no test of it did\nFAIL\tq [build failed]",
+		},
+		"a race in a child process": {
+			log + `{"Action":"run","Package":"p","Test":"TestE"}
+{"Action":"output","Package":"p","Test":"TestE","Output":"WARNING: DATA RACE\n"}
+{"Action":"pass","Package":"p","Test":"TestE"}`, "data race: p TestE",
 		},
 		"another skip": {
 			log + `{"Action":"run","Package":"p","Test":"TestE"}

@@ -1,15 +1,16 @@
-// Command ci answers for .ci/run which tests are slow, and whether the results of a test run are good.
+// Command ci answers two questions for .ci/run: which tests are slow, and whether the results of a test run are good.
 //
 //	go run ./internal/ci slow               the slow tests: a pattern for -run, then the packages they are in
 //	go run ./internal/ci judge LOG          fails if the results in LOG are not good; prints a line FLAKY for each
 //	                                        test that failed and then passed
 //	go run ./internal/ci whole QUICK SLOW   fails unless each test of the workspace has passed in one of the two
 //
-// A log holds what go test -json prints, as gotestsum writes it with -jsonfile: a test that is run again has a second
-// result.
+// A log holds what go test -json prints, as gotestsum writes it with -jsonfile. A test that was run again has a second
+// result there.
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -29,10 +30,7 @@ func run(out io.Writer, args []string) error {
 		return printSlow(out)
 	case len(args) == 2 && args[0] == "judge":
 		r, err := read(args[1])
-		if err != nil {
-			return err
-		}
-		return r.judge(out)
+		return errors.Join(r.judge(out), err)
 	case len(args) == 3 && args[0] == "whole":
 		return whole(out, args[1], args[2])
 	}

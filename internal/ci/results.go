@@ -27,110 +27,190 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// results are what one log holds.
+// results are the contents of one log.
 type results struct {
-	order    []testID            // in the order in which they began
-	ends     map[testID][]string // pass, fail or skip, for each time a test ran to its end
-	began    map[testID]int      // how often a test began
-	output   map[testID][]string
-	failures []string // packages that failed though none of their tests did
+	order  []testID // in the order in which they began
+	tests  map[testID]*testRuns
+	broken []string // packages that failed, and not only because a test did
+	races  []string // where the race detector found one
 }
 
+// testRuns are all runs of one test.
+type testRuns struct {
+	began    int
+	ends     []string // pass, fail or skip, for each run that ended
+	output   []string // of the last run
+	failures []string // the output of the runs that failed
+}
+
+// read returns what the log holds, up to the place where it is damaged if it is.
 func read(path string) (*results, error) {
 	log, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return &results{}, err
 	}
 	return parse(bytes.NewReader(log))
 }
 
 func parse(log io.Reader) (*results, error) {
-	r := &results{ends: map[testID][]string{}, began: map[testID]int{}, output: map[testID][]string{}}
-	failed := map[string]bool{} // packages with a failed test since they began
+	r := &results{tests: map[testID]*testRuns{}}
+	packages := map[string]*packageRun{} // the one that goes on now
 	for d := json.NewDecoder(log); ; {
 		var e event
 		if err := d.Decode(&e); errors.Is(err, io.EOF) {
 			return r, nil
 		} else if err != nil {
-			return nil, err
+			return r, err
 		}
-		id := testID{e.Package, e.Test}
-		switch e.Action {
-		case "start":
-			failed[e.Package] = false
-		case "run":
-			if r.began[id] == 0 {
-				r.order = append(r.order, id)
-			}
-			r.began[id]++
-		case "output":
-			r.output[id] = append(r.output[id], e.Output)
-		case "pass", "fail", "skip":
-			switch {
-			case e.Test != "":
-				r.ends[id] = append(r.ends[id], e.Action)
-				failed[e.Package] = failed[e.Package] || e.Action == "fail"
-			case e.Action == "fail" && !failed[e.Package] && !slices.Contains(r.failures, e.Package):
-				r.failures = append(r.failures, e.Package)
+		if e.Package == "" {
+			continue // what the compiler says: the package fails after it
+		}
+		if packages[e.Package] == nil || e.Action == "start" {
+			packages[e.Package] = &packageRun{}
+		}
+		if strings.HasPrefix(e.Output, "WARNING: DATA RACE") {
+			r.races = append(r.races, testID{e.Package, e.Test}.String())
+		}
+		if e.Test != "" {
+			r.add(testID{e.Package, e.Test}, e)
+		}
+		packages[e.Package].add(e)
+		if e.Action == "fail" && e.Test == "" {
+			if why := packages[e.Package].broken(); why != "" {
+				r.broken = append(r.broken, e.Package+why)
 			}
 		}
+	}
+}
+
+func (r *results) add(id testID, e event) {
+	t := r.tests[id]
+	if t == nil {
+		t = &testRuns{}
+		r.tests[id] = t
+		r.order = append(r.order, id)
+	}
+	switch e.Action {
+	case "run":
+		t.began++
+		t.output = nil
+	case "output":
+		t.output = append(t.output, e.Output)
+	case "pass", "skip":
+		t.ends = append(t.ends, e.Action)
+	case "fail":
+		t.ends = append(t.ends, e.Action)
+		t.failures = append(t.failures, t.output...)
 	}
 }
 
 // ended returns how the test ended when it ran last, or "" if it never did.
 func (r *results) ended(id testID) string {
-	ends := r.ends[id]
-	if len(ends) == 0 {
-		return ""
+	if t := r.tests[id]; t != nil && len(t.ends) > 0 {
+		return t.ends[len(t.ends)-1]
 	}
-	return ends[len(ends)-1]
+	return ""
 }
 
-// judge returns an error unless tests ran, none was skipped except slow ones under -short, each that began also passed
-// in the end, and no package failed by itself, as one does whose TestMain exits with 1. gotestsum takes such a
-// package for good.
+// packageRun is one run of a package's tests.
+type packageRun struct {
+	failed bool // one of its tests
+	ended  bool // all tests did: go test has said PASS or FAIL
+	output []string
+	after  []string // what was printed once all tests had ended
+}
+
+func (p *packageRun) add(e event) {
+	switch {
+	case e.Test != "":
+		p.failed = p.failed || e.Action == "fail"
+	case e.Action != "output":
+	case e.Output == "PASS\n" || e.Output == "FAIL\n":
+		p.ended = true
+	default:
+		p.output = append(p.output, e.Output)
+		if p.ended && !fromGo(e.Output) {
+			p.after = append(p.after, e.Output)
+		}
+	}
+}
+
+// fromGo reports whether go test itself prints the line at the end of a package.
+func fromGo(line string) bool {
+	for _, prefix := range []string{"FAIL\t", "ok  \t", "exit status ", "coverage: ", "testing: warning: "} {
+		if strings.HasPrefix(line, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// broken says why a package failed, or "" if the reason is that tests failed. Its TestMain may have found something wrong
+// after the tests, or the process may have ended during them. Running failed tests again says nothing about that.
+func (p *packageRun) broken() string {
+	switch {
+	case !p.failed:
+		return " failed, and no test of it did\n" + tail(p.output)
+	case !p.ended:
+		return " ended before its tests did\n" + tail(p.output)
+	case len(p.after) > 0:
+		return " failed after its tests\n" + tail(p.after)
+	}
+	return ""
+}
+
+// judge prints the flaky tests. It returns an error unless tests ran, each that began passed in the end, only slow ones
+// under -short were skipped, the race detector found nothing, and no package failed for another reason than a test.
+// gotestsum reports some such packages as passed.
 func (r *results) judge(out io.Writer) error {
 	var bad []string
 	passed := 0
 	for _, id := range r.order {
-		said := strings.Join(r.output[id], "")
-		switch {
-		case len(r.ends[id]) < r.began[id]:
-			bad = append(bad, "did not end: "+id.String())
-		case r.ended(id) == "fail":
-			bad = append(bad, "failed: "+id.String())
-		case r.ended(id) == "skip" && !strings.Contains(said, tier.Skipped):
-			bad = append(bad, "skipped: "+id.String())
-		case r.ended(id) == "pass":
+		t := r.tests[id]
+		switch r.ended(id) {
+		case "pass":
 			passed++
+		case "skip":
+			if !strings.Contains(strings.Join(t.output, ""), tier.Skipped) {
+				bad = append(bad, "skipped: "+id.String())
+			}
+		case "fail":
+			bad = append(bad, "failed: "+id.String())
+		}
+		if len(t.ends) < t.began {
+			bad = append(bad, "did not end: "+id.String())
 		}
 	}
-	for _, pkg := range r.failures {
-		bad = append(bad, "failed without a failed test: "+pkg+"\n"+tail(r.output[testID{pkg, ""}], 100))
+	for _, pkg := range r.broken {
+		bad = append(bad, "package: "+pkg)
+	}
+	for _, where := range r.races {
+		bad = append(bad, "data race: "+where)
 	}
 	if passed == 0 {
 		bad = append(bad, "no test has passed")
 	}
-	r.tellFlaky(out)
+	r.printFlaky(out)
 	if len(bad) > 0 {
 		return fmt.Errorf("the results are not good:\n%s", strings.Join(bad, "\n"))
 	}
 	return nil
 }
 
-// tellFlaky prints each test that failed and then passed, with its output and that of its subtests.
-func (r *results) tellFlaky(out io.Writer) {
+// printFlaky prints each test that failed and then passed, with the output of the runs that failed.
+func (r *results) printFlaky(out io.Writer) {
 	for _, id := range r.order {
-		if id != id.root() || r.ended(id) != "pass" || !slices.Contains(r.ends[id], "fail") {
+		if id != id.root() || r.ended(id) != "pass" || !slices.Contains(r.tests[id].ends, "fail") {
 			continue
 		}
 		fmt.Fprintln(out, "FLAKY", id)
 		for _, sub := range r.order {
-			if sub.root() == id && slices.Contains(r.ends[sub], "fail") {
-				fmt.Fprint(out, tail(r.output[sub], 100))
+			if sub.root() == id {
+				fmt.Fprint(out, tail(r.tests[sub].failures))
 			}
 		}
 	}
 }
 
-func tail(lines []string, n int) string { return strings.Join(lines[max(0, len(lines)-n):], "") }
+// tail returns the last lines of an output.
+func tail(lines []string) string { return strings.Join(lines[max(0, len(lines)-100):], "") }

@@ -10,6 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -22,25 +23,41 @@ type test struct {
 	slow      bool // its body calls slow(t)
 }
 
-// inventory lists the tests, fuzz targets and checked examples of the packages, as their source has them.
+// inventory lists the tests, fuzz targets and checked examples of the packages, as their source has them. A file whose
+// build constraints leave it out here is an error, unless .ci/cannot-run-here names its tests.
 func inventory(pattern string) ([]test, error) {
 	var stderr bytes.Buffer
-	list := exec.Command("go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", pattern)
+	list := exec.Command("go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles,IgnoredGoFiles", pattern)
 	list.Stderr = &stderr
 	listed, err := list.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.Bytes())
 	}
+	known, err := os.ReadFile(".ci/cannot-run-here")
+	if err != nil {
+		return nil, err
+	}
 	var tests []test
 	for d := json.NewDecoder(bytes.NewReader(listed)); ; {
 		var p struct {
-			ImportPath, Dir           string
-			TestGoFiles, XTestGoFiles []string
+			ImportPath, Dir                           string
+			TestGoFiles, XTestGoFiles, IgnoredGoFiles []string
 		}
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			return tests, nil
 		} else if err != nil {
 			return nil, err
+		}
+		for _, file := range p.IgnoredGoFiles {
+			left, err := testsOf(p.ImportPath, filepath.Join(p.Dir, file), nil)
+			if err != nil {
+				return nil, err
+			}
+			for _, t := range left {
+				if !bytes.Contains(known, []byte(t.name)) {
+					return nil, fmt.Errorf("%s of %s is left out by a build constraint, and .ci/cannot-run-here does not name it", t.name, t.pkg)
+				}
+			}
 		}
 		for _, file := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
 			of, err := testsOf(p.ImportPath, filepath.Join(p.Dir, file), nil)

@@ -1,5 +1,5 @@
-// Package tier divides the tests in two. Quick tests run with go test -short: each takes less than a second, and none
-// waits for real time to pass or starts a server of its own. Slow tests call Slow first.
+// Package tier divides the tests in two. Quick tests run with go test -short. Each takes less than a second when it runs
+// by itself, and none waits for real time to pass or starts a server of its own. Slow tests call Slow first.
 package tier
 
 import "testing"

@@ -33,8 +33,7 @@ type server struct {
 // Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
 // nothing behind either, but does not wait for the cluster's end.
 //
-// Tests wait for the server, or for time, more than they compute. So half as many again run in parallel as there are
-// cores, unless -parallel says otherwise.
+// Tests wait more than they compute. So twice as many run at once as there are processors, unless -parallel is set.
 func Main(m *testing.M) {
 	parallel := runtime.GOMAXPROCS(0) * 2
 	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil { // before the flags are parsed
