@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A log as gotestsum writes it: TestB fails and passes when it runs again; so does TestC with its subtest, and TestD stays red.
+// log is as gotestsum writes it: TestB fails and passes when it runs again; so does TestC with its subtest, and TestD stays red.
 const log = `
 {"Action":"start","Package":"p"}
 {"Action":"run","Package":"p","Test":"TestA"}
@@ -187,7 +187,7 @@ func TestSlow(t *testing.T) { t.Parallel(); slow(t) }
 func TestSubtestIsSlow(t *testing.T) { t.Run("x", func(t *testing.T) { tier.Slow(t) }) }
 func TestOther(t *testing.T) { other.Slow(t); x.slow(t) }
 func (s suite) TestMethod(t *testing.T) {}
-func FuzzIt(f *testing.F) {}
+	func FuzzIt(f *testing.F) {}
 func Test() {}
 func helper(t *testing.T) { slow(t) }
 func ExampleA() {
