@@ -657,13 +657,22 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	db := newQuietDB(t)
 	other := db.via(t, Config{})
 	heard := db.ears(t)
+	var sups []*launched
 	for range 4 {
-		db.launch(t, SupervisorConfig{PollInterval: time.Minute})
+		sups = append(sups, db.launch(t, SupervisorConfig{PollInterval: time.Minute}))
 	}
 	db.waitFor(t, time.Minute, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
 	heard.heard(t)
 	const producers, each = 16, 100
 	for _, all := range []bool{false, true} { // from their sleep, and then while one is awake
+		if all {
+			db.waitFor(t, time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, producers*each)
+			for _, sup := range sups { // on a busy machine they find no job for a while, and fall asleep in between
+				sup.stop(t)
+			}
+			db.dozing(t, "default") // is awake, and stays so
+			heard.heard(t)
+		}
 		var producing sync.WaitGroup
 		for range producers {
 			producing.Go(func() {
@@ -682,7 +691,6 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 			t.Errorf("awake: %v, %d enqueues sent %d notifications", all, producers*each, notes)
 		}
 	}
-	db.waitFor(t, time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, 2*producers*each)
 }
 
 // fullBesideIdle launches a supervisor whose queue busy has its one job at work until release is closed, and whose queue
