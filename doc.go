@@ -79,6 +79,7 @@
 //	retry_after.go                 the HTTP header
 //	sanitize.go                    reads the texts of errors and panics, and takes the secrets out
 //	supervisor_lease.go            heartbeat, notifications, watching the others
+//	supervisor_silence.go          which of the other supervisors are dead; pure
 //	supervisor_rescue.go           what becomes of the jobs of a supervisor that died
 //	supervisor_sweep.go            the full sweep: looks for what floors and near sweeps have passed over
 //	supervisor_solo.go             the turn to run strong suspects alone

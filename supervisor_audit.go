@@ -75,7 +75,7 @@ func (a *audit) rest(now time.Time) time.Duration {
 }
 
 // page reads the next page, if it is time.
-func (a *audit) page(base context.Context, link *link, now time.Time) {
+func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 	l := a.sup.lease.Load()
 	if a.rest(now) > 0 || l.ended.Load() {
 		return
@@ -89,7 +89,7 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
 		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
 	}
-	conn, err := link.get(ctx)
+	conn, err := t.link.get(ctx)
 	if err == nil {
 		err = a.look(ctx, conn, l)
 	}
@@ -97,8 +97,11 @@ func (a *audit) page(base context.Context, link *link, now time.Time) {
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
-		if !a.sup.outage.on() && a.sup.quiet.may("audit"+sqlState(err), now) {
-			a.sup.log.WarnContext(ctx, "looking for forgotten jobs failed, goes on", slog.String("error", err.Error()))
+		if !rowsFault(err) {
+			t.failed(base, a.sup, "looking for forgotten jobs", err)
+		} else {
+			a.sup.quiet.log(base, a.sup.log, slog.LevelWarn, "audit"+sqlState(err), "could not look for forgotten jobs; the supervisor tries again",
+				slog.String("error", err.Error()))
 		}
 		return
 	}

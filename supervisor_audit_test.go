@@ -27,7 +27,7 @@ func (s *still) auditAll(t testing.TB) {
 		if !wanted {
 			break
 		}
-		a.page(t.Context(), &s.claimer.link, s.now())
+		a.page(t.Context(), &s.claimer.trouble, s.now())
 	}
 	s.settle(t)
 }
@@ -141,7 +141,7 @@ func TestAuditIsPaced(t *testing.T) {
 			}
 			ahead += rest
 		}
-		a.page(t.Context(), &s.claimer.link, s.now())
+		a.page(t.Context(), &s.claimer.trouble, s.now())
 	}
 	if pages < 5 {
 		t.Errorf("%d pages of at most %d rows", pages, auditPage)

@@ -101,7 +101,7 @@ func (c *claimer) run(ctx, base context.Context) {
 			if at := c.refused.readAt; c.refused.reread.Swap(false) || !at.IsZero() && !now.Before(at) {
 				c.tendAside(base)
 			}
-			c.audit.page(base, &c.link, now)
+			c.audit.page(base, &c.trouble, now)
 			if plan := c.request(now); plan != nil {
 				c.trip(base, plan)
 				continue

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -64,10 +65,7 @@ type control struct {
 	beaten    time.Time // when the last successful beat was sent
 	counted   int64     // by our row: beats, the last successful one included
 	urgent    hurry     // beats that come before their time
-	beats     int       // successful ones
-	steady    int       // their number when one had come late: the database may have stood still
-	steadyAt  time.Time // and when that was
-	peers     map[string]observation
+	silences  silences
 	hunts     map[string]*hunt // for the jobs of lost peers
 	orphans   *hunt            // for jobs whose owner no row speaks for
 	allBy     time.Time        // when the next such hunt also reads jobs that are not due
@@ -88,17 +86,8 @@ type control struct {
 	now  bool               // beat at once
 }
 
-// observation is what a peer looked like when it last changed.
-type observation struct {
-	epoch int
-	beat  int64
-	since time.Time // by us, or by others before us
-	seen  time.Time // by us
-	beats int       // of ours, then
-}
-
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: link{store: s.client.store}, peers: map[string]observation{}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: link{store: s.client.store}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -305,10 +294,7 @@ func (c *control) beat(ctx context.Context) error {
 		return c.startOver(ctx, l, wentBack)
 	}
 	c.sup.knowBudgets(reply.scope)
-	c.beats++
-	if sent.Sub(c.beaten) > c.sup.cfg.Lease/3 {
-		c.steady, c.steadyAt = c.beats, c.sup.now()
-	}
+	c.silences.beat(sent.Sub(c.beaten) > c.sup.cfg.Lease/3, c.sup.now())
 	c.beaten = sent
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
@@ -334,8 +320,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 			// However many jobs there are to rescue, some of the time is left to the other steps.
 			ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/4)
 			defer cancel()
-			c.observe(ctx, conn, l, reply)
-			return nil
+			return c.observe(ctx, conn, l, reply)
 		}},
 		{"tending failure groups", func() error {
 			if !reply.failures || !c.sup.pruner.Load() {
@@ -436,11 +421,10 @@ func (c *control) startOver(ctx context.Context, l *lease, why string) error {
 	return nil
 }
 
-// observe finds supervisors whose beat has not changed for a lease: no clocks are compared. What we have seen of a silence
-// we note for those that come after us, so that jobs are rescued also where no process lives for a lease. But three beats of
-// our own have to get through meanwhile, in two fifths of the silent one's lease at least, and none may come late: a stalled
-// database makes nobody look dead.
-func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) {
+// observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
+// and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
+// only if the connection is gone.
+func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
 	now, served := c.sup.now(), c.sup.queueNames()
 	seen := map[string]bool{}
 	first, sharing := l.id, 0
@@ -455,26 +439,17 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 		if x.id == l.id {
 			continue
 		}
-		o, known := c.peers[x.id]
-		if !known || o.epoch != x.epoch || o.beat != x.beat {
-			o = observation{epoch: x.epoch, beat: x.beat, since: now, seen: now, beats: c.beats}
-		}
-		if noted := now.Add(-x.silence); noted.Before(o.since) {
-			o.since = noted
-		}
-		c.peers[x.id] = o
-		silence, beats, watched := now.Sub(o.since), c.beats-max(o.beats, c.steady), now.Sub(o.seen)
-		if !c.steadyAt.IsZero() {
-			watched = min(watched, now.Sub(c.steadyAt))
-		}
-		silent := silence >= x.lease && beats >= 3 && watched >= x.lease/5*2
-		if !silent && !x.lost && beats >= 1 && silence >= x.lease/4 && silence-x.silence >= x.lease/8 {
-			if err := c.sup.client.store.noteSilence(ctx, conn, x, silence); err != nil {
-				continue // the next beat tells of it
+		silence := c.silences.of(x, now)
+		if silence.note {
+			if err := c.sup.client.store.noteSilence(ctx, conn, x, silence.lasts); err != nil {
+				continue // the next beat reports it
 			}
 		}
-		if silent && !x.lost {
+		if silence.dead && !x.lost {
 			lost, err := c.sup.client.store.declareLost(ctx, conn, x)
+			if conn.IsClosed() {
+				return err
+			}
 			if err != nil && c.sup.quiet.may("declare lost "+x.id, now) {
 				c.sup.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.id), slog.String("error", err.Error()))
 			}
@@ -485,19 +460,20 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.id))
 		}
 		if x.lost {
-			if err := c.rescue(ctx, conn, x); err != nil && c.sup.quiet.may("rescue "+x.id+sqlState(err), now) {
+			err := c.rescue(ctx, conn, x)
+			if conn.IsClosed() {
+				return err
+			}
+			if err != nil && c.sup.quiet.may("rescue "+x.id+sqlState(err), now) {
 				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.id), slog.String("error", err.Error()))
 			}
 		}
 	}
-	for id := range c.peers {
-		if !seen[id] {
-			delete(c.peers, id)
-			delete(c.hunts, id)
-		}
-	}
+	maps.DeleteFunc(c.silences.peers, func(id string, _ observation) bool { return !seen[id] })
+	maps.DeleteFunc(c.hunts, func(id string, _ *hunt) bool { return !seen[id] })
 	c.sup.claimer.near.share(sharing)
 	c.sup.pruner.Store(first == l.id)
+	return nil
 }
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.

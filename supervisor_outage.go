@@ -74,7 +74,14 @@ const (
 )
 
 func (o *outage) failed(ctx context.Context, s *Supervisor, t *trouble, what string, err error) {
-	now := s.now()
+	if message, attrs := o.note(s.now(), t, what, err); message != "" {
+		s.log.LogAttrs(ctx, slog.LevelWarn, message, attrs...)
+	}
+}
+
+// note returns the line to log, if it is time for one. A log that blocks must not hold up the other parts, so it is
+// written without the lock.
+func (o *outage) note(now time.Time, t *trouble, what string, err error) (message string, attrs []slog.Attr) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.standing) == 0 {
@@ -85,32 +92,31 @@ func (o *outage) failed(ctx context.Context, s *Supervisor, t *trouble, what str
 	recently := !o.told.IsZero() && now.Sub(o.told) < outageEvery
 	news := o.logged && !o.readOnly && errors.Is(err, ErrReadOnly)
 	if o.failures < 2 || recently && !news && (o.logged || now.Sub(o.since) < outageAgain) {
-		return
+		return "", nil
 	}
 	o.readOnly = o.readOnly || errors.Is(err, ErrReadOnly)
-	message := "database trouble, will be tried again"
+	message = "database trouble, will be tried again"
 	if o.logged {
 		message = "database trouble goes on"
 	}
 	o.logged, o.told = true, now
-	s.log.WarnContext(ctx, message, slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
-		slog.Int("failures", o.failures), slog.Duration("for", now.Sub(o.since)))
+	return message, []slog.Attr{
+		slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
+		slog.Int("failures", o.failures), slog.Duration("for", now.Sub(o.since)),
+	}
 }
 
 func (o *outage) over(ctx context.Context, s *Supervisor, t *trouble) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if delete(o.standing, t); len(o.standing) == 0 && o.logged {
+	delete(o.standing, t)
+	over, failures, since := len(o.standing) == 0 && o.logged, o.failures, o.since
+	if over {
 		o.logged = false
-		s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", o.failures), slog.Duration("after", s.now().Sub(o.since)))
 	}
-}
-
-// on reports that there is an outage, which explains what fails besides.
-func (o *outage) on() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.standing) > 0
+	o.mu.Unlock()
+	if over {
+		s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", failures), slog.Duration("after", s.now().Sub(since)))
+	}
 }
 
 // what lists what the parts wanted to do.

@@ -141,10 +141,15 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 		defer sup.outage.mu.Unlock()
 		return sup.outage.failures
 	}
+	on := func() bool {
+		sup.outage.mu.Lock()
+		defer sup.outage.mu.Unlock()
+		return len(sup.outage.standing) > 0
+	}
 	eventually(t, func() bool { return failures() >= 20 })
 	db.exec(t, `alter role `+role+` login connection limit -1`)
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
-	eventually(t, func() bool { return !sup.outage.on() })
+	eventually(t, func() bool { return !on() })
 	sup.stop(t)
 	var warned, over int
 	for _, line := range book.from(slog.LevelInfo) {
@@ -159,5 +164,32 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 	}
 	if warned != 1 || over != 1 { // on a machine so slow that it lasts a minute, one more
 		t.Errorf("%d lines of %d failures, and %d of the end: %q", warned, failures(), over, book.from(slog.LevelInfo))
+	}
+}
+
+// A connection that ends is part of an outage, wherever it is met: it gets no line of its own.
+func TestEveryPartReportsTheOutage(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	db := newQuietDB(t)
+	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	var ahead time.Duration
+	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.claim(t)
+	a, c := s.claimer.audit, s.claimer
+	a.reconnected()
+	for n := 1; n <= 2; n++ {
+		if _, err := c.link.get(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		db.exec(t, `select pg_terminate_backend($1)`, int(c.link.conn.PgConn().PID()))
+		ahead += time.Minute
+		a.page(t.Context(), &c.trouble, s.now())
+		if c.trouble.failures != n || !c.trouble.until.After(s.now()) {
+			t.Fatalf("after %d lost connections: %d failures, a pause until %v", n, c.trouble.failures, c.trouble.until)
+		}
+	}
+	if lines := book.from(slog.LevelInfo); len(lines) != 1 || !strings.HasPrefix(lines[0], "database trouble") || !strings.Contains(lines[0], "looking for forgotten jobs") {
+		t.Errorf("logged %q", lines)
 	}
 }

@@ -17,24 +17,31 @@ type keeping struct{ completed, cancelled *string }
 // all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
 func (s *Supervisor) prune(ctx context.Context) {
 	keep := keeping{keepFor(s.cfg.CompletedRetention), keepFor(s.cfg.CancelledRetention)}
-	ticker := time.NewTicker(s.pruneEvery)
-	defer ticker.Stop()
+	trouble := trouble{means: "jobs that have ended are kept for longer"}
+	timer := time.NewTimer(s.pruneEvery)
+	defer timer.Stop()
 	var walk pruneWalk
-	for rounds := 0; ; rounds++ {
+	for rounds := 0; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-timer.C:
 		}
+		timer.Reset(s.pruneEvery)
 		if !s.pruner.Load() {
+			trouble.over(ctx, s)
 			continue
 		}
 		if rounds%60 == 0 {
 			walk = pruneWalk{whole: true} // from the start: some jobs were too young an hour ago
 		}
 		var err error
-		if walk, err = s.client.prune(ctx, walk, keep); err != nil && ctx.Err() == nil && !s.outage.on() {
-			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("error", err.Error()))
+		if walk, err = s.client.prune(ctx, walk, keep); err == nil {
+			rounds++
+			trouble.over(ctx, s)
+		} else if ctx.Err() == nil {
+			trouble.failed(ctx, s, "pruning", err)
+			timer.Reset(min(trouble.until.Sub(s.now()), s.pruneEvery))
 		}
 	}
 }

@@ -46,10 +46,10 @@ func mutants() []mutant {
 		},
 		{
 			name: "silence-forgotten", bug: "a supervisor that has just come waits for a lease of its own",
-			file:  "supervisor_lease.go",
+			file:  "supervisor_silence.go",
 			old:   "o.since = noted",
 			new:   "_ = noted",
-			tests: []string{"TestSilenceOutlivesWhoSawIt"},
+			tests: []string{"TestWhoIsDead", "TestSilenceOutlivesWhoSawIt"},
 		},
 		{
 			name: "silence-of-an-older-beat", bug: "a silence counts on though the supervisor has been heard of",
@@ -60,10 +60,10 @@ func mutants() []mutant {
 		},
 		{
 			name: "stall-forgotten", bug: "beats before a stall count for what is seen behind it",
-			file:  "supervisor_lease.go",
-			old:   "		c.steady, c.steadyAt = c.beats, c.sup.now()\n",
+			file:  "supervisor_silence.go",
+			old:   "		s.stalled, s.since = s.beats, now\n",
 			new:   "",
-			tests: []string{"TestAStallHidesNobodysBeat"},
+			tests: []string{"TestWhoIsDead", "TestAStallHidesNobodysBeat"},
 		},
 		{
 			name: "full-but-asleep", bug: "a supervisor that was asleep when its slots filled does not say that it has no room",
@@ -382,17 +382,17 @@ func mutants() []mutant {
 		},
 		{
 			name: "no-grace", bug: "a rescuer whose own beats do not get through judges others",
-			file:  "supervisor_lease.go",
-			old:   "silence >= x.lease && beats >= 3",
-			new:   "silence >= x.lease && beats >= 0",
-			tests: []string{"TestSilenceIsJudgedWithoutTheServersClock"},
+			file:  "supervisor_silence.go",
+			old:   "lasts >= x.lease && beats >= 3",
+			new:   "lasts >= x.lease && beats >= 0",
+			tests: []string{"TestWhoIsDead", "TestSilenceIsJudgedWithoutTheServersClock"},
 		},
 		{
 			name: "first-silence", bug: "a rescuer judges at the first beat it misses",
-			file:  "supervisor_lease.go",
-			old:   "silent := silence >= x.lease && beats >= 3 && watched >= x.lease/5*2",
-			new:   "silent := beats >= 1",
-			tests: []string{"TestSilenceIsJudgedWithoutTheServersClock"},
+			file:  "supervisor_silence.go",
+			old:   "dead := lasts >= x.lease && beats >= 3 && watched >= x.lease/5*2",
+			new:   "dead := beats >= 1",
+			tests: []string{"TestWhoIsDead", "TestSilenceIsJudgedWithoutTheServersClock"},
 		},
 		{
 			name: "last-moment", bug: "who beats in the last moment is declared lost",
@@ -882,8 +882,8 @@ func mutants() []mutant {
 		{
 			name: "over-too-soon", bug: "an outage is over when the first part's round trips go through",
 			file:  "supervisor_outage.go",
-			old:   "if delete(o.standing, t); len(o.standing) == 0 && o.logged {",
-			new:   "if delete(o.standing, t); o.logged {",
+			old:   "len(o.standing) == 0 && o.logged, o.failures",
+			new:   "o.logged, o.failures",
 			tests: []string{"TestLogOfAnOutage"},
 		},
 		{
