@@ -34,6 +34,7 @@ func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []Fa
 	unpark := func(p *pipeline) {
 		p.begin()
 		p.exec(nil, sqlOnePlan)
+		p.exec(nil, sqlConstraintsNow)
 		p.exec(nil, sqlUnpark)
 		p.commit()
 	}

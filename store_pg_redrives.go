@@ -45,10 +45,13 @@ const markPause = 20 * time.Millisecond
 func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	for {
 		err := s.inTx(ctx, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, sqlOnePlan); err != nil {
-				return err
+			var err error
+			for _, sql := range []string{sqlOnePlan, sqlConstraintsNow} {
+				if _, err = tx.Exec(ctx, sql); err != nil {
+					return err
+				}
 			}
-			_, err := tx.Exec(ctx, sqlMarkRedrive, id)
+			_, err = tx.Exec(ctx, sqlMarkRedrive, id)
 			return err
 		})
 		if err != nil {
@@ -151,6 +154,7 @@ func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error
 	var refused string
 	p.begin()
 	p.exec(nil, sqlOnePlan)
+	p.exec(nil, sqlConstraintsNow)
 	p.query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
 	p.commit()
 	if err := p.send(ctx, conn.Conn()); err != nil {
