@@ -28,7 +28,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
 	pass := func(d time.Duration) {
 		ahead += d
-		s.control.beaten = s.now()
+		s.control.kept(s.now())
 	}
 	s.beat(t)
 	db.enqueueJobs(t, 3, nil)
@@ -167,7 +167,7 @@ func TestLeasesDoNotFollowTheServersClock(t *testing.T) {
 			db.exec(t, `update drover_supervisors set beat_at = beat_at + $1::interval, clock_at = clock_at + $1::interval`, step)
 			for range 8 {
 				ahead += 2 * time.Minute
-				s.control.beaten = s.now()
+				s.control.kept(s.now())
 				db.exec(t, `update drover_supervisors set beat = beat + 1 where id = 'alive'`)
 				s.beat(t)
 			}

@@ -237,9 +237,8 @@ func (s *Supervisor) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	}
 	for _, r := range s.inFlight.all() {
 		if r.end() {
-			s.abandoned.Add(1)
-			s.log.WarnContext(ctx, "handler ignores its cancelled context, job given up", slog.Any("job", r.job))
-			s.settler.settle(r.cutShort(errIgnoredStop, nil))
+			s.abandon(ctx, r, "handler ignores its cancelled context, job given up",
+				func() *outcome { return r.cutShort(errIgnoredStop, nil) })
 			s.slots.Done()
 		}
 	}
@@ -368,13 +367,21 @@ func (s *Supervisor) watch(ctx context.Context) {
 		}
 		for _, r := range s.inFlight.all() {
 			if r.deaf(s.now()) && r.end() {
-				s.abandoned.Add(1)
-				s.log.WarnContext(ctx, "handler ignores its timeout, slot freed", slog.Any("job", r.job), slog.Duration("timeout", r.timeout))
-				s.settler.settle(r.abandonedOutcome())
+				s.abandon(ctx, r, "handler ignores its timeout, slot freed", r.abandonedOutcome)
 				s.startWorker(r.queue)
 			}
 		}
 	}
+}
+
+// abandon gives up a handler whose run has been ended for it. The log and what decides the outcome are the application's:
+// they may block as its handler does.
+func (s *Supervisor) abandon(ctx context.Context, r *run, why string, decide func() *outcome) {
+	s.abandoned.Add(1)
+	go func() {
+		s.log.WarnContext(ctx, why, slog.Any("job", r.job), slog.Duration("timeout", r.timeout))
+		r.decided(decide, func(o *outcome, _ bool) { s.settler.settle(o) })
+	}()
 }
 
 // giveUp makes room again for jobs that were claimed and cannot be taken, and hands them back.

@@ -49,11 +49,13 @@ func (l *lease) raise(epoch int) {
 	}
 }
 
-// lose cancels the handlers before others may take their jobs.
-func (l *lease) lose() {
-	if !l.ended.Swap(true) {
-		l.cancel(ErrLeaseLost)
+// lose cancels the handlers before others may take their jobs. It reports whether nobody had.
+func (l *lease) lose() bool {
+	if l.ended.Swap(true) {
+		return false
 	}
+	l.cancel(ErrLeaseLost)
+	return true
 }
 
 // control keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
@@ -61,10 +63,11 @@ type control struct {
 	sup       *Supervisor
 	base      context.Context //nolint:containedctx // the values handlers see
 	link      link
-	listening *pgx.Conn // the connection that has sent LISTEN
-	beaten    time.Time // when the last successful beat was sent
-	counted   int64     // by our row: beats, the last successful one included
-	urgent    hurry     // beats that come before their time
+	listening *pgx.Conn                 // the connection that has sent LISTEN
+	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
+	timer     *time.Timer               // of the lease's end; nil before Run
+	counted   int64                     // by our row: beats, the last successful one included
+	urgent    hurry                     // beats that come before their time
 	silences  silences
 	hunts     map[string]*hunt // for the jobs of lost peers
 	orphans   *hunt            // for jobs whose owner no row speaks for
@@ -116,11 +119,12 @@ func (c *control) register(ctx context.Context) error {
 	}
 	c.strays = nil
 	c.sup.knowBudgets(reg.scopes)
-	c.beaten, c.counted = sent, 0
+	c.counted = 0
 	c.turns = turns{}
 	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
 	c.sup.solo.Store(nil)
 	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
+	c.kept(sent)
 	c.sup.claimer.distrust()
 	return nil
 }
@@ -128,6 +132,9 @@ func (c *control) register(ctx context.Context) error {
 // run beats six times a lease, and more often while beats fail. In between it waits for notifications.
 func (c *control) run(ctx context.Context) {
 	defer c.link.close(ctx)
+	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
+	c.timer = time.AfterFunc(c.deadline().Sub(c.sup.now()), func() { c.expire(c.base) })
+	defer c.timer.Stop()
 	period := c.sup.cfg.Lease / 6
 	due := c.sup.now() // the first tells how the others look
 	next := due        // or earlier, where something waits for it
@@ -161,8 +168,16 @@ func (c *control) run(ctx context.Context) {
 }
 
 // deadline is when handlers must be told that the lease is not kept up: others may take the jobs a lease after the
-// last beat that they saw.
-func (c *control) deadline() time.Time { return c.beaten.Add(c.sup.cfg.Lease * 4 / 5) }
+// last beat that they saw. It is safe for concurrent use.
+func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.sup.cfg.Lease * 4 / 5) }
+
+// kept notes that the lease is kept up by what was sent then.
+func (c *control) kept(sent time.Time) {
+	c.beaten.Store(&sent)
+	if c.timer != nil {
+		c.timer.Reset(c.deadline().Sub(c.sup.now()))
+	}
+}
 
 // sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
 func (c *control) sooner(at time.Time) time.Time {
@@ -174,9 +189,8 @@ func (c *control) sooner(at time.Time) time.Time {
 
 // expire cancels the handlers at the deadline, whatever holds up the beat.
 func (c *control) expire(ctx context.Context) {
-	if l := c.sup.lease.Load(); !l.ended.Load() && !c.sup.now().Before(c.deadline()) {
+	if l := c.sup.lease.Load(); !c.sup.now().Before(c.deadline()) && l.lose() {
 		c.sup.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
-		l.lose()
 	}
 }
 
@@ -294,8 +308,8 @@ func (c *control) beat(ctx context.Context) error {
 		return c.startOver(ctx, l, wentBack)
 	}
 	c.sup.knowBudgets(reply.scope)
-	c.silences.beat(sent.Sub(c.beaten) > c.sup.cfg.Lease/3, c.sup.now())
-	c.beaten = sent
+	c.silences.beat(sent.Sub(*c.beaten.Load()) > c.sup.cfg.Lease/3, c.sup.now())
+	c.kept(sent)
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
 		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
@@ -410,10 +424,10 @@ func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease, sent in
 
 // startOver gives up the lease, and goes on under another id.
 func (c *control) startOver(ctx context.Context, l *lease, why string) error {
+	l.lose()                                              // before a log that may block
 	if c.sup.quiet.may("start over "+l.id, c.sup.now()) { // registering may fail, and be tried again
 		c.sup.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.id))
 	}
-	l.lose()
 	if err := c.register(ctx); err != nil {
 		return err
 	}

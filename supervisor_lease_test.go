@@ -326,7 +326,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 		t.Fatal("claims while others run")
 	}
 	now = now.Add(soloPatience)
-	s.control.beaten = now
+	s.control.kept(now)
 	if s.claimer.request(now) != nil || !s.solo.Load().over.Load() {
 		t.Fatal("waits for ever")
 	}
@@ -349,7 +349,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 		t.Fatal("tries again at once")
 	}
 	now = now.Add(3 * soloPatience)
-	s.control.beaten = now
+	s.control.kept(now)
 	s.beat(t)
 	alone := s.claim(t)
 	if len(alone) != 1 || alone[0].job.Crashes != 2 {
@@ -561,7 +561,7 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	}
 	pass := func(d time.Duration) {
 		ahead += d
-		s.control.beaten = s.now()
+		s.control.kept(s.now())
 	}
 	s.beat(t)
 	if lost() {
@@ -605,7 +605,7 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 		s.beat(t)
 		for range beats {
 			ahead += 2 * time.Minute
-			s.control.beaten = s.now()
+			s.control.kept(s.now())
 			s.beat(t)
 		}
 		db.exec(t, `delete from drover_supervisors where id <> 'other'`)
@@ -641,7 +641,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 	var ahead time.Duration
 	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
 	beat := func(pause time.Duration) bool {
-		s.control.beaten = s.now() // the clock of the lease does not stand still between beats that follow at once
+		s.control.kept(s.now()) // the clock of the lease does not stand still between beats that follow at once
 		ahead += pause
 		s.control.expire(t.Context())
 		s.beat(t)
@@ -686,7 +686,7 @@ func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
 	now := time.Now()
 	s.Supervisor.now = func() time.Time { return now }
-	s.control.beaten = now
+	s.control.kept(now)
 	if got := s.control.sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
 		t.Errorf("the wait for the next beat ends after %v", got.Sub(now))
 	}

@@ -100,13 +100,19 @@ func (s *Supervisor) runJob(r *run) (goOn bool) {
 			err = &panicError{exit: true, trace: stack()}
 		}
 		failpoint("ran")
-		if goOn = r.end(); goOn {
-			s.settler.settle(r.outcomeOf(err))
-			if !returned {
-				s.startWorker(r.queue)
-			}
+		defer r.cancel(nil)
+		if r.phase.Load() != phaseStarted { // it was given up
+			return
 		}
-		r.cancel(nil)
+		// This calls the application's code, so it belongs to the run and its timeout.
+		r.decided(func() *outcome { return r.outcomeOf(err) }, func(o *outcome, exited bool) {
+			if goOn = r.end(); goOn {
+				s.settler.settle(o)
+				if exited || !returned {
+					s.startWorker(r.queue)
+				}
+			}
+		})
 	}()
 	s.inFlight.add(r)
 	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
@@ -278,15 +284,30 @@ func (r *run) deaf(now time.Time) bool {
 	return now.Sub(r.startedAt) > r.timeout+grace
 }
 
-// outcomeOf decides what becomes of the run; errors whose own methods panic do not get away with it.
-func (r *run) outcomeOf(err error) (o *outcome) {
+// decided calls decide, and passes its outcome on. decide runs code of the application's, such as the methods of an error.
+// If that panics or calls runtime.Goexit, the run has failed. After runtime.Goexit this goroutine ends: exited.
+func (r *run) decided(decide func() *outcome, pass func(o *outcome, exited bool)) {
+	var o *outcome
 	defer func() {
-		if p := recover(); p != nil {
-			o = &outcome{run: r, duration: r.ran()}
-			o.fail(errors.New("outcome could not be decided: panic: "+recoveredText(p)), worthRetry())
+		exited := false
+		if o == nil {
+			why := "runtime.Goexit"
+			if p := recover(); p != nil {
+				why = "panic: " + recoveredText(p)
+			} else {
+				exited = true
+			}
+			o = &outcome{run: r, duration: r.ran(), errorCase: &ErrorCase{Retry: DefaultRetry()}} // the job's own may be at fault
+			o.fail(errors.New("outcome could not be decided: "+why), worthRetry())
 			o.entry = r.errorEntry(o)
 		}
+		pass(o, exited)
 	}()
+	o = decide()
+}
+
+// outcomeOf decides what becomes of a run whose handler returned err.
+func (r *run) outcomeOf(err error) *outcome {
 	if err == nil && r.txFailed.Load() != nil && r.txOutcome.Load() == nil {
 		err = Retry(r.errNotCommitted()) // nil is no completion
 	}

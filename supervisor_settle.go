@@ -490,7 +490,12 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			e.done(o.inTx())
 		case foundNotCommitted:
 			unsent(o)
-			e.putBack([]*outcome{o.notCommitted()})
+			decided := make(chan struct{})
+			go func() { // because a strategy of the application's may end its goroutine
+				defer close(decided)
+				o.run.decided(o.notCommitted, func(o *outcome, _ bool) { e.putBack([]*outcome{o}) })
+			}()
+			<-decided
 		case foundHeld:
 			unsent(o)
 			e.later(o, lockedPause)

@@ -376,8 +376,8 @@ func mutants() []mutant {
 		{
 			name: "no-deadline", bug: "handlers are not told that their lease is not kept up",
 			file:  "supervisor_lease.go",
-			old:   "slog.String(\"supervisor\", l.id))\n\t\tl.lose()\n\t}\n}\n\n// interrupt",
-			new:   "slog.String(\"supervisor\", l.id))\n\t}\n}\n\n// interrupt",
+			old:   "!c.sup.now().Before(c.deadline()) && l.lose()",
+			new:   "!c.sup.now().Before(c.deadline()) && !l.ended.Load()",
 			tests: []string{"TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt"},
 		},
 		{
@@ -899,6 +899,41 @@ func mutants() []mutant {
 			old:   "\tlastSettle = time.Second     //",
 			new:   "\tlastSettle = 9 * time.Second //",
 			tests: []string{"TestAStopTakesWhatIsPromised"},
+		},
+		{
+			name: "error-outside-the-run", bug: "what an error's methods do is no part of the run",
+			file:  "supervisor_run.go",
+			old:   "\t\tr.decided(func() *outcome { return r.outcomeOf(err) }, func(o *outcome, exited bool) {\n\t\t\tif goOn = r.end(); goOn {\n\t\t\t\ts.settler.settle(o)\n",
+			new:   "\t\tr.decided(func() *outcome { return &outcome{run: r} }, func(_ *outcome, exited bool) {\n\t\t\tif goOn = r.end(); goOn {\n\t\t\t\ts.settler.settle(r.outcomeOf(err))\n",
+			tests: []string{"TestAnErrorThatBlocksIsADeafHandler"},
+		},
+		{
+			name: "outcome-without-a-net", bug: "a strategy that calls runtime.Goexit is asked again, and takes the slot with it",
+			file:  "supervisor_run.go",
+			old:   ", errorCase: &ErrorCase{Retry: DefaultRetry()}} // the",
+			new:   "} // the",
+			tests: []string{"TestAnErrorThatExitsCostsNoSlot"},
+		},
+		{
+			name: "lease-without-a-timer", bug: "an application that blocks the control goroutine keeps handlers at work beyond the lease",
+			file:  "supervisor_lease.go",
+			old:   "\t\tc.timer.Reset(c.deadline().Sub(c.sup.now()))\n",
+			new:   "\t\tc.timer.Stop()\n",
+			tests: []string{"TestABlockedLogKeepsNoHandlerAtWork"},
+		},
+		{
+			name: "audit-beside-the-outage", bug: "the look for forgotten jobs is no part of an outage",
+			file:  "supervisor_audit.go",
+			old:   "\t\tif !rowsFault(err) {\n",
+			new:   "\t\tif false {\n",
+			tests: []string{"TestEveryPartReportsTheOutage"},
+		},
+		{
+			name: "pace-checks-at-its-commit", bug: "a deferred constraint on one job stops all redrives",
+			file:  "store_pg_redrives.go",
+			old:   "\tp.exec(nil, sqlConstraintsNow)\n\tp.query(func(rows pgx.Rows) error { return rows.Scan(&wait",
+			new:   "\tp.query(func(rows pgx.Rows) error { return rows.Scan(&wait",
+			tests: []string{"TestADeferredConstraintHoldsUpNobody"},
 		},
 	}
 }
