@@ -33,19 +33,35 @@ from (
 ) s
 on conflict (id) do nothing`
 
-	sqlVerdict = `select draining, mass, shared, degree, beside from drover_ended_supervisors where id = $1`
+	sqlVerdict = `select draining, mass, shared, degree, beside, died from drover_ended_supervisors where id = $1`
 
 	sqlForgetEnded = `
 delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
-// judge returns what the death of supervisor id is evidence of: as it was first judged.
+// verdict returns what was decided about the death of supervisor id; died is false if nothing was.
+func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d death, died bool, err error) {
+	var p pipeline
+	p.begin()
+	p.verdict(id, &d, &died)
+	p.commit()
+	return d, died, p.send(ctx, conn)
+}
+
+func (p *pipeline) verdict(id string, d *death, died *bool) {
+	p.query(func(rows pgx.Rows) error {
+		return rows.Scan(&d.draining, &d.mass, &d.shared, &d.degree, &d.beside, died)
+	}, sqlVerdict, id)
+}
+
+// judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
 func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d death) (death, error) {
 	var p pipeline
+	var died bool
 	p.begin()
 	p.exec(nil, sqlForgetEnded)
 	p.exec(nil, sqlJudge, id, d.degree, d.beside)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&d.draining, &d.mass, &d.shared, &d.degree, &d.beside) }, sqlVerdict, id)
+	p.verdict(id, &d, &died)
 	p.commit()
 	return d, p.send(ctx, conn)
 }

@@ -26,9 +26,10 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 	case when $10 then false else
 		(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
 	coalesce(case when not $10 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
-	coalesce(format('%s, process %s', s.host, s.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
-	case when isfinite(s.beat_at) and isfinite(j.attempted_at) then greatest(extract(epoch from s.beat_at - j.attempted_at), 0) else 0 end::float8
-		+ coalesce(least(s.lease_ms, 1e12), 0) / 12e3,
+	coalesce(coalesce(s.host, e.host) || ', process ' || coalesce(s.pid, e.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
+	case when isfinite(coalesce(s.beat_at, e.ended_at)) and isfinite(j.attempted_at)
+		then greatest(extract(epoch from coalesce(s.beat_at, e.ended_at) - j.attempted_at), 0) else 0 end::float8
+		+ least(coalesce(s.lease_ms, 0), 1e12) / 12e3, -- least ignores a null
 	case when j.held and j.crashes > 0 and not $10 then (
 		select jsonb_agg(jsonb_build_object('supervisor', left(e->>'supervisor', 100), 'duration_ms',
 			case when jsonb_typeof(e->'duration_ms') = 'number' then least(greatest((e->'duration_ms')::numeric, 0), 1e10)::bigint else 0 end))
@@ -51,6 +52,7 @@ cross join lateral (
 left join drover_kinds k on k.kind = j.kind
 left join queues q on q.name = j.queue
 left join drover_supervisors s on s.id = j.claimed_by
+left join drover_ended_supervisors e on e.id = j.claimed_by
 where j.held or j.n = $6`
 
 // hunt is a search for running jobs that goes on where it was.
@@ -68,6 +70,7 @@ type hunt struct {
 	started   map[string]bool
 	death     death
 	part      int
+	late      int          // in how many beats a job's write has timed out
 	convicted []conviction // whose innocents wait still
 }
 

@@ -87,11 +87,12 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and state = 'retryable' and errors_total = 1`); n != 149 {
 				t.Errorf("%d of 149 innocents are freed: %v", n, book.from(slog.LevelWarn))
 			}
+			for range patientBeats + 1 {
+				s.beat(t)
+			}
 			if !value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, bad) {
 				t.Errorf("the bad one: %s", value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, bad))
 			}
-			s.beat(t)
-			s.beat(t)
 			if value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
 				t.Error("the dead supervisor is not forgotten")
 			}
@@ -99,6 +100,34 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 				t.Errorf("%d logs about one job in a moment", n)
 			}
 		})
+	}
+}
+
+// F-15: a server that is late for two beats does not make a job wait for a sweep.
+func TestRescueIsPatient(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.held(t, "dead", 3)
+	id := value[string](t, db, `select id from jobs order by id offset 1 limit 1`)
+	db.dead(t, "dead")
+	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
+	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+id+`') execute function late()`)
+	s := db.stopped(t, SupervisorConfig{})
+	for n := range patientBeats - 1 {
+		s.beat(t)
+		if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 1 || value[bool](t, db, `select exists (select from drover_set_aside)`) {
+			t.Fatalf("after beat %d others wait, or the job is set aside", n+1)
+		}
+	}
+	db.exec(t, `drop trigger late on jobs`)
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 3 {
+		t.Errorf("%d of 3 jobs are freed", n)
+	}
+	s.beat(t)
+	if value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
+		t.Error("the dead supervisor is not forgotten")
 	}
 }
 
@@ -377,6 +406,67 @@ func TestOrphansOfOddTimes(t *testing.T) {
 	s.sweep(t)
 	if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 0 {
 		t.Error("it is not found after an hour either")
+	}
+}
+
+// P-2: the death of a supervisor whose row is gone is evidence like any other. If its lease, which nobody knows, passed for
+// endless, the job's runs would seem so long that no row of deaths could convict it.
+func TestTheFlightOfAnOrphanIsKnown(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := value[string](t, db, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, started_seq, max_attempts, attempted_at)
+		values ('job', 'running', 'nobody', 1, 1, 1, 2, now()) returning id`)
+	db.stopped(t, SupervisorConfig{}).sweep(t)
+	if ms := value[float64](t, db, `select (errors->-1->>'duration_ms')::float8 from jobs where id = $1 and errors->-1->>'class' = 'crash'`, id); ms > 60_000 {
+		t.Errorf("it is said to have run for %v ms", ms)
+	}
+}
+
+// P-2, F-15: a job that was set aside while its supervisor was rescued, as on a server that was too slow for a moment, is judged
+// by that death all the same: it does not kill one process more for it. If the supervisor turned out to live, or ended by
+// itself, nothing is held against the job.
+func TestAJobThatWasSetAsideIsJudgedByTheSameDeath(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		died, mass bool
+		state      string
+	}{"it died": {died: true, state: "discarded crashed 3"}, "among others": {died: true, mass: true, state: "retryable  2"}, "it lived": {state: "retryable  2"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, mass, degree)
+				values ('dead', 'machine', 7, now() - interval '1 minute', now() - interval '30 s', $1, $2, 2)`, test.died, test.mass)
+			id := value[string](t, db, `
+				insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes, deaths, errors_total, errors)
+				select 'job', 'running', 'dead', 3, 3, ended_at - interval '100 ms', 2, 2, 2, $1 from drover_ended_supervisors returning id`,
+				`[{"at": "2026-01-01T00:00:00Z", "class": "crash", "supervisor": "a", "duration_ms": 100}, {"at": "2026-01-01T00:00:01Z", "class": "crash", "supervisor": "b", "duration_ms": 100}]`)
+			db.stopped(t, SupervisorConfig{}).sweep(t)
+			is := value[string](t, db, `select concat_ws(' ', state, coalesce(discard_reason, ''), crashes) from jobs where id = $1`, id)
+			entry := value[string](t, db, `select concat_ws(' after ', errors->-1->>'host', round((errors->-1->>'duration_ms')::numeric)) from jobs where id = $1`, id)
+			if is != test.state || entry != "machine, process 7 after 100" {
+				t.Errorf("the job is %s, want %s; the entry tells of %s ms", is, test.state, entry)
+			}
+		})
+	}
+}
+
+// An orphan that was found stays found if the database is away when it is to be judged.
+func TestOrphansAreKeptInAnOutage(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'a', 1, 1, now()), ('job', 'running', 'b', 1, 1, now())`)
+	s := db.stopped(t, SupervisorConfig{})
+	conn, err := db.client.store.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHunt("", []string{"default"}, true)
+	if found, err := db.client.store.hunt(t.Context(), conn, h, nil); err != nil || len(found) != 2 {
+		t.Fatal(found, err)
+	}
+	closeConn(t.Context(), conn)
+	if err := s.control.orphaned(t.Context(), conn, h); err == nil || len(h.found) != 2 {
+		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.found), err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,10 +87,10 @@ func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
 	h.unread = nil
 }
 
-// orphaned frees the jobs of owners that no row speaks for. Nothing is known of how those ended, so it counts no more
-// than a death among many.
+// orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
+// were then. If nothing is known of how an owner ended, that counts no more than a death among many.
 func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
-	h.bound = c.sup.cfg.Lease / 12
+	h.bound, h.late = c.sup.cfg.Lease/12, patientBeats
 	for {
 		byOwner := map[string][]heldJob{}
 		for _, j := range h.found {
@@ -98,7 +99,15 @@ func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 		h.found = nil
 		var errs []error
 		for owner, held := range byOwner {
-			h.started, h.death = startedJobs(held), death{mass: true}
+			d, died, err := c.sup.client.store.verdict(ctx, conn, owner)
+			if err != nil {
+				h.found, errs = append(h.found, held...), append(errs, err)
+				continue
+			}
+			if !died {
+				d = death{mass: true}
+			}
+			h.started, h.death = startedJobs(held), d
 			left, err := c.free(ctx, conn, owner, h, held)
 			h.found, errs = append(h.found, left...), append(errs, err)
 		}
@@ -132,7 +141,7 @@ type freed struct {
 func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
 	var errs []error
 	var noSlots error
-	all := len(held)
+	all, late := len(held), 0
 	for len(held) > 0 && err == nil {
 		chunk := held[:min(max(h.part, 1), len(held))]
 		held = held[len(chunk):]
@@ -157,7 +166,9 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 				return false
 			})
 		}
-		err = c.settleFreed(ctx, conn, owner, jobs)
+		var n int
+		n, err = c.settleFreed(ctx, conn, owner, h.late, jobs)
+		late += n
 		for _, f := range append(jobs, wait...) {
 			if f.done && f.o.quarantined {
 				h.convicted = append(h.convicted, conviction{f.j.id, f.deaths})
@@ -170,6 +181,10 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 	left = append(left, held...)
 	if err == nil {
 		err = c.hurry(ctx, conn, h)
+	}
+	if late > 0 {
+		h.late++
+		err = cmp.Or(err, errNoTime)
 	}
 	if errors.Is(err, errNoTime) && len(left) == all {
 		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
@@ -206,14 +221,19 @@ func (c *control) takeSlots(ctx context.Context, conn *pgx.Conn, jobs []*freed) 
 	return c.sup.reserve(ctx, conn, outcomes)
 }
 
-// settleFreed records what becomes of a dead supervisor's jobs.
-func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, jobs []*freed) error {
-	settle := func(part []*freed) error {
-		if err := timeFor(ctx, 2*c.bound()); err != nil {
+// patientBeats is in how many beats a job's write may time out until the job is set aside: a busy server is late too, and
+// another rescuer may have locked the row. Then the job is an orphan, which full sweeps try again.
+const patientBeats = 3
+
+// settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed
+// returns how many jobs are left for the next beat because of that.
+func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, late int, jobs []*freed) (patient int, err error) {
+	settle := func(part []*freed, bound time.Duration) error {
+		if err := timeFor(ctx, 2*bound); err != nil {
 			return err
 		}
 		settled := map[string]State{}
-		p := c.freeing(owner, part, settled)
+		p := c.freeing(owner, part, bound, settled)
 		if err := p.send(ctx, conn); err != nil {
 			return err
 		}
@@ -234,42 +254,60 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 		}
 		later := !f.j.once() && f.o.state != Discarded
 		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	type bad struct {
-		f   *freed
-		err error
-	}
-	var refused []bad
-	passed := false
-	err := isolate(fenced, func(part []*freed) error {
-		err := settle(part)
+	var refused []notFreed
+	passed, tries := false, 0
+	err = isolate(fenced, func(part []*freed) error {
+		err := settle(part, c.bound())
 		passed = passed || err == nil
 		return err
 	}, func(f *freed, err error) error {
 		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
 			f.o.simplify()
-			if again := settle([]*freed{f}); again == nil || !rowsFault(again) {
+			if again := settle([]*freed{f}, c.bound()); again == nil || !rowsFault(again) {
 				passed = passed || again == nil
 				return again
 			}
 		}
-		refused = append(refused, bad{f, err})
+		refused = append(refused, notFreed{f, err})
 		return nil
 	})
-	// If none passed, no single job may be at fault: nothing is discarded for it.
+	refused = slices.DeleteFunc(refused, func(b notFreed) bool {
+		if !timedOut(b.err) {
+			return false
+		}
+		if tries++; tries <= 3 && settle([]*freed{b.f}, c.sup.cfg.Lease/12) == nil { // alone, and with more time
+			return true
+		}
+		if late+1 < patientBeats {
+			patient++
+		}
+		return late+1 < patientBeats
+	})
+	return patient, errors.Join(err, c.giveUpAll(ctx, conn, owner, refused, passed))
+}
+
+// notFreed is a job of a dead supervisor that the database refuses to settle.
+type notFreed struct {
+	f   *freed
+	err error
+}
+
+// giveUpAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
+func (c *control) giveUpAll(ctx context.Context, conn *pgx.Conn, owner string, refused []notFreed, passed bool) error {
 	for _, b := range refused {
-		if fault := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); fault != nil {
-			return errors.Join(err, fault)
+		if err := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // freeing settles jobs of one dead supervisor, and records in the same transaction what the death counts against
 // them: blame for a job that is not settled would be wrong, and a settled job is not looked at again.
-func (c *control) freeing(owner string, part []*freed, settled map[string]State) *pipeline {
+func (c *control) freeing(owner string, part []*freed, bound time.Duration, settled map[string]State) *pipeline {
 	p := &pipeline{}
 	outcomes := make([]*outcome, len(part))
 	var blamed []string
@@ -281,7 +319,7 @@ func (c *control) freeing(owner string, part []*freed, settled map[string]State)
 	}
 	p.begin()
 	p.exec(nil, sqlSettlePlan)
-	p.exec(nil, sqlBound, c.bound().Milliseconds())
+	p.exec(nil, sqlBound, bound.Milliseconds())
 	p.settle(settled, owner, outcomes)
 	if len(blamed) > 0 {
 		p.exec(nil, sqlBlame, owner, blamed)

@@ -474,8 +474,8 @@ func mutants() []mutant {
 		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
 			file:  "supervisor_rescue.go",
-			old:   "\tpassed := false\n\terr := isolate(fenced,",
-			new:   "\tif err := settle(fenced); err != nil || len(jobs) > 0 {\n\t\treturn err\n\t}\n\tpassed := false\n\terr := isolate(fenced,",
+			old:   "\tpassed, tries := false, 0\n\terr = isolate(fenced,",
+			new:   "\tif err := settle(fenced, c.bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\tpassed, tries := false, 0\n\terr = isolate(fenced,",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueBlamesThosePastARefusedOne"},
 		},
 		{
@@ -934,6 +934,27 @@ func mutants() []mutant {
 			old:   "\tp.exec(nil, sqlConstraintsNow)\n\tp.query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			new:   "\tp.query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			tests: []string{"TestADeferredConstraintHoldsUpNobody"},
+		},
+		{
+			name: "aside-forgets-its-death", bug: "a job that was set aside while its supervisor was rescued is judged as if nobody knew of that death",
+			file:  "supervisor_rescue.go",
+			old:   "\t\t\tif !died {\n",
+			new:   "\t\t\tif _ = died; true {\n",
+			tests: []string{"TestAJobThatWasSetAsideIsJudgedByTheSameDeath"},
+		},
+		{
+			name: "rescue-without-patience", bug: "a job whose rescue a busy server does not finish in time is set aside at once",
+			file:  "supervisor_rescue.go",
+			old:   "\t\treturn late+1 < patientBeats\n",
+			new:   "\t\treturn false\n",
+			tests: []string{"TestRescueIsPatient"},
+		},
+		{
+			name: "orphans-run-for-ever", bug: "the run of a job whose supervisor's row is gone seems to have lasted for years",
+			file:  "store_pg_rescue.go",
+			old:   "least(coalesce(s.lease_ms, 0), 1e12) / 12e3",
+			new:   "coalesce(least(s.lease_ms, 1e12), 0) / 12e3",
+			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
 		},
 	}
 }
