@@ -211,7 +211,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, "ann"); err != nil {
 		t.Fatal(err)
 	}
-	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || g.UpdatedBy != "ann" {
+	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || !g.ResolvedAt.Equal(*g.UpdatedAt) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job) select fingerprint, resolved_at - interval '1 s', kind, class, error_type, 1, 1, last_job from drover_failure_groups`)

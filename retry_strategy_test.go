@@ -718,3 +718,39 @@ func goldenJSON(t *testing.T, name string, got any) {
 		t.Errorf("%s differs; after a look at the difference run go test -run %s -update\ngot:\n%s\nwant:\n%s", path, t.Name(), out.Bytes(), want)
 	}
 }
+
+// What the documents say about the default, from the strategy itself: the jitter is part of it.
+func TestFiguresOfTheDefaultRetry(t *testing.T) {
+	t.Parallel()
+	totals := make([]float64, 10_000) // hours between the first run and the last
+	for i := range totals {
+		for _, wait := range Schedule(DefaultRetry(), fmt.Sprintf("01ARZ3NDEKTSV4RRFFQ%07d", i), defaultMaxAttempts) {
+			totals[i] += wait.Hours()
+		}
+	}
+	slices.Sort(totals)
+	total := fmt.Sprintf("%.0f to %.0f hours", totals[len(totals)/100], totals[len(totals)*99/100])
+	bare := Schedule(Exponential{Jitter: NoJitter}, "", defaultMaxAttempts)
+	short := func(d time.Duration) string {
+		if d < time.Minute {
+			return fmt.Sprintf("%d s", d/time.Second)
+		}
+		return fmt.Sprintf("%d min", d/time.Minute)
+	}
+	waits := fmt.Sprintf("after %s, %s, %s and so on up to %.0f h", short(bare[0]), short(bare[1]), short(bare[2]), bare[len(bare)-1].Hours())
+	for file, figures := range map[string][]string{
+		"docs/retries.md": {fmt.Sprintf("run %d times over %s", defaultMaxAttempts, total), waits},
+		"docs/outage.md":  {fmt.Sprintf("by default %d runs over %s", defaultMaxAttempts, total)},
+		"CHANGELOG.md":    {fmt.Sprintf("default is %d runs over %s", defaultMaxAttempts, total)},
+	} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, figure := range figures {
+			if !strings.Contains(strings.Join(strings.Fields(string(text)), " "), figure) {
+				t.Errorf("%s does not say %q", file, figure)
+			}
+		}
+	}
+}

@@ -172,14 +172,16 @@ comment on function drover_failures_add(int) is 'Adds what settles have recorded
 create function drover_failure_status(fingerprint text, status text, by text default '') returns text language plpgsql as $$
 declare
 	was text;
+	at  timestamptz;
 begin
 	if drover_failure_status.status is null or drover_failure_status.status not in ('open', 'resolved', 'ignored') then
 		raise exception 'drover: status "%" is none of open, resolved, ignored', drover_failure_status.status using errcode = '22023';
 	end if;
 	select g.status into was from drover_failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
 	if was <> drover_failure_status.status then
-		update drover_failure_groups g set status = drover_failure_status.status, updated_at = clock_timestamp(), updated_by = by,
-			resolved_at = case when drover_failure_status.status = 'resolved' then clock_timestamp() end
+		at := clock_timestamp();
+		update drover_failure_groups g set status = drover_failure_status.status, updated_at = at, updated_by = by,
+			resolved_at = case when drover_failure_status.status = 'resolved' then at end
 		where g.fingerprint = drover_failure_status.fingerprint;
 	end if;
 	return case when was is not null then drover_failure_status.status end;
