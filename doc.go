@@ -134,7 +134,7 @@
 //
 // The command is in cmd/drover, a program in examples/webhook, the fault suite in faults. The rest is internal: internal/demo and internal/bench,
 // which the command runs, and internal/pgdev, which finds or starts a Postgres for them and for the tests;
-// internal/pgtext makes text and JSON fit for Postgres, internal/fingerprint tells which failures are the same,
+// internal/pgurl reads connection strings, internal/pgtext makes text and JSON fit for Postgres, internal/fingerprint tells which failures are the same,
 // internal/drive runs supervisors for those that measure, internal/mutants is a list of deliberate bugs. The module bench compares with others.
 //
 // docs/README.md lists the pages for users in reading order, docs/glossary.md explains the words, and docs/adr says why

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // Args is what a job carries: a struct that names its kind and marshals to JSON. Kind must give the same name
@@ -79,11 +81,17 @@ type Client struct {
 }
 
 // New returns a client on the application's pool. The pool's search_path picks drover's schema. It does not
-// talk to the server; a mistake in cfg is an *InvalidError.
+// talk to the server. A mistake in cfg is an *InvalidError, and so is a pool with a malformed connection string, such as a
+// URL in quotes: pgx would send it, with its password, to the server of PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
-	if pool == nil {
+	switch {
+	case pool == nil:
 		bad.add("pool", "is nil")
+	default:
+		if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
+			bad.add("pool", "its connection string is malformed: %v", err)
+		}
 	}
 	switch {
 	case cfg.MaxArgsBytes == 0:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -20,6 +21,36 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
+
+// pgx takes a URL in quotes for a keyword string: it would send the password to the server of PGHOST, and the server would
+// quote it in its error.
+func TestAMalformedConnectionStringIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, given := range []string{`"postgres://u:secret@h/db?sslmode=disable"`, "POSTGRES://u:secret@h/db?sslmode=disable", "postgres://u:p@secret@h/db"} {
+		config, err := pgxpool.ParseConfig(given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dials := func(context.Context, string, string) (net.Conn, error) {
+			t.Errorf("%s: a connection is made", given)
+			return nil, errors.New("refused")
+		}
+		config.ConnConfig.DialFunc = dials
+		config.ConnConfig.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		_, err = New(pool, Config{})
+		if !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("New: %v", err)
+		}
+		if err := migrations.Up(t.Context(), pool); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("Up: %v", err)
+		}
+	}
+}
 
 // X-7: what a job's error says cannot pass for a line of the log, nor move a terminal's cursor: a record is a line, its
 // message is ours, and what is not printable is escaped.

@@ -10,13 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/drive"
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // What the Go contenders share: how a burn-down's end is found, how waits are measured.
 
 // openPool gives every Go contender the same number of connections.
 func openPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgurl.Parse(url)
 	if err != nil {
 		return nil, fmt.Errorf("the database's URL: %w", err)
 	}

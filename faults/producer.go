@@ -17,6 +17,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // producerSpec is what a producer process is told.
@@ -109,7 +110,7 @@ func answerOf(err error) string {
 
 // connect makes a pool whose sessions bear the process' name, by which the audit knows them.
 func connect(ctx context.Context, url, name string, most int) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgurl.Parse(url)
 	if err != nil {
 		return nil, err
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
+
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // FS holds the migrations, for applications that run goose themselves.
@@ -75,6 +77,9 @@ func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 }
 
 func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) error) (err error) {
+	if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
+		return fmt.Errorf("drover: migrate: the pool's connection string is malformed: %w", err)
+	}
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = checkPooler(ctx, pool)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/bench"
 	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 func newBenchCommand(a *app) *cobra.Command {
@@ -107,7 +108,7 @@ func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source
 	if err != nil {
 		return nil, "", nil, err
 	}
-	if config, err = pgxpool.ParseConfig(server.URL()); err != nil {
+	if config, err = pgurl.Parse(server.URL()); err != nil {
 		return nil, "", nil, errors.Join(err, server.Close())
 	}
 	return config, server.Source(), server.Close, nil

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -79,9 +80,23 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(fo
 
 // message is the error without the prefixes that its layers put before theirs, fit for a terminal.
 func message(err error) string {
-	lines := strings.Split(strings.ReplaceAll(err.Error(), "drover: ", ""), "\n")
+	lines := strings.Split(masked(strings.ReplaceAll(err.Error(), "drover: ", "")), "\n")
 	for i := range lines {
 		lines[i] = printable(lines[i])
 	}
 	return strings.Join(lines, "\n")
+}
+
+// exampleURL stands at the end of a message, because masked hides all that follows it.
+const exampleURL = "postgres://user@localhost:5432/app"
+
+// masked hides a database URL that was given in the wrong place, such as -url=URL or a word without a flag: an error about
+// that word quotes it. Where the password ends is not known, so all of the rest goes.
+func masked(text string) string {
+	return regexp.MustCompile(`(?is)(postgres(ql)?:/|password *=).*`).ReplaceAllStringFunc(text, func(found string) string {
+		if found == exampleURL {
+			return found
+		}
+		return "… (hidden: it may hold a password; a database URL goes after --url)"
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -119,6 +120,12 @@ func TestErrors(t *testing.T) {
 	migrated, _ := newMigratedShell(t)
 	nowhere := &shell{}
 	closed := &shell{flags: []string{"--url", "postgres://drover:secret@127.0.0.1:1/app"}}
+	env := func(url string) *shell { return &shell{env: map[string]string{"DATABASE_URL": url}} }
+	refused, err := url.Parse(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused.RawQuery += "&statement_timeout=5ssecret"
 	const id = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 	for _, c := range []struct {
 		sh    *shell
@@ -128,6 +135,13 @@ func TestErrors(t *testing.T) {
 	}{
 		{nowhere, []string{"jobs", "list"}, 2, []string{"--url", "DATABASE_URL"}},
 		{&shell{flags: []string{"--url", "postgres://u:secret@h:port/db"}}, []string{"stats"}, 2, []string{"cannot be read"}},
+		{env(`"postgres://u:secret@h/db?sslmode=disable`), []string{"stats"}, 2, []string{"cannot be read", "percent"}},
+		{env("postgres://u:se@secret@h/db"), []string{"stats"}, 2, []string{"cannot be read"}},
+		{env("u:secret@h/db?sslmode=disable"), []string{"bench"}, 2, []string{"cannot be read"}},
+		{&shell{flags: []string{"--url", refused.String()}}, []string{"stats"}, 1, []string{"cannot be reached", "refuses a parameter"}},
+		{nowhere, []string{"stats", "-url=postgres://u:secret@h/db"}, 2, []string{"after --url"}},
+		{nowhere, []string{"jobs", "show", "postgres://u:secret@h/db"}, 2, []string{"after --url"}},
+		{nowhere, []string{"stats", "host=h password=secret"}, 2, []string{"after --url"}},
 		{nowhere, []string{"job"}, 2, []string{`unknown command "job"`, "did you mean", "jobs"}},
 		{nowhere, []string{"jobs", "shwo"}, 2, []string{`unknown command "shwo" for "drover jobs"`, "show"}},
 		{nowhere, []string{"jobs", "list", "--colour"}, 2, []string{"unknown flag: --colour"}},
@@ -175,6 +189,10 @@ func TestErrors(t *testing.T) {
 		if strings.Contains(o.stderr, "secret") {
 			t.Errorf("drover %s tells the password: %s", o.line, o.stderr)
 		}
+	}
+	malformed := &shell{flags: []string{"--url", "u:secret@h/db?sslmode=disable"}}
+	if o := malformed.run(t, "demo").ends(t, 1, "cannot be read"); strings.Contains(o.stderr, "secret") {
+		t.Errorf("drover demo tells the password: %s", o.stderr)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // newRootCommand builds the tree of commands anew, so that nothing outlives a run.
@@ -135,9 +136,9 @@ const connectTimeout = 10 * time.Second
 func (a *app) poolConfig() (*pgxpool.Config, error) {
 	given := a.databaseURL()
 	if given == "" {
-		return nil, usagef("no database given: use --url or set DATABASE_URL, such as postgres://user@localhost:5432/app")
+		return nil, usagef("no database given: use --url or set DATABASE_URL, such as %s", exampleURL)
 	}
-	config, err := pgxpool.ParseConfig(given)
+	config, err := pgurl.Parse(given)
 	if err != nil {
 		return nil, usagef("the database URL cannot be read: %w", err)
 	}
@@ -188,7 +189,7 @@ func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	if err := pool.Ping(ctx); err != nil {
 		pool.Close()
-		return nil, fmt.Errorf("the database cannot be reached: %w", err)
+		return nil, fmt.Errorf("the database cannot be reached: %w", pgurl.Explain(err))
 	}
 	return pool, nil
 }

@@ -54,7 +54,7 @@ func run(databaseURL, to, listen string) error {
 
 	pool, err := pgxpool.New(ctx, databaseURL)
 	if err != nil {
-		return err
+		return errors.New("DATABASE_URL cannot be read") // err may quote its password
 	}
 	defer pool.Close()
 	if err := migrate(ctx, pool); err != nil {

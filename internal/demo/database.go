@@ -15,6 +15,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/internal/pgurl"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -43,15 +44,19 @@ func openServer(ctx context.Context, url string, log func(string)) (server, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, url)
+	config, err := pgurl.Parse(url)
 	if err != nil {
-		return nil, fmt.Errorf("drover: %w", err)
+		return nil, fmt.Errorf("drover: the database URL cannot be read: %w", err)
+	}
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil {
+		return nil, fmt.Errorf("drover: %w", pgurl.Explain(err))
 	}
 	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
 	c := conn.Config()
 	source := fmt.Sprintf("PostgreSQL %s (%s:%d/%s)", conn.PgConn().ParameterStatus("server_version"), c.Host, c.Port, c.Database)
 	log("postgres: " + source)
-	return &userServer{url, source}, nil
+	return &userServer{config.ConnString(), source}, nil
 }
 
 // database is a migrated schema of the run's own.
@@ -116,9 +121,9 @@ func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 // openPool opens a pool on the schema. Its sessions carry the schema's name from before there is the schema, so that
 // close finds what a killed worker left, and tellLeft knows whose demo runs.
 func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgurl.Parse(url)
 	if err != nil {
-		return nil, fmt.Errorf("drover: database URL: %w", err)
+		return nil, fmt.Errorf("drover: the database URL cannot be read: %w", err)
 	}
 	config.MaxConns = conns
 	config.ConnConfig.RuntimeParams["search_path"] = schema

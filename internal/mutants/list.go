@@ -955,6 +955,18 @@ func mutants() []mutant {
 			old:   "least(coalesce(s.lease_ms, 0), 1e12) / 12e3",
 			new:   "coalesce(least(s.lease_ms, 1e12), 0) / 12e3",
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
+			name: "quotes-as-a-keyword", bug: "a URL in quotes is sent to the server of PGHOST as the name of a parameter",
+			file:  "jobs.go",
+			old:   "if err := pgurl.Check(pool.Config().ConnConfig); err != nil {",
+			new:   "if err := pgurl.Check(pool.Config().ConnConfig); false {",
+			tests: []string{"TestAMalformedConnectionStringIsRefused"},
+		},
+		{
+			name: "password-in-the-error", bug: "an error about the database URL quotes it",
+			file:  "internal/pgurl/pgurl.go",
+			old:   "\t\treturn nil, reason(err)",
+			new:   "\t\treturn nil, err",
+			tests: []string{"TestParseRefuses"}, in: "internal/pgurl",
 		},
 	}
 }

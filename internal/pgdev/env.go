@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // oldest is the oldest version that drover supports.
@@ -14,15 +16,19 @@ const oldest = 15
 // fromEnv takes the database that the user named. Five seconds are enough for a server that is up; a longer wait only
 // delays the error.
 func (o Options) fromEnv(ctx context.Context) (*Server, error) {
-	url := o.getenv("DATABASE_URL")
-	if url == "" {
+	given := o.getenv("DATABASE_URL")
+	if given == "" {
 		return nil, errNotSet
+	}
+	config, err := pgurl.Parse(given)
+	if err != nil {
+		return nil, fmt.Errorf("is set, but cannot be read: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, url)
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
-		return nil, fmt.Errorf("is set, but %w", err)
+		return nil, fmt.Errorf("is set, but %w", pgurl.Explain(err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is lost with this connection
 
@@ -37,5 +43,5 @@ func (o Options) fromEnv(ctx context.Context) (*Server, error) {
 	}
 	c := conn.Config()
 	source := fmt.Sprintf("DATABASE_URL %s (%s:%d/%s)", version, c.Host, c.Port, c.Database)
-	return newServer(url, source, nil, nil), nil
+	return newServer(config.ConnString(), source, nil, nil), nil
 }

@@ -88,12 +88,14 @@ func TestDatabaseURLThatDoesNotAnswerIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	url := "postgres://u:secret@127.0.0.1:" + strconv.Itoa(port) + "/db"
-	s, err := Start(t.Context(), Options{getenv: env("DATABASE_URL", url)})
-	if err == nil {
-		t.Fatalf("Start = %s, want an error", errors.Join(errors.New(s.Source()), s.Close()))
-	}
-	if !strings.Contains(err.Error(), "drover: DATABASE_URL: is set, but") || strings.Contains(err.Error(), "secret") {
-		t.Errorf("Start = %v, want DATABASE_URL named and no password", err)
+	for _, given := range []string{url, `"` + url + `"`, `"` + url + `?sslmode=disable`} {
+		s, err := Start(t.Context(), Options{getenv: env("DATABASE_URL", given)})
+		if err == nil {
+			t.Fatalf("Start = %s, want an error", errors.Join(errors.New(s.Source()), s.Close()))
+		}
+		if !strings.Contains(err.Error(), "drover: DATABASE_URL: is set, but") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("Start = %v, want DATABASE_URL named and no password", err)
+		}
 	}
 }
 

@@ -1,0 +1,106 @@
+// Package pgurl reads the connection string of a database. No error that it returns holds any part of that string:
+// where a string is malformed, nobody knows which part of it is the password.
+package pgurl
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+var (
+	errForm = errors.New("it is neither a URL of the scheme postgres, in lower case and with two slashes, nor a list of key=value pairs; " +
+		"in a URL, write each of @ : / ? # % and blanks in a user name or password as its percent escape, such as %40 for @")
+	errRefused = errors.New("the server refuses a parameter of the database URL: look for a misspelt key, or a value that it cannot take")
+)
+
+// Parse reads a URL or a keyword string. It first removes what env files leave around one: blanks, and one pair of quotes.
+// It refuses whatever Check refuses. The config's ConnString is the string without those.
+func Parse(given string) (*pgxpool.Config, error) {
+	text := strings.TrimSpace(given)
+	if n := len(text); n >= 2 && (text[0] == '"' || text[0] == '\'') && text[n-1] == text[0] {
+		text = strings.TrimSpace(text[1 : n-1])
+	}
+	config, err := pgxpool.ParseConfig(text)
+	if err != nil {
+		return nil, reason(err)
+	}
+	if err := Check(config.ConnConfig); err != nil {
+		return nil, err
+	}
+	return config, nil
+}
+
+// Check refuses a config whose string pgx could read only as something else. A URL in quotes or without its scheme is a
+// keyword string to pgx: it would look for the server elsewhere, such as at PGHOST, and send it the URL as the name or
+// the value of a parameter. An @ in a password that is not escaped makes the rest of it a part of the host.
+func Check(config *pgx.ConnConfig) error {
+	hosts := []string{config.Host}
+	for _, f := range config.Fallbacks {
+		hosts = append(hosts, f.Host)
+	}
+	for _, host := range hosts {
+		if !strings.HasPrefix(host, "/") && strings.ContainsAny(host, "@?#=&%\"'\\ \t\n") && !zoned(host) {
+			return errForm
+		}
+	}
+	values := append(hosts, config.User, config.Database)
+	for key, value := range config.RuntimeParams {
+		if !regexp.MustCompile(`^[A-Za-z_][\w.$]*$`).MatchString(key) {
+			return errForm
+		}
+		values = append(values, value)
+	}
+	for _, value := range values {
+		if regexp.MustCompile(`(?i)postgres(ql)?:/|password\s*=|://.*@`).MatchString(value) {
+			return errForm
+		}
+	}
+	if strings.Contains(config.User, ":") || strings.ContainsAny(config.Database, ":@?=&") {
+		return errForm
+	}
+	return nil
+}
+
+// zoned reports an IPv6 address with its zone, such as fe80::1%eth0.
+func zoned(host string) bool { return regexp.MustCompile(`^[0-9A-Fa-f:.]+%\w+$`).MatchString(host) }
+
+// reason is what pgx found wrong, in words of a fixed list. Its own text quotes the string, and hides a password only as
+// well as it can.
+func reason(err error) error {
+	text := err.Error()
+	for _, known := range []string{
+		"invalid port", "port numbers to", "failed to configure TLS", "sslmode is invalid", "failed to read service", "invalid connect_timeout",
+		"unknown target_session_attrs value", "invalid min_protocol_version", "invalid max_protocol_version", "unknown channel_binding value",
+		"invalid require_auth", "invalid sslcertmode", "pool_max_conns", "pool_min_conns", "pool_min_idle_conns", "pool_max_conn_lifetime",
+		"pool_max_conn_idle_time", "pool_health_check_period", "pool_ping_timeout", "statement_cache_capacity", "description_cache_capacity",
+		"default_query_exec_mode",
+	} {
+		var number syscall.Errno // of a file that cannot be read
+		switch {
+		case !strings.Contains(text, known):
+			continue
+		case errors.As(err, &number):
+			return errors.New(known + ": " + number.Error())
+		case known == "invalid port" || known == "port numbers to":
+			return errors.New("invalid port; " + errForm.Error())
+		}
+		return errors.New(known)
+	}
+	return errForm
+}
+
+// Explain is the error of a first connection, without what the server quotes of its parameters.
+func Explain(err error) error {
+	var refused *pgconn.PgError
+	var attempt *pgconn.ConnectError
+	if errors.As(err, &attempt) && errors.As(err, &refused) && (refused.Code == "42704" || refused.Code == "22023") {
+		return errRefused
+	}
+	return err
+}
