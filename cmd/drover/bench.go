@@ -39,7 +39,7 @@ wal_bytes_per_job is the log of insert and run without full-page images, which d
 beside it. Nobody else should use the server meanwhile: log and commits are counted for all of it.`,
 		Example: `  drover bench
   drover bench --retention keep --jobs 500000 --queues 5 --only burn
-  drover bench --fail-rate 1 --only burn,retry --json | tail -1 | jq .runs_per_second`,
+  drover bench --fail-rate 1 --only burn --only retry --json | tail -1 | jq .runs_per_second`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch retention {
@@ -48,6 +48,10 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 				o.Keep = true
 			default:
 				return usagef("--retention %q is neither delete nor keep", retention)
+			}
+			o.Steps = bench.Steps()
+			if len(only) > 0 {
+				o.Steps = nil
 			}
 			for _, step := range only {
 				o.Steps = append(o.Steps, bench.Step(strings.TrimSpace(step)))
@@ -68,7 +72,7 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 	f.Float64Var(&o.FailRate, "fail-rate", 0, "share of the jobs whose first attempt fails, 0 to 1")
 	f.IntVar(&o.Samples, "samples", 200, "jobs behind each percentile")
 	f.DurationVar(&o.IdleFor, "idle-for", 10*time.Second, "how long to watch an idle supervisor")
-	f.StringSliceVar(&only, "only", all, "steps to take")
+	f.StringArrayVar(&only, "only", nil, "a `step` to take, of "+strings.Join(all, ", ")+"; give the flag again for more (default all)")
 	complete(cmd, "retention", "delete", "keep")
 	complete(cmd, "only", all...)
 	return cmd

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -27,7 +28,7 @@ type filterFlags struct {
 func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	p := &filterFlags{}
 	f := cmd.Flags()
-	f.StringSliceVar(&p.ids, "id", nil, "jobs with this id, or with any of several")
+	f.StringArrayVar(&p.ids, "id", nil, "jobs with this `ID`; give the flag again for more: any of them")
 	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
 	f.StringVar(&p.state, "state", "", "jobs in this state")
@@ -36,24 +37,59 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
 	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
 	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
-	f.StringSliceVar(&p.filter.Tags, "tag", nil, "jobs with this tag, or with all of several")
+	f.StringArrayVar(&p.filter.Tags, "tag", nil, "jobs with this `tag`; give the flag again for more: all of them")
 	f.StringVar(&p.args, "args-contain", "", `jobs whose args contain this JSON, such as '{"Order": 42}'`)
 	f.Var(&p.createdAfter, "created-after", "jobs enqueued since then: RFC 3339, or how long ago, such as 90m, 2h, 7d")
 	f.Var(&p.createdBefore, "created-before", "jobs enqueued before then")
 	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended since then")
 	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before then")
 	f.BoolVar(&p.filter.All, "all", false, "every job is meant")
+	for _, name := range filterFlagNames() {
+		if flag := f.Lookup(name); flag.Value.Type() != "stringArray" && flag.Value.Type() != "bool" {
+			flag.Value = &once{flagValue: flag.Value}
+		}
+	}
 	complete(cmd, "state", states()...)
 	complete(cmd, "reason", reasons()...)
 	complete(cmd, "class", classes()...)
 	return p
 }
 
+// once is the value of a flag that picks by one value. A second one is an error: if it replaced the first, the command would
+// act on fewer jobs than were meant, or on others.
+type once struct {
+	flagValue
+	given bool
+}
+
+// flagValue is pflag.Value.
+type flagValue interface {
+	String() string
+	Set(text string) error
+	Type() string
+}
+
+// Set reads the flag.
+func (o *once) Set(text string) error {
+	if o.given {
+		return errors.New("the flag is given twice")
+	}
+	o.given = true
+	return o.flagValue.Set(text)
+}
+
 // check refuses what no job can have, and takes the ids named without a flag. An empty value is refused too: a variable
 // that is not set must not make a filter that fits more jobs.
 func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	for _, name := range filterFlagNames() {
-		if value := cmd.Flags().Lookup(name).Value.String(); cmd.Flags().Changed(name) && (value == "" || value == "[]") {
+		values := []string{cmd.Flags().Lookup(name).Value.String()}
+		switch name {
+		case "id":
+			values = p.ids
+		case "tag":
+			values = p.filter.Tags
+		}
+		if cmd.Flags().Changed(name) && slices.Contains(values, "") {
 			return usagef("--%s is empty", name)
 		}
 	}

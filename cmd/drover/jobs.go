@@ -333,7 +333,11 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	count("redrives", j.Redrives)
 	count("snoozes", j.Snoozes)
 	add("retry", compact(j.Retry))
-	add("tags", strings.Join(j.Tags, ", "))
+	tags := make([]string, len(j.Tags))
+	for i, tag := range j.Tags {
+		tags[i] = shellQuote(tag) // as --tag takes it: one may have a comma in it
+	}
+	add("tags", strings.Join(tags, ", "))
 	add("metadata", compact(j.Metadata))
 	add("args", compact(j.Args))
 	add("unreadable", j.Unreadable)

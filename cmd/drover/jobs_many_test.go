@@ -1,8 +1,11 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
 )
@@ -61,6 +64,58 @@ func TestVerbsOverManyAsk(t *testing.T) {
 		if done.Changed != 1 || done.Missing != nil {
 			t.Errorf("%s --all: %+v", verb.name, done)
 		}
+	}
+}
+
+// A flag takes one value, as it is: a tag may have commas and quotes in it. What takes several is given several times.
+func TestAFlagIsOneValue(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	tagged := func(tags ...string) string { return enqueue(t, client, charge{}, &drover.EnqueueOpts{Tags: tags}) }
+	comma, both, quotes := tagged("a,b"), tagged("a", "b"), tagged(`say "hi"`)
+	for _, c := range []struct {
+		flags []string
+		want  string
+	}{
+		{[]string{"--tag", "a,b"}, comma},
+		{[]string{"--tag", "a", "--tag", "b"}, both},
+		{[]string{"--tag", `say "hi"`}, quotes},
+		{[]string{"--id", comma, "--id", strings.ToLower(quotes), "--tag", "a,b"}, comma},
+	} {
+		page := decode[drover.Page](t, sh.run(t, append([]string{"jobs", "list", "--json"}, c.flags...)...).ok(t))
+		if len(page.Jobs) != 1 || page.Jobs[0].ID != c.want {
+			t.Errorf("%q: %+v, want %s alone", c.flags, page.Jobs, c.want)
+		}
+	}
+	sh.run(t, "jobs", "show", comma).ok(t).says(t, "'a,b'")
+	sh.run(t, "jobs", "count", "--id", comma+","+both).ends(t, 2, "is not a job id")
+	sh.run(t, "jobs", "cancel", comma+","+both).ends(t, 1, "not cancelled")
+	sh.run(t, "jobs", "count", "--tag", "a", "--tag", "").ends(t, 2, "--tag is empty")
+	sh.run(t, "jobs", "cancel", "--kind", "charge", "--kind", "refund", "--yes").ends(t, 2, "--kind", "given twice")
+	sh.run(t, "jobs", "discard", "--tag", "a,b", "--yes").ok(t).says(t, "1 job discarded")
+	if job, err := client.Get(t.Context(), comma); err != nil || job.State != drover.Discarded {
+		t.Errorf("%+v, %v", job, err)
+	}
+
+	flags := 0
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, found := range regexp.MustCompile(`--([a-z-]+)`).FindAllStringSubmatch(cmd.Flags().FlagUsages(), -1) {
+			flag := cmd.Flags().Lookup(found[1])
+			if flag == nil { // named in the usage of another
+				continue
+			}
+			if kind := flag.Value.Type(); strings.HasSuffix(kind, "Slice") || strings.HasPrefix(kind, "stringTo") {
+				t.Errorf("%s --%s splits its value: %s", cmd.CommandPath(), flag.Name, kind)
+			}
+			flags++
+		}
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	if walk(newRootCommand(&app{})); flags < 100 {
+		t.Errorf("%d flags", flags)
 	}
 }
 

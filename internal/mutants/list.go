@@ -962,6 +962,13 @@ func mutants() []mutant {
 			tests: []string{"TestAMalformedConnectionStringIsRefused"},
 		},
 		{
+			name: "tags-at-commas", bug: "a tag with a comma in it picks the jobs of two others",
+			file:  "cmd/drover/filter.go",
+			old:   "f.StringArrayVar(&p.filter.Tags",
+			new:   "f.StringSliceVar(&p.filter.Tags",
+			tests: []string{"TestAFlagIsOneValue"}, in: "cmd/drover",
+		},
+		{
 			name: "password-in-the-error", bug: "an error about the database URL quotes it",
 			file:  "internal/pgurl/pgurl.go",
 			old:   "\t\treturn nil, reason(err)",
