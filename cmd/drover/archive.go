@@ -110,7 +110,7 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 
 // move moves jobs between the tables and tells how many.
 func (a *app) move(ctx context.Context, done string, do func(*session) (drover.Moved, error)) error {
-	s, err := a.open(ctx)
+	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
 	if !yes && !a.interactive {
 		return usagef("nobody can be asked here: --yes deletes without a question")
 	}
-	s, err := a.open(ctx)
+	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	}
 	o.Command = func(p demo.Program) *exec.Cmd { return exec.Command(exe, "demo", string(p)) }
 	o.URL = a.url
-	o.Out, o.Live = a.stdout, isTerminal(a.stdout)
+	o.Out, o.Live = a.stdout, isTerminal(a.sink.to)
 	var printed error
 	if a.json {
 		o.Out, o.Live = a.stderr, false

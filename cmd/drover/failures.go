@@ -223,7 +223,7 @@ type changed struct {
 // eachFailure does one thing to each group and tells what happened. One that is unknown or refused does not keep it
 // from the next; it is an error in the end.
 func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
-	s, err := a.open(ctx)
+	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}

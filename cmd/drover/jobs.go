@@ -472,7 +472,7 @@ A job that was redriven and waits stays as it is. The jobs are redriven one by o
 
 func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts) error {
 	moved := false // told by the hook: the call itself also succeeds on a job that waits already
-	s, err := a.open(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
+	s, err := a.openToChange(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
 	if err != nil {
 		return err
 	}

@@ -179,7 +179,7 @@ Ids are done one by one. With flags that pick jobs all must fit, ids too, and ho
 }
 
 func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, why string) error {
-	s, err := a.open(ctx)
+	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, why string)
 }
 
 func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why string, yes bool) error {
-	s, err := a.open(ctx)
+	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}

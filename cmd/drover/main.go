@@ -19,6 +19,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
 	a := &app{stdin: os.Stdin, interactive: interactive(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: interactive(os.Stderr), getenv: os.Getenv}
+	// Without this a closed pipe, such as of | head, would end the process in the middle of what it changes. Being caught and
+	// not ignored, the signal stays what it is for the processes that the demo starts.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -36,21 +39,29 @@ type app struct {
 	schema string // --schema
 	json   bool   // --json
 
+	sink    *sink // what stdout is while a command runs
+	changes bool  // the command changes something
+
 	helpErr error // help was asked for a command that there is not
 }
 
 // run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use; check has its own.
-func (a *app) run(ctx context.Context, args []string) int {
+func (a *app) run(outer context.Context, args []string) int {
+	ctx, stop := context.WithCancel(outer)
+	defer stop()
+	a.sink = &sink{app: a, to: a.stdout, stop: stop}
+	a.stdout = a.sink
 	root := newRootCommand(a) //nolint:contextcheck // a command gets its context when it runs
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		err = a.helpErr
 	}
+	err = a.sink.end(err)
 	if err == nil {
 		return 0
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	if outer.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}
 	fmt.Fprintln(a.stderr, "drover: "+message(err))

@@ -43,6 +43,7 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {
+	a.changes = true
 	if create {
 		if err := a.createSchema(ctx); err != nil {
 			return err
@@ -114,6 +115,7 @@ func newMigrateDownCommand(a *app) *cobra.Command {
 }
 
 func (a *app) migrateDown(ctx context.Context, yes bool) error {
+	a.changes = true
 	pool, err := a.connect(ctx)
 	if err != nil {
 		return err

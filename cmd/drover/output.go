@@ -1,14 +1,76 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"sync"
+	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"github.com/drover-queue/drover/internal/demo"
 )
+
+// sink is the standard output of every command. Commands need not look at its errors: run does, in the end.
+type sink struct {
+	app  *app
+	to   io.Writer
+	stop context.CancelFunc // ends the command
+
+	mu  sync.Mutex
+	err error // the first; nothing is written after it
+}
+
+// Write writes, until that fails. What a command says of its changes goes to standard error from then on, so that it is
+// not lost. Where nobody reads any more, as behind | head, a command that only reads ends.
+func (s *sink) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		_, s.err = s.to.Write(p)
+	}
+	switch {
+	case s.err == nil:
+	case s.closed() && !s.app.changes:
+		s.stop()
+		return 0, s.err
+	case s.closed():
+	case s.app.changes:
+		return s.app.stderr.Write(p)
+	default:
+		return 0, s.err
+	}
+	return len(p), nil
+}
+
+func (s *sink) closed() bool { return errors.Is(s.err, syscall.EPIPE) }
+
+// end is the error of a command that ended with err.
+func (s *sink) end(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if file, ok := s.to.(*os.File); ok && s.err == nil {
+		s.err = file.Close() // a file system may report only here that it is full
+	}
+	ours := errors.Is(err, s.err) || errors.Is(err, context.Canceled) || errors.Is(err, demo.ErrInterrupted)
+	switch {
+	case s.err == nil || err != nil && !ours:
+		return err
+	case s.closed() && !s.app.changes:
+		return nil
+	case s.closed():
+		return err
+	case s.app.changes:
+		return errors.Join(fmt.Errorf("standard output cannot be written, so the rest of what was done is here, on standard error: %w", s.err), err)
+	}
+	return fmt.Errorf("the output cannot be written: %w", s.err)
+}
 
 // printJSON prints one value on one line.
 func (a *app) printJSON(v any) error {

@@ -142,7 +142,11 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	if me, err := user.Current(); plan.By == "" && err == nil {
 		plan.By = me.Username
 	}
-	s, err := a.open(ctx)
+	open := a.openToChange
+	if how.dryRun {
+		open = a.open
+	}
+	s, err := open(ctx)
 	if err != nil {
 		return err
 	}
@@ -589,7 +593,7 @@ func newRedriveAbortCommand(a *app) *cobra.Command {
 }
 
 func (a *app) changeRedrive(ctx context.Context, id string, do func(*drover.Client, context.Context, string) error) error {
-	s, err := a.open(ctx)
+	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}

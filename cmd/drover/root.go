@@ -203,6 +203,12 @@ type session struct {
 	now      time.Time
 }
 
+// openToChange is open for a command that changes something.
+func (a *app) openToChange(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
+	a.changes = true
+	return a.open(ctx, hooks...)
+}
+
 // open connects and makes sure that the schema is there. The caller closes.
 func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	pool, err := a.connect(ctx)

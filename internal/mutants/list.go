@@ -969,6 +969,13 @@ func mutants() []mutant {
 			tests: []string{"TestAFlagIsOneValue"}, in: "cmd/drover",
 		},
 		{
+			name: "full-disk-is-fine", bug: "a command whose output is lost exits with 0",
+			file:  "cmd/drover/main.go",
+			old:   "err = a.sink.end(err)",
+			new:   "_ = a.sink.end(err)",
+			tests: []string{"TestOutputToAFullDisk"}, in: "cmd/drover",
+		},
+		{
 			name: "password-in-the-error", bug: "an error about the database URL quotes it",
 			file:  "internal/pgurl/pgurl.go",
 			old:   "\t\treturn nil, reason(err)",

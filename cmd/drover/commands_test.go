@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/tier"
+)
+
+// stored is a schema with something for each command.
+type stored struct {
+	dead, waits, print, redrive string
+	cancelled                   [3]string
+}
+
+func store(t *testing.T, sh *shell, client *drover.Client) (s stored) {
+	t.Helper()
+	s.dead = enqueue(t, client, charge{Order: 1}, nil)
+	discard(t, sh)
+	s.print = decode[[]drover.FailureGroup](t, sh.run(t, "failures", "list", "--json").ok(t))[0].Fingerprint
+	old := enqueue(t, client, charge{Order: 2}, nil)
+	sh.run(t, "jobs", "cancel", old).ok(t)
+	sh.run(t, "archive", "add", "--id", old).ok(t)
+	for i := range s.cancelled {
+		s.cancelled[i] = enqueue(t, client, charge{Order: 10 + i}, nil)
+	}
+	s.waits = enqueue(t, client, charge{Order: 3}, nil)
+	sh.run(t, "jobs", "discard", s.waits).ok(t)
+	s.redrive = decode[drover.Redrive](t, sh.run(t, "redrive", "start", s.waits, "--json").ok(t)).ID
+	return s
+}
+
+// reads are the commands that change nothing in the database, each in a line that finds something.
+func (s stored) reads() [][]string {
+	return [][]string{
+		{"jobs", "list"},
+		{"jobs", "list", "--json"},
+		{"jobs", "list", "--queue", "none"},
+		{"jobs", "list", "--state", "discarded", "--limit", "1"},
+		{"jobs", "show", s.dead},
+		{"jobs", "show", s.waits},
+		{"jobs", "show", s.dead, "--json"},
+		{"jobs", "count"},
+		{"jobs", "count", "--json"},
+		{"jobs", "summary"},
+		{"archive", "export"},
+		{"redrive", "list"},
+		{"redrive", "show", s.redrive},
+		{"redrive", "watch", s.redrive, "--json"},
+		{"redrive", "start", "--kind", "charge", "--dry-run"},
+		{"failures", "list"},
+		{"failures", "list", "--kind", "none"},
+		{"failures", "show", s.print},
+		{"stats"},
+		{"stats", "--json"},
+		{"check", "--max-discarded", "100", "--max-oldest", "1h"},
+		{"health"},
+		{"budgets"},
+		{"migrate", "status"},
+	}
+}
+
+// others need no database of drover's.
+func others() [][]string {
+	return [][]string{
+		{"help"}, {"jobs", "--help"}, {"jobs"}, {"--version"}, {"completion", "bash"}, {"completion", "fish"}, {"completion", "powershell"}, {"completion", "zsh"},
+	}
+}
+
+// changes are the others, in an order in which all of them change something.
+func (s stored) changes() [][]string {
+	return [][]string{
+		{"redrive", "pause", s.redrive},
+		{"redrive", "resume", s.redrive},
+		{"redrive", "abort", s.redrive},
+		{"failures", "resolve", s.print},
+		{"failures", "ignore", s.print},
+		{"failures", "reopen", s.print},
+		{"failures", "policy", s.print, "discard"},
+		{"failures", "redrive", s.print},
+		append([]string{"jobs", "cancel"}, s.cancelled[:]...),
+		{"jobs", "redrive", s.cancelled[0], s.cancelled[1]},
+		{"jobs", "discard", s.cancelled[0], s.cancelled[1]},
+		{"jobs", "delete", s.cancelled[0], "--yes"},
+		{"archive", "add", "--id", s.cancelled[2]},
+		{"archive", "restore", s.cancelled[2]},
+		{"archive", "purge", "--all", "--yes"},
+		{"redrive", "start", "--id", s.cancelled[1]},
+		{"jobs", "cancel", "--all", "--yes", "--json"},
+		{"migrate", "down", "--yes"},
+		{"migrate", "up"},
+	}
+}
+
+// A command that is added stands in one of the lists.
+func TestEveryCommandIsTried(t *testing.T) {
+	t.Parallel()
+	lines := slices.Concat(stored{}.reads(), stored{}.changes(), others())
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+		path := strings.Fields(cmd.CommandPath())[1:]
+		if cmd.HasSubCommands() || cmd.Hidden || slices.Contains([]string{"bench", "demo"}, path[0]) { // these make what they read
+			return
+		}
+		if !slices.ContainsFunc(lines, func(line []string) bool { return len(line) >= len(path) && slices.Equal(line[:len(path)], path) }) {
+			t.Errorf("drover %s is in no list", strings.Join(path, " "))
+		}
+	}
+	root := newRootCommand(&app{})
+	root.InitDefaultCompletionCmd()
+	walk(root)
+}
+
+// runOn runs a command line whose standard output is a file.
+func (sh *shell) runOn(t *testing.T, stdout *os.File, args []string) *output {
+	t.Helper()
+	var stderr bytes.Buffer
+	a := &app{stdin: strings.NewReader(""), stdout: stdout, stderr: &stderr, getenv: func(string) string { return "" }}
+	code := a.run(t.Context(), append(slices.Clone(args), sh.flags...))
+	return &output{line: strings.Join(args, " "), stderr: stderr.String(), code: code}
+}
+
+// A disk that is full is an error of every command, and what a verb has changed is said on standard error instead.
+func TestOutputToAFullDisk(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	sh, client := newMigratedShell(t)
+	s := store(t, sh, client)
+	full := func() *os.File {
+		file, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil { // not on this system: a file that was not opened for writing does as well
+			file, err = os.Open(os.DevNull)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	for _, line := range slices.Concat(s.reads(), others()) {
+		code := 1
+		if line[0] == "check" {
+			code = exitUnknown
+		}
+		if o := sh.runOn(t, full(), line).ends(t, code, "output cannot be written"); len(o.stderr) > 200 {
+			t.Errorf("drover %s: %s", o.line, o.stderr)
+		}
+	}
+	for _, line := range s.changes() {
+		o := sh.runOn(t, full(), line).ends(t, 1, "output cannot be written", "on standard error")
+		if said, _, _ := strings.Cut(o.stderr, "drover: standard output"); strings.TrimSpace(said) == "" {
+			t.Errorf("drover %s says nothing of what it did: %s", o.line, o.stderr)
+		}
+		for _, id := range line[2:] {
+			if line[0] == "jobs" && line[1] != "delete" && len(id) == 26 && !strings.Contains(o.stderr, id+"  ") {
+				t.Errorf("drover %s: no %s in %s", o.line, id, o.stderr)
+			}
+		}
+	}
+}
+
+// A pipe that nobody reads any more, as behind | head, is no error. A verb goes on to its end.
+func TestOutputToAClosedPipe(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	sh, client := newMigratedShell(t)
+	s := store(t, sh, client)
+	closed := func() *os.File {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	for _, line := range slices.Concat(s.reads(), others()) {
+		if o := sh.runOn(t, closed(), line).ok(t); strings.Contains(o.stderr, "pipe") {
+			t.Errorf("drover %s: %s", o.line, o.stderr)
+		}
+	}
+	for _, line := range s.changes() {
+		sh.runOn(t, closed(), line).ok(t)
+	}
+
+	// The process itself: a SIGPIPE must not end it before the last id.
+	bin := filepath.Join(t.TempDir(), "drover")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	args := []string{"jobs", "cancel"}
+	for n := range 3 {
+		args = append(args, enqueue(t, client, charge{Order: n}, nil))
+	}
+	cmd := exec.CommandContext(t.Context(), bin, append(args, sh.flags...)...)
+	cmd.Stdout = closed()
+	if out, err := cmd.StderrPipe(); err != nil {
+		t.Fatal(err)
+	} else if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	} else if said, _ := io.ReadAll(out); cmd.Wait() != nil || len(said) > 0 {
+		t.Errorf("%v: %s", cmd.ProcessState, said)
+	}
+	sh.run(t, "jobs", "count", "--state", "cancelled").ok(t).says(t, "3")
+}
