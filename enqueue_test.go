@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -24,7 +22,6 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
 
-	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -1253,59 +1250,6 @@ func TestReadOnlyByDefault(t *testing.T) {
 	eventually(t, func() bool { j, err := db.client.Get(t.Context(), id); return err == nil && j.State == Completed })
 	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}); err != nil || done.Changed != 1 {
 		t.Errorf("DeleteMany = %d, %v", done.Changed, err)
-	}
-}
-
-// A standby is another matter: no transaction there can write. Reading goes on.
-func TestStandby(t *testing.T) {
-	t.Parallel()
-	slow(t)
-	ctx := t.Context()
-	server, err := pgdev.Start(ctx, pgdev.Options{Ways: []pgdev.Way{pgdev.Local, pgdev.Download}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Close() })
-	pool, err := pgxpool.New(ctx, server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	if err := migrations.Up(ctx, pool); err != nil {
-		t.Fatal(err)
-	}
-	db := newTestDBOn(t, pool, Config{})
-	id := db.enqueue(t, letter{}, nil)
-	signal := filepath.Join(value[string](t, db, `show data_directory`), "standby.signal")
-	if err := os.WriteFile(signal, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Restart(ctx); err != nil {
-		t.Fatal(err)
-	}
-	pool.Reset()
-	if err := db.client.Check(ctx); !errors.Is(err, ErrReadOnly) {
-		t.Errorf("Check = %v", err)
-	}
-	if job, err := db.client.Get(ctx, id); err != nil || job.State != Available {
-		t.Errorf("Get = %+v, %v", job, err)
-	}
-	for _, way := range db.ways(t) {
-		if _, err := way.enqueue(ctx, letter{}, nil); !errors.Is(err, ErrReadOnly) {
-			t.Errorf("%s = %v", way.name, err)
-		}
-	}
-	if err := db.client.RedriveJob(ctx, id, nil); !errors.Is(err, ErrReadOnly) {
-		t.Errorf("RedriveJob = %v", err)
-	}
-	sup, err := db.client.Supervisor(SupervisorConfig{
-		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sup.Run(ctx); !errors.Is(err, ErrReadOnly) {
-		t.Errorf("Run = %v", err)
 	}
 }
 

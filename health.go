@@ -25,6 +25,7 @@ type Health struct {
 	NotSeen     []NotSeen         `json:"not_seen"` // what is missing here, and why
 
 	schema, role string // quoted
+	standby      bool   // it knows neither the counts of the primary nor its clock, and a claim costs something else there
 	blockers     []blocker
 }
 
@@ -33,7 +34,7 @@ type NotSeen struct {
 	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, clock
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // after 2 s
-	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it
+	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it, or only the primary knows it
 }
 
 // Finding is a conclusion, and what to do about it.
@@ -171,7 +172,8 @@ const (
 // Health looks at what makes a queue in Postgres slow: what holds vacuum back, dead rows, the cost of a claim, late jobs.
 // It changes nothing, and each of its parts ends after 2 s at the latest. The role needs select on drover's tables; it
 // sees since when other roles' sessions hold vacuum back, and their queries, as a member of pg_read_all_stats. What it
-// may not see is in NotSeen, and no error. Errors: ErrNotMigrated, ErrReadOnly on a standby.
+// may not see is in NotSeen, and no error. On a standby that is also what only the primary knows: what holds vacuum back,
+// dead rows, the cost of a claim, its clock. Errors: ErrNotMigrated.
 func (c *Client) Health(ctx context.Context) (*Health, error) {
 	h, err := c.store.health(ctx)
 	if err != nil {
@@ -357,7 +359,7 @@ func (h *Health) judgeBlockers() (found []Finding) {
 
 func (h *Health) judgeAutovacuum() (found []Finding) {
 	const why = "dead rows stay until somebody vacuums"
-	if !h.Autovacuum {
+	if !h.Autovacuum && !h.standby {
 		found = append(found, Finding{
 			levelCritical, "autovacuum", "autovacuum is off for the whole server, or track_counts is", why,
 			"alter system set autovacuum = on;\nalter system set track_counts = on;\nselect pg_reload_conf();",
@@ -534,6 +536,8 @@ func (h *Health) judgeNotSeen() (found []Finding) {
 	for _, n := range h.NotSeen {
 		f := Finding{levelWarning, "not_seen", fmt.Sprintf("not seen: %s: %s", n.Part, n.Why), "this role may not read it", "grant it select on drover's tables"}
 		switch {
+		case n.Why == onStandby:
+			f = Finding{levelOK, f.Name, f.What, "only the primary knows it", "ask the primary"}
 		case n.TimedOut:
 			f.Why, f.Do = "it waited for a lock, or stepped over very many rows, dead ones included", ""
 		case n.Failed:

@@ -42,7 +42,7 @@ const (
 	// Whatever reads a time or a float begins its transaction with this, or with one of the statements that contain it.
 	sqlPlainText = `select ` + plainTextIs
 
-	// sqlBeginReading is for reads that need no more than sqlPlainText. Standbys allow it.
+	// sqlBeginReading begins what only reads for a caller. Standbys allow it.
 	sqlBeginReading = `begin isolation level read committed read only`
 )
 
@@ -96,16 +96,25 @@ func (p *pipeline) query(read func(pgx.Rows) error, sql string, args ...any) {
 	})
 }
 
-// readAll runs a query on the pool, in a transaction of its own because of sqlPlainText, and collects its rows.
-func readAll[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+// readAll runs a query on the pool, in a transaction of its own that only reads and has sqlPlainText, and collects its rows.
+func readAll[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return readWith(ctx, s, sqlPlainText, row, sql, args...)
+}
+
+// readOnePlan is readAll for a query that needs sqlOnePlan.
+func readOnePlan[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return readWith(ctx, s, sqlOnePlan, row, sql, args...)
+}
+
+func readWith[T any](ctx context.Context, s *store, settings string, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, classify(err)
 	}
 	defer conn.Release()
 	var p pipeline
-	p.exec(nil, sqlBeginReading)
-	p.exec(nil, sqlPlainText)
+	p.beginReading()
+	p.exec(nil, settings)
 	p.batch.Queue(sql, args...)
 	p.reads = append(p.reads, func(results pgx.BatchResults) error {
 		rows, err := results.Query()
@@ -123,8 +132,9 @@ func (p *pipeline) call(fn func()) {
 	p.reads = append(p.reads, func(pgx.BatchResults) error { fn(); return nil })
 }
 
-func (p *pipeline) begin()  { p.exec(nil, sqlBegin) }
-func (p *pipeline) commit() { p.exec(nil, sqlCommit) }
+func (p *pipeline) begin()        { p.exec(nil, sqlBegin) }
+func (p *pipeline) beginReading() { p.exec(nil, sqlBeginReading) }
+func (p *pipeline) commit()       { p.exec(nil, sqlCommit) }
 
 // send runs the pipeline. After an error the connection is out of any transaction, or closed. That of a server that is
 // read-only is closed, a pool's as well: it would be handed out again for as long as it lives.
@@ -169,8 +179,10 @@ func classify(err error) error {
 	switch code := db.SQLState(); {
 	case code == "42883" || code == "42P01": // undefined function, undefined table
 		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
-	case code == "25006", code == "0A000" && refusedBegin(err): // read-only, standby
+	case code == "25006": // read-only
 		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	case code == "0A000" && refusedBegin(err):
+		return fmt.Errorf("%w%s (%w)", ErrReadOnly, aStandby, err)
 	case code == "26000" || code == "42P05": // a prepared statement is not there, or is there already
 		return fmt.Errorf("%w (%w)", ErrPooler, err)
 	case code == "DR001":
@@ -184,6 +196,9 @@ func classify(err error) error {
 	}
 	return err
 }
+
+// aStandby follows ErrReadOnly where the server has said that it is one.
+const aStandby = ": it is a standby, changes go to the primary"
 
 // namesField makes an *InvalidError of the refusal by a check of the table jobs on what a caller has chosen. Checks of the
 // application's own stay what they are.
@@ -330,8 +345,6 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	switch {
 	case server < 150000:
 		return fmt.Errorf("%w, this is %d.%d", ErrServerTooOld, server/10000, server%10000)
-	case standby:
-		return ErrReadOnly
 	case !migrated:
 		return fmt.Errorf("%w (%s)", ErrNotMigrated, where)
 	}
@@ -343,6 +356,9 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	}
 	if schema < schemaVersion {
 		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
+	}
+	if standby { // last: one who only reads need not mind it
+		return fmt.Errorf("%w%s", ErrReadOnly, aStandby)
 	}
 	return nil
 }

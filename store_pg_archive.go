@@ -139,20 +139,23 @@ func (s *store) export(ctx context.Context, filter string, write func(line []byt
 	}
 	defer conn.Release()
 	for after := ""; ; {
-		rows, err := conn.Query(ctx, sqlExport, filter, exportPage, after)
-		if err != nil {
-			return unread, classify(err)
-		}
 		n := 0
-		var line pgtype.DriverBytes
-		var why *string
-		_, err = pgx.ForEachRow(rows, []any{&after, &line, &why}, func() error {
-			n++
-			if why != nil {
-				unread = append(unread, Refusal{ID: after, Error: *why})
-				return nil
+		err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, sqlExport, filter, exportPage, after)
+			if err != nil {
+				return err
 			}
-			return write(line)
+			var line pgtype.DriverBytes
+			var why *string
+			_, err = pgx.ForEachRow(rows, []any{&after, &line, &why}, func() error {
+				n++
+				if why != nil {
+					unread = append(unread, Refusal{ID: after, Error: *why})
+					return nil
+				}
+				return write(line)
+			})
+			return err
 		})
 		if err != nil || n == 0 {
 			return unread, classify(err)
@@ -163,26 +166,10 @@ func (s *store) export(ctx context.Context, filter string, write func(line []byt
 const sqlAlerts = `select name, level, value, threshold from drover_alerts($1, $2, $3::interval, $4, $5::interval, $6)`
 
 func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, classify(err)
-	}
-	defer conn.Release()
-	var p pipeline
-	alerts := []Alert{}
 	var oldest *string
 	if t.Oldest > 0 {
 		text := interval(t.Oldest)
 		oldest = &text
 	}
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error {
-		var a Alert
-		err := rows.Scan(&a.Name, &a.Level, &a.Value, &a.Threshold)
-		alerts = append(alerts, a)
-		return err
-	}, sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
-	p.commit()
-	return alerts, p.send(ctx, conn.Conn())
+	return readOnePlan(ctx, s, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
 }

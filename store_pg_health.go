@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,7 +18,7 @@ import (
 
 // sqlHealthServer finds jobs, whose schema the others go by: an application's tables may share it.
 const sqlHealthServer = `
-select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting('autovacuum')::bool and current_setting('track_counts')::bool
+select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting('autovacuum')::bool and current_setting('track_counts')::bool, pg_is_in_recovery()
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 // sqlHealthHolders lists what the removal of dead rows in this database waits for, the oldest first: what a transaction
@@ -203,6 +204,9 @@ func (s *store) waitForClock(ctx context.Context, conn *pgx.Conn, bound time.Dur
 	return waits, p.send(ctx, conn)
 }
 
+// onStandby is why a part is not seen that only the primary knows.
+const onStandby = "this server is a standby"
+
 const (
 	healthDeadCount = 100_000         // dead letters looked through for refused ones
 	healthTimeout   = 2 * time.Second // of each part
@@ -223,9 +227,13 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		if failed != nil {
 			return
 		}
+		if h.standby && slices.Contains([]string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}, part) {
+			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: onStandby})
+			return
+		}
 		// In a round trip of its own: a statement that is being prepared waits for locks already.
 		var limit, query pipeline
-		limit.begin()
+		limit.beginReading()
 		limit.exec(nil, sqlOnePlan)
 		limit.exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
 		query.query(read, sql, args...)
@@ -249,7 +257,7 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		}
 	}
 	n, c := &h.Supervisors, &h.Claim
-	look("server", func(rows pgx.Rows) error { return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum) }, sqlHealthServer)
+	look("server", func(rows pgx.Rows) error { return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby) }, sqlHealthServer)
 	look("holders", h.readHolder, sqlHealthHolders)
 	look("locks", h.readBlocker, sqlHealthBlockers, h.schema, healthTables())
 	look("tables", h.readTable, sqlHealthTables, h.schema, healthTables())

@@ -69,23 +69,23 @@ func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.pool.Query(ctx, sqlParts, id)
-	if err == nil {
+	_, err = readAll(ctx, s, func(row pgx.CollectableRow) (none struct{}, err error) {
 		var part, value, why string
-		_, err = pgx.ForEachRow(rows, []any{&part, &value, &why}, func() error {
-			if why != "" {
-				j.unreadable(part, why)
-			} else {
-				j.readPart(part, value)
-			}
-			return nil
-		})
-	}
+		switch err := row.Scan(&part, &value, &why); {
+		case err != nil:
+			return none, err
+		case why != "":
+			j.unreadable(part, why)
+		default:
+			j.readPart(part, value)
+		}
+		return none, nil
+	}, sqlParts, id)
 	switch {
 	case rowsFault(err) && ctx.Err() == nil:
 		j.unreadable("args, errors, metadata, retry, tags", refusal(err))
 	case err != nil:
-		return nil, classify(err)
+		return nil, err
 	}
 	return j, nil
 }
@@ -116,17 +116,14 @@ func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs
 // of all rows, even of a row that has gone meanwhile. If there are limit rows, the last one shows only that there are
 // more.
 func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	var ids []string
-	var id, cursor string
-	rows, err := s.pool.Query(ctx, sqlListBare, filter, after, limit)
-	if err == nil {
-		_, err = pgx.ForEachRow(rows, []any{&id, &cursor}, func() error {
-			ids, cursors = append(ids, id), append(cursors, cursor)
-			return nil
-		})
-	}
+	ids, err := readAll(ctx, s, func(row pgx.CollectableRow) (id string, err error) {
+		var cursor string
+		err = row.Scan(&id, &cursor)
+		cursors = append(cursors, cursor)
+		return id, err
+	}, sqlListBare, filter, after, limit)
 	if err != nil {
-		return nil, nil, classify(err)
+		return nil, nil, err
 	}
 	// One by one: a row whose text is too large to send costs a second at each try, and halving would try it often.
 	for _, id := range ids[:min(len(ids), limit-1)] {
@@ -197,9 +194,12 @@ func (s *store) counts(ctx context.Context) ([]Count, error) {
 
 const sqlCount = `select drover_count($1::jsonb)`
 
-func (s *store) count(ctx context.Context, filter string) (n int64, err error) {
-	err = s.pool.QueryRow(ctx, sqlCount, filter).Scan(&n)
-	return n, classify(err)
+func (s *store) count(ctx context.Context, filter string) (int64, error) {
+	list, err := readAll(ctx, s, pgx.RowTo[int64], sqlCount, filter)
+	if err != nil {
+		return 0, err
+	}
+	return list[0], nil
 }
 
 const sqlSummary = `
@@ -209,19 +209,8 @@ select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs
 from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
 
 // summary holds the view to its index: without statistics the planner would rather read the table.
-func (s *store) summary(ctx context.Context) (groups []DiscardedGroup, err error) {
-	err = s.inTx(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, sqlOnePlan); err != nil {
-			return classify(err)
-		}
-		rows, err := tx.Query(ctx, sqlSummary)
-		if err != nil {
-			return classify(err)
-		}
-		groups, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DiscardedGroup])
-		return classify(err)
-	})
-	return groups, err
+func (s *store) summary(ctx context.Context) ([]DiscardedGroup, error) {
+	return readOnePlan(ctx, s, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }
 
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`

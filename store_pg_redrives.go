@@ -69,13 +69,8 @@ func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	}
 }
 
-func (s *store) previewRedrive(ctx context.Context, plan string) (groups []RedriveGroup, err error) {
-	rows, err := s.pool.Query(ctx, sqlPreviewRedrive, plan)
-	if err != nil {
-		return nil, classify(err)
-	}
-	groups, err = pgx.CollectRows(rows, pgx.RowToStructByPos[RedriveGroup])
-	return groups, classify(err)
+func (s *store) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup, error) {
+	return readAll(ctx, s, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
 }
 
 func (s *store) getRedrive(ctx context.Context, id string) (*Redrive, error) {

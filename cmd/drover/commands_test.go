@@ -6,13 +6,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/tier"
 )
 
@@ -121,6 +124,55 @@ func TestEveryCommandIsTried(t *testing.T) {
 	root := newRootCommand(&app{})
 	root.InitDefaultCompletionCmd()
 	walk(root)
+}
+
+// A standby serves what only reads. What changes something says that it is a standby.
+func TestCommandsOnAStandby(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local, pgdev.Download}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	pool, err := pgxpool.New(t.Context(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	sh := &shell{pool: pool, flags: []string{"--url", server.URL()}}
+	sh.run(t, "migrate", "up").ok(t)
+	client, err := drover.New(pool, drover.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := store(t, sh, client)
+	want := map[string]string{} // what a command prints on the primary
+	for _, line := range s.reads() {
+		if line[0] == "jobs" || line[0] == "migrate" {
+			want[strings.Join(line, " ")] = sh.run(t, line...).ok(t).stdout
+		}
+	}
+	standby, err := server.Standby(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = standby.Close() })
+	sh.flags = []string{"--url", standby.URL()}
+	plain := func(text string) string {
+		return strings.Join(strings.Fields(regexp.MustCompile(`[0-9]+(ms|s) ago`).ReplaceAllString(text, "")), " ")
+	}
+	for _, line := range s.reads() {
+		o := sh.run(t, line...).ok(t)
+		if want := want[o.line]; want != "" && !strings.Contains(want, "psql") && plain(o.stdout) != plain(want) {
+			t.Errorf("drover %s: %s\nand on the primary: %s", o.line, o.stdout, want)
+		}
+	}
+	sh.run(t, "health").ok(t).says(t, "not seen: tables: this server is a standby")
+	sh.run(t, "health", "--strict").ends(t, 1, "the health is not ok, but critical") // jobs are due, and nobody claims
+	for _, line := range s.changes() {
+		sh.run(t, line...).ends(t, 1, "this server is a standby", "primary")
+	}
 }
 
 // runOn runs a command line whose standard output is a file.

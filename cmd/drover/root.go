@@ -191,6 +191,15 @@ func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 		pool.Close()
 		return nil, fmt.Errorf("the database cannot be reached: %w", pgurl.Explain(err))
 	}
+	var standby bool
+	if err := pool.QueryRow(ctx, `select pg_is_in_recovery()`).Scan(&standby); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("ask whether the server is a standby: %w", err)
+	}
+	if standby && a.changes {
+		pool.Close()
+		return nil, errors.New("this server is a standby, which only reads: give the URL of the primary, or add target_session_attrs=read-write to a URL that names several servers")
+	}
 	return pool, nil
 }
 
@@ -243,7 +252,8 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 	if s.client, err = drover.New(s.pool, config); err != nil {
 		return err
 	}
-	if err := s.client.Check(ctx); err != nil {
+	// Of a server that is read-only reach knows whether that matters.
+	if err := s.client.Check(ctx); err != nil && !errors.Is(err, drover.ErrReadOnly) {
 		return err
 	}
 	if err := s.pool.QueryRow(ctx, sqlWhereAndWhen).Scan(&s.database, &s.schema, &s.now); err != nil {

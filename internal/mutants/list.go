@@ -684,8 +684,8 @@ func mutants() []mutant {
 		{
 			name: "reads-in-any-style", bug: "Get and List cannot read times that the session writes in another way",
 			file:  "store_pg.go",
-			old:   "\tp.exec(nil, sqlPlainText)\n",
-			new:   "",
+			old:   "readWith(ctx, s, sqlPlainText, row",
+			new:   "readWith(ctx, s, `select`, row",
 			tests: []string{"TestLifeInAnyDateStyle"},
 		},
 		{
@@ -967,6 +967,13 @@ func mutants() []mutant {
 			old:   "f.StringArrayVar(&p.filter.Tags",
 			new:   "f.StringSliceVar(&p.filter.Tags",
 			tests: []string{"TestAFlagIsOneValue"}, in: "cmd/drover",
+		},
+		{
+			name: "reads-need-a-primary", bug: "the health of a standby cannot be looked at",
+			file:  "store_pg_health.go",
+			old:   "limit.beginReading()",
+			new:   "limit.begin()",
+			tests: []string{"TestStandby"},
 		},
 		{
 			name: "full-disk-is-fine", bug: "a command whose output is lost exits with 0",

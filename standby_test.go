@@ -1,0 +1,183 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// A standby is another matter: no transaction there can write. Reading goes on.
+func TestStandby(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	ctx := t.Context()
+	server, err := pgdev.Start(ctx, pgdev.Options{Ways: []pgdev.Way{pgdev.Local, pgdev.Download}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	pool, err := pgxpool.New(ctx, server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := migrations.Up(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	db := newTestDBOn(t, pool, Config{})
+	id := db.enqueue(t, letter{}, nil)
+	redrive, print := db.deadOnes(t)
+	signal := filepath.Join(value[string](t, db, `show data_directory`), "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset()
+	if err := db.client.Check(ctx); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("Check = %v", err)
+	}
+	if job, err := db.client.Get(ctx, id); err != nil || job.State != Available {
+		t.Errorf("Get = %+v, %v", job, err)
+	}
+	db.wantReadsOnly(t, id, redrive, print)
+	if h, err := db.client.Health(ctx); err != nil || h == nil || h.saw("tables") || len(h.Tables) > 0 || h.Supervisors.Alive != 0 || !h.saw("queues", "supervisors", "set_aside") {
+		t.Errorf("Health = %+v, %v", h, err)
+	}
+	for _, way := range db.ways(t) {
+		if _, err := way.enqueue(ctx, letter{}, nil); !errors.Is(err, ErrReadOnly) {
+			t.Errorf("%s = %v", way.name, err)
+		}
+	}
+	sup, err := db.client.Supervisor(SupervisorConfig{
+		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sup.Run(ctx); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("Run = %v", err)
+	}
+}
+
+// deadOnes makes what the reads of a client are about: a dead job, its failure group, an archived job, a budget, and a redrive.
+func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
+	t.Helper()
+	ids := make([]string, 2)
+	for i := range ids {
+		ids[i] = db.enqueue(t, dyn{kind: "dead"}, &EnqueueOpts{Queue: "dead", MaxAttempts: 1})
+	}
+	var ends eventLog
+	c := newClientOn(t, db.Pool, Config{Hooks: []Hooks{ends.hooks()}})
+	sup := (&testDB{db.Pool, c}).launch(t, SupervisorConfig{
+		Queues:  []Queue{{Name: "dead", RetryBudget: RetryBudget{Retries: 5}}},
+		Workers: []Worker{dynWorker("dead", WorkerOpts{}, func(context.Context, *Job) error { return errors.New("boom") })},
+	})
+	for _, id := range ids {
+		ends.end(t, id)
+	}
+	sup.stop(t)
+	if err := db.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
+		_, err := c.store.tendFailures(t.Context(), conn.Conn())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	groups, err := db.client.Failures(t.Context(), FailureFilter{})
+	if err != nil || len(groups) != 1 {
+		t.Fatalf("Failures = %+v, %v", groups, err)
+	}
+	if _, err := db.client.Archive(t.Context(), Filter{IDs: ids[:1]}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.ID, groups[0].Fingerprint
+}
+
+// wantReadsOnly calls each method of the client: one that reads works and finds something, one that changes something
+// fails because of the server.
+func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
+	t.Helper()
+	ctx, c := t.Context(), db.client
+	found := func(n int, err error) error {
+		if err == nil && n == 0 {
+			return errors.New("nothing is found")
+		}
+		return err
+	}
+	reads := map[string]func() error{
+		"Get":           func() error { _, err := c.Get(ctx, id); return err },
+		"List":          func() error { page, err := c.List(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
+		"Count":         func() error { n, err := c.Count(ctx, Filter{}); return found(int(n), err) },
+		"Counts":        func() error { list, err := c.Counts(ctx); return found(len(list), err) },
+		"Summary":       func() error { list, err := c.Summary(ctx); return found(len(list), err) },
+		"ExportArchive": func() error { n, err := c.ExportArchive(ctx, io.Discard, Filter{}); return found(int(n), err) },
+		"Failures":      func() error { list, err := c.Failures(ctx, FailureFilter{}); return found(len(list), err) },
+		"Failure":       func() error { _, err := c.Failure(ctx, print); return err },
+		"PreviewRedrive": func() error {
+			list, err := c.PreviewRedrive(ctx, RedrivePlan{Filter: Filter{All: true}})
+			return found(len(list), err)
+		},
+		"GetRedrive":   func() error { _, err := c.GetRedrive(ctx, redrive); return err },
+		"Redrives":     func() error { list, err := c.Redrives(ctx, 10); return found(len(list), err) },
+		"RetryBudgets": func() error { list, err := c.RetryBudgets(ctx); return found(len(list), err) },
+		"Alerts":       func() error { list, err := c.Alerts(ctx, Thresholds{Discarded: 1}); return found(len(list), err) },
+		"Health": func() error {
+			h, err := c.Health(ctx)
+			if err == nil {
+				err = found(len(h.Findings), nil)
+			}
+			return err
+		},
+	}
+	changes := map[string]func() error{
+		"Check":            func() error { return c.Check(ctx) },
+		"Enqueue":          func() error { _, err := c.Enqueue(ctx, letter{}, nil); return err },
+		"EnqueueMany":      func() error { _, err := c.EnqueueMany(ctx, []Batch{{Args: letter{}}}); return err },
+		"RedriveJob":       func() error { return c.RedriveJob(ctx, id, nil) },
+		"Cancel":           func() error { _, err := c.Cancel(ctx, id, ""); return err },
+		"Discard":          func() error { _, err := c.Discard(ctx, id, ""); return err },
+		"CancelMany":       func() error { _, err := c.CancelMany(ctx, Filter{All: true}, ""); return err },
+		"DiscardMany":      func() error { _, err := c.DiscardMany(ctx, Filter{All: true}, ""); return err },
+		"DeleteMany":       func() error { _, err := c.DeleteMany(ctx, Filter{State: Discarded}); return err },
+		"Archive":          func() error { _, err := c.Archive(ctx, Filter{All: true}, nil); return err },
+		"Restore":          func() error { _, err := c.Restore(ctx, Filter{All: true}); return err },
+		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, Filter{All: true}); return err },
+		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, FailureResolved, "") },
+		"SetFailurePolicy": func() error { return c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard}, "") },
+		"Redrive":          func() error { _, err := c.Redrive(ctx, RedrivePlan{Filter: Filter{All: true}}); return err },
+		"PauseRedrive":     func() error { return c.PauseRedrive(ctx, redrive) },
+		"ResumeRedrive":    func() error { return c.ResumeRedrive(ctx, redrive) },
+		"AbortRedrive":     func() error { return c.AbortRedrive(ctx, redrive, "") },
+	}
+	for method := range reflect.TypeOf(c).Methods() {
+		read, change := reads[method.Name], changes[method.Name]
+		switch {
+		case read != nil:
+			if err := read(); err != nil {
+				t.Errorf("%s: %v", method.Name, err)
+			}
+		case change != nil:
+			if err := change(); !errors.Is(err, ErrReadOnly) || !strings.Contains(err.Error(), "it is a standby") {
+				t.Errorf("%s: %v", method.Name, err)
+			}
+		case !slices.Contains([]string{"EnqueueTx", "EnqueueManyTx", "Supervisor"}, method.Name):
+			t.Errorf("%s is neither among the reads nor among the changes", method.Name)
+		}
+	}
+}
