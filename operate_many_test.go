@@ -174,7 +174,7 @@ func TestDiscardOfARunningJob(t *testing.T) {
 		"an error":            func(context.Context, *Job) error { return errBoom },
 		"Discard":             func(context.Context, *Job) error { return Discard(errBoom) },
 		"Cancel":              func(context.Context, *Job) error { return Cancel(errBoom) },
-		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
+		"CompleteTx":          func(ctx context.Context, job *Job) error { return db.complete(context.WithoutCancel(ctx), job) },
 	}
 	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, discard := range map[string]func(id string) error{

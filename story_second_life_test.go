@@ -318,7 +318,7 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 							look()
 						}
 						before := db.theRows(t, []string{id})
-						if err := settle(t.Context(), first.job, tx); !errors.Is(err, ErrLeaseLost) {
+						if err := settle(t.Context(), first.job, tx.tx); !errors.Is(err, ErrLeaseLost) {
 							t.Errorf("%s: %v, want ErrLeaseLost", name, err)
 						}
 						_ = tx.commit() // some have failed by then

@@ -104,7 +104,7 @@ func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 			returned := make(chan error, 2)
 			deaf := func(ctx context.Context, job *Job) error {
-				defer func() { returned <- job.CompleteTx(context.WithoutCancel(ctx), db) }()
+				defer func() { returned <- db.complete(context.WithoutCancel(ctx), job) }()
 				wait(&end)
 				return nil
 			}
@@ -312,7 +312,7 @@ func TestCancelARunningJob(t *testing.T) {
 		"RetryAfter":          func(context.Context, *Job) error { return RetryAfter(0, errBoom) },
 		"a panic":             func(context.Context, *Job) error { panic(errBoom) },
 		"Goexit":              func(context.Context, *Job) error { runtime.Goexit(); return nil },
-		"CompleteTx":          func(ctx context.Context, job *Job) error { return job.CompleteTx(context.WithoutCancel(ctx), db) },
+		"CompleteTx":          func(ctx context.Context, job *Job) error { return db.complete(context.WithoutCancel(ctx), job) },
 	}
 	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, client := range map[string]*Client{"this process": db.client, "another process": elsewhere} {

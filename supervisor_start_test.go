@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -261,55 +260,5 @@ func TestAStopTakesWhatIsPromised(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("Run does not return")
-	}
-}
-
-// D-3: a connection in the place of a transaction commits each statement by itself: the promise would break unseen.
-func TestWhatIsNoTransaction(t *testing.T) {
-	t.Parallel()
-	db := newQuietDB(t)
-	conn := dialed(t, db)
-	ways := map[string]func(tx Tx) error{
-		"EnqueueTx": func(tx Tx) error { _, err := db.client.EnqueueTx(t.Context(), tx, job{1}, nil); return err },
-		"EnqueueManyTx": func(tx Tx) error {
-			_, err := db.client.EnqueueManyTx(t.Context(), tx, []Batch{{Args: job{1}}})
-			return err
-		},
-	}
-	for name, way := range ways {
-		for what, tx := range map[string]Tx{
-			"a connection outside": conn, "one embedded": struct{ *pgx.Conn }{conn}, "SQLTx(nil)": SQLTx(nil), "no connection": (*pgx.Conn)(nil), "nil": nil,
-		} {
-			var invalid *InvalidError
-			if err := way(tx); !errors.As(err, &invalid) || invalid.Field != "tx" {
-				t.Errorf("%s with %s = %v", name, what, err)
-			}
-		}
-		for _, sql := range []string{`begin`, `rollback`} {
-			if _, err := conn.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
-			if sql == `begin` {
-				if err := way(conn); err != nil {
-					t.Errorf("%s with a connection in a transaction = %v", name, err)
-				}
-			}
-		}
-	}
-	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
-		t.Errorf("%d jobs are stored", n)
-	}
-	ended := make(chan error, 2)
-	db.launch(t, SupervisorConfig{Workers: handling(func(ctx context.Context, j *Job, _ int) error {
-		ended <- j.CompleteTx(ctx, conn)
-		_, err := j.EnqueueTx(ctx, conn, job{2}, nil)
-		ended <- err
-		return Discard(errors.New("enough"))
-	})})
-	db.enqueue(t, job{1}, nil)
-	for range 2 {
-		if err := receive(t, ended); !errors.Is(err, ErrInvalid) {
-			t.Errorf("in a handler = %v", err)
-		}
 	}
 }

@@ -9,32 +9,49 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Tx is what drover needs of a caller's transaction. A pgx.Tx is one, SQLTx makes one of a *sql.Tx, and a *pgx.Conn is
-// one between its begin and its commit. A pool has the method too but is no transaction, nor is a *pgx.Conn outside of
-// one: both are refused with an *InvalidError.
+// Tx is a transaction of the caller's: a pgx.Tx, what embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its begin
+// and its commit. drover asks its connection, by its method Conn or PgConn, whether a transaction is open, and otherwise
+// refuses it with an *InvalidError before it sends anything. So a pool is refused, whatever type wraps it, and so are a
+// mock, and a transaction that has ended or has yet to begin.
 type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// checkTx refuses what would commit by itself: pool in the place of tx is a slip that would break the promise unseen.
-func checkTx(tx Tx) error {
-	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
-		return &InvalidError{Field: "tx", Reason: "is nil"}
+// checkTx refuses what would commit each statement by itself. Only the connection knows: a type that wraps a pool looks
+// like one that wraps a transaction. A transaction that has failed passes, and the server's error says so.
+func checkTx(tx Tx) (err error) {
+	refuse := func(reason string, under error) error {
+		return &InvalidError{Field: "tx", Reason: reason + "; hand in a pgx.Tx that is open, or SQLTx of a *sql.Tx", Err: under}
 	}
+	defer func() { // a nil that is embedded, or a connection that was given back
+		if p := recover(); p != nil {
+			err = refuse(fmt.Sprintf("%T panics when asked its connection: %s", tx, recoveredText(p)), nil)
+		}
+	}()
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return refuse("is nil", nil)
+	}
+	var conn *pgconn.PgConn
 	switch tx := tx.(type) {
 	case sqlTx:
 		if tx.tx == nil {
-			return &InvalidError{Field: "tx", Reason: "is SQLTx(nil)"}
+			return refuse("is SQLTx(nil)", nil)
 		}
-	case *pgxpool.Pool, *pgxpool.Conn:
-		return &InvalidError{Field: "tx", Reason: fmt.Sprintf("%T is no transaction", tx)}
+		return nil
 	case interface{ PgConn() *pgconn.PgConn }: // a *pgx.Conn, or what embeds one
-		if conn := tx.PgConn(); conn != nil && conn.TxStatus() == 'I' {
-			return &InvalidError{Field: "tx", Reason: fmt.Sprintf("%T is outside of any transaction", tx)}
+		conn = tx.PgConn()
+	case interface{ Conn() *pgx.Conn }:
+		if c := tx.Conn(); c != nil {
+			conn = c.PgConn()
 		}
+	}
+	switch {
+	case conn == nil:
+		return refuse(fmt.Sprintf("%T has no connection that says whether a transaction is open", tx), nil)
+	case conn.TxStatus() != 'T' && conn.TxStatus() != 'E':
+		return refuse(fmt.Sprintf("%T is outside of any transaction", tx), pgx.ErrTxClosed)
 	}
 	return nil
 }

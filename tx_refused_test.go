@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // What a handler hears when its transaction is refused, and that nil does not complete a job whose settle failed.
@@ -70,7 +71,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 								return err
 							}
 							c.spoil(ctx, j, tx)
-							err = settle(ctx, j, tx)
+							err = settle(ctx, j, tx.tx)
 							var pg *pgconn.PgError
 							if errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrState) || !errors.As(err, &pg) || pg.Code != "40001" {
 								t.Errorf("%s: %v, want the serialization failure", name, err)
@@ -84,7 +85,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 							if tx, err = b.begin(ctx, c.level); err != nil {
 								return err
 							}
-							return errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.CompleteTx(ctx, tx), tx.commit())
+							return errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.CompleteTx(ctx, tx.tx), tx.commit())
 						})
 						switch n := db.effects(t, end.JobID); {
 						case again && (end.how != "completed" || n != 1):
@@ -232,7 +233,7 @@ func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 			t.Fatal(err)
 		}
 		end := db.once(t, func(ctx context.Context, j *Job) error {
-			if err := j.CompleteTx(ctx, tx); err == nil || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "before the claim") {
+			if err := j.CompleteTx(ctx, tx.tx); err == nil || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "before the claim") {
 				t.Errorf("%s: %v", b.name, err)
 			}
 			return errors.Join(tx.rollback())
@@ -268,13 +269,13 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				err = errors.Join(tx.exec(`select pg_sleep(0.05)`), tx.QueryRow(ctx, `select clock_timestamp()`).Scan(&called))
-				if err = errors.Join(err, j.SettleTx(ctx, tx, c.err)); err != nil {
+				err = errors.Join(tx.exec(`select pg_sleep(0.05)`), tx.tx.QueryRow(ctx, `select clock_timestamp()`).Scan(&called))
+				if err = errors.Join(err, j.SettleTx(ctx, tx.tx, c.err)); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 				// The row tells before the commit: a job that is due at once may run by then.
 				var right bool
-				if err := tx.QueryRow(ctx, `select coalesce(`+c.row+`, false) from jobs where id = $1 and $2::timestamptz is not null`, j.ID, called).Scan(&right); err != nil || !right {
+				if err := tx.tx.QueryRow(ctx, `select coalesce(`+c.row+`, false) from jobs where id = $1 and $2::timestamptz is not null`, j.ID, called).Scan(&right); err != nil || !right {
 					t.Errorf("%s by %s: %t, %v", name, b.name, right, err)
 				}
 				if err := tx.exec(`update jobs set scheduled_at = 'infinity' where id = $1 and finalized_at is null`, j.ID); err != nil {
@@ -287,4 +288,110 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 			}
 		}
 	}
+}
+
+// hands is a type of a caller's that stands in front of a pool or a transaction.
+type hands[T any] struct{ Of T }
+
+func (h hands[T]) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return any(h.Of).(Tx).QueryRow(ctx, sql, args...)
+}
+
+// lazy is one that has yet to begin, and names no connection.
+type lazy struct{ Tx }
+
+func (lazy) Conn() *pgx.Conn { return nil }
+
+// D-3: what commits each statement by itself is refused, whatever type stands in front of it: a job would be stored, or
+// completed, though its handler fails.
+func TestWhatIsNoTransaction(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx := t.Context()
+	conn, begun := dialed(t, db), dialed(t, db)
+	pooled := func() *pgxpool.Conn {
+		c, err := db.Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Release)
+		return c
+	}
+	tx := func(sql string) pgx.Tx {
+		tx, err := db.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		_, _ = tx.Exec(ctx, sql)
+		return tx
+	}
+	given, over, open := pooled(), tx(``), tx(``)
+	given.Release()
+	_ = over.Rollback(ctx)
+	savepoint, err := open.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byHand := pooled()
+	_, err = byHand.Exec(ctx, `begin`)
+	_, err2 := begun.Exec(ctx, `begin`)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	refused := map[string]Tx{
+		"nil": nil, "SQLTx(nil)": SQLTx(nil), "no connection": (*pgx.Conn)(nil), "an empty connection": new(pgx.Conn),
+		"a pool": db.Pool, "a pool embedded": struct{ *pgxpool.Pool }{db.Pool}, "a pool behind a method": hands[*pgxpool.Pool]{db.Pool},
+		"a connection outside": conn, "one outside, wrapped": struct{ *pgx.Conn }{conn}, "a pool's outside": pooled(), "a pool's, given back": given,
+		"nil embedded": struct{ pgx.Tx }{}, "a transaction behind a method": hands[pgx.Tx]{open}, "one that names no connection": lazy{open},
+		"one ended in SQL": tx(`commit`), "one ended in SQL, embedded": struct{ pgx.Tx }{tx(`rollback`)},
+	}
+	for what, tx := range refused {
+		_, one := db.client.EnqueueTx(ctx, tx, job{1}, nil)
+		_, many := db.client.EnqueueManyTx(ctx, tx, []Batch{{Args: job{1}}})
+		for name, err := range map[string]error{"EnqueueTx": one, "EnqueueManyTx": many} {
+			var invalid *InvalidError
+			if !errors.As(err, &invalid) || invalid.Field != "tx" || !strings.Contains(invalid.Reason, "hand in a pgx.Tx") {
+				t.Errorf("%s with %s = %v", name, what, err)
+			}
+			if strings.Contains(what, "ended") && !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s with %s = %v", name, what, err)
+			}
+		}
+	}
+	for what, tx := range map[string]Tx{
+		"a transaction": open, "one embedded": struct{ pgx.Tx }{open}, "a savepoint": savepoint,
+		"a connection in one": begun, "a pool's connection in one": byHand,
+	} {
+		if _, err := db.client.EnqueueTx(ctx, tx, job{1}, nil); err != nil {
+			t.Errorf("EnqueueTx with %s = %v", what, err)
+		}
+	}
+	var pg *pgconn.PgError
+	if _, err := db.client.EnqueueTx(ctx, tx(`select 1 / 0`), job{1}, nil); !errors.As(err, &pg) || pg.Code != "25P02" {
+		t.Errorf("EnqueueTx with a transaction that failed = %v", err)
+	}
+	if _, err := db.client.EnqueueTx(ctx, over, job{1}, nil); !errors.Is(err, pgx.ErrTxClosed) { // its connection may be in another one
+		t.Errorf("EnqueueTx with a transaction that is over = %v", err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
+		t.Errorf("%d jobs are stored", n)
+	}
+	ended := make(chan error, 3*len(refused))
+	db.launch(t, SupervisorConfig{Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+		for _, tx := range refused {
+			_, err := j.EnqueueTx(ctx, tx, job{2}, nil)
+			ended <- err
+			ended <- j.SettleTx(ctx, tx, Snooze(0))
+			ended <- j.CompleteTx(ctx, tx)
+		}
+		return Discard(errors.New("enough"))
+	})})
+	id := db.enqueue(t, job{1}, nil)
+	for range cap(ended) {
+		if err := receive(t, ended); !errors.Is(err, ErrInvalid) {
+			t.Errorf("in a handler = %v", err)
+		}
+	}
+	db.waitFor(t, time.Minute, `select state = 'discarded' from jobs where id = '`+id+`'`)
 }

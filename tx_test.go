@@ -20,9 +20,14 @@ import (
 
 // testTx is a transaction of either kind.
 type testTx struct {
-	Tx
+	tx               Tx
 	commit, rollback func() error
 	exec             func(sql string, args ...any) error
+}
+
+// complete completes the job in a transaction of its own.
+func (db *testDB) complete(ctx context.Context, job *Job) error {
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return job.CompleteTx(ctx, tx) })
 }
 
 // beginner begins transactions of one kind.
@@ -69,11 +74,11 @@ func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				one, err := db.client.EnqueueTx(t.Context(), tx, letter{}, nil)
+				one, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{}, nil)
 				if err != nil {
 					t.Error(err)
 				}
-				many, err := db.client.EnqueueManyTx(t.Context(), tx, []Batch{{letter{}, nil}, {letter{}, &EnqueueOpts{ID: ulid.Make().String()}}})
+				many, err := db.client.EnqueueManyTx(t.Context(), tx.tx, []Batch{{letter{}, nil}, {letter{}, &EnqueueOpts{ID: ulid.Make().String()}}})
 				if err != nil || len(many) != 2 {
 					t.Fatal(many, err)
 				}
@@ -111,7 +116,7 @@ func TestEnqueueTxOfAnIDThatItsSnapshotMisses(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := db.enqueue(t, letter{}, nil)
-			r, err := db.client.EnqueueTx(t.Context(), tx, letter{}, &EnqueueOpts{ID: id})
+			r, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{}, &EnqueueOpts{ID: id})
 			if level == "read committed" && (err != nil || !r.Existing) || level != "read committed" && err == nil {
 				t.Errorf("%s: %s: %+v, %v", b.name, level, r, err)
 			}
@@ -132,7 +137,7 @@ func TestAFailedEnqueueTxFailsItsTransaction(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := db.client.EnqueueTx(t.Context(), tx, letter{"b"}, &EnqueueOpts{ID: id}); !errors.Is(err, ErrIDConflict) {
+		if _, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{"b"}, &EnqueueOpts{ID: id}); !errors.Is(err, ErrIDConflict) {
 			t.Errorf("%s: %v, want ErrIDConflict", b.name, err)
 		}
 		if err := tx.commit(); err == nil {
@@ -258,7 +263,7 @@ func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 					if err := tx.exec(`insert into effects values ($1)`, j.ID); err != nil {
 						t.Error(err)
 					}
-					if err := tc.settle(ctx, j, tx); err != nil {
+					if err := tc.settle(ctx, j, tx.tx); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 					if state := value[string](t, db.testDB, `select state from jobs where id = $1`, j.ID); state != "running" { //nolint:contextcheck // the test's own
@@ -307,7 +312,7 @@ func TestSettleTxRolledBack(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx, tc.settled), tx.rollback()); err != nil {
+					if err := errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx.tx, tc.settled), tx.rollback()); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 					return tc.returned
@@ -326,7 +331,7 @@ func TestSettleTxRolledBack(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(j.CompleteTx(ctx, tx), tx.rollback()); err != nil {
+					if err := errors.Join(j.CompleteTx(ctx, tx.tx), tx.rollback()); err != nil {
 						t.Error(err)
 					}
 				}
@@ -334,7 +339,7 @@ func TestSettleTxRolledBack(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return errors.Join(j.CompleteTx(ctx, tx), tx.commit())
+				return errors.Join(j.CompleteTx(ctx, tx.tx), tx.commit())
 			})
 			if end.how != "completed" {
 				t.Errorf("%s: the fourth transaction ended %s", b.name, end.how)
@@ -354,7 +359,7 @@ func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx, settled), tx.commit())
+				return errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx.tx, settled), tx.commit())
 			})
 			if end.how != how || db.effects(t, end.JobID) != 1 {
 				t.Errorf("%s: ended %s with %d effects, want %s", b.name, end.how, db.effects(t, end.JobID), how)
@@ -392,7 +397,7 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 							t.Error(err)
 						}
 						db.exec(t, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'other' where id = $1`, j.ID) //nolint:contextcheck // the test's own
-						err = settle(ctx, j, tx)
+						err = settle(ctx, j, tx.tx)
 						// A heartbeat may have found it out before, and have ended the context, for the same cause.
 						if !errors.Is(err, ErrLeaseLost) && (err == nil || !errors.Is(context.Cause(ctx), ErrLeaseLost)) {
 							t.Errorf("%s: %v, want ErrLeaseLost", name, err)
@@ -452,13 +457,13 @@ func TestJobEnqueueTx(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if child, err = j.EnqueueTx(ctx, tx, payload{j.ID}, &EnqueueOpts{Queue: "next"}); err != nil {
+				if child, err = j.EnqueueTx(ctx, tx.tx, payload{j.ID}, &EnqueueOpts{Queue: "next"}); err != nil {
 					t.Error(err)
 				}
-				if err := j.CompleteTx(ctx, tx); err != nil {
+				if err := j.CompleteTx(ctx, tx.tx); err != nil {
 					t.Error(err)
 				}
-				if _, err := j.EnqueueTx(ctx, tx, payload{j.ID}, nil); !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) {
+				if _, err := j.EnqueueTx(ctx, tx.tx, payload{j.ID}, nil); !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) {
 					t.Errorf("EnqueueTx behind CompleteTx = %v, want ErrState", err)
 				}
 				if commit {
@@ -483,7 +488,7 @@ func TestASecondSettleInOneRun(t *testing.T) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				name := fmt.Sprintf("%s, %s, kept for %v", b.name, level, retention)
 				twice := func(j *Job, tx testTx) {
-					for _, err := range []error{j.CompleteTx(context.Background(), tx), j.SettleTx(context.Background(), tx, errNope)} {
+					for _, err := range []error{j.CompleteTx(context.Background(), tx.tx), j.SettleTx(context.Background(), tx.tx, errNope)} {
 						if !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "settled job "+j.ID+" already") {
 							t.Errorf("%s: %v, want ErrState", name, err)
 						}
@@ -495,7 +500,7 @@ func TestASecondSettleInOneRun(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						if err := j.CompleteTx(ctx, tx); err != nil {
+						if err := j.CompleteTx(ctx, tx.tx); err != nil {
 							t.Errorf("%s: %v", name, err)
 						}
 						twice(j, tx)

@@ -889,8 +889,8 @@ func mutants() []mutant {
 		{
 			name: "connection-for-a-transaction", bug: "a connection outside of any transaction passes as one",
 			file:  "tx.go",
-			old:   "conn != nil && conn.TxStatus() == 'I'",
-			new:   "conn == nil && conn.TxStatus() == 'I'",
+			old:   "conn.TxStatus() != 'T' && conn.TxStatus() != 'E'",
+			new:   "conn.TxStatus() != 'T' && conn.TxStatus() != 'E' && conn.TxStatus() != 'I'",
 			tests: []string{"TestWhatIsNoTransaction"},
 		},
 		{
