@@ -34,52 +34,49 @@ const (
 )
 
 func (v *verdict) Error() string {
-	var what string
-	switch v.how {
-	case verdictDiscard:
-		what = "discard"
-	case verdictRetry:
-		what = "retry"
-	case verdictRetryAfter:
-		what = fmt.Sprintf("retry after %v", v.delay)
-	case verdictSnooze:
+	switch {
+	case v.err != nil:
+		return v.err.Error()
+	case v.how == verdictSnooze:
 		return fmt.Sprintf("snooze for %v", v.delay)
-	case verdictCancel:
-		what = "cancel"
-	case verdictDontCount:
-		what = "retry, not counted"
 	}
-	if v.err == nil {
-		return what
-	}
-	return v.err.Error()
+	return "cancel"
 }
 
 func (v *verdict) Unwrap() error { return v.err }
 
-// Discard ends the job for good, whatever attempts are left: for errors that no retry can mend. It is kept as
-// discarded, reason unrecoverable.
-func Discard(err error) error { return &verdict{how: verdictDiscard, err: err} }
+// failure is a verdict about a failed run. Nil stays nil: a handler that returns Discard(work()) has succeeded if work has.
+func failure(how verdictKind, delay time.Duration, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &verdict{how, max(delay, 0), err}
+}
 
-// Retry says that err is worth a retry by the strategy even where the worker's RetryIf would say no.
-func Retry(err error) error { return &verdict{how: verdictRetry, err: err} }
+// Discard ends the job for good, whatever attempts are left: for errors that no retry can mend. It is kept as
+// discarded, reason unrecoverable. Discard of a nil error is nil, and the job is completed.
+func Discard(err error) error { return failure(verdictDiscard, 0, err) }
+
+// Retry says that err is worth a retry by the strategy even where the worker's RetryIf would say no. Retry of a nil error
+// is nil, and the job is completed.
+func Retry(err error) error { return failure(verdictRetry, 0, err) }
 
 // RetryAfter fails the run and puts the next one d to 1.2 d off, over the strategy: for a server that said when
-// to come back. The attempt counts. A negative d is 0. See ParseRetryAfter.
-func RetryAfter(d time.Duration, err error) error {
-	return &verdict{how: verdictRetryAfter, delay: max(d, 0), err: err}
-}
+// to come back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the job is completed: Snooze
+// runs it again without one. See ParseRetryAfter.
+func RetryAfter(d time.Duration, err error) error { return failure(verdictRetryAfter, d, err) }
 
 // Snooze makes the job due again in d without a failure: the attempt is given back and Job.Snoozes counts it. A
 // negative d is 0.
 func Snooze(d time.Duration) error { return &verdict{how: verdictSnooze, delay: max(d, 0)} }
 
-// Cancel ends the job as cancelled: nobody wants it any more. err says why and may be nil.
+// Cancel ends the job as cancelled: nobody wants it any more. err is the reason. It may be nil: unlike Discard and the
+// others, Cancel of a nil error cancels the job.
 func Cancel(err error) error { return &verdict{how: verdictCancel, err: err} }
 
 // DontCount fails the run without spending an attempt: for trouble that is not the job's. After 100 such runs
-// of one job they count like others.
-func DontCount(err error) error { return &verdict{how: verdictDontCount, err: err} }
+// of one job they count like others. DontCount of a nil error is nil, and the job is completed.
+func DontCount(err error) error { return failure(verdictDontCount, 0, err) }
 
 // maxUncounted is how many runs of a job DontCount gives back.
 const maxUncounted = 100

@@ -168,7 +168,11 @@ func TestHowARunCanEnd(t *testing.T) {
 		{name: "RetryAfter on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonAttemptsExhausted)},
 
 		{name: "Discard", handle: returns(Discard(errBoom)), want: unrecoverable},
-		{name: "Discard without an error", handle: returns(Discard(nil)), want: text(unrecoverable, "discard")},
+		{name: "Discard of nil", handle: returns(Discard(nil)), want: completed},
+		{name: "Discard of nil on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Discard(nil)), want: completed},
+		{name: "Retry of nil", handle: returns(Retry(nil)), want: completed},
+		{name: "RetryAfter of nil", handle: returns(RetryAfter(time.Hour, nil)), want: completed},
+		{name: "DontCount of nil", handle: returns(DontCount(nil)), want: completed},
 		{name: "Discard wrapped often", handle: returns(wrapped(Discard(errBoom), 50)), want: unrecoverable},
 		{name: "Discard joined", handle: returns(errors.Join(errors.New("a"), errors.Join(errors.New("b"), Discard(errBoom)))), want: unrecoverable},
 		{name: "Discard around Retry", handle: returns(Discard(fmt.Errorf("x: %w", Retry(errBoom)))), want: unrecoverable},

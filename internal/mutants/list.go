@@ -887,6 +887,13 @@ func mutants() []mutant {
 			tests: []string{"TestLogOfAnOutage"},
 		},
 		{
+			name: "nil-fails", bug: "Discard, Retry, RetryAfter and DontCount of nil fail the run",
+			file:  "outcome.go",
+			old:   "\tif err == nil {\n\t\treturn nil\n\t}\n\treturn &verdict{how",
+			new:   "\treturn &verdict{how",
+			tests: []string{"TestHowARunCanEnd"},
+		},
+		{
 			name: "connection-for-a-transaction", bug: "a connection outside of any transaction passes as one",
 			file:  "tx.go",
 			old:   "conn.TxStatus() != 'T' && conn.TxStatus() != 'E'",
