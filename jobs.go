@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -52,7 +53,8 @@ func (j *Job) LogValue() slog.Value {
 
 // Config are a Client's settings. The zero value is ready to use.
 type Config struct {
-	// Logger gets what people should know. Nil means slog.Default().
+	// Logger gets what people should know. Nil means slog.Default(). A panic of its handler is contained, and drover writes
+	// that line to standard error.
 	Logger *slog.Logger
 
 	// Hooks are called on every event of this client and its supervisors, in order. See Hooks.
@@ -111,7 +113,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Client{store: newStore(pool), cfg: cfg, kinds: kinds, log: log, running: newRegistry(), process: ulid.Make().String()}, nil
+	c := &Client{store: newStore(pool), cfg: cfg, kinds: kinds, running: newRegistry(), process: ulid.Make().String()}
+	c.log = slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})
+	return c, nil
 }
 
 // Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes

@@ -163,6 +163,42 @@ func (c *Client) callHook(ctx context.Context, hook func(context.Context, Event)
 	hook(ctx, e)
 }
 
+// contained is the application's log handler. Its panic would end the process. What it does not write because of one, spare
+// writes: somebody may have to act on a lost line.
+type contained struct {
+	handler, spare slog.Handler
+	client         *Client
+}
+
+func (h contained) Enabled(ctx context.Context, level slog.Level) (enabled bool) {
+	defer func() {
+		if recover() != nil {
+			enabled = h.spare.Enabled(ctx, level)
+		}
+	}()
+	return h.handler.Enabled(ctx, level)
+}
+
+func (h contained) Handle(ctx context.Context, r slog.Record) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.AddAttrs(slog.String("log_handler_panicked", h.client.clean(recoveredText(p), maxErrorText)))
+			err = h.spare.Handle(ctx, r)
+		}
+	}()
+	return h.handler.Handle(ctx, r.Clone())
+}
+
+// WithAttrs implements slog.Handler. drover itself logs whole lines.
+func (h contained) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return contained{h.handler.WithAttrs(attrs), h.spare.WithAttrs(attrs), h.client}
+}
+
+// WithGroup implements slog.Handler.
+func (h contained) WithGroup(name string) slog.Handler {
+	return contained{h.handler.WithGroup(name), h.spare.WithGroup(name), h.client}
+}
+
 func (e *Event) attrs() []slog.Attr {
 	attrs := make([]slog.Attr, 0, 12)
 	for _, a := range []struct{ key, value string }{

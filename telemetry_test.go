@@ -499,6 +499,46 @@ func TestAPanickingHookIsLogged(t *testing.T) {
 	}
 }
 
+// brokenLog is a log handler that panics whenever it is called.
+type brokenLog struct{ slog.Handler }
+
+// A log handler that panics ends neither an enqueue, nor a run, nor the process. What it does not write is not lost.
+func TestAPanickingLogHandler(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	var spare lockedBuffer
+	panicking := heard.hooks()
+	panicking.Enqueued = func(context.Context, Event) { panic("a hook") }
+	db := newTestDBWith(t, Config{
+		Logger: slog.New(brokenLog{}), Hooks: []Hooks{heard.hooks(), panicking},
+		Redact: func(s string) string { return strings.ReplaceAll(s, "pointer", "***") },
+	})
+	own, ok := db.client.log.Handler().(contained)
+	if !ok {
+		t.Fatalf("the client logs by a %T", db.client.log.Handler())
+	}
+	own.spare = slog.NewTextHandler(&spare, nil)
+	db.client.log = slog.New(own)
+	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("good", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+		dynWorker("bad", WorkerOpts{MaxAttempts: 1, RetryIf: func(error) bool { panic("no") }}, func(context.Context, *Job) error { return errBoom }),
+	}})
+	for kind, end := range map[string]string{"good": "completed", "bad": "discarded"} {
+		if e := heard.end(t, db.enqueue(t, dyn{kind: kind}, nil)); e.name != end {
+			t.Errorf("%s ended %s", kind, e.name)
+		}
+	}
+	stop()
+	for _, line := range []string{"supervisor started", "hook panicked", "RetryIf panicked", "job discarded", "supervisor stopped"} {
+		if !strings.Contains(string(spare.Bytes()), fmt.Sprintf("msg=%q", line)) {
+			t.Errorf("%q is not in %s", line, spare.Bytes())
+		}
+	}
+	if log := string(spare.Bytes()); !strings.Contains(log, `log_handler_panicked="runtime error: invalid memory address or nil *** dereference"`) || strings.Contains(log, "level=DEBUG") {
+		t.Errorf("log = %s", log)
+	}
+}
+
 // Every event has a hook, a level and a message of its own.
 func TestEveryEventHasItsHook(t *testing.T) {
 	t.Parallel()

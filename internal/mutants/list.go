@@ -894,6 +894,13 @@ func mutants() []mutant {
 			tests: []string{"TestHowARunCanEnd"},
 		},
 		{
+			name: "log-panics", bug: "a log handler that panics ends the process",
+			file:  "jobs.go",
+			old:   "slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})",
+			new:   "slog.New(log.Handler()); _ = os.Stderr",
+			tests: []string{"TestAPanickingLogHandler"},
+		},
+		{
 			name: "connection-for-a-transaction", bug: "a connection outside of any transaction passes as one",
 			file:  "tx.go",
 			old:   "conn.TxStatus() != 'T' && conn.TxStatus() != 'E'",
