@@ -52,6 +52,7 @@
 //	enqueue.go                     EnqueueOpts; Enqueue, EnqueueMany and their twins in a caller's transaction
 //	validate.go                    gathers mistakes, so that all are told at once
 //	validate_args.go               what is refused of args and names before it meets SQL
+//	args_lost.go                   fields of args that encoding/json would leave out
 //	worker.go                      Handle, WorkerOpts: a kind's handler and its settings
 //	follow_up.go                   FollowUp: the job that the database enqueues when another one is discarded
 //	supervisor.go                  Supervisor, Run, drain; every go statement

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"time"
 
@@ -214,8 +215,22 @@ func (c *Client) encodeArgs(bad *problems, job *newJob, args Args) {
 	if len(c.kinds) > 0 && !c.kinds[kind] {
 		bad.add("kind", "%q is not among Config.Kinds", kind)
 	}
+	if lost := c.lostField(args); lost != "" {
+		bad.add("args", "%s", lost)
+	}
 	job.Args, err = encodeArgs(args, c.cfg.MaxArgsBytes)
 	bad.join(err)
+}
+
+// lostField looks at each type of args once.
+func (c *Client) lostField(args Args) string {
+	t := reflect.TypeOf(args)
+	lost, known := c.lost.Load(t)
+	if !known {
+		lost, _ = c.lost.LoadOrStore(t, lostField(t, false))
+	}
+	text, _ := lost.(string)
+	return text
 }
 
 func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {

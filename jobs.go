@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -14,7 +15,8 @@ import (
 )
 
 // Args is what a job carries: a struct that names its kind and marshals to JSON. Kind must give the same name
-// for the zero value.
+// for the zero value. A struct that embeds a type with a MarshalJSON, such as time.Time, gets this method from it: if a
+// field of the struct would be lost so, Handle and Enqueue refuse the type and name the field.
 type Args interface {
 	Kind() string
 }
@@ -80,6 +82,7 @@ type Client struct {
 	log     *slog.Logger
 	running *registry // what supervisors of this client run now
 	process string    // names this client in supervisors: they die together
+	lost    sync.Map  // of each type of args that was enqueued the field that is lost, see lostField
 }
 
 // New returns a client on the application's pool. The pool's search_path picks drover's schema. It does not

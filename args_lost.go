@@ -1,0 +1,161 @@
+package drover
+
+import (
+	"encoding"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// losses finds fields that encoding/json passes over: a struct that embeds a type with a MarshalJSON has that method, too,
+// and the method knows nothing of the other fields. It looks at types, not at values that interfaces hold.
+type losses struct {
+	reading bool // as a worker does; else writing, as an enqueue does
+	seen    map[visit]bool
+}
+
+// visit is a type, and whether encoding/json could call the methods of a pointer to it.
+type visit struct {
+	reflect.Type
+	addressable bool
+}
+
+// lostField describes a field that is lost in values of type t, "" if there is none.
+func lostField(t reflect.Type, reading bool) string {
+	args := visit{t, reading}.pointed()
+	return (&losses{reading, map[visit]bool{}}).find(args, args.String())
+}
+
+func (l *losses) find(t visit, path string) string {
+	t = t.pointed()
+	method, has := l.method(t)
+	switch {
+	case t.Kind() == reflect.Interface, l.seen[t]:
+		return ""
+	case has && promoted(method):
+		return l.passedOver(t, method, path)
+	case has:
+		return ""
+	}
+	l.seen[t] = true
+	switch t.Kind() { //nolint:exhaustive // the others hold no types
+	case reflect.Slice:
+		return l.find(visit{t.Elem(), true}, path+"[]")
+	case reflect.Array:
+		return l.find(visit{t.Elem(), t.addressable}, path+"[]")
+	case reflect.Map:
+		return l.find(visit{t.Elem(), l.reading}, path+"[]")
+	case reflect.Struct:
+		return l.inFields(t, path)
+	}
+	return ""
+}
+
+func (l *losses) inFields(t visit, path string) string {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		at := visit{f.Type, t.addressable}
+		switch _, has := l.method(at.pointed()); {
+		case f.Tag.Get("json") == "-", !f.IsExported() && !f.Anonymous:
+		case has && inlined(f):
+			return fmt.Sprintf("%s.%s is lost, because %v embeds several types that encode themselves: name that field", path, f.Name, t)
+		default:
+			if lost := l.find(at, path+"."+f.Name); lost != "" {
+				return lost
+			}
+		}
+	}
+	return ""
+}
+
+// passedOver describes the first field of t besides the embedded one whose method t has.
+func (l *losses) passedOver(t visit, method reflect.Method, path string) string {
+	from, _ := l.origin(t)
+	known := from.Index // neither it nor what lies below is lost
+	for _, f := range reflect.VisibleFields(t.Type) {
+		if slices.Equal(f.Index[:min(len(f.Index), len(known))], known) {
+			continue
+		}
+		if f.Tag.Get("json") == "-" {
+			known = f.Index
+			continue
+		}
+		_, has := l.method(visit{f.Type, t.addressable}.pointed())
+		if inlined(f) && has || !inlined(f) && f.IsExported() {
+			return fmt.Sprintf("%s.%s is lost, because %v embeds %v and so has its %s: name that field, or write your own %[5]s",
+				path, f.Name, t, from.Type, method.Name)
+		}
+	}
+	return l.find(visit{from.Type, t.addressable}, path+"."+from.Name)
+}
+
+// origin is the embedded field whose method t has, and how deep it lies: of several the least deep one, as in Go.
+func (l *losses) origin(t visit) (from reflect.StructField, depth int) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		at := visit{f.Type, t.addressable}.pointed()
+		method, has := l.method(at)
+		if !f.Anonymous || !has {
+			continue
+		}
+		d := 1
+		if at.Kind() == reflect.Struct && promoted(method) {
+			_, d = l.origin(at)
+			d++
+		}
+		if depth == 0 || d < depth {
+			from, depth = f, d
+		}
+	}
+	return from, depth
+}
+
+// pointed is what a pointer leads to.
+func (t visit) pointed() visit {
+	for t.Kind() == reflect.Pointer {
+		t = visit{t.Elem(), true}
+	}
+	return t
+}
+
+// method is the one that encoding/json calls for a t, if any. Its name is a constant each time: otherwise the linker keeps
+// every method of every type.
+func (l *losses) method(t visit) (m reflect.Method, has bool) {
+	p := t.Type
+	if t.addressable && t.Kind() != reflect.Interface {
+		p = reflect.PointerTo(p)
+	}
+	of := func(named func(reflect.Type) (reflect.Method, bool)) (reflect.Method, bool) {
+		if m, has := named(t.Type); has {
+			return m, true // that of a pointer would be the compiler's
+		}
+		return named(p)
+	}
+	switch {
+	case l.reading && p.Implements(reflect.TypeFor[json.Unmarshaler]()):
+		return of(func(t reflect.Type) (reflect.Method, bool) { return t.MethodByName("UnmarshalJSON") })
+	case l.reading && p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()):
+		return of(func(t reflect.Type) (reflect.Method, bool) { return t.MethodByName("UnmarshalText") })
+	case !l.reading && p.Implements(reflect.TypeFor[json.Marshaler]()):
+		return of(func(t reflect.Type) (reflect.Method, bool) { return t.MethodByName("MarshalJSON") })
+	case !l.reading && p.Implements(reflect.TypeFor[encoding.TextMarshaler]()):
+		return of(func(t reflect.Type) (reflect.Method, bool) { return t.MethodByName("MarshalText") })
+	}
+	return m, false
+}
+
+// promoted reports whether the method is an embedded field's: then the compiler has made it. Package reflect does not say.
+func promoted(m reflect.Method) bool {
+	pc := m.Func.Pointer()
+	file, _ := runtime.FuncForPC(pc).FileLine(pc)
+	return file == "<autogenerated>"
+}
+
+// inlined reports whether encoding/json takes the fields of f for those of the struct around it.
+func inlined(f reflect.StructField) bool {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return f.Anonymous && name == "" && visit{f.Type, false}.pointed().Kind() == reflect.Struct
+}
