@@ -806,7 +806,7 @@ func TestProducerRole(t *testing.T) {
 	})
 	db.exec(t, `grant usage on schema `+schema+` to `+role)
 	db.exec(t, `create schema `+evil+` authorization `+role)
-	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text)`
+	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, regproc)`
 	pool := db.samePool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
 		c.MaxConns = 1 // so that what is done to a session meets the next call
@@ -882,7 +882,7 @@ func TestProducerRole(t *testing.T) {
 	pool.Reset()
 
 	// Batches need drover_enqueue_many instead of COPY.
-	db.exec(t, `grant execute on function drover_enqueue_many(jsonb, boolean) to `+role)
+	db.exec(t, `grant execute on function drover_enqueue_many to `+role)
 	receipts, err := producer.EnqueueMany(t.Context(), []Batch{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
 	if err != nil || len(receipts) != 3 {
 		t.Fatalf("EnqueueMany: %v, %v", receipts, err)

@@ -26,7 +26,8 @@ var (
 	// ErrNotFound reports an id or a fingerprint that no row has.
 	ErrNotFound = errors.New("drover: not found")
 
-	// ErrNotMigrated reports a database without drover's tables or with an older version of them.
+	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
+	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() mends it.
 	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
 		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
 

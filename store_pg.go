@@ -30,17 +30,23 @@ const (
 	// sqlCommitAndBegin is sqlCommit and sqlBegin in one.
 	sqlCommitAndBegin = `commit and chain`
 
+	// sqlCheckSchema raises 3F000 if the schema was renamed: its functions then work in whatever schema has its old name.
+	sqlCheckSchema = `select drover_check_schema()`
+
 	// sqlOnePlan leaves the planner one sane plan whatever the statistics say. jobs goes from empty to a million
 	// rows and back; a plan that a connection cached while the table filled one page scans all of it later, a
-	// thousand times in one settle. Transaction-local, so it needs no session state. It sets plainText as well.
-	sqlOnePlan  = `select ` + onePlanIs
-	onePlanIs   = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
-	plainTextIs = `set_config('datestyle', 'ISO', true), set_config('extra_float_digits', '1', true)`
+	// thousand times in one settle. Transaction-local, so it needs no session state. It sets plainText as well, and checks
+	// the schema. Claims and settles go without the check, whose call costs as much as reading a table: they need a row
+	// of the supervisor's in the schema, and where the check fails, no supervisor registers and none has a heartbeat.
+	sqlOnePlan   = sqlCheckSchema + `, ` + onePlanIs
+	sqlQuickPlan = `select ` + onePlanIs
+	onePlanIs    = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
+	plainTextIs  = `set_config('datestyle', 'ISO', true), set_config('extra_float_digits', '1', true)`
 
 	// sqlPlainText makes the server write times and numbers in the one form that the driver can read. The exec modes
 	// exec and simple_protocol get them as text, and the database or the role may have set a DateStyle such as German.
 	// Whatever reads a time or a float begins its transaction with this, or with one of the statements that contain it.
-	sqlPlainText = `select ` + plainTextIs
+	sqlPlainText = sqlCheckSchema + `, ` + plainTextIs
 
 	// sqlBeginReading begins what only reads for a caller. Standbys allow it.
 	sqlBeginReading = `begin isolation level read committed read only`
@@ -177,7 +183,7 @@ func classify(err error) error {
 		return err
 	}
 	switch code := db.SQLState(); {
-	case code == "42883" || code == "42P01": // undefined function, undefined table
+	case code == "42883" || code == "42P01" || code == "3F000": // undefined function, undefined table, renamed schema
 		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
 	case code == "25006": // read-only
 		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
@@ -356,6 +362,9 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	}
 	if schema < schemaVersion {
 		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
+	}
+	if _, err := conn.Exec(ctx, sqlCheckSchema); err != nil {
+		return fmt.Errorf("look for drover's tables: %w", classify(err))
 	}
 	if standby { // last: one who only reads need not mind it
 		return fmt.Errorf("%w%s", ErrReadOnly, aStandby)

@@ -153,10 +153,10 @@ func (m *moreOfJob) read(text []byte) (err error) {
 // the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
 const sqlTakeTurn = `select drover_take_turn($1, $2)`
 
-// sqlClaimPlan does what sqlOnePlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
+// sqlClaimPlan does what sqlQuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
 // the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
 // others would take that for a long transaction.
-const sqlClaimPlan = sqlOnePlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
+const sqlClaimPlan = sqlQuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
 // claimRequest asks for jobs of several queues.

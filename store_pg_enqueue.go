@@ -360,9 +360,9 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	}
 }
 
-// inTx runs fn in a read committed transaction on the pool.
+// inTx runs fn in a read committed transaction on the pool, if the schema is in order: one round trip for both.
 func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: sqlBegin + `; ` + sqlCheckSchema})
 	if err != nil {
 		return classify(err)
 	}

@@ -74,6 +74,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	var p pipeline
 	names, slots := reg.slots()
 	p.begin()
+	p.exec(nil, sqlCheckSchema)
 	p.exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
 	p.queues(reg)
 	for _, k := range reg.kinds {

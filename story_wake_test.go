@@ -506,7 +506,7 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	if sql == sqlBeat && !s.conns[conn] {
 		s.deaf++
 	}
-	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlClaimPlan, sqlSettlePlan, sqlBoundPlan}, sql) {
+	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlQuickPlan, sqlClaimPlan, sqlSettlePlan, sqlBoundPlan}, sql) {
 		s.calls[sql]++
 	}
 }

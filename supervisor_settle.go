@@ -287,7 +287,7 @@ func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *s
 	}
 	p.begin()
 	if len(others) == 0 {
-		p.exec(nil, sqlOnePlan)
+		p.exec(nil, sqlQuickPlan)
 	} else {
 		p.exec(nil, sqlSettlePlan)
 	}

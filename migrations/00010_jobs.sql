@@ -67,17 +67,20 @@ create function drover_schema_version() returns int language sql immutable as 's
 comment on function drover_schema_version() is 'The version of drover''s schema: what a process asks before it works, whatever tool migrated.';
 
 -- +goose StatementBegin
-create function drover_secure() returns void language plpgsql as $$
+create function drover_secure(home regproc default 'drover_schema_version') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-	f record;
+	-- The default of home is stored as an OID, so it is in the schema of this function, whatever its name is by now.
+	own constant regnamespace := (select pronamespace from pg_proc where oid = home);
+	f   record;
 begin
+	perform pg_advisory_xact_lock(hashtextextended('drover ' || (select nspname from pg_namespace where oid = own), 0)); -- that of migrations.Up
 	for f in
-		select p.oid::regprocedure as name, p.prosecdef, coalesce(array_to_string(p.proconfig, ','), '') ~ '(^|,)search_path=' as fixed,
+		select p.oid::regprocedure as name, p.prosecdef, format('search_path=%s, pg_temp', own) = any(p.proconfig) is true as fixed,
 			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_wake') as granted
-		from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and starts_with(p.proname, 'drover_')
+		from pg_proc p where p.pronamespace = own and starts_with(p.proname, 'drover_') and p.proname <> 'drover_secure'
 	loop
 		if not f.fixed then
-			execute format('alter function %s set search_path = %I, pg_temp', f.name, current_schema());
+			execute format('alter function %s set search_path = %s, pg_temp', f.name, own);
 		end if;
 		if f.granted and not f.prosecdef then
 			execute format('alter function %s security definer', f.name);
@@ -87,8 +90,22 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_secure() is
-	'Ends each migration. Every function finds drover''s tables whatever the caller''s search_path, and nothing of the caller''s: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer needs no right but to execute them.';
+revoke execute on function drover_secure from public;
+comment on function drover_secure(regproc) is
+	'Ends each migration, and mends a schema that was renamed. Every function finds drover''s tables whatever the caller''s search_path, and nothing of the caller''s: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer needs no right but to execute them.';
+
+-- +goose StatementBegin
+create function drover_check_schema(home regproc default 'drover_schema_version') returns void language plpgsql stable as $$
+begin
+	if home is distinct from to_regproc('drover_schema_version') then
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_check_schema(regproc) is
+	'Raises 3F000 if the schema was renamed: its functions find tables by the name that it had when drover_secure() ran last. A default value is stored as an OID, which a rename does not change. So home is in the same schema as this function, and the name drover_schema_version has to lead there, too.';
 
 -- +goose StatementBegin
 create function drover_ulid() returns text language sql volatile as $$
@@ -811,15 +828,21 @@ create function drover_enqueue(
 	max_attempts int default null, retry jsonb default null, timeout interval default null,
 	expires_at timestamptz default null, retry_until timestamptz default null,
 	tags jsonb default null, metadata jsonb default null,
-	id text default null, wake boolean default true, concurrency_key text default null
+	id text default null, wake boolean default true, concurrency_key text default null,
+	home regproc default 'drover_schema_version' -- see drover_check_schema
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
-	-- Calling a function that pins its search_path costs as much as reading a table.
-	due     timestamptz := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
+	due     timestamptz;
 	stored  text;
 	missing text[];
 begin
+	if home is distinct from to_regproc('drover_schema_version') then
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+	end if;
+	-- Calling a function that pins its search_path costs as much as reading a table.
+	due := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
 	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and concat(kind, queue) !~ E'[\\x01-\\x1f\\x7f-\\x9f]' and coalesce(priority, 5) between 1 and 9
@@ -855,17 +878,21 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text) is
+comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, regproc) is
 	'Enqueues one job and tells its id; repeating an id gives the job there is, as long as its row is kept: not after it was deleted on completion, pruned or archived. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
-create function drover_enqueue_many(batch jsonb, wake boolean default true) returns setof text language plpgsql as $$
+create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
 declare
 	existing text[];
 	refused  text[]; -- not stored by this round
 	missing  text[]; -- those of them that no job has
 	strays   bigint; -- stored under ids that are not in the batch
 begin
+	if home is distinct from to_regproc('drover_schema_version') then
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+	end if;
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
@@ -923,7 +950,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_many(jsonb, boolean) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
+comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
 
 -- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
@@ -958,13 +985,9 @@ drop table drover_kinds;
 drop table queues;
 drop table jobs;
 -- +goose StatementBegin
-do $$
-declare
-	f regprocedure;
-begin
-	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and starts_with(p.proname, 'drover_') loop
-		execute format('drop function %s', f);
-	end loop;
+do $$ begin
+	execute (select 'drop function ' || string_agg(p.oid::regprocedure::text, ', ')
+		from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace and starts_with(p.proname, 'drover_'));
 end
 $$;
 -- +goose StatementEnd

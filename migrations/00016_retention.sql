@@ -101,6 +101,10 @@ create function drover_follow_up() returns trigger language plpgsql as $$
 declare
 	rejected jsonb;
 begin
+	if tg_table_schema is distinct from current_schema() then
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %.drover_secure()',
+			current_setting('search_path'), quote_ident(tg_table_schema) using errcode = '3F000';
+	end if;
 	rejected := (drover_make_follow_up(new.id, new.queue, new.kind, new.discard_reason, new.class, new.fingerprint, new.attempt, new.finalized_at,
 		new.metadata, new.args, new.errors)).refused;
 	if rejected is not null then

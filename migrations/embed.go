@@ -45,8 +45,13 @@ type Status struct {
 // returns an error, like Down and List: two sets of tables would be two queues, one of them unserved. Where drover's
 // versions are in another table than Table, such as the one of goose without -table, the error says how to go on. Behind
 // a transaction pooler it is ErrPooler.
+//
+// If the schema was renamed since the last migration, Up makes drover's functions follow it.
 func Up(ctx context.Context, pool *pgxpool.Pool) error {
-	return with(ctx, pool, func(p *goose.Provider) error {
+	return with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
+		if err := mendRenamed(ctx, db); err != nil {
+			return err
+		}
 		// Up looks for work before it takes the lock, and would make its table then, in many first processes at once.
 		if _, err := p.GetDBVersion(ctx); err != nil {
 			return err
@@ -58,15 +63,28 @@ func Up(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Down takes all migrations back. All jobs go with their tables.
 func Down(ctx context.Context, pool *pgxpool.Pool) error {
-	return with(ctx, pool, func(p *goose.Provider) error {
+	return with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
+		if err := mendRenamed(ctx, db); err != nil {
+			return err
+		}
 		_, err := p.DownTo(ctx, 0)
 		return err
 	})
 }
 
+// mendRenamed makes the functions work in their own schema again, if it was renamed.
+func mendRenamed(ctx context.Context, db *sql.DB) error {
+	var pg *pgconn.PgError
+	if _, err := db.ExecContext(ctx, `select drover_check_schema()`); !errors.As(err, &pg) || pg.Code != "3F000" {
+		return nil // in order, or not there yet; what else is wrong, the migration will find
+	}
+	_, err := db.ExecContext(ctx, `select drover_secure()`)
+	return err
+}
+
 // List tells every migration and whether it has been applied.
 func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
-	err = with(ctx, pool, func(p *goose.Provider) error {
+	err = with(ctx, pool, func(p *goose.Provider, _ *sql.DB) error {
 		statuses, err := p.Status(ctx)
 		for _, s := range statuses {
 			list = append(list, Status{Version: s.Source.Version, File: s.Source.Path, Applied: s.State == goose.StateApplied})
@@ -76,7 +94,7 @@ func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	return list, err
 }
 
-func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) error) (err error) {
+func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider, *sql.DB) error) (err error) {
 	if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
 		return fmt.Errorf("drover: migrate: the pool's connection string is malformed: %w", err)
 	}
@@ -94,7 +112,7 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider) erro
 	if err != nil {
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
-	if err := fn(provider); err != nil {
+	if err := fn(provider, db); err != nil {
 		var pg *pgconn.PgError
 		if errors.As(err, &pg) && pg.Hint != "" {
 			return fmt.Errorf("drover: migrate: %w; %s", err, pg.Hint)

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -58,6 +59,9 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 	if err != nil {
 		return err
 	}
+	_, err = pool.Exec(ctx, `select drover_check_schema()`)
+	var pg *pgconn.PgError
+	renamed := errors.As(err, &pg) && pg.Code == "3F000"
 	upErr := migrations.Up(ctx, pool)
 	after, err := migrations.List(ctx, pool) // what stands in front of a migration that failed is applied
 	if err != nil {
@@ -73,7 +77,9 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 	for _, file := range applied {
 		fmt.Fprintln(a.stdout, "applied", file)
 	}
-	if len(applied) == 0 && upErr == nil {
+	if renamed && upErr == nil {
+		fmt.Fprintln(a.stdout, "mended: the schema was renamed, and drover's functions use its new name now")
+	} else if len(applied) == 0 && upErr == nil {
 		fmt.Fprintln(a.stdout, "nothing to do: all migrations are applied")
 	}
 	return upErr

@@ -66,6 +66,21 @@ func TestMigrateThatFailsHalfWay(t *testing.T) {
 	}
 }
 
+// goose has nothing to do after a rename, and up mends the functions all the same.
+func TestMigrateMendsARenamedSchema(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	name := pgtest.Schema(sh.pool)
+	sh.exec(t, `alter schema `+name+` rename to `+name+`_2`)
+	renamed := &shell{pool: sh.pool, flags: []string{"--url", pgtest.URL(t), "--schema", name + "_2"}}
+	renamed.run(t, "stats").ends(t, 1, "renamed", "drover migrate up", name+"_2")
+	renamed.run(t, "migrate", "up").ok(t).says(t, "mended")
+	renamed.run(t, "migrate", "up").ok(t).says(t, "nothing to do")
+	renamed.run(t, "stats").ok(t)
+	sh.exec(t, `alter schema `+name+`_2 rename to `+name)
+	sh.run(t, "migrate", "down", "--yes").ok(t)
+}
+
 func TestMigrateCreateSchema(t *testing.T) {
 	t.Parallel()
 	sh := newShell(t)

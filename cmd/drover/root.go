@@ -236,13 +236,13 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 	return s, nil
 }
 
-// notMigrated says where drover's tables were looked for, and how to make them in that place.
+// notMigrated says where drover's tables were looked for, and how to put them right in that place.
 func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	var database, schema, path string
 	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
 		return fmt.Errorf("ask for the schema: %w", err)
 	}
-	return fmt.Errorf("the database is not migrated: drover's tables are missing or of an older version in database %q, schema %q (search_path %s); to make them: %s",
+	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, schema %q (search_path %s); to mend that: %s",
 		database, schema, path, a.again("migrate up", ""))
 }
 

@@ -467,9 +467,23 @@ func mutants() []mutant {
 		{
 			name: "path-of-the-caller", bug: "functions look into pg_temp first",
 			file:  "migrations/00010_jobs.sql",
-			old:   "execute format('alter function %s set search_path = %I, pg_temp', f.name, current_schema());",
-			new:   "execute format('alter function %s set search_path = pg_temp, %I', f, current_schema());",
+			old:   "execute format('alter function %s set search_path = %s, pg_temp', f.name, own);",
+			new:   "execute format('alter function %s set search_path = pg_temp, %s', f.name, own);",
 			tests: []string{"TestFunctionsGiveNoRightsAway"}, in: "migrations",
+		},
+		{
+			name: "rename-not-mended", bug: "functions keep the name that their schema had before a rename",
+			file:  "migrations/00010_jobs.sql",
+			old:   "format('search_path=%s, pg_temp', own) = any(p.proconfig) is true as fixed",
+			new:   "p.proconfig::text like '%search_path=%' is true as fixed",
+			tests: []string{"TestARenamedSchema"},
+		},
+		{
+			name: "registers-in-two-schemas", bug: "a supervisor registers in a schema whose functions work in another",
+			file:  "store_pg_lease.go",
+			old:   "\tp.exec(nil, sqlCheckSchema)\n",
+			new:   "",
+			tests: []string{"TestARenamedSchema"},
 		},
 		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
@@ -976,6 +990,8 @@ func mutants() []mutant {
 			old:   "least(coalesce(s.lease_ms, 0), 1e12) / 12e3",
 			new:   "coalesce(least(s.lease_ms, 1e12), 0) / 12e3",
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
+		},
+		{
 			name: "quotes-as-a-keyword", bug: "a URL in quotes is sent to the server of PGHOST as the name of a parameter",
 			file:  "jobs.go",
 			old:   "if err := pgurl.Check(pool.Config().ConnConfig); err != nil {",

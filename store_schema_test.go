@@ -1,0 +1,194 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// renamedSchema returns a schema that was renamed under a running process, and another one in which its functions must not work.
+func renamedSchema(t *testing.T, how string) (_ *testDB, other string) {
+	t.Helper()
+	db := newQuietDB(t)
+	db.enqueueAll(t, func(what string, _ Receipt, err error) {
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	})
+	name, free := pgtest.Schema(db.Pool), pgtest.Schema(db.Pool)+"_old"
+	if how == "swapped" {
+		other = pgtest.Schema(newQuietDB(t).Pool)
+		db.exec(t, fmt.Sprintf(`alter schema %s rename to %s; alter schema %s rename to %s; alter schema %[2]s rename to %[3]s`, name, free, other, name))
+		return db, other
+	}
+	db.exec(t, fmt.Sprintf(`alter schema %s rename to %s; create schema %[1]s`, name, free))
+	t.Cleanup(func() {
+		if _, err := db.Exec(context.Background(), `drop schema `+free+` cascade`); err != nil {
+			t.Error(err)
+		}
+	})
+	if how == "replaced" {
+		if err := migrations.Up(t.Context(), db.Pool); err != nil {
+			t.Fatal(err)
+		}
+		other = name
+	}
+	return db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = free }), other
+}
+
+// enqueueAll enqueues in every way, by an insert where there is one, and by a function.
+func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err error)) {
+	t.Helper()
+	for _, way := range db.ways(t) {
+		for _, opts := range []*EnqueueOpts{nil, {Tags: []string{"x"}}} {
+			r, err := way.enqueue(t.Context(), letter{}, opts)
+			each(fmt.Sprintf("%s, %+v", way.name, opts), r, err)
+		}
+	}
+}
+
+// An acknowledged job is where Get looks, also if a schema was renamed and its functions still have its old name.
+// Whatever would work in two schemas at once reports what mends it.
+func TestARenamedSchema(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"swapped", "moved", "replaced"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			db, other := renamedSchema(t, how)
+			rows := func() (n int) {
+				if other != "" {
+					n = value[int](t, db, `select count(*) from `+other+`.jobs`)
+				}
+				return n
+			}
+			before := rows()
+			mend := `select ` + pgtest.Schema(db.Pool) + `.drover_secure()`
+			refused := func(what string, err error) {
+				t.Helper()
+				if !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), mend) || !strings.Contains(err.Error(), "drover migrate up") {
+					t.Errorf("%s = %v, want ErrNotMigrated and %q", what, err, mend)
+				}
+			}
+			refused("Check", db.client.Check(t.Context()))
+			sup, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			refused("Run", sup.Run(ctx))
+			again, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			again.control.base = context.Background()
+			refused("a registration after a lost lease", again.control.register(t.Context()))
+
+			stored := ""
+			db.enqueueAll(t, func(what string, r Receipt, err error) {
+				if err != nil {
+					refused(what, err)
+				} else if stored = r.ID; !value[bool](t, db, `select exists (select from jobs where id = $1)`, stored) {
+					t.Errorf("%s stored a job that is not there", what)
+				}
+			})
+			if stored == "" {
+				t.Fatal("no insert of a plain job was accepted")
+			}
+			for what, do := range map[string]func() error{
+				"Get":        func() error { _, err := db.client.Get(t.Context(), stored); return err },
+				"Cancel":     func() error { _, err := db.client.Cancel(t.Context(), stored, ""); return err },
+				"Discard":    func() error { _, err := db.client.Discard(t.Context(), stored, ""); return err },
+				"CancelMany": func() error { _, err := db.client.CancelMany(t.Context(), Filter{Queue: "default"}, ""); return err },
+				"Redrive": func() error {
+					_, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "default"}})
+					return err
+				},
+				"RedriveJob": func() error { return db.client.RedriveJob(t.Context(), stored, nil) },
+				"Archive":    func() error { _, err := db.client.Archive(t.Context(), Filter{Queue: "default"}, nil); return err },
+				"SQL": func() error {
+					_, err := db.Exec(t.Context(), `update jobs set state = 'discarded', finalized_at = now(), discard_reason = 'operator' where id = $1`, stored)
+					return classify(err)
+				},
+			} {
+				refused(what, do())
+			}
+			if n := rows(); n != before {
+				t.Errorf("%d jobs went to the other schema", n-before)
+			}
+
+			if err := migrations.Up(t.Context(), db.Pool); err != nil {
+				t.Fatal(err)
+			}
+			if err := db.client.Check(t.Context()); err != nil {
+				t.Errorf("Check, mended: %v", err)
+			}
+			db.enqueueAll(t, func(what string, r Receipt, err error) {
+				if err != nil {
+					t.Errorf("%s, mended: %v", what, err)
+				} else if _, err := db.client.Get(t.Context(), r.ID); err != nil {
+					t.Errorf("%s, mended: Get: %v", what, err)
+				}
+			})
+		})
+	}
+}
+
+// For users of goose, for which there is nothing to do: one statement, by a role that owns the functions.
+func TestDroverSecureMendsARenamedSchema(t *testing.T) {
+	t.Parallel()
+	db, other := renamedSchema(t, "swapped")
+	for _, schema := range []string{pgtest.Schema(db.Pool), other} {
+		db.exec(t, `select `+schema+`.drover_secure()`)
+		db.exec(t, `select `+schema+`.drover_check_schema()`)
+	}
+	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, letter{}, &EnqueueOpts{Tags: []string{"x"}}), ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// A supervisor whose schema is renamed under it does not register, claim or settle in the schema that has the name now,
+// until that one is mended.
+func TestASupervisorWhoseSchemaIsRenamed(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	var book logbook
+	db := newTestDBWith(t, Config{Logger: slog.New(&book)})
+	twin := newQuietDB(t)
+	name, other := pgtest.Schema(db.Pool), pgtest.Schema(twin.Pool)
+	started, release := make(chan struct{}, 10), make(chan struct{})
+	db.launch(t, SupervisorConfig{Lease: 3 * time.Second, PollInterval: 50 * time.Millisecond, Workers: handling(func(_ context.Context, _ *Job, n int) error {
+		started <- struct{}{}
+		if n == 1 {
+			<-release
+		}
+		return nil
+	})})
+	cut := db.enqueue(t, job{1}, nil)
+	receive(t, started)
+	db.exec(t, fmt.Sprintf(`alter schema %s rename to %[1]s_old; alter schema %s rename to %[1]s; alter schema %[1]s_old rename to %[2]s`, name, other))
+	id := db.enqueue(t, job{2}, nil)
+	close(release)
+	eventually(t, func() bool {
+		return strings.Contains(strings.Join(book.from(slog.LevelWarn), ""), "select "+name+".drover_secure()")
+	})
+	if n := value[int](t, db, `select (select count(*) from drover_supervisors) + (select count(*) from jobs where state <> 'available')`); n != 0 {
+		t.Errorf("%d rows of a supervisor that works in two schemas", n)
+	}
+	for _, schema := range []string{name, other} {
+		db.exec(t, `select `+schema+`.drover_secure()`)
+	}
+	db.waitFor(t, time.Minute, `select state = 'completed' from jobs where id = $1`, id)
+	if state := value[string](t, db, `select state from `+other+`.jobs where id = $1`, cut); state != "running" {
+		t.Errorf("the job of the other schema is %s", state)
+	}
+}
