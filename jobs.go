@@ -124,7 +124,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 // Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes
 // and is migrated; and that no pooler between breaks the pool's exec mode. It goes over a connection of drover's own, and so
 // meets what Supervisor.Run would meet, and then asks the pool which schema it finds. Errors: ErrServerTooOld,
-// ErrNotMigrated, ErrPooler, ErrReadOnly if all else is well, so that what only reads works there, an *InvalidError for a pool whose hooks contradict what drover needs.
+// ErrNotMigrated, ErrPooler, an *InvalidError for a pool whose hooks contradict what drover needs, or whose search_path
+// finds another table in front of one of drover's. ErrReadOnly comes last: all else is well, so what only reads works there.
 func (c *Client) Check(ctx context.Context) error { return c.store.check(ctx) }
 
 // State is where a job is in its life.

@@ -304,6 +304,17 @@ select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_re
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
+// sqlOtherRelations checks the schema, and lists the relations that the session finds in another one than drover's
+// functions, such as an application's own table jobs. The names are all of drover's.
+const sqlOtherRelations = `
+select drover_check_schema()::text, n.nspname::text, coalesce((
+	select string_agg(format('%s.%I', c.relnamespace::regnamespace, c.relname), ', ' order by c.relname)
+	from unnest('{jobs,queues,drover_kinds,drover_supervisors,drover_sleepers,drover_set_aside,discarded_jobs,discarded_summary,job_counts,
+		drover_redrives,drover_redrive_queues,drover_ended_supervisors,drover_solo,drover_failure_groups,drover_failure_tallies,drover_builds,
+		failures,drover_budgets,drover_budget_slots,retry_budgets,jobs_archive}'::text[]) as name
+	join pg_class c on c.oid = to_regclass(name) where c.relnamespace <> n.oid), '')
+from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regproc('drover_schema_version')`
+
 // sqlWhichSchema names the schema whose drover the session finds.
 const sqlWhichSchema = `
 select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regprocedure('drover_schema_version()')), '')::text`
@@ -363,11 +374,21 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	if schema < schemaVersion {
 		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
 	}
-	if _, err := conn.Exec(ctx, sqlCheckSchema); err != nil {
+	if err := checkRelations(ctx, conn); err != nil || !standby {
+		return err
+	}
+	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: one who only reads need not mind it
+}
+
+// checkRelations compares what the session's search_path finds with where drover's functions work.
+func checkRelations(ctx context.Context, conn *pgx.Conn) error {
+	var home, others string
+	if err := conn.QueryRow(ctx, sqlOtherRelations).Scan(nil, &home, &others); err != nil {
 		return fmt.Errorf("look for drover's tables: %w", classify(err))
 	}
-	if standby { // last: one who only reads need not mind it
-		return fmt.Errorf("%w%s", ErrReadOnly, aStandby)
+	if others != "" {
+		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its search_path finds %s in front of drover's in schema %q: "+
+			"give drover a pool with the search_path %[2]q alone, or rename yours", others, home)}
 	}
 	return nil
 }

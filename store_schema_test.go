@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -153,6 +154,39 @@ func TestDroverSecureMendsARenamedSchema(t *testing.T) {
 	}
 	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, letter{}, &EnqueueOpts{Tags: []string{"x"}}), ""); err != nil {
 		t.Error(err)
+	}
+}
+
+// A table of the application's has the name of one of drover's, in front of it in the path.
+func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	names := db.idsOf(t, `select relname from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v') and relname <> $1 order by 1`, migrations.Table)
+	app := pgtest.NewPool(t)
+	for _, name := range names {
+		if _, err := app.Exec(t.Context(), `create table `+pgx.Identifier{name}.Sanitize()+` (id bigint)`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	both := db.via(t, Config{}, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["search_path"] = pgtest.Schema(app) + ", " + pgtest.Schema(db.Pool)
+	})
+	sup, err := both.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for what, err := range map[string]error{"Check": both.client.Check(ctx), "Run": sup.Run(ctx)} {
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != "pool" {
+			t.Fatalf("%s = %v, want an *InvalidError", what, err)
+		}
+		for _, name := range names {
+			if !strings.Contains(invalid.Reason, pgtest.Schema(app)+"."+name) {
+				t.Errorf("%s does not name %s: %v", what, name, err)
+			}
+		}
 	}
 }
 

@@ -486,6 +486,13 @@ func mutants() []mutant {
 			tests: []string{"TestARenamedSchema"},
 		},
 		{
+			name: "hidden-tables", bug: "Check overlooks an application's table in front of drover's",
+			file:  "store_pg.go",
+			old:   "where c.relnamespace <> n.oid)",
+			new:   "where c.relnamespace = 0)",
+			tests: []string{"TestCheckFindsTablesInFrontOfDrovers"},
+		},
+		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
 			file:  "supervisor_rescue.go",
 			old:   "\tpassed, tries := false, 0\n\terr = isolate(fenced,",
