@@ -37,9 +37,11 @@ var (
 	// ErrReadOnly reports a server that accepts no writes, such as a standby.
 	ErrReadOnly = errors.New("drover: the server is read-only")
 
-	// ErrPooler reports a pooler that gives a connection's transactions to different sessions, and a driver that keeps
-	// statements in the session: DefaultQueryExecMode is CacheStatement, which is pgx's default, or DescribeExec.
-	ErrPooler = errors.New("drover: the pooler gives each transaction to another session, and the driver prepares statements there: " +
+	// ErrPooler reports that the session has lost statements that the driver keeps in it: DefaultQueryExecMode is
+	// CacheStatement, which is pgx's default, or DescribeExec. Either a pooler gives a connection's transactions to
+	// different sessions, or a hook of the pool, such as AfterRelease, runs discard all or deallocate all.
+	ErrPooler = errors.New("drover: the session has lost what the driver prepared there: a pooler gives each transaction to another session, " +
+		"or a hook of the pool, such as AfterRelease, runs discard all or deallocate all. Change the hook, or " +
 		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
 
 	// ErrNotCommitted is the failure of a run whose handler returned nil although its CompleteTx or SettleTx failed,

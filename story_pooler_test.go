@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/migrations"
 )
@@ -170,5 +171,42 @@ func TestEnqueueBehindATransactionPooler(t *testing.T) {
 		if _, err := pooled.client.Enqueue(t.Context(), letter{}, nil); !errors.Is(err, want) {
 			t.Errorf("producer %d: %v, want %v", n+1, err, want)
 		}
+	}
+}
+
+// What clears the session between two users of a connection takes the driver's prepared statements, as a pooler would.
+func TestAHookThatClearsTheSession(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, clear := range []string{`discard all`, `deallocate all`} {
+		cleared := db.via(t, Config{}, func(c *pgxpool.Config) {
+			c.MaxConns = 1
+			c.AfterRelease = func(conn *pgx.Conn) bool {
+				_, err := conn.Exec(context.Background(), clear)
+				return err == nil
+			}
+		})
+		refused := func(what string, do func() error) {
+			t.Helper()
+			var err error
+			for range 3 { // the first has nothing prepared yet
+				if err = do(); err != nil {
+					break
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), "discard all") || !strings.Contains(err.Error(), "pooler") {
+				t.Errorf("%s: %s = %v, want both causes", clear, what, err)
+			}
+		}
+		refused("Check", func() error { return cleared.client.Check(t.Context()) })
+		refused("Enqueue", func() error { _, err := cleared.client.Enqueue(t.Context(), letter{}, nil); return err })
+		refused("Get", func() error {
+			_, err := cleared.client.Get(t.Context(), ulid.Make().String())
+			if errors.Is(err, ErrNotFound) {
+				err = nil
+			}
+			return err
+		})
+		refused("migrations.Up", func() error { return migrations.Up(t.Context(), cleared.Pool) })
 	}
 }

@@ -105,7 +105,7 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider, *sql
 		err = checkSchema(ctx, db)
 	}
 	if err != nil {
-		return fmt.Errorf("drover: migrate: %w", err)
+		return explain(err)
 	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, FS,
 		goose.WithTableName(Table), goose.WithSessionLocker(&schemaLock{}), goose.WithDisableGlobalRegistry(true))
@@ -113,13 +113,25 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider, *sql
 		return fmt.Errorf("drover: migrate: %w", err)
 	}
 	if err := fn(provider, db); err != nil {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && pg.Hint != "" {
-			return fmt.Errorf("drover: migrate: %w; %s", err, pg.Hint)
-		}
-		return fmt.Errorf("drover: migrate: %w", err)
+		return explain(err)
 	}
 	return nil
+}
+
+// explain adds the remedy that the server suggests, or ours.
+func explain(err error) error {
+	var pg *pgconn.PgError
+	hint := ""
+	if errors.As(err, &pg) {
+		hint = pg.Hint
+		if pg.Code == "26000" || pg.Code == "42P05" { // a prepared statement is not there, or is there already
+			hint = "a pooler gives each transaction to another session, or a hook of the pool, such as AfterRelease, runs discard all or deallocate all: migrate with a pool that has neither"
+		}
+	}
+	if hint != "" {
+		return fmt.Errorf("drover: migrate: %w; %s", err, hint)
+	}
+	return fmt.Errorf("drover: migrate: %w", err)
 }
 
 // sqlSchemas is the schema that a migration goes to, the first one of the path where drover is, and whether each of the
