@@ -103,7 +103,7 @@ func TestBench(t *testing.T) {
 			{[]string{"--jobs", "0"}, "0 jobs"},
 			{[]string{"--queues", "3", "--workers", "2"}, "2 workers"},
 			{[]string{"--fail-rate", "NaN"}, "fail rate"},
-			{[]string{"--only", "burn,speed"}, `"speed"`},
+			{[]string{"--only", "burn", "--only", "speed"}, `"speed"`},
 			{[]string{"--schema", "public"}, "--schema"},
 		} {
 			sh.run(t, append([]string{"bench"}, c.flags...)...).ends(t, 2, c.text)
