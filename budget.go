@@ -8,7 +8,7 @@ import (
 )
 
 // RetryBudget bounds how many retries are due in any time of a length, over all processes, so that many failures at
-// once become a ramp. Zero means no budget: one that stands in the table budgets, from another process or psql, stays.
+// once become a ramp. Zero means no budget: one that stands in the table drover_budgets, from another process or psql, stays.
 //
 // A retry takes the first free slot at or after its backoff in a calendar that Postgres keeps: slots are Per / Retries
 // apart. A job spends from one budget: its kind's, else its queue's, else the supervisor's for all. What waits for

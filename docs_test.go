@@ -57,7 +57,7 @@ func blocks(t *testing.T, file, language string) (found []block) {
 	return found
 }
 
-// recipes are the SQL blocks of all documents for users.
+// recipes are the SQL blocks of all documents for users, and what their lines give to psql with -c.
 func recipes(t *testing.T) (found []block) {
 	t.Helper()
 	files, err := filepath.Glob("docs/*.md")
@@ -71,6 +71,11 @@ func recipes(t *testing.T) (found []block) {
 		}
 		if strings.Contains(string(raw), "```sql\n") {
 			found = append(found, blocks(t, file, "sql")...)
+		}
+		for i, line := range strings.Split(string(raw), "\n") {
+			for _, given := range regexp.MustCompile(`psql .*-c "([^"]*)"|psql .*-c '([^']*)'`).FindAllStringSubmatch(line, -1) {
+				found = append(found, block{file, i + 1, given[1] + given[2]})
+			}
 		}
 	}
 	return found

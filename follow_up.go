@@ -10,7 +10,7 @@ import (
 )
 
 // FollowUp is a job that is enqueued when another one is discarded: to refund, to tell a person, to open a ticket. It
-// is data, kept in the table kinds. The database itself enqueues it in the transaction that discards, whatever the
+// is data, kept in the table drover_kinds. The database itself enqueues it in the transaction that discards, whatever the
 // reason and whoever does it: a run's end, a rescue, an operator, psql. A job that is redriven and discarded again has
 // another one. Its args are a DiscardedJob. A follow-up's own follow-up is enqueued in the same way, three deep at most.
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same: the

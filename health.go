@@ -145,12 +145,12 @@ type SupervisorsHealth struct {
 
 // SetAsideHealth is about jobs that the database refuses to read or to change.
 type SetAsideHealth struct {
-	Rows    int64      `json:"rows"`    // of the table set_aside
+	Rows    int64      `json:"rows"`    // of the table drover_set_aside
 	First   []SetAside `json:"first"`   // at most 10, those that have waited longest first
 	Refused int64      `json:"refused"` // jobs discarded in the last day with ReasonRefused
 }
 
-// SetAside is a row of the table set_aside: a job that the database refuses to read or to change, if not even the
+// SetAside is a row of the table drover_set_aside: a job that the database refuses to read or to change, if not even the
 // refusal can be written into the job's own row. Supervisors leave the job alone until RetryAt.
 type SetAside struct {
 	Job     string    `json:"job"`

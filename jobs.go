@@ -81,7 +81,7 @@ type Client struct {
 	kinds   map[string]bool
 	log     *slog.Logger
 	running *registry // what supervisors of this client run now
-	process string    // names this client in supervisors: they die together
+	process string    // names this client in drover_supervisors: they die together
 	lost    sync.Map  // of each type of args that was enqueued the field that is lost, see lostField
 }
 

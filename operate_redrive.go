@@ -128,7 +128,7 @@ const (
 	RedriveAborted RedriveState = "aborted" // what it had not made due stays dead
 )
 
-// Redrive is a bulk redrive as it stands in the table redrives.
+// Redrive is a bulk redrive as it stands in the table drover_redrives.
 type Redrive struct {
 	ID         string          `json:"id"`
 	State      RedriveState    `json:"state"`
@@ -154,7 +154,7 @@ type SkippedJob struct {
 	Why string `json:"why"`
 }
 
-// Redrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table redrives
+// Redrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table drover_redrives
 // that supervisors carry on, whoever started it: they make jobs due at the plan's rate, at most a second ahead, and
 // none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
 // that end later than it began are not among them. See GetRedrive, PauseRedrive, AbortRedrive.

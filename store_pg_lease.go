@@ -35,7 +35,7 @@ on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = e
 	sqlRegisterBuild = `
 insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
 
-	// Only beside a row in supervisors: a sleeper without one would pass for awake for ever.
+	// Only beside a row in drover_supervisors: a sleeper without one would pass for awake for ever.
 	sqlRegisterSleeper = `
 insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
 )
@@ -189,7 +189,7 @@ type beatReply struct {
 	gone     map[*run]bool // those in flight that are over, and whether an operator ended them
 	scope    []string      // of the retry budgets there are
 	solo     string        // a queue in which a strong suspect is due
-	sleeping int64         // queues in which sleepers says that we sleep
+	sleeping int64         // queues in which drover_sleepers says that we sleep
 	turn     bool          // to run strong suspects: it is ours
 }
 
@@ -337,7 +337,7 @@ func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	p.exec(nil, sqlReleaseSolo, id)
 	p.exec(nil, sqlForgetEnded)
 	p.exec(nil, sqlEnded, id)
-	p.exec(nil, sqlForget, id) // supervisors before sleepers, as everywhere
+	p.exec(nil, sqlForget, id) // drover_supervisors before drover_sleepers, as everywhere
 	p.exec(nil, sqlForgetSleeper, id)
 	p.commit()
 	return p.send(ctx, conn)

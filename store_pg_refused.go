@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Jobs that the database refuses to hand out or to settle: migrations/00010_jobs.sql has the table set_aside and the
+// Jobs that the database refuses to hand out or to settle: migrations/00010_jobs.sql has the table drover_set_aside and the
 // function that writes to it.
 
 const (
@@ -124,7 +124,7 @@ func (s *store) giveUp(ctx context.Context, conn *pgx.Conn, g *givenUp, bound ti
 
 func (g *givenUp) words() string { return refusalText(g.why) }
 
-// refusalText is an error's text as set_aside and errors hold it.
+// refusalText is an error's text as drover_set_aside and errors hold it.
 func refusalText(why error) string {
 	text, _ := pgtext.Sanitize(refusal(why), 1000)
 	return text

@@ -11,7 +11,7 @@ import (
 )
 
 // sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
-// with $1 empty of owners that no row of supervisors speaks for. It returns those with the policies that apply to
+// with $1 empty of owners that no row of drover_supervisors speaks for. It returns those with the policies that apply to
 // them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
 // unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
 // jobs a search in one statement could run out of time, again and again from the start. $8, claimed at $9, are known to be held.
@@ -57,7 +57,7 @@ where j.held or j.n = $6`
 
 // hunt is a search for running jobs that goes on where it was.
 type hunt struct {
-	owner  string // empty: whoever no row of supervisors speaks for
+	owner  string // empty: whoever no row of drover_supervisors speaks for
 	all    bool   // beyond now, too
 	own    bool   // the supervisor's own
 	lanes  []huntLane
@@ -241,7 +241,7 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 	return held, rest, nil
 }
 
-// asidePaths are the paths of set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
+// asidePaths are the paths of drover_set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
 // not settle.
 func (h *hunt) asidePaths() []string {
 	if h.own {

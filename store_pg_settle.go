@@ -103,7 +103,7 @@ const settleHeld = `
 //
 // ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
 // that is nearly always empty. And how a new errors entry begins.
-// tallied: one row for each fingerprint, appended: counting in failure_groups itself would make every settle of a
+// tallied: one row for each fingerprint, appended: counting in drover_failure_groups itself would make every settle of a
 // failure wait for every other, and for each handler that has settled one in a transaction still open. Its entry is the
 // last job's.
 const settleRules = `

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// An outcome that is refused is kept even if the note of it in set_aside is refused too.
+// An outcome that is refused is kept even if the note of it in drover_set_aside is refused too.
 func TestARefusedOutcomeIsNotLost(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

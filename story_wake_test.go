@@ -207,7 +207,7 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				var began time.Time // as far as it knows of sleepers
+				var began time.Time // as far as it knows of drover_sleepers
 				at := d.clock       // of a step
 				steps := []func(){
 					func() {
@@ -382,7 +382,7 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 	tries.Wait()
 }
 
-// A few jobs a second are notified one by one and change nothing in sleepers; more make the supervisor look by itself.
+// A few jobs a second are notified one by one and change nothing in drover_sleepers; more make the supervisor look by itself.
 func TestATrickleDoesNotWake(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -438,7 +438,7 @@ insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval
 	db.waitFor(t, 30*time.Second, `select bool_and(sleeps_until = 'infinity') from drover_sleepers`)
 }
 
-// New rows in sleepers say "awake": a supervisor that sleeps must say so for them too.
+// New rows in drover_sleepers say "awake": a supervisor that sleeps must say so for them too.
 func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// budgetPolicy is a row of budgets.
+// budgetPolicy is a row of drover_budgets.
 type budgetPolicy struct {
 	scope string
 	RetryBudget

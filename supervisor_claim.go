@@ -13,9 +13,9 @@ import (
 const (
 	maxClaim = 2000 // jobs in one claim
 
-	sleepAfter   = 250 * time.Millisecond // without a job, before sleepers is written
+	sleepAfter   = 250 * time.Millisecond // without a job, before drover_sleepers is written
 	firstPoll    = time.Millisecond       // doubled up to the poll interval
-	awakePoll    = 8 * time.Millisecond   // the longest before sleepers is written: nobody notifies until then
+	awakePoll    = 8 * time.Millisecond   // the longest before drover_sleepers is written: nobody notifies until then
 	trickleRate  = 50                     // jobs a second that it is notified of one by one, asleep: less work than 125 looks
 	trickleBurst = 10                     // and so many at once
 	minTurn      = 50                     // jobs that a claim wants before it waits for its turn
@@ -36,10 +36,10 @@ type claimer struct {
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
-	sleeping atomic.Int64 // queues in which sleepers should say that we sleep
+	sleeping atomic.Int64 // queues in which drover_sleepers should say that we sleep
 
 	mu    sync.Mutex
-	anew  bool      // sleepers may say something else than asleep does
+	anew  bool      // drover_sleepers may say something else than asleep does
 	poked bool      // claim now, whatever the poll timer says
 	due   time.Time // when the next job is known to be due; zero: none known
 
@@ -51,7 +51,7 @@ type claimer struct {
 	next    time.Time     // look not before
 	step    time.Duration // the last wait
 	idleAt  time.Time     // since when nothing was found; zero while there is work
-	asleep  bool          // sleepers says so
+	asleep  bool          // drover_sleepers says so
 	until   time.Time     // and until when; zero: for good
 	full    []string      // and in which queues there is no room
 	hearing hearing
@@ -302,7 +302,7 @@ type soloOrder struct {
 
 // requestAlone asks for one strong suspect once nothing else is held.
 func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan {
-	c.wantsRoom = true // so that sleepers soon says that we take nothing
+	c.wantsRoom = true // so that drover_sleepers soon says that we take nothing
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}

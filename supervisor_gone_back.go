@@ -55,7 +55,7 @@ func (s *Supervisor) withoutReruns(held []heldJob, known []*run) []heldJob {
 	})
 }
 
-// distrust forgets where jobs have been looked for, and what sleepers says.
+// distrust forgets where jobs have been looked for, and what drover_sleepers says.
 func (c *claimer) distrust() {
 	c.floors.reset()
 	c.near.reset()

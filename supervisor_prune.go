@@ -122,7 +122,7 @@ func (c *Client) pruneApart(ctx context.Context, conn *pgx.Conn, after string, k
 	return all, err
 }
 
-// Paths of the table set_aside.
+// Paths of the table drover_set_aside.
 const (
 	pathPrune    = "prune"
 	pathFollowUp = "follow-up"

@@ -381,7 +381,7 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 }
 
 // F-15: jobs after a hundred and more refused ones are pruned. If all are refused, one is noted for all of them, and
-// set_aside does not grow by each.
+// drover_set_aside does not grow by each.
 func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -446,7 +446,7 @@ func (c *claimer) refuse(base context.Context, h head, why error) error {
 	return nil
 }
 
-// The paths in set_aside that belong to single jobs of a supervisor.
+// The paths in drover_set_aside that belong to single jobs of a supervisor.
 const (
 	pathClaim  = "claim"
 	pathSettle = "settle"

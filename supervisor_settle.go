@@ -435,7 +435,7 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 			e.later(o, refusedPause)
 			return err
 		}
-		// The first refusal is only noted in set_aside, for people to see.
+		// The first refusal is only noted in drover_set_aside, for people to see.
 		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
 		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
 			e.later(o, refusedPause)

@@ -48,7 +48,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	c.sup.claimer.audit.want(started)
 	c.sup.claimer.floors.hold()
 	peopled, err := c.lookBehind(ctx, conn)
-	// Nobody else rescues jobs whose owner has no row in supervisors.
+	// Nobody else rescues jobs whose owner has no row in drover_supervisors.
 	switch {
 	case c.orphans != nil && !c.orphans.ended():
 	case !started.Before(c.allBy):

@@ -9,7 +9,7 @@ import (
 )
 
 // What the control goroutine looks after by itself because nobody may have said it: cancelled runs where no notification
-// is heard, and queues that its row in supervisors does not know.
+// is heard, and queues that its row in drover_supervisors does not know.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
 // same, but six times a lease is too late for a person who has cancelled a job.

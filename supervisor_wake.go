@@ -14,7 +14,7 @@ func (c *claimer) wake() {
 	c.poke()
 }
 
-// sayAnew makes the next claim write sleepers: rows were added, or a write's reply was lost.
+// sayAnew makes the next claim write drover_sleepers: rows were added, or a write's reply was lost.
 func (c *claimer) sayAnew() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,14 +73,14 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 	return now.Sub(c.fullAt)
 }
 
-// saysFull reports whether sleepers says of all queues that there is no room, or need not say it.
+// saysFull reports whether drover_sleepers says of all queues that there is no room, or need not say it.
 func (c *claimer) saysFull() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sup.cfg.DisableNotify || c.asleep && !c.anew && slices.Equal(c.full, c.sup.queueNames())
 }
 
-// sleepFull says in sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
+// sleepFull says in drover_sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
 // nobody would notify those that have a free slot. The first claim when there is room says the contrary.
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
@@ -106,7 +106,7 @@ func (c *claimer) sleepFull(base context.Context) {
 	c.says(true, time.Time{}, all)
 }
 
-// says notes what sleepers says by now.
+// says notes what drover_sleepers says by now.
 func (c *claimer) says(asleep bool, until time.Time, full []string) {
 	c.asleep, c.until, c.full = asleep, until, full
 	if asleep {
@@ -175,7 +175,7 @@ func (t *trickle) add(n int, now time.Time) {
 
 func (t *trickle) over() bool { return t.left < 0 }
 
-// fallAsleep says in sleepers that this supervisor does not look by itself any more, once it has found nothing for
+// fallAsleep says in drover_sleepers that this supervisor does not look by itself any more, once it has found nothing for
 // a while, and that it does again, once it finds more than a trickle. The claim behind it in the same round trip is the
 // look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
 //

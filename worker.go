@@ -14,7 +14,7 @@ import (
 // NoTimeout lets a job run as long as it takes.
 const NoTimeout time.Duration = math.MaxInt64
 
-// WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table kinds.
+// WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table drover_kinds.
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's, then 20. A job's
 	// own EnqueueOpts.MaxAttempts goes before it, that of a matching ErrorCase before both. With 1 a job does not run

@@ -559,7 +559,7 @@ create function drover_set_aside(path text, refused jsonb) returns void language
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
 -- +goose StatementEnd
-comment on function drover_set_aside(text, jsonb) is 'Lists refused jobs, as drover_walk returns them, in set_aside: every process leaves them alone on this path for a pause that doubles.';
+comment on function drover_set_aside(text, jsonb) is 'Lists refused jobs, as drover_walk returns them, in drover_set_aside: every process leaves them alone on this path for a pause that doubles.';
 
 -- +goose StatementBegin
 create function drover_refuse(path text, job_id text, seq int, why text, code text, later boolean default false, out became text) language plpgsql as $$

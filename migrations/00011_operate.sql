@@ -322,7 +322,7 @@ exception when insufficient_privilege then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_forget_refused(text[]) is 'Deletes the rows of set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
+comment on function drover_forget_refused(text[]) is 'Deletes the rows of drover_set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
 
 -- +goose StatementBegin
 create function drover_end(ids text[], final text, why text, out changed int, out running text[], out refused jsonb)

@@ -60,7 +60,7 @@ create table drover_failure_tallies (
 	jobs        int         not null,
 	last_job    text collate "C" not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_threshold = 5000);
-comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
+comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to drover_failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
 
 create table drover_builds (
 	build      text collate "C" primary key check (build <> '' and octet_length(build) <= 256),
@@ -153,7 +153,7 @@ begin
 	if refused <> '[]' then
 		-- Tallies are only a statistic: those that cannot be added are dropped.
 		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
-		raise warning 'drover: dropped % tallies of failures that failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
+		raise warning 'drover: dropped % tallies of failures that drover_failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
 		begin
 			perform drover_walk(bad, 'with gone as (delete from drover_failure_tallies where id = any($1::bigint[]) returning id) select count(*) from gone');
 		exception when others then

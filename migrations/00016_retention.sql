@@ -418,7 +418,7 @@ create function drover_tidy_set_aside() returns void language sql as $$
 		order by s.path, s.job for update skip locked)
 $$;
 -- +goose StatementEnd
-comment on function drover_tidy_set_aside() is 'Deletes the rows of set_aside for jobs that are gone, or that the pruner has no reason to touch any more.';
+comment on function drover_tidy_set_aside() is 'Deletes the rows of drover_set_aside for jobs that are gone, or that the pruner has no reason to touch any more.';
 
 -- +goose StatementBegin
 create function drover_retain_next(after text, completed interval, cancelled interval, batch int, whole boolean, out ids text[], out odd boolean) language plpgsql as $$

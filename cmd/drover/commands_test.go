@@ -267,3 +267,51 @@ func TestOutputToAClosedPipe(t *testing.T) {
 	}
 	sh.run(t, "jobs", "count", "--state", "cancelled").ok(t).says(t, "3")
 }
+
+// Each line of a document that calls drover is one that the command takes: its command exists, and so does each flag.
+func TestCommandsOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	word := regexp.MustCompile(`'[^']*'|"[^"]*"|[^\s'"]+`)
+	lines := 0
+	for _, file := range append(files, "../../README.md") {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fenced := false
+		for i, line := range strings.Split(string(raw), "\n") {
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				fenced = !fenced
+			}
+			rest, found := strings.CutPrefix(strings.TrimPrefix(strings.TrimSpace(line), "$ "), "drover ")
+			if !found || !fenced {
+				continue
+			}
+			var words []string
+			for _, w := range word.FindAllString(rest, -1) {
+				if slices.Contains([]string{"|", ">", "#", "&&", ";"}, w) {
+					break
+				}
+				words = append(words, strings.Trim(w, `'"`))
+			}
+			lines++
+			cmd, left, err := newRootCommand(&app{}).Find(words)
+			if err == nil {
+				err = cmd.ParseFlags(left)
+			}
+			if err == nil && cmd.HasSubCommands() {
+				err = cmd.Args(cmd, cmd.Flags().Args())
+			}
+			if err != nil {
+				t.Errorf("%s:%d: %s: %v", file, i+1, line, err)
+			}
+		}
+	}
+	if lines < 20 {
+		t.Errorf("%d lines", lines)
+	}
+}

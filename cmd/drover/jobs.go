@@ -228,12 +228,12 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	return nil
 }
 
-// sqlSetAside reads set_aside, which is small. It cuts times to the years that JSON can hold.
+// sqlSetAside reads drover_set_aside, which is small. It cuts times to the years that JSON can hold.
 const sqlSetAside = `
 select job, path, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from drover_set_aside where job = $1 order by path`
 
-// setAside lists the rows of set_aside for a job; none if the role may not read that table.
+// setAside lists the rows of drover_set_aside for a job; none if the role may not read that table.
 func (s *session) setAside(ctx context.Context, id string) ([]drover.SetAside, error) {
 	rows, err := s.pool.Query(ctx, sqlSetAside, id)
 	var list []drover.SetAside

@@ -62,7 +62,7 @@ func (u *unserved) String() string {
 	return fmt.Sprintf("%s due in queue %s: no live supervisor serves it", plural(u.Jobs, "job"), u.Queue)
 }
 
-// supervisorInfo is one row of supervisors.
+// supervisorInfo is one row of drover_supervisors.
 type supervisorInfo struct {
 	ID       string    `json:"id"`
 	Host     string    `json:"host"`

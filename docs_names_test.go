@@ -1,0 +1,109 @@
+package drover_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
+)
+
+// Most tables of drover's have its name as a prefix. Whatever names one of them in text that people read (Markdown in
+// code style or SQL, Go comments, SQL) names it in full: without the prefix there is no such table.
+func TestTablesOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewMigratedPool(t)
+	rows, err := pool.Query(t.Context(), `
+select substr(relname, 8) from pg_class c where relnamespace = current_schema()::regnamespace and relkind in ('r', 'v') and relname like 'drover\_%'
+	and to_regclass(substr(relname, 8)) is null order by length(relname) desc, relname`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(names) < 10 {
+		t.Fatalf("%q, %v", names, err)
+	}
+	rows, err = pool.Query(t.Context(), `
+select relname from pg_class where relnamespace = current_schema()::regnamespace union select proname from pg_proc where pronamespace = current_schema()::regnamespace
+union select conname from pg_constraint where connamespace = current_schema()::regnamespace union select tgname from pg_trigger`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The version table of the migrations, the roles of docs/roles.sql, the schemas of demo and bench.
+	known = append(known, migrations.Table, "drover_owner", "drover_producer", "drover_worker", "drover_reader", "drover_operator", "drover_demo_", "drover_bench_")
+	alternatives := strings.Join(names, "|")
+	long := strings.Join(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.Contains(name, "_") }), "|")
+	any := regexp.MustCompile("(?i)\\b(?:tables?|rows? (?:of|in)|reads?|writes?|says in) `?(?:" + alternatives + ")\\b|\\b(?:" + alternatives + ")`? (?:tables?|rows?)\\b|[^,] (?:" + long + ")\\b")
+	sql := regexp.MustCompile(`(?i)\b(?:from|join|into|update|table) (?:only )?(?:` + alternatives + `)\b`)
+	styled := regexp.MustCompile("`(?:" + alternatives + ")`")
+	also := []string{"`redrives`", "`budgets`", "`supervisors`", "`set_aside`"} // a column, a command, findings
+	comment, code := regexp.MustCompile(`(^|\s)//.*`), regexp.MustCompile("`[^`]*`|^ *[^` ].*-c \".*")
+
+	full := regexp.MustCompile(`\bdrover_[a-z_]+`)
+	refuse := func(file string, line int, text string, patterns ...*regexp.Regexp) {
+		for _, found := range full.FindAllString(text, -1) {
+			if !slices.Contains(known, found) {
+				t.Errorf("%s:%d: there is no %s", file, line, found)
+			}
+		}
+		for _, p := range patterns {
+			for _, found := range p.FindAllString(text, -1) {
+				if slices.Contains(also, found) {
+					continue
+				}
+				t.Errorf("%s:%d: there is no such table: %s", file, line, found)
+			}
+		}
+	}
+	read := 0
+	err = filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if err == nil && file != "." && strings.HasPrefix(d.Name(), ".") {
+				return fs.SkipDir
+			}
+			return err
+		}
+		kind := filepath.Ext(file)
+		if !slices.Contains([]string{".md", ".go", ".sql"}, kind) {
+			return nil
+		}
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		read++
+		fenced := false
+		for i, text := range strings.Split(string(raw), "\n") {
+			switch kind {
+			case ".go":
+				refuse(file, i+1, comment.FindString(text), any)
+			case ".sql":
+				refuse(file, i+1, text, any, sql)
+			default:
+				if strings.HasPrefix(strings.TrimSpace(text), "```") {
+					fenced = !fenced
+				}
+				refuse(file, i+1, text, any, styled)
+				if !fenced {
+					text = strings.Join(code.FindAllString(text, -1), "\n")
+				}
+				refuse(file, i+1, text, sql)
+			}
+		}
+		return nil
+	})
+	if err != nil || read < 200 {
+		t.Fatalf("%d files, %v", read, err)
+	}
+}
