@@ -174,6 +174,7 @@ func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.sup.cfg.Le
 // kept notes that the lease is kept up by what was sent then.
 func (c *control) kept(sent time.Time) {
 	c.beaten.Store(&sent)
+	c.sup.outage.wrote(c.base, c.sup, sent)
 	if c.timer != nil {
 		c.timer.Reset(c.deadline().Sub(c.sup.now()))
 	}

@@ -53,13 +53,16 @@ func (t *trouble) over(ctx context.Context, s *Supervisor) {
 }
 
 // outage is the log of what a supervisor's parts have with the database, all of them together: a line when it begins, one
-// a minute while it lasts, one when it is over. It is over when every part's round trips go through. A single failure, such
-// as a connection that was ended and replaced at once, is none. That the server is read-only gets a line of its own, if
-// it turns out later: it says that somebody has to look where the name leads.
+// a minute while it lasts, one when it is over. It is over when every part's round trips go through, and a write of the
+// heartbeat's has been committed since the last failure: while commits hang, round trips that only read go through. A single
+// failure, such as a connection that was ended and replaced at once, is none. That the server is read-only gets a line of its
+// own, if it turns out later: it says that somebody has to look where the name leads.
 type outage struct {
 	mu       sync.Mutex
 	standing map[*trouble]string // the parts that failed last, and what they wanted to do
 	since    time.Time           // the first failure
+	last     time.Time           // the last one
+	written  time.Time           // when the last write that was committed was sent
 	failures int
 	logged   bool      // it has a line, so that its end gets one
 	readOnly bool      // and one of a read-only server
@@ -84,10 +87,10 @@ func (o *outage) failed(ctx context.Context, s *Supervisor, t *trouble, what str
 func (o *outage) note(now time.Time, t *trouble, what string, err error) (message string, attrs []slog.Attr) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.standing) == 0 {
+	if len(o.standing) == 0 && !o.logged {
 		o.standing, o.since, o.failures, o.logged, o.readOnly = map[*trouble]string{}, now, 0, false, false
 	}
-	o.standing[t] = what
+	o.standing[t], o.last = what, now
 	o.failures++
 	recently := !o.told.IsZero() && now.Sub(o.told) < outageEvery
 	news := o.logged && !o.readOnly && errors.Is(err, ErrReadOnly)
@@ -109,7 +112,25 @@ func (o *outage) note(now time.Time, t *trouble, what string, err error) (messag
 func (o *outage) over(ctx context.Context, s *Supervisor, t *trouble) {
 	o.mu.Lock()
 	delete(o.standing, t)
-	over, failures, since := len(o.standing) == 0 && o.logged, o.failures, o.since
+	unsure := o.logged && len(o.standing) == 0
+	o.mu.Unlock()
+	if unsure && !o.end(ctx, s) {
+		s.control.interrupt() // the next beat shows whether writes are committed
+	}
+}
+
+// wrote notes that a write was committed.
+func (o *outage) wrote(ctx context.Context, s *Supervisor, sent time.Time) {
+	o.mu.Lock()
+	o.written = sent
+	o.mu.Unlock()
+	o.end(ctx, s)
+}
+
+// end logs the end of the outage, if it has come.
+func (o *outage) end(ctx context.Context, s *Supervisor) bool {
+	o.mu.Lock()
+	over, failures, since := len(o.standing) == 0 && o.logged && o.written.After(o.last), o.failures, o.since
 	if over {
 		o.logged = false
 	}
@@ -117,6 +138,7 @@ func (o *outage) over(ctx context.Context, s *Supervisor, t *trouble) {
 	if over {
 		s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", failures), slog.Duration("after", s.now().Sub(since)))
 	}
+	return over
 }
 
 // what lists what the parts wanted to do.

@@ -30,6 +30,8 @@ func TestLogOfAnOutage(t *testing.T) {
 		for _, part := range parts {
 			part.over(t.Context(), s.Supervisor)
 		}
+		now = now.Add(time.Millisecond)
+		s.outage.wrote(t.Context(), s.Supervisor, now)
 	}
 	said := func(want ...string) {
 		t.Helper()
@@ -52,12 +54,16 @@ func TestLogOfAnOutage(t *testing.T) {
 	}
 	said() // one part still stands
 	parts[0].over(t.Context(), s.Supervisor)
-	said("the database answers again failures=88 after=22s")
+	said() // all parts may only have read
+	parts[0].failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
+	said() // the same outage
+	end()
+	said("the database answers again failures=89 after=22.001s")
 	now = now.Add(10 * time.Minute)
 	fail(3*time.Minute + 30*time.Second)
 	said("database trouble, will", "goes on", "goes on", "goes on")
 	end()
-	said("after=3m30s")
+	said("after=3m30.001s")
 	// Connections that break all the time are not an outage each.
 	now = now.Add(10 * time.Minute)
 	for range 6 {
@@ -79,6 +85,35 @@ func TestLogOfAnOutage(t *testing.T) {
 	fail(10 * time.Second) // but one that lasts is, however soon it comes
 	end()
 	said("database trouble, will", "the database answers again")
+}
+
+// While commits hang, what only reads goes through: a beat that finds its epoch raised, by a claimer that never heard so.
+func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	db := newQuietDB(t)
+	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
+	for range 2 {
+		s.control.trouble.failed(t.Context(), s.Supervisor, "heartbeat", errors.New("timeout"))
+		s.claimer.trouble.failed(t.Context(), s.Supervisor, "finding out about a lost claim", errors.New("timeout"))
+	}
+	raised := `update drover_supervisors set epoch = epoch + 1`
+	db.exec(t, raised)
+	s.beat(t)
+	s.control.trouble.over(t.Context(), s.Supervisor)
+	db.exec(t, raised)
+	s.claimer.doubt = []string{"default"}
+	s.claimer.findOut(t.Context())
+	if lines := book.from(slog.LevelInfo); len(lines) != 1 || s.claimer.trouble.failures+s.control.trouble.failures > 0 {
+		t.Errorf("after reads alone: %q", lines)
+	}
+	if !s.control.interrupted() {
+		t.Error("no beat comes to see whether writes are committed")
+	}
+	s.beat(t)
+	if lines := book.from(slog.LevelInfo); len(lines) != 2 || !strings.HasPrefix(lines[1], "the database answers again failures=4") {
+		t.Errorf("after a beat: %q", lines)
+	}
 }
 
 // The line says what does not happen meanwhile.
