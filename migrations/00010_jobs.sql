@@ -73,7 +73,6 @@ declare
 	own constant regnamespace := (select pronamespace from pg_proc where oid = home);
 	f   record;
 begin
-	perform pg_advisory_xact_lock(hashtextextended('drover ' || (select nspname from pg_namespace where oid = own), 0)); -- that of migrations.Up
 	for f in
 		select p.oid::regprocedure as name, p.prosecdef, format('search_path=%s, pg_temp', own) = any(p.proconfig) is true as fixed,
 			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_wake') as granted

@@ -78,8 +78,17 @@ func mendRenamed(ctx context.Context, db *sql.DB) error {
 	if _, err := db.ExecContext(ctx, `select drover_check_schema()`); !errors.As(err, &pg) || pg.Code != "3F000" {
 		return nil // in order, or not there yet; what else is wrong, the migration will find
 	}
-	_, err := db.ExecContext(ctx, `select drover_secure()`)
-	return err
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // it goes back to the pool
+	var l schemaLock   // for its settings, too
+	if err := l.SessionLock(ctx, conn); err != nil {
+		return err
+	}
+	_, err = conn.ExecContext(ctx, `select drover_secure()`)
+	return errors.Join(err, l.SessionUnlock(context.WithoutCancel(ctx), conn))
 }
 
 // List tells every migration and whether it has been applied.
@@ -105,7 +114,7 @@ func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider, *sql
 		err = checkSchema(ctx, db)
 	}
 	if err != nil {
-		return explain(err)
+		return explain(pgurl.Explain(err))
 	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, FS,
 		goose.WithTableName(Table), goose.WithSessionLocker(&schemaLock{}), goose.WithDisableGlobalRegistry(true))

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
@@ -198,4 +199,30 @@ func TestGooseInAnApplicationsTable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Many processes start after a rename, with whatever settings: one mends the functions, and the others find them mended.
+func TestUpAfterARename(t *testing.T) {
+	t.Parallel()
+	plain := pgtest.NewMigratedPool(t)
+	name := pgtest.Schema(plain)
+	renamed := pgx.Identifier{name + ` "new" Ü`}.Sanitize()
+	exec(t, plain, `alter schema `+name+` rename to `+renamed)
+	pool := with(t, plain, map[string]string{"search_path": renamed, "default_transaction_isolation": "serializable", "default_transaction_read_only": "on"})
+	errs := make(chan error)
+	for range 8 {
+		go func() { errs <- migrations.Up(t.Context(), pool) }()
+	}
+	for range 8 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, fn := range values(t, pool, `select oid::regprocedure::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace
+		and proname <> 'drover_secure' and format('search_path=%I, pg_temp', current_schema()) <> all(coalesce(proconfig, '{}'))`) {
+		t.Errorf("%s still has the old name", fn)
+	}
+	exec(t, pool, `select drover_check_schema()`)
+	exec(t, plain, `alter schema `+renamed+` rename to `+name)
+	down(t, plain) // mends it, too
 }
