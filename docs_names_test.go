@@ -52,6 +52,9 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 
 	full := regexp.MustCompile(`\bdrover_[a-z_]+`)
 	refuse := func(file string, line int, text string, patterns ...*regexp.Regexp) {
+		if !slices.ContainsFunc(append(names, "drover_"), func(name string) bool { return strings.Contains(text, name) }) {
+			return // at once: most lines name none
+		}
 		for _, found := range full.FindAllString(text, -1) {
 			if !slices.Contains(known, found) {
 				t.Errorf("%s:%d: there is no %s", file, line, found)
@@ -66,8 +69,8 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 			}
 		}
 	}
-	read := 0
-	err = filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+	read, root := 0, os.DirFS(".")
+	err = fs.WalkDir(root, ".", func(file string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if err == nil && file != "." && strings.HasPrefix(d.Name(), ".") {
 				return fs.SkipDir
@@ -78,7 +81,7 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 		if !slices.Contains([]string{".md", ".go", ".sql"}, kind) {
 			return nil
 		}
-		raw, err := os.ReadFile(file)
+		raw, err := fs.ReadFile(root, file)
 		if err != nil {
 			return err
 		}

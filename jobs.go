@@ -90,13 +90,10 @@ type Client struct {
 // URL in quotes: pgx would send it, with its password, to the server of PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
-	switch {
-	case pool == nil:
+	if pool == nil {
 		bad.add("pool", "is nil")
-	default:
-		if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
-			bad.add("pool", "its connection string is malformed: %v", err)
-		}
+	} else if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
+		bad.add("pool", "its connection string is malformed: %v", err)
 	}
 	switch {
 	case cfg.MaxArgsBytes == 0:

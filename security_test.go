@@ -52,6 +52,42 @@ func TestAMalformedConnectionStringIsRefused(t *testing.T) {
 	}
 }
 
+// The server quotes a parameter that it refuses, in which a slip of the pen may have put the password.
+func TestARefusedParameterIsNotQuoted(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["statement_timeout"] = "5ssecret"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	var log lockedBuffer
+	client := newClientOn(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	sup, err := client.Supervisor(SupervisorConfig{
+		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, enqueue := client.Enqueue(t.Context(), letter{}, nil)
+	_, get := client.Get(t.Context(), strings.Repeat("0", 26))
+	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), "")
+	for name, err := range map[string]error{
+		"Enqueue": enqueue, "Get": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "refuses a parameter") || strings.Contains(err.Error(), "secret") || sqlState(err) != "22023" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if strings.Contains(string(log.Bytes()), "secret") {
+		t.Errorf("the log: %s", string(log.Bytes()))
+	}
+}
+
 // what a job's error says cannot pass for a line of the log, nor move a terminal's cursor: a record is a line, its
 // message is ours, and what is not printable is escaped.
 func TestLogsCannotBeForged(t *testing.T) {

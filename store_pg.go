@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // All SQL of the queue is in store_pg*.go, in a job's life order: enqueue (store_pg_enqueue.go), claim
@@ -178,6 +180,7 @@ func ignoreRepeat(first, again error) error {
 
 // classify gives database errors the names that callers test for.
 func classify(err error) error {
+	err = pgurl.Explain(err)
 	var db interface{ SQLState() string } // of any driver: SQLTx
 	if !errors.As(err, &db) {
 		return err

@@ -55,7 +55,7 @@ returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$
 func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return false, err
+		return false, classify(err)
 	}
 	defer conn.Release()
 	direct := job.plain && !s.functionsOnly.Load()

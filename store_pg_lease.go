@@ -114,7 +114,7 @@ const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue 
 func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return err
+		return classify(err)
 	}
 	defer conn.Release()
 	return s.serveOn(ctx, conn.Conn(), id, reg)

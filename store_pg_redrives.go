@@ -141,7 +141,7 @@ type refusedJob struct {
 func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return reply, err
+		return reply, classify(err)
 	}
 	defer conn.Release()
 	var p pipeline

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgurl"
 )
 
 // A supervisor's connections are its own, not the pool's: handlers that take every pooled connection must not starve
@@ -34,7 +36,7 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 	shareTime(ctx, cfg.ConnConfig)
 	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
 	if err != nil {
-		return nil, err
+		return nil, pgurl.Explain(err)
 	}
 	if err := handOut(ctx, cfg, conn); err != nil {
 		closeConn(ctx, conn)

@@ -65,7 +65,7 @@ type pruneWalk struct {
 func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (pruneWalk, error) {
 	conn, err := c.store.pool.Acquire(ctx)
 	if err != nil {
-		return walk, err
+		return walk, classify(err)
 	}
 	defer conn.Release()
 	for after := walk.after; ; {

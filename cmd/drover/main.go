@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/drover-queue/drover"
 )
 
@@ -56,6 +58,9 @@ func (a *app) run(outer context.Context, args []string) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		err = a.helpErr
+	}
+	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "25006" { // of bench and demo, which reach databases by themselves
+		err = fmt.Errorf("%w: this server is a standby, or read-only: give the URL of the primary", err)
 	}
 	err = a.sink.end(err)
 	if err == nil {

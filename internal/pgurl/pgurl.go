@@ -13,11 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-var (
-	errForm = errors.New("it is neither a URL of the scheme postgres, in lower case and with two slashes, nor a list of key=value pairs; " +
-		"in a URL, write each of @ : / ? # % and blanks in a user name or password as its percent escape, such as %40 for @")
-	errRefused = errors.New("the server refuses a parameter of the database URL: look for a misspelt key, or a value that it cannot take")
-)
+var errForm = errors.New("it is neither a URL of the scheme postgres, in lower case and with two slashes, nor a list of key=value pairs; " +
+	"in a URL, write each of @ : / ? # % and blanks in a user name or password as its percent escape, such as %40 for @")
 
 // Parse reads a URL or a keyword string. It first removes what env files leave around one: blanks, and one pair of quotes.
 // It refuses whatever Check refuses. The config's ConnString is the string without those.
@@ -95,12 +92,20 @@ func reason(err error) error {
 	return errForm
 }
 
-// Explain is the error of a first connection, without what the server quotes of its parameters.
+// Explain hides what the server quotes in its error about a parameter of a new connection. Other errors stay as they are.
 func Explain(err error) error {
 	var refused *pgconn.PgError
 	var attempt *pgconn.ConnectError
 	if errors.As(err, &attempt) && errors.As(err, &refused) && (refused.Code == "42704" || refused.Code == "22023") {
-		return errRefused
+		return &refusedError{err}
 	}
 	return err
 }
+
+// refusedError is a server's refusal without its words.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string {
+	return "the server refuses a parameter of the database URL: look for a misspelt key, or a value that it cannot take"
+}
+func (e *refusedError) Unwrap() error { return e.err }

