@@ -140,6 +140,7 @@ type outcome struct {
 	death       *death          // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
 	fingerprint string          // as in entry
+	held        int             // how often its row was found as the run left it, and was not changed
 	replaced    bool            // it was made simpler, because the database refused it
 	refusals    int             // how often the database has refused it since then
 	refusedAt   time.Time       // when it was refused first

@@ -338,3 +338,19 @@ select role from r where `+condition, c.schema)
 		t.Errorf("%s: %q", what, names)
 	}
 }
+
+// Row security on jobs, for the worker: whatever its policies, each way to enqueue stores the job. COPY does not work there.
+func TestEnqueuesUnderRowSecurity(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	worker := c.as(t, "worker", Config{Logger: quiet()})
+	c.exec(t, `alter table jobs enable row level security`)
+	for _, policy := range []string{``, `create policy own on jobs using (queue = 'mine')`, `alter policy own on jobs using (true)`} {
+		c.exec(t, policy)
+		worker.enqueueAll(t, func(what string, r Receipt, err error) {
+			if err != nil || !value[bool](t, c.testDB, `select exists (select from jobs where id = $1)`, r.ID) {
+				t.Errorf("%q: %s: %+v, %v", policy, what, r, err)
+			}
+		})
+	}
+}

@@ -310,7 +310,7 @@ const sqlSchemaVersion = `select drover_schema_version()`
 // sqlOtherRelations checks the schema, and lists the relations that the session finds in another one than drover's
 // functions, such as an application's own table jobs. The names are all of drover's.
 const sqlOtherRelations = `
-select drover_check_schema()::text, n.nspname::text, coalesce((
+select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', n.nspname::text, coalesce((
 	select string_agg(format('%s.%I', c.relnamespace::regnamespace, c.relname), ', ' order by c.relname)
 	from unnest('{jobs,queues,drover_kinds,drover_supervisors,drover_sleepers,drover_set_aside,discarded_jobs,discarded_summary,job_counts,
 		drover_redrives,drover_redrive_queues,drover_ended_supervisors,drover_solo,drover_failure_groups,drover_failure_tallies,drover_builds,
@@ -383,11 +383,16 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: one who only reads need not mind it
 }
 
-// checkRelations compares what the session's search_path finds with where drover's functions work.
+// checkRelations compares what the session's search_path finds with where drover's functions work, and sees that drover's
+// triggers fire.
 func checkRelations(ctx context.Context, conn *pgx.Conn) error {
 	var home, others string
-	if err := conn.QueryRow(ctx, sqlOtherRelations).Scan(nil, &home, &others); err != nil {
+	var replica bool
+	if err := conn.QueryRow(ctx, sqlOtherRelations).Scan(nil, &replica, &home, &others); err != nil {
 		return fmt.Errorf("look for drover's tables: %w", classify(err))
+	}
+	if replica {
+		return &InvalidError{Field: "pool", Reason: "its sessions have session_replication_role = replica, in which no trigger fires: follow-ups would be lost"}
 	}
 	if others != "" {
 		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its search_path finds %s in front of drover's in schema %q: "+

@@ -111,6 +111,11 @@ func lacksRight(err error) bool {
 	return errors.As(err, &pg) && pg.Code == "42501"
 }
 
+// refusesCopy reports that the table takes no COPY, because of row security.
+func refusesCopy(err error) bool {
+	return sqlState(err) == "0A000" && !errors.Is(err, ErrReadOnly)
+}
+
 const (
 	// sqlWakeAsleep calls the function only where somebody sleeps: reading the table costs half of a call.
 	sqlWakeAsleep = `select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())`
@@ -184,7 +189,8 @@ func chunkLen(jobs []*newJob) int {
 }
 
 // enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
-// through the function. A role that may not write to jobs, a producer's, does all through the function.
+// through the function. A role that may not write to jobs, a producer's, does all through the function; so does one under
+// row security, which allows no COPY.
 func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
@@ -195,7 +201,7 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int
 		}
 	}
 	existing, err := s.copyAndEnqueue(ctx, plain, others)
-	if len(plain) > 0 && lacksRight(err) {
+	if len(plain) > 0 && (lacksRight(err) || refusesCopy(err)) {
 		existing, err = s.copyAndEnqueue(ctx, nil, jobs)
 	}
 	if err != nil {

@@ -190,6 +190,15 @@ func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
 	}
 }
 
+// In a replica's session no trigger fires, and a discarded job would have no follow-up.
+func TestCheckRefusesAReplicasSessions(t *testing.T) {
+	t.Parallel()
+	replica := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["session_replication_role"] = "replica" })
+	if err := replica.client.Check(t.Context()); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "session_replication_role") {
+		t.Errorf("Check = %v", err)
+	}
+}
+
 // A supervisor whose schema is renamed under it does not register, claim or settle in the schema that has the name now,
 // until that one is mended.
 func TestASupervisorWhoseSchemaIsRenamed(t *testing.T) {

@@ -20,6 +20,7 @@ const (
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
 	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
+	mostHeld         = 50                     // such tries before the log reports it
 	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 	retryPause       = 50 * time.Millisecond // after a failed round trip, doubled
@@ -498,6 +499,10 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			<-decided
 		case foundHeld:
 			unsent(o)
+			if o.held++; o.held == mostHeld {
+				e.sup.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security leaves it as it is",
+					slog.Any("job", o.run.job))
+			}
 			e.later(o, lockedPause)
 		case foundEnded:
 			e.done(o.ended(row))

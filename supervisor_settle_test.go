@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -527,5 +529,30 @@ func TestTroubleIsShortAndSpread(t *testing.T) {
 	}
 	if len(pauses) < 10 {
 		t.Errorf("20 supervisors would come back at %d moments", len(pauses))
+	}
+}
+
+// A trigger, or a policy of row security, that leaves the row as it is looks like a lock that is never given back. The log
+// reports it, and once that is mended, the outcome is recorded without another run.
+func TestAnOutcomeThatChangesNothingIsReported(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	var book logbook
+	db := newTestDBWith(t, Config{Logger: slog.New(&book)})
+	db.refuses(t, "delete", "jobs", "true", "return null")
+	var calls atomic.Int32
+	db.launch(t, SupervisorConfig{CompletedRetention: DeleteOnCompletion, Workers: handling(func(context.Context, *Job, int) error {
+		calls.Add(1)
+		return nil
+	})})
+	id := db.enqueue(t, job{1}, nil)
+	eventually(t, func() bool {
+		log := strings.Join(book.from(slog.LevelWarn), "")
+		return strings.Contains(log, "row security leaves it as it is") && strings.Contains(log, id)
+	})
+	db.exec(t, `drop trigger app_delete_jobs on jobs`)
+	db.waitFor(t, 30*time.Second, `select not exists (select from jobs)`)
+	if n := calls.Load(); n != 1 {
+		t.Errorf("the handler was called %d times", n)
 	}
 }
