@@ -35,7 +35,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	Queue       string          `json:"queue"`
 	JobKind     string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`   // null if longer than 3 MiB (Client.Get returns them), or if they cannot be read
+	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Get returns them), or if they cannot be read
 	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
 	Error       string          `json:"error"`  // of the last failed run, like Class and Fingerprint; "" if none failed
 	Class       string          `json:"class"`

@@ -23,11 +23,16 @@ type Args interface {
 
 // Job is one run of a job as its handler sees it. It is valid until the handler returns and is not safe for
 // concurrent changes; its methods may be called from any goroutine of the handler.
+//
+// Args and Metadata hold what jsonb keeps, not the bytes that were enqueued: the order of keys and white space change, the
+// last of several equal keys stays, and numbers are written out, such as 100 for 1e2. A signature over such bytes does not
+// match. Sign a string, and put it into a field. JSON null, which only SQL can enqueue, reaches the handler as zero args. A
+// number with a fraction, such as 42.00, which jsonb keeps, does not decode into an int.
 type Job struct {
 	ID          string          // ULID
 	Queue       string          //
 	Kind        string          //
-	Args        json.RawMessage // as stored; the handler gets them decoded beside the Job
+	Args        json.RawMessage // as jsonb keeps them; the handler gets them decoded beside the Job
 	Attempt     int             // which run that counts this is, from 1
 	MaxAttempts int             // how many there may be: job over worker over queue over 20
 	Priority    int             // 1 to 9, lower is sooner

@@ -51,8 +51,8 @@ type JobInfo struct {
 	Snoozes       int             `json:"snoozes,omitempty"`
 	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, those left out of Errors included
 	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15
-	Args          json.RawMessage `json:"args"`
-	Retry         json.RawMessage `json:"retry,omitempty"` // the job's own strategy
+	Args          json.RawMessage `json:"args"`                   // as jsonb keeps them, see Job
+	Retry         json.RawMessage `json:"retry,omitempty"`        // the job's own strategy
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
 

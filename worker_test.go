@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // E-10: what a handler is told about its job.
@@ -339,6 +341,52 @@ func (*ptrArgs) Kind() string   { return "pointer" }
 func (nulKind) Kind() string    { return "a\x00b" }
 func (kindPanics) Kind() string { panic("no kind") }
 func (noKind) Kind() string     { return "" }
+
+// What jsonb makes of args, and what a handler gets: as the documentation of Job and docs/sql.md say.
+func TestArgsAsPostgresKeepsThem(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	ran := make(chan string, 1)
+	db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{Handle(func(_ context.Context, j *Job, args kept) error {
+		ran <- fmt.Sprintf("%s %+v", j.Args, args)
+		return nil
+	}, WorkerOpts{})}})
+	for _, c := range []struct{ args, ran string }{
+		{`'{"To":"a", "N":1,"To":"b"}'`, `{"N": 1, "To": "b"} {N:1 To:b}`},
+		{`'{"N": 1e2}'`, `{"N": 100} {N:100 To:}`},
+		{`'{"N": 42.00}'`, ``},
+		{`jsonb_build_object('N', 42.00::int)`, `{"N": 42} {N:42 To:}`},
+		{`jsonb_build_object('N', trim_scale(42.00))`, `{"N": 42} {N:42 To:}`},
+		{`'null'`, `null {N:0 To:}`},
+		{`null`, `{} {N:0 To:}`},
+	} {
+		end := heard.end(t, value[string](t, db, `select job_id from drover_enqueue('kept', `+c.args+`)`))
+		switch {
+		case c.ran == "":
+			if end.name != "discarded" || end.Reason != ReasonUndecodable {
+				t.Errorf("%s: %+v", c.args, end)
+			}
+		case end.name != "completed":
+			t.Errorf("%s: %+v", c.args, end)
+		default:
+			if got := <-ran; got != c.ran {
+				t.Errorf("%s: the handler got %s, want %s", c.args, got, c.ran)
+			}
+		}
+	}
+	var refused *pgconn.PgError
+	if _, err := db.Exec(t.Context(), `insert into jobs (kind, args) values ('kept', null)`); !errors.As(err, &refused) || refused.Code != "23502" {
+		t.Errorf("insert of null = %v", err)
+	}
+}
+
+type kept struct {
+	N  int
+	To string
+}
+
+func (kept) Kind() string { return "kept" }
 
 // Handlers may take a pointer.
 func TestPointerArgs(t *testing.T) {
