@@ -52,7 +52,8 @@ type EnqueueOpts struct {
 	// Zero means never.
 	RetryUntil time.Time
 
-	// Tags are up to 32 words to find the job by, each 1 to 128 bytes.
+	// Tags are up to 32 words to find the job by, each 1 to 128 bytes. Like kinds and queues they have no control characters,
+	// no invisible ones such as U+200B, and no spaces at their ends.
 	Tags []string
 
 	// ConcurrencyKey names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs
@@ -291,7 +292,11 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 		if tag == "" {
 			bad.add(field, "is empty")
 		}
-		bad.join(checkText(field, tag, 128))
+		if err := checkText(field, tag, 128); err != nil {
+			bad.join(err)
+		} else {
+			bad.join(checkSeen(field, tag))
+		}
 	}
 	bad.join(checkText("ConcurrencyKey", opts.ConcurrencyKey, 256))
 	j.encodeMetadata(bad, "Metadata", opts.Metadata)

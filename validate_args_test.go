@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -478,11 +479,53 @@ func TestCheckName(t *testing.T) { // E-7
 		"trailing space":      {"a ", `"a " starts or ends in a space`},
 		"no-break space last": {"a\u00a0", `"a\u00a0" starts or ends in a space`},
 		"only a space":        {" ", `" " starts or ends in a space`},
+		"zero width space":    {"char\u200bge", "invisible character U+200B at byte 4"},
+		"right to left":       {"\u202eegrahc", "invisible character U+202E at byte 0"},
+		"soft hyphen":         {"a\u00adb", "invisible character U+00AD at byte 1"},
+		"byte order mark":     {"\ufeffa", "invisible character U+FEFF at byte 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			checkInvalid(t, checkName("queue", tc.in), "queue", tc.refusal)
 		})
+	}
+}
+
+// SQL refuses the same characters in names and tags as Go does: at the ends of every range, in the middle of a text and at
+// its end.
+func TestSQLRefusesWhatCannotBeSeen(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	var texts []string
+	for r := rune(2); r <= 0xe0100; r++ {
+		kind := func(r rune) bool { return unseen(r) || unicode.IsControl(r) }
+		if kind(r) != kind(r-1) {
+			texts = append(texts, "a"+string(r-1)+"b", "a"+string(r)+"b")
+		}
+		if unicode.IsSpace(r) != unicode.IsSpace(r-1) {
+			texts = append(texts, "a"+string(r-1), string(r)+"b")
+		}
+	}
+	for _, text := range texts {
+		refused := checkName("kind", text) != nil
+		for _, way := range []string{
+			`drover_enqueue($1)`, `drover_enqueue('k', queue => $1)`, `drover_enqueue('k', tags => jsonb_build_array($1::text))`,
+			`drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', drover_ulid(), 'kind', $1::text)))`,
+			`drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', drover_ulid(), 'kind', 'k', 'queue', $1::text)))`,
+		} {
+			if _, err := db.Exec(t.Context(), `select `+way, text); (err != nil) != refused {
+				t.Errorf("%+q by %s: %v, Go refuses it: %t", text, way, err, refused)
+			} else if err != nil && !strings.Contains(err.Error(), "cannot be seen, or a space at an end") {
+				t.Errorf("%+q by %s: %v", text, way, err)
+			}
+		}
+		_, err := db.client.Enqueue(t.Context(), letter{}, &EnqueueOpts{Tags: []string{text}})
+		if (err != nil) != refused {
+			t.Errorf("%+q as a tag: %v", text, err)
+		}
+	}
+	if len(texts) < 60 {
+		t.Errorf("only %d texts", len(texts))
 	}
 }
 

@@ -324,6 +324,7 @@ comment on function drover_digits(jsonb, int) is 'How many bytes of text the num
 -- +goose StatementBegin
 create function drover_bounds() returns trigger language plpgsql as $$
 declare
+	unseen   constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'; -- as checkSeen in Go has it: control characters, invisible ones, and spaces at the ends
 	follow_up constant int := case when new.metadata->'drover:follow_up' in ('1', '2', '3') then (new.metadata->>'drover:follow_up')::int end;
 	field     text;
 	fault     text;
@@ -359,6 +360,8 @@ begin
 					fault := 'a tag is empty';
 				elsif octet_length(tag) > 128 then
 					fault := format('a tag of %s bytes; at most 128', octet_length(tag));
+				elsif tag ~ unseen then
+					fault := 'a tag has a character that cannot be seen, or a space at an end';
 				end if;
 			end loop;
 		end if;
@@ -766,15 +769,16 @@ comment on function drover_refuse_unstored(text[]) is 'Raises DR003: a trigger o
 create function drover_refuse_job(at text, id text, kind text, queue text, priority int, max_attempts int, retry jsonb, timeout interval,
 	expires_at timestamptz, retry_until timestamptz, tags jsonb, metadata jsonb, concurrency_key text default null) returns text language plpgsql as $$
 declare
+	unseen constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
 	years constant tstzrange := '[0001-01-01 00:00:00Z, 10000-01-01 00:00:00Z]';
 	fault constant text := case
 		when octet_length(id) <> 26 or length(id) <> 26 then format('id: %s is not 26 characters of ASCII', quote_literal(left(id, 40)))
 		when kind is null or kind = '' then 'kind: is missing'
 		when octet_length(kind) > 128 then format('kind: %s bytes; at most 128', octet_length(kind))
-		when kind ~ E'[\\x01-\\x1f\\x7f-\\x9f]' then 'kind: has a control character'
+		when kind ~ unseen then 'kind: has a character that cannot be seen, or a space at an end'
 		when queue = '' then 'queue: is empty'
 		when octet_length(queue) > 128 then format('queue: %s bytes; at most 128', octet_length(queue))
-		when queue ~ E'[\\x01-\\x1f\\x7f-\\x9f]' then 'queue: has a control character'
+		when queue ~ unseen then 'queue: has a character that cannot be seen, or a space at an end'
 		when priority not between 1 and 9 then format('priority: %s is not 1 to 9', priority)
 		when max_attempts < 1 then format('max_attempts: %s is not 1 or more', max_attempts)
 		when not drover_strategy_ok(retry) then format('retry: %s is no retry strategy, such as {"type": "constant", "delay": "30s"}', left(retry::text, 200))
@@ -832,6 +836,7 @@ create function drover_enqueue(
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
+	unseen  constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
 	due     timestamptz;
 	stored  text;
 	missing text[];
@@ -844,7 +849,7 @@ begin
 	due := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
 	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
-		and concat(kind, queue) !~ E'[\\x01-\\x1f\\x7f-\\x9f]' and coalesce(priority, 5) between 1 and 9
+		and kind !~ unseen and coalesce(queue, 'default') !~ unseen and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
 		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
 		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
@@ -883,6 +888,7 @@ comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
 declare
+	unseen  constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
 	existing text[];
 	refused  text[]; -- not stored by this round
 	missing  text[]; -- those of them that no job has
@@ -901,7 +907,7 @@ begin
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
-					and concat(g.kind, g.queue) !~ E'[\\x01-\\x1f\\x7f-\\x9f]' and coalesce(g.priority, 5) between 1 and 9
+					and g.kind !~ unseen and coalesce(g.queue, 'default') !~ unseen and coalesce(g.priority, 5) between 1 and 9
 					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
 					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
 					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'

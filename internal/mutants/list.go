@@ -943,6 +943,13 @@ func mutants() []mutant {
 			tests: []string{"TestABeatThatWritesNothingEndsNoOutage", "TestLogOfAnOutage"},
 		},
 		{
+			name: "unseen", bug: "a name may have invisible characters",
+			file:  "validate_args.go",
+			old:   "\t\tcase unseen(r):\n",
+			new:   "\t\tcase unseen(r) && false:\n",
+			tests: []string{"TestCheckName", "TestSQLRefusesWhatCannotBeSeen"},
+		},
+		{
 			name: "connection-for-a-transaction", bug: "a connection outside of any transaction passes as one",
 			file:  "tx.go",
 			old:   "conn.TxStatus() != 'T' && conn.TxStatus() != 'E'",
