@@ -52,13 +52,16 @@ func TestLogOfAnOutage(t *testing.T) {
 	for _, part := range parts[1:] {
 		part.over(t.Context(), s.Supervisor)
 	}
+	s.outage.wrote(t.Context(), s.Supervisor, now)
 	said() // one part still stands
+	parts[1].failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
+	parts[1].over(t.Context(), s.Supervisor)
 	parts[0].over(t.Context(), s.Supervisor)
 	said() // all parts may only have read
 	parts[0].failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
 	said() // the same outage
 	end()
-	said("the database answers again failures=89 after=22.001s")
+	said("the database answers again failures=90 after=22.001s")
 	now = now.Add(10 * time.Minute)
 	fail(3*time.Minute + 30*time.Second)
 	said("database trouble, will", "goes on", "goes on", "goes on")
