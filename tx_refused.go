@@ -27,7 +27,7 @@ func (r *run) refused(ctx context.Context, tx Tx, err error) error {
 // notOurs tells a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
 func (r *run) notOurs() error {
 	if r.txOutcome.Load() != nil && !r.lease.ended.Load() {
-		return fmt.Errorf("this run has settled job %s already: %w", r.job.ID, ErrState)
+		return fmt.Errorf("%w: this run has settled job %s already", ErrState, r.job.ID)
 	}
 	return ErrLeaseLost
 }

@@ -23,43 +23,43 @@ type foundError struct {
 	n    int
 }
 
-func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " exceeded" }
+func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " reached" }
 
 func newCheckCommand(a *app) *cobra.Command {
 	var t drover.Thresholds
 	limits := []struct {
 		name, usage string
 		to          *int
-		given       int
 	}{
-		{"max-discarded", "more discarded jobs are a warning", &t.Discarded, 0},
-		{"max-new-discarded", "more jobs discarded within --within are a warning", &t.NewDiscarded, 0},
-		{"max-quarantined", "more jobs discarded because processes died of them are critical", &t.Quarantined, 0},
+		{"discarded", "so many discarded jobs are a warning", &t.Discarded},
+		{"new-discarded", "so many jobs discarded within --within are a warning", &t.NewDiscarded},
+		{"quarantined", "so many jobs discarded because processes died of them are critical", &t.Quarantined},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Compare dead letters and lateness with thresholds, for cron and monitors",
-		Long: `Compare dead letters and lateness with the thresholds that are given, and print a line for each that is exceeded.
+		Long: `Compare dead letters and lateness with the thresholds that are given, and print a line for each that is reached.
+A threshold is the smallest value that is reported.
 
 Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical, 3 it could not look.`,
-		Example: `  drover check --max-discarded 100 --max-new-discarded 5 --max-quarantined 0 --max-oldest 15m`,
+		Example: `  drover check --discarded 100 --new-discarded 5 --quarantined 1 --oldest 15m`,
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			given := cmd.Flags().Changed("max-oldest")
+			given := cmd.Flags().Changed("oldest")
 			for _, limit := range limits {
 				if !cmd.Flags().Changed(limit.name) {
 					continue
 				}
-				if limit.given < 0 {
-					return usagef("--%s %d is negative", limit.name, limit.given)
+				if *limit.to < 1 {
+					return usagef("--%s %d: at least 1", limit.name, *limit.to)
 				}
-				*limit.to, given = limit.given+1, true
+				given = true
 			}
 			switch {
 			case !given:
 				return usagef("no threshold is given: see drover check --help")
-			case cmd.Flags().Changed("max-oldest") && t.Oldest <= 0:
-				return usagef("--max-oldest %v is not positive", t.Oldest)
+			case cmd.Flags().Changed("oldest") && t.Oldest <= 0:
+				return usagef("--oldest %v is not positive", t.Oldest)
 			case cmd.Flags().Changed("queue") && t.Queue == "":
 				return usagef("--queue is empty")
 			case t.Within <= 0:
@@ -71,10 +71,10 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 	}
 	f := cmd.Flags()
 	for i := range limits {
-		f.IntVar(&limits[i].given, limits[i].name, 0, limits[i].usage)
+		f.IntVar(limits[i].to, limits[i].name, 0, limits[i].usage)
 	}
-	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --max-new-discarded looks")
-	f.DurationVar(&t.Oldest, "max-oldest", 0, "a due job that has waited longer is a warning, or that has to because the server's clock has gone back")
+	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --new-discarded looks")
+	f.DurationVar(&t.Oldest, "oldest", 0, "a due job that has waited so long is a warning, or that has to because the server's clock has gone back")
 	f.StringVar(&t.Queue, "queue", "", "look at this queue only")
 	return cmd
 }
@@ -139,19 +139,19 @@ func (s *session) knownQueue(ctx context.Context, queue string) error {
 
 // finding is an alert in words.
 func finding(alert drover.Alert, t drover.Thresholds) string {
-	n, most := int64(alert.Value), int64(alert.Threshold)-1
-	text := fmt.Sprintf("%s, at most %d", alert.Name, most)
+	n, from := int64(alert.Value), int64(alert.Threshold)
+	text := fmt.Sprintf("%s, threshold %d", alert.Name, from)
 	switch alert.Name {
 	case "discarded":
-		text = fmt.Sprintf("%s discarded, at most %d", plural(n, "job"), most)
+		text = fmt.Sprintf("%s discarded, threshold %d", plural(n, "job"), from)
 	case "new_discarded":
-		text = fmt.Sprintf("%s discarded in the last %s, at most %d", plural(n, "job"), span(t.Within), most)
+		text = fmt.Sprintf("%s discarded in the last %s, threshold %d", plural(n, "job"), span(t.Within), from)
 	case "quarantined":
-		text = fmt.Sprintf("%s quarantined, at most %d: drover jobs list --reason crashed", plural(n, "job"), most)
+		text = fmt.Sprintf("%s quarantined, threshold %d: drover jobs list --reason crashed", plural(n, "job"), from)
 	case "oldest":
-		text = fmt.Sprintf("a due job has waited %s, at most %s", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+		text = fmt.Sprintf("a due job has waited %s, threshold %s", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
 	case "clock":
-		text = fmt.Sprintf("the server's clock has gone back by %s, at most %s, and jobs wait because of it: drover health", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+		text = fmt.Sprintf("the server's clock has gone back by %s, threshold %s, and jobs wait because of it: drover health", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
 	}
 	if t.Queue != "" {
 		text += ", queue " + t.Queue

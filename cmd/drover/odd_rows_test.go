@@ -30,7 +30,7 @@ func TestOddRowsAreShown(t *testing.T) {
 	}
 	for _, line := range []string{
 		"jobs list --limit 1000", "jobs list --limit 10", "jobs list --state discarded", "jobs list --reason panic --error fine", "jobs list --tag a", "jobs count --all",
-		"jobs count --error fine", "jobs summary", "stats", "health", "check --max-discarded 100000", "check --max-oldest 2h",
+		"jobs count --error fine", "jobs summary", "stats", "health", "check --discarded 100000", "check --oldest 2h",
 	} {
 		for _, flag := range []string{"", " --json"} {
 			o := sh.run(t, strings.Fields(line+flag)...)
