@@ -3,11 +3,11 @@ package drover
 import "time"
 
 // hearing is whether a supervisor that says that it sleeps would hear of every job. It would not of one whose transaction
-// read drover_sleepers before, and found it awake: that notifies nobody. While such a transaction may be in progress the supervisor
-// looks often.
+// read drover_sleepers before, and found it awake: that notifies nobody. While such a transaction may be in progress the
+// supervisor looks often.
 //
-// Ids tell: an enqueue draws its own before it reads drover_sleepers, so who did that earlier has a lower one than a claim a moment
-// after. Not so a repeatable read transaction that took its snapshot before and writes later: its job waits for a poll.
+// Ids tell: an enqueue draws its own before it reads drover_sleepers, so who did that earlier has a lower one than a claim a
+// moment after. Not so a repeatable read transaction that took its snapshot before and writes later: its job waits for a poll.
 type hearing struct {
 	since   time.Time // when drover_sleepers was last written
 	awakeTo uint64    // who may have read it before has a lower id; 0: not known yet

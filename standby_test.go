@@ -72,7 +72,8 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// deadOnes makes what the reads of a client are about: a dead job, its failure group, an archived job, a budget, and a redrive.
+// deadOnes makes what the reads of a client are about: a dead job, its failure group, an archived job, a budget and a
+// redrive.
 func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	t.Helper()
 	ids := make([]string, 2)

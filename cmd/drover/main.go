@@ -59,7 +59,8 @@ func (a *app) run(outer context.Context, args []string) int {
 	if err == nil {
 		err = a.helpErr
 	}
-	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "25006" { // of bench and demo, which reach databases by themselves
+	// Bench and demo reach databases by themselves.
+	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "25006" {
 		err = fmt.Errorf("%w: this server is a standby, or read-only: give the URL of the primary", err)
 	}
 	err = a.sink.end(err)

@@ -208,6 +208,10 @@ func TestDatabaseURL(t *testing.T) {
 	at := fmt.Sprintf("host=%s port=%d dbname=%s user=%s password=%s search_path=%s", conninfo(c.Host), c.Port,
 		conninfo(c.Database), conninfo(c.User), conninfo(c.Password), pgtest.Schema(sh.pool))
 	const wrong = "postgres://127.0.0.1:1/app"
+	for _, kept := range []string{`"` + pgtest.URL(t) + `"`, " '" + pgtest.URL(t) + "'\n"} { // env files keep both
+		quoted := &shell{env: map[string]string{"DATABASE_URL": kept}, flags: sh.flags[2:]}
+		quoted.run(t, "stats").ok(t).says(t, "no jobs")
+	}
 
 	env := &shell{env: map[string]string{"DATABASE_URL": at}}
 	env.run(t, "stats").ok(t).says(t, "no jobs")

@@ -4,6 +4,7 @@ package pgurl
 
 import (
 	"errors"
+	"net/netip"
 	"regexp"
 	"strings"
 	"syscall"
@@ -30,23 +31,35 @@ func Parse(given string) (*pgxpool.Config, error) {
 	if err := Check(config.ConnConfig); err != nil {
 		return nil, err
 	}
+	for _, host := range hosts(config.ConnConfig) { // a pool of an application's may have a dialer for such a name
+		if _, notIP := netip.ParseAddr(host); notIP != nil && strings.Contains(host, ":") && !path(host) {
+			return nil, errForm
+		}
+	}
 	return config, nil
 }
+
+func hosts(config *pgx.ConnConfig) []string {
+	all := []string{config.Host}
+	for _, f := range config.Fallbacks {
+		all = append(all, f.Host)
+	}
+	return all
+}
+
+// path reports whether a host is the directory of a socket.
+func path(host string) bool { return regexp.MustCompile(`^(/|[A-Z]:\\)[^@=]*$`).MatchString(host) }
 
 // Check refuses a config whose string pgx could read only as something else. A URL in quotes or without its scheme is a
 // keyword string to pgx: it would look for the server elsewhere, such as at PGHOST, and send it the URL as the name or
 // the value of a parameter. An @ in a password that is not escaped makes the rest of it a part of the host.
 func Check(config *pgx.ConnConfig) error {
-	hosts := []string{config.Host}
-	for _, f := range config.Fallbacks {
-		hosts = append(hosts, f.Host)
-	}
-	for _, host := range hosts {
-		if !strings.HasPrefix(host, "/") && strings.ContainsAny(host, "@?#=&%\"'\\ \t\n") && !zoned(host) {
+	for _, host := range hosts(config) {
+		if _, notIP := netip.ParseAddr(host); notIP != nil && !path(host) && !regexp.MustCompile(`^[\p{L}\p{N}_.:-]*$`).MatchString(host) {
 			return errForm
 		}
 	}
-	values := append(hosts, config.User, config.Database)
+	values := append(hosts(config), config.User, config.Database)
 	for key, value := range config.RuntimeParams {
 		if !regexp.MustCompile(`^[A-Za-z_][\w.$]*$`).MatchString(key) {
 			return errForm
@@ -63,9 +76,6 @@ func Check(config *pgx.ConnConfig) error {
 	}
 	return nil
 }
-
-// zoned reports an IPv6 address with its zone, such as fe80::1%eth0.
-func zoned(host string) bool { return regexp.MustCompile(`^[0-9A-Fa-f:.]+%\w+$`).MatchString(host) }
 
 // reason is what pgx found wrong, in words of a fixed list. Its own text quotes the string, and hides a password only as
 // well as it can.

@@ -35,7 +35,7 @@ func TestParseTakes(t *testing.T) {
 	for _, given := range []string{
 		"postgresql://u@h", "postgres://me%40server:p%40%3A%2F@h/app", "postgres:///app?host=/var/run/postgresql", "postgres://h1:5432,h2:5433/app",
 		"postgres://u@[::1]:5432/app", "postgres://u@[fe80::1%25eth0]/app", "host=/tmp dbname=app user=me@server password='a b=c' search_path=jobs,public",
-		"postgres://u:p@h/app?application_name=password-reset&options=-c%20work_mem%3D64MB&app.tenant=7", "host=h sslmode=disable",
+		"postgres://u:p@h/app?application_name=password-reset&options=-c%20work_mem%3D64MB&app.tenant=7", "host=h sslmode=disable", "host=/cloudsql/project:region:instance user=u", "postgres://u@db_1.internal,bücher.example:5433/app",
 		"postgres://u@h/app?pool_max_conns=4&default_query_exec_mode=simple_protocol&application_name=https://example.com/worker",
 	} {
 		if _, err := Parse(given); err != nil {
@@ -62,7 +62,7 @@ func malformed() []string {
 		`"postgres://u:S3cr3t@h/db?sslmode=disable`, `postgres://u:S3cr3t@h:port/db`, `postgres://u:S3cr3t%zz@h/db`, `u:S3cr3t@h/db?sslmode=disable`,
 		`postgres:/u:S3cr3t@h/db?a=b`, `postgres:u:S3cr3t@h/db`, `POSTGRES://u:S3cr3t@h/db?sslmode=disable`, `url=postgres://u:S3cr3t@h/db`,
 		`DATABASE_URL="postgres://u:S3cr3t@h/db"`, `psql postgres://u:S3cr3t@h/db?sslmode=x`, `postgres://u:p@S3cr3t@h/db`, `postgres://u:p@w:S3cr3t@h/db`,
-		`postgres://u:p/S3cr3t@h/db`, `postgres://u%3AS3cr3t@h/db`, "postgres://u:S3cr3t\n@h:x/db", `host=h password=a S3cr3t b=c`, `host=h password='S3cr3t`,
+		`postgres://u:p/S3cr3t@h/db`, `postgres://u%3AS3cr3t@h/db`, `postgres://%3AS3cr3t`, `postgres://u@h/db?host=/u:S3cr3t@h`, "postgres://u:S3cr3t\n@h:x/db", `host=h password=a S3cr3t b=c`, `host=h password='S3cr3t`,
 		`host=h port=x password=S3cr3t`, `host=hpassword=S3cr3t`, `dbname=postgres://u:S3cr3t@h/db`, `host=h application_name=xpassword=S3cr3t`,
 		`postgres://h/db?sslmode=password=S3cr3t`, `postgres://u@h/db%3Fpassword=S3cr3t`, `postgres://u@h/db?sslmode=x&sslpassword=S3cr3t`,
 		`mysql://u:S3cr3t@h/db?x=y`, `postgres://u@h/db?target_session_attrs=S3cr3t`, `postgres://u@h/db?sslmode=require&sslrootcert=/S3cr3t`,
@@ -82,7 +82,7 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	password := regexp.MustCompile(`[:=@].*` + secret) // any other name with the secret in it may well be just a name
+	password := regexp.MustCompile(`[:=@].*` + secret) // any other name with the secret in it may well be just a name, and so may the path of a socket
 	f.Fuzz(func(t *testing.T, given string) {
 		config, err := Parse(given)
 		if err == nil {
@@ -98,7 +98,7 @@ func FuzzParse(f *testing.F) {
 				names = append(names, fallback.Host)
 			}
 			for _, name := range names {
-				if strings.Contains(name, secret) && !password.MatchString(name) {
+				if strings.Contains(name, secret) && (name[0] == '/' || !password.MatchString(name)) {
 					return
 				}
 			}
