@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"strings"
+	"time"
 )
 
 // Of names what went wrong: failures of one kind with one type of error, whose texts differ only in
@@ -64,7 +65,7 @@ func normalize(b *strings.Builder, text string, depth int) {
 			n = uuidLen
 		case isWord(c):
 			var digit bool
-			if n, digit = word(rest); digit && !isCode(before, rest[:n]) || inDate(before, rest[:n]) {
+			if n, digit = word(rest); digit && !isCode(before, rest[:n]) || inDate(before, rest[:n], rest[n:]) {
 				b.WriteByte('#')
 			} else {
 				b.WriteString(rest[:n])
@@ -119,16 +120,48 @@ func isCode(before, number string) bool {
 	return false
 }
 
-// inDate reports whether a word is the name of a weekday or a month in a date written out.
-func inDate(before, name string) bool {
-	if len(name) != 3 {
+// inDate reports whether a word is a weekday or a month in a date written out. A month stands next to the number of a day,
+// and a weekday in front of such a date: the sun and the month of May are words.
+func inDate(before, name, behind string) bool {
+	next := strings.TrimLeft(behind, " ,")
+	switch {
+	case next == behind && next != "":
 		return false
+	case isMonth(name):
+		number := before[len(strings.TrimRight(strings.TrimRight(before, " "), "0123456789")):]
+		if day := strings.TrimRight(number, " "); len(day) > 0 && len(day) <= 2 && !startsWord(next) {
+			return true
+		}
+		day, _ := word(next)
+		return day > 0 && day <= 2 && isDigit(next[day-1]) && !startsWord(strings.TrimLeft(next[day:], " "))
+	case isWeekday(name):
+		n, digit := word(next)
+		then := strings.TrimLeft(next[n:], " ")
+		m, _ := word(then)
+		return digit && (isMonth(then[:m]) || strings.ContainsAny(next[:n], "-:")) || isMonth(next[:n]) && then != "" && isDigit(then[0])
 	}
-	if strings.Contains("Mon Tue Wed Thu Fri Sat Sun", name) {
-		return true
+	return false
+}
+
+// startsWord reports whether s begins with a word that is no number.
+func startsWord(s string) bool { return s != "" && isWord(s[0]) && !isDigit(s[0]) }
+
+func isMonth(s string) bool {
+	for m := time.January; m <= time.December; m++ {
+		if s == m.String() || s == m.String()[:3] {
+			return true
+		}
 	}
-	last := strings.TrimRight(before, " ")
-	return last != "" && (isDigit(last[len(last)-1]) || last[len(last)-1] == ',') && strings.Contains("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec", name)
+	return false
+}
+
+func isWeekday(s string) bool {
+	for d := time.Sunday; d <= time.Saturday; d++ {
+		if s == d.String() || s == d.String()[:3] {
+			return true
+		}
+	}
+	return false
 }
 
 // place is the length of the place that s begins with, 0 if it is none: a URL or a path ($), a host or an email
@@ -148,7 +181,7 @@ func place(before, s string) (n int, mark byte) {
 		return n, '$'
 	case strings.HasPrefix(t, "/") && n > 1 && isWord(t[1]), strings.Count(t, "/") > 1 && isWord(t[0]), isFile(t):
 		return n, '$'
-	case isWord(s[0]) && strings.Contains(strings.Trim(t, "@"), "@"), isHost(t):
+	case isWord(s[0]) && strings.Contains(strings.Trim(t, "@"), "@"), isHost(before, t):
 		return n, '#'
 	}
 	return 0, 0
@@ -194,18 +227,34 @@ func isFile(t string) bool {
 	return found && isWord(t[0]) && strings.Contains(strings.Trim(name, "."), ".")
 }
 
-// isHost reports whether t is a name of the DNS, with or without a port.
-func isHost(t string) bool {
-	host, _, _ := strings.Cut(t, ":")
-	at := strings.LastIndexByte(host, '.')
-	if at <= 0 {
+// isHost reports whether t is a name of the DNS, with or without a port. So are names of code, events and fields by their
+// form, such as order.created: without a port, what stands in front has to speak of a host, or of a way to it.
+func isHost(before, t string) bool {
+	host, port, hasPort := strings.Cut(t, ":")
+	labels := strings.Split(host, ".")
+	last := labels[len(labels)-1]
+	if len(labels) < 2 || labels[0] == "" || len(last) < 2 || strings.Trim(last, "abcdefghijklmnopqrstuvwxyz") != "" ||
+		strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" {
 		return false
 	}
-	switch host[at+1:] {
-	case "com", "org", "net", "io", "dev", "cloud", "internal", "local", "example", "test", "eu", "de", "uk", "fr", "edu", "gov":
-		return strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789.-_") == ""
+	if hasPort {
+		return port != "" && strings.Trim(port, "0123456789") == ""
 	}
-	return false
+	front := strings.TrimRight(before, " :=([")
+	if front != "" && strings.HasSuffix(before, " (") && isDigit(front[len(front)-1]) { // behind its address
+		return true
+	}
+	at := len(front)
+	for at > 0 && isWord(front[at-1]) {
+		at--
+	}
+	switch strings.ToLower(front[at:]) {
+	case "host", "hostname", "server", "domain", "addr", "address", "peer", "proxy", "relay", "endpoint", "upstream", "mx":
+		return true
+	case "to", "from", "at", "via", "by", "with", "on":
+		return len(labels) > 2
+	}
+	return strings.Contains(before, "certificate is valid for ")
 }
 
 // word is the length of the word that s begins with. From its first digit on it takes in what joins the parts of

@@ -43,6 +43,51 @@ func TestFingerprintIgnoresWhatDiffersFromJobToJob(t *testing.T) {
 	}
 }
 
+// What is masked of a text, and what stays: hosts and dates have no list of their own, and words are not taken for them.
+func TestHostsAndDates(t *testing.T) {
+	t.Parallel()
+	for _, c := range [][2]string{
+		{"dial tcp db.shop.cafe:5432: refused", "dial tcp #: refused"},
+		{"lookup mail.kunde.museum: no such host", "lookup #: no such host"},
+		{"connection to db-7.shop.cafe lost", "connection to # lost"},
+		{"reply from mx.kunde.berlin: busy", "reply from #: busy"},
+		{"host kunde.shop unreachable", "host # unreachable"},
+		{"Host: kunde.shop is unknown", "Host: # is unknown"},
+		{"server=kunde.info failed", "server=# failed"},
+		{"10.0.0.5:5432 (db.kunde): failed", "# (#): failed"},
+		{"kunde.coffee:443 refused", "# refused"},
+		{"x509: certificate is valid for kunde.app, not www.kunde.app", "#: certificate is valid for #, not #"},
+		{"Thu, 02 Jan 2026 15:04:05 GMT", "#, # # # # GMT"},
+		{"Thursday, 02-Jan-26 15:04:05 UTC", "#, # # UTC"},
+		{"Fri Jan  2 15:04:05 2026", "# #  # # #"},
+		{"until Sun 2026-01-04 begins", "until # # begins"},
+		{"January 2, 2026", "# #, #"},
+		{"due on 2 Mar", "due on # #"},
+		{"since Dec 31, 23:59", "since # #, #"},
+
+		{"no handler for order.created", "no handler for order.created"},
+		{"publish to order.created", "publish to order.created"},
+		{"customer.address.city is required", "customer.address.city is required"},
+		{"Go struct field order.amount of type int", "Go struct field order.amount of type int"},
+		{"event payments.io failed", "event payments.io failed"},
+		{"module node.dev is missing", "module node.dev is missing"},
+		{"strconv.Atoi: syntax", "strconv.Atoi: syntax"},
+		{"to strconv.fmt.Atoi", "to strconv.fmt.Atoi"},
+		{"Sun rises", "Sun rises"},
+		{"sensor Sun is off", "sensor Sun is off"},
+		{"Mon 5 items", "Mon # items"},
+		{"May 3 files fail", "May # files fail"},
+		{"5 May occur", "# May occur"},
+		{"step 2, Mar failed", "step #, Mar failed"},
+		{"account Dec", "account Dec"},
+		{"Sat", "Sat"},
+	} {
+		if got := normalizeText(c[0]); got != c[1] {
+			t.Errorf("%q became %q, want %q", c[0], got, c[1])
+		}
+	}
+}
+
 func TestFingerprintTellsFailuresApart(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}

@@ -950,6 +950,13 @@ func mutants() []mutant {
 			tests: []string{"TestCheckName", "TestSQLRefusesWhatCannotBeSeen"},
 		},
 		{
+			name: "events-are-hosts", bug: "a fingerprint takes names of code and events for hosts",
+			file:  "internal/fingerprint/fingerprint.go",
+			old:   "return len(labels) > 2\n",
+			new:   "return len(labels) > 1\n",
+			tests: []string{"TestHostsAndDates"}, in: "internal/fingerprint",
+		},
+		{
 			name: "connection-for-a-transaction", bug: "a connection outside of any transaction passes as one",
 			file:  "tx.go",
 			old:   "conn.TxStatus() != 'T' && conn.TxStatus() != 'E'",
