@@ -108,6 +108,7 @@ func (o *ownMethods) UnmarshalJSON(b []byte) error {
 }
 
 func (o *ownPointerMethods) MarshalJSON() ([]byte, error) { return json.Marshal([]any{o.Time, o.To}) }
+
 func (o *ownPointerMethods) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &[]any{&o.Time, &o.To})
 }

@@ -322,7 +322,7 @@ func TestWhatIsNoTransaction(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(ctx)) })
 		_, _ = tx.Exec(ctx, sql)
 		return tx
 	}
