@@ -91,7 +91,7 @@ insert into queues (name) values ('payments');
 insert into drover_budgets (scope, retries) values ('queue:payments', 100);
 insert into drover_supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
 insert into drover_redrives (filter, rate) values ('{"kind": "charge"}', 50);
-insert into jobs (kind, queue, args, tags) values ('charge', 'payments', '{"OrderID": 1}', '{vip}');
+insert into jobs (kind, queue, args, tags, scheduled_at) values ('charge', 'payments', '{"OrderID": 1}', '{vip}', now() - interval '20 min');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
 insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, errors) select 'charge', 'payments', 'retryable', now() + interval '1 min', 1, 1,
 	jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'timeout', 'error', 'drover: run timed out', 'delay_ms', 60000));

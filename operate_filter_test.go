@@ -237,6 +237,7 @@ func TestFiltersQuote(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	db.enqueue(t, letter{}, nil)
+	db.exec(t, `alter table jobs disable trigger jobs_bounds`) // which refuses some of these tags
 	hostile := []string{`'`, `''`, `\`, `\'`, `' or true --`, `'; drop table jobs; --`, `"`, `%s`, `%L %I %%`, `$1`, `{a,"b`, `null`, `j.state = 'discarded'`, "a\nb", `/*`, `é—`, `?`, `:x`}
 	for _, text := range hostile {
 		raw, err := json.Marshal(text)
