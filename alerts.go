@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Thresholds are the smallest values that Alerts reports, as in the command check and in drover_alerts: 1 means any. A zero
-// field is not looked at.
+// Thresholds are the smallest values that Alerts reports, as in the command check and in drover_alerts: 1 means any. A
+// zero field is ignored.
 type Thresholds struct {
 	Queue string // only this queue; "" is all together
 

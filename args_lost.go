@@ -61,7 +61,7 @@ func (l *losses) inFields(t visit, path string) string {
 		switch _, has := l.method(at.pointed()); {
 		case f.Tag.Get("json") == "-", !f.IsExported() && !f.Anonymous:
 		case has && inlined(f):
-			return fmt.Sprintf("%s.%s is lost, because %v embeds several types that encode themselves: name that field", path, f.Name, t)
+			return fmt.Sprintf("%s.%s is lost, because %v embeds several types that encode themselves: give this field a name", path, f.Name, t)
 		default:
 			if lost := l.find(at, path+"."+f.Name); lost != "" {
 				return lost
@@ -85,7 +85,7 @@ func (l *losses) passedOver(t visit, method reflect.Method, path string) string 
 		}
 		_, has := l.method(visit{f.Type, t.addressable}.pointed())
 		if inlined(f) && has || !inlined(f) && f.IsExported() {
-			return fmt.Sprintf("%s.%s is lost, because %v embeds %v and so has its %s: name that field, or write your own %[5]s",
+			return fmt.Sprintf("%s.%s is lost, because %v embeds %v and inherits its %s: give the embedded field a name, or write your own %[5]s",
 				path, f.Name, t, from.Type, method.Name)
 		}
 	}

@@ -197,7 +197,7 @@ func (ownOnlyToWrite) Kind() string { return "ship" }
 func TestArgsThatLoseAFieldAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	const wants = "drover.shipping.To is lost, because drover.shipping embeds time.Time and so has its MarshalJSON"
+	const wants = "drover.shipping.To is lost, because drover.shipping embeds time.Time and inherits its MarshalJSON"
 	refused := func(name string, err error, field, reason string) {
 		t.Helper()
 		var invalid *InvalidError

@@ -169,11 +169,11 @@ const (
 	levelCritical = "critical"
 )
 
-// Health looks at what makes a queue in Postgres slow: what holds vacuum back, dead rows, the cost of a claim, late jobs.
-// It changes nothing, and each of its parts ends after 2 s at the latest. The role needs select on drover's tables; it
-// sees since when other roles' sessions hold vacuum back, and their queries, as a member of pg_read_all_stats. What it
-// may not see is in NotSeen, and no error. On a standby that is also what only the primary knows: what holds vacuum back,
-// dead rows, the cost of a claim, its clock. Errors: ErrNotMigrated.
+// Health looks at what makes a queue in Postgres slow: what holds vacuum back, dead rows, the cost of a claim, late
+// jobs. It changes nothing, and each of its parts ends after 2 s at the latest. The role needs select on drover's
+// tables; it sees since when other roles' sessions hold vacuum back, and their queries, as a member of
+// pg_read_all_stats. What it may not see is in NotSeen, and no error. On a standby, NotSeen also lists what only the
+// primary knows: what holds vacuum back, dead rows, the cost of a claim, its clock. Errors: ErrNotMigrated.
 func (c *Client) Health(ctx context.Context) (*Health, error) {
 	h, err := c.store.health(ctx)
 	if err != nil {

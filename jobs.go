@@ -14,9 +14,9 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// Args is what a job carries: a struct that names its kind and marshals to JSON. Kind must give the same name
-// for the zero value. A struct that embeds a type with a MarshalJSON, such as time.Time, gets this method from it: if a
-// field of the struct would be lost so, Handle and Enqueue refuse the type and name the field.
+// Args is what a job carries: a struct that names its kind and marshals to JSON. Kind must give the same name for the
+// zero value. A struct that embeds a type with a MarshalJSON, such as time.Time, gets this method from it. If another
+// field of the struct would be lost, Handle and Enqueue refuse the type and name the field.
 type Args interface {
 	Kind() string
 }
@@ -24,10 +24,11 @@ type Args interface {
 // Job is one run of a job as its handler sees it. It is valid until the handler returns and is not safe for
 // concurrent changes; its methods may be called from any goroutine of the handler.
 //
-// Args and Metadata hold what jsonb keeps, not the bytes that were enqueued: the order of keys and white space change, the
-// last of several equal keys stays, and numbers are written out, such as 100 for 1e2. A signature over such bytes does not
-// match. Sign a string, and put it into a field. JSON null, which only SQL can enqueue, reaches the handler as zero args. A
-// number with a fraction, such as 42.00, which jsonb keeps, does not decode into an int.
+// Args and Metadata hold what jsonb keeps, not the bytes that were enqueued: the order of keys and white space change,
+// the last of several equal keys stays, and numbers are written out, such as 100 for 1e2. So a signature over the
+// enqueued bytes no longer matches. Sign a string, and store it in a field. JSON null, which only SQL can enqueue,
+// reaches the handler as zero args. A number with a fraction, such as 42.00, which jsonb keeps, does not decode into an
+// int.
 type Job struct {
 	ID          string          // ULID
 	Queue       string          //
@@ -123,11 +124,12 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes
-// and is migrated; and that no pooler between breaks the pool's exec mode. It goes over a connection of drover's own, and so
+// Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes and is
+// migrated; and that no pooler between breaks the pool's exec mode. It goes over a connection of drover's own, and so
 // meets what Supervisor.Run would meet, and then asks the pool which schema it finds. Errors: ErrServerTooOld,
 // ErrNotMigrated, ErrPooler, an *InvalidError for a pool whose hooks contradict what drover needs, or whose search_path
-// finds another table in front of one of drover's. ErrReadOnly comes last: all else is well, so what only reads works there.
+// finds another table in front of one of drover's. Check returns ErrReadOnly only if everything else is well, so reads
+// work on that server.
 func (c *Client) Check(ctx context.Context) error { return c.store.check(ctx) }
 
 // State is where a job is in its life.

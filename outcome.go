@@ -61,9 +61,9 @@ func Discard(err error) error { return failure(verdictDiscard, 0, err) }
 // is nil, and the job is completed.
 func Retry(err error) error { return failure(verdictRetry, 0, err) }
 
-// RetryAfter fails the run and puts the next one d to 1.2 d off, over the strategy: for a server that said when
-// to come back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the job is completed: Snooze
-// runs it again without one. See ParseRetryAfter.
+// RetryAfter fails the run and puts the next one d to 1.2 d off, over the strategy: for a server that said when to come
+// back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the job is completed. To run it
+// again without an error, return Snooze. See ParseRetryAfter.
 func RetryAfter(d time.Duration, err error) error { return failure(verdictRetryAfter, d, err) }
 
 // Snooze makes the job due again in d without a failure: the attempt is given back and Job.Snoozes counts it. A

@@ -289,19 +289,16 @@ func (s Custom) delay(f Failure) (time.Duration, bool, error) {
 	return capThenJitter(d, s.Max, cmp.Or(s.Jitter, NoJitter), f), true, nil
 }
 
-// call contains a panic of Func.
+// call contains a panic of Func, and runtime.Goexit.
 func (s Custom) call(f Failure) (d time.Duration, ok bool, err error) {
 	if s.Func == nil {
 		return 0, false, fmt.Errorf("%w: %q", errUnknownStrategy, s.Name)
 	}
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("drover: custom retry strategy %q: panic: %s", s.Name, recoveredText(r))
-		}
-	}()
 	f.Attempt = max(f.Attempt, 1)
 	f.RetryIndex = f.Attempt - 1
-	d, ok = s.Func(f)
+	if why := guarded(func() { d, ok = s.Func(f) }); why != "" {
+		return 0, false, fmt.Errorf("drover: custom retry strategy %q: %s", s.Name, why)
+	}
 	return d, ok, nil
 }
 

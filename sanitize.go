@@ -97,12 +97,31 @@ func recoveredText(p any) (text string) {
 	return text
 }
 
-// redact returns fn(s), s itself for a nil fn. When fn panics the text is withheld, not leaked.
+// redact returns fn(s), s itself for a nil fn. If fn panics or exits, the text is withheld, not leaked.
 func redact(fn func(string) string, s string) (out string) {
 	if fn == nil {
 		return s
 	}
-	out = "[redaction failed]" // stands if the next lines do not return
-	defer func() { _ = recover() }()
-	return fn(s)
+	out = "[redaction failed]" // stands if the call does not return
+	_ = guarded(func() { out = fn(s) })
+	return out
+}
+
+// guarded calls a function of the application's in a goroutine of its own, which runtime.Goexit may end: drover's own must
+// go on. It returns why the function did not return, "" if it did.
+func guarded(f func()) (why string) {
+	why = "runtime.Goexit"
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil {
+				why = "panic: " + recoveredText(p)
+			}
+		}()
+		f()
+		why = ""
+	}()
+	<-done
+	return why
 }

@@ -151,6 +151,7 @@ func TestRedact(t *testing.T) { // F-10
 		"none":            {nil, text},
 		"replaces":        {func(s string) string { return strings.ReplaceAll(s, "hunter2", "***") }, "token=***"},
 		"empties":         {func(string) string { return "" }, ""},
+		"exits":           {func(string) string { runtime.Goexit(); return "" }, "[redaction failed]"},
 		"panics":          {func(s string) string { panic(s) }, "[redaction failed]"},
 		"panics with nil": {func(string) string { panic(nil) }, "[redaction failed]"},
 	} {

@@ -189,8 +189,8 @@ func chunkLen(jobs []*newJob) int {
 }
 
 // enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
-// through the function. A role that may not write to jobs, a producer's, does all through the function; so does one under
-// row security, which allows no COPY.
+// through the function. A role that may not write to jobs, a producer's, does all through the function. So does a role
+// under row security, because Postgres refuses COPY there.
 func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {

@@ -55,6 +55,51 @@ func TestABlockedLogKeepsNoHandlerAtWork(t *testing.T) {
 	}
 }
 
+// The same while the log blocks in the line about the end of an outage, which the control goroutine writes behind a heartbeat
+// that got through.
+func TestALogThatBlocksAtTheEndOfAnOutage(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	release := make(chan struct{})
+	log := jammed{slog.DiscardHandler, new(atomic.Bool), release}
+	told := make(chan error, 1)
+	started := make(chan struct{})
+	sup := db.via(t, Config{Logger: slog.New(log)}).launch(t, SupervisorConfig{Lease: 5 * time.Second, Workers: handling(func(ctx context.Context, _ *Job, _ int) error {
+		close(started)
+		<-ctx.Done()
+		told <- context.Cause(ctx)
+		return nil
+	})})
+	db.enqueue(t, job{1}, nil)
+	receive(t, started)
+	var part trouble
+	for range 2 {
+		part.failed(t.Context(), sup.Supervisor, "claiming", errBoom)
+	}
+	log.on.Store(true)
+	defer close(release)
+	part.over(t.Context(), sup.Supervisor)
+	if why := receive(t, told); why != ErrLeaseLost { //nolint:errorlint // the cause itself
+		t.Errorf("the handler's context ended with %v", why)
+	}
+}
+
+// A rescue asks a strategy in the goroutine that keeps the lease, which must outlive that.
+func TestAStrategyThatExitsEndsNoLease(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.held(t, "dead", 1)
+	db.exec(t, `update jobs set crashes = 1, deaths = 1`)
+	db.dead(t, "dead")
+	exits := Custom{Func: func(Failure) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
+	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("job", WorkerOpts{Retry: exits}, func(context.Context, *Job) error { return nil })}})
+	s.beat(t)
+	if got := value[string](t, db, `select state || case when scheduled_at > now() then ', later' else '' end from jobs`); got != "retryable, later" {
+		t.Errorf("the job is %s", got)
+	}
+}
+
 // blocking is an error whose text is never there.
 type blocking struct{ release <-chan struct{} }
 
@@ -139,8 +184,8 @@ func TestAnErrorThatExitsCostsNoSlot(t *testing.T) {
 		says   string
 	}{
 		"RetryIf":            {WorkerOpts{RetryIf: func(error) bool { runtime.Goexit(); return false }}, boom, "outcome could not be decided: runtime.Goexit"},
-		"a strategy":         {WorkerOpts{Retry: exits}, boom, "outcome could not be decided: runtime.Goexit"},
-		"one of the settler": {WorkerOpts{Retry: exits}, notCommitted, "outcome could not be decided: runtime.Goexit"},
+		"a strategy":         {WorkerOpts{Retry: exits}, boom, errBoom.Error()},
+		"one of the settler": {WorkerOpts{Retry: exits}, notCommitted, ErrNotCommitted.Error()},
 		"an error's method":  {WorkerOpts{}, func(context.Context, *testDB, *Job) error { return panickingAs{} }, "outcome could not be decided: panic: As"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -97,7 +97,7 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
-		if !rowsFault(err) {
+		if !rowsFault(err) && !answered(err) {
 			t.failed(base, a.sup, "looking for forgotten jobs", err)
 		} else {
 			a.sup.quiet.log(base, a.sup.log, slog.LevelWarn, "audit"+sqlState(err), "could not look for forgotten jobs; the supervisor tries again",

@@ -49,7 +49,7 @@ func (l *lease) raise(epoch int) {
 	}
 }
 
-// lose cancels the handlers before others may take their jobs. It reports whether nobody had.
+// lose cancels the handlers before others may take their jobs. It reports whether this call was the first to do so.
 func (l *lease) lose() bool {
 	if l.ended.Swap(true) {
 		return false
@@ -66,6 +66,7 @@ type control struct {
 	listening *pgx.Conn                 // the connection that has sent LISTEN
 	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
 	timer     *time.Timer               // of the lease's end; nil before Run
+	ending    sync.Mutex                // the lease is either kept up or found to be over
 	counted   int64                     // by our row: beats, the last successful one included
 	urgent    hurry                     // beats that come before their time
 	silences  silences
@@ -123,8 +124,8 @@ func (c *control) register(ctx context.Context) error {
 	c.turns = turns{}
 	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
 	c.sup.solo.Store(nil)
-	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.kept(sent)
+	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.distrust()
 	return nil
 }
@@ -134,7 +135,11 @@ func (c *control) run(ctx context.Context) {
 	defer c.link.close(ctx)
 	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.sup.now()), func() { c.expire(c.base) })
-	defer c.timer.Stop()
+	defer func() {
+		if ctx.Err() != nil { // else it exits by runtime.Goexit, and nothing but the timer ends the lease
+			c.timer.Stop()
+		}
+	}()
 	period := c.sup.cfg.Lease / 6
 	due := c.sup.now() // the first tells how the others look
 	next := due        // or earlier, where something waits for it
@@ -173,11 +178,13 @@ func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.sup.cfg.Le
 
 // kept notes that the lease is kept up by what was sent then.
 func (c *control) kept(sent time.Time) {
+	c.ending.Lock()
 	c.beaten.Store(&sent)
-	c.sup.outage.wrote(c.base, c.sup, sent)
 	if c.timer != nil {
 		c.timer.Reset(c.deadline().Sub(c.sup.now()))
 	}
+	c.ending.Unlock()
+	c.sup.outage.wrote(c.base, c.sup, sent) // last: it may log, and a log may block
 }
 
 // sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
@@ -190,7 +197,11 @@ func (c *control) sooner(at time.Time) time.Time {
 
 // expire cancels the handlers at the deadline, whatever holds up the beat.
 func (c *control) expire(ctx context.Context) {
-	if l := c.sup.lease.Load(); !c.sup.now().Before(c.deadline()) && l.lose() {
+	c.ending.Lock()
+	l := c.sup.lease.Load()
+	lost := !c.sup.now().Before(c.deadline()) && l.lose()
+	c.ending.Unlock()
+	if lost {
 		c.sup.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
 	}
 }

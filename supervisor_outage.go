@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
@@ -67,6 +69,13 @@ type outage struct {
 	logged   bool      // it has a line, so that its end gets one
 	readOnly bool      // and one of a read-only server
 	told     time.Time // when the last line of this outage or an earlier one was written
+}
+
+// answered reports an error of a server that is there and refuses a statement for a reason that lasts, such as a right that is
+// missing. That is no outage.
+func answered(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" && !temporary(err) && !errors.Is(err, ErrReadOnly)
 }
 
 const (

@@ -231,3 +231,24 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 		t.Errorf("logged %q", lines)
 	}
 }
+
+// What the server refuses for a reason that lasts, such as a missing right, is no outage, and hides none.
+func TestALastingErrorOfThePrunersIsNoOutage(t *testing.T) {
+	t.Parallel()
+	var book logbook
+	db := newQuietDB(t)
+	db.exec(t, `alter function drover_retain rename to drover_retain_gone`)
+	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{}, func(s *Supervisor) { s.pruneEvery = 10 * time.Millisecond })
+	eventually(t, func() bool { return strings.Contains(strings.Join(book.from(slog.LevelWarn), "\n"), "pruning failed") })
+	var part trouble
+	for range 2 {
+		part.failed(t.Context(), sup.Supervisor, "claiming", errors.New("refused"))
+	}
+	part.over(t.Context(), sup.Supervisor)
+	eventually(t, func() bool {
+		return strings.Contains(strings.Join(book.from(slog.LevelInfo), "\n"), "the database answers again")
+	})
+	if n := len(book.from(slog.LevelWarn)); n != 2 {
+		t.Errorf("logged %q", book.from(slog.LevelInfo))
+	}
+}

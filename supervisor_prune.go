@@ -32,14 +32,21 @@ func (s *Supervisor) prune(ctx context.Context) {
 			trouble.over(ctx, s)
 			continue
 		}
-		if rounds%60 == 0 {
-			walk = pruneWalk{whole: true} // from the start: some jobs were too young an hour ago
+		if trouble.failures == 0 { // else it goes on
+			if rounds%60 == 0 {
+				walk = pruneWalk{whole: true} // from the start: some jobs were too young an hour ago
+			}
+			rounds++
 		}
 		var err error
-		if walk, err = s.client.prune(ctx, walk, keep); err == nil {
-			rounds++
+		switch walk, err = s.client.prune(ctx, walk, keep); {
+		case err == nil:
 			trouble.over(ctx, s)
-		} else if ctx.Err() == nil {
+		case ctx.Err() != nil:
+		case answered(err):
+			trouble.over(ctx, s)
+			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+sqlState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
+		default:
 			trouble.failed(ctx, s, "pruning", err)
 			timer.Reset(min(trouble.until.Sub(s.now()), s.pruneEvery))
 		}

@@ -88,7 +88,7 @@ func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
 }
 
 // orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
-// were then. If nothing is known of how an owner ended, that counts no more than a death among many.
+// were then. If drover does not know how an owner ended, it counts that as one death among many.
 func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 	h.bound, h.late = c.sup.cfg.Lease/12, patientBeats
 	for {
@@ -221,8 +221,8 @@ func (c *control) takeSlots(ctx context.Context, conn *pgx.Conn, jobs []*freed) 
 	return c.sup.reserve(ctx, conn, outcomes)
 }
 
-// patientBeats is in how many beats a job's write may time out until the job is set aside: a busy server is late too, and
-// another rescuer may have locked the row. Then the job is an orphan, which full sweeps try again.
+// patientBeats is the number of beats in which a job's write may time out before the job is set aside: a busy server is
+// late too, and another rescuer may have locked the row. Then the job is an orphan, which full sweeps try again.
 const patientBeats = 3
 
 // settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed

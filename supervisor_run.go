@@ -297,7 +297,7 @@ func (r *run) decided(decide func() *outcome, pass func(o *outcome, exited bool)
 			} else {
 				exited = true
 			}
-			o = &outcome{run: r, duration: r.ran(), errorCase: &ErrorCase{Retry: DefaultRetry()}} // the job's own may be at fault
+			o = &outcome{run: r, duration: r.ran()}
 			o.fail(errors.New("outcome could not be decided: "+why), worthRetry())
 			o.entry = r.errorEntry(o)
 		}

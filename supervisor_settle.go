@@ -491,16 +491,11 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			e.done(o.inTx())
 		case foundNotCommitted:
 			unsent(o)
-			decided := make(chan struct{})
-			go func() { // because a strategy of the application's may end its goroutine
-				defer close(decided)
-				o.run.decided(o.notCommitted, func(o *outcome, _ bool) { e.putBack([]*outcome{o}) })
-			}()
-			<-decided
+			_ = guarded(func() { o.run.decided(o.notCommitted, func(o *outcome, _ bool) { e.putBack([]*outcome{o}) }) })
 		case foundHeld:
 			unsent(o)
 			if o.held++; o.held == mostHeld {
-				e.sup.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security leaves it as it is",
+				e.sup.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
 					slog.Any("job", o.run.job))
 			}
 			e.later(o, lockedPause)

@@ -163,8 +163,8 @@ func (c *Client) callHook(ctx context.Context, hook func(context.Context, Event)
 	hook(ctx, e)
 }
 
-// contained is the application's log handler. Its panic would end the process. What it does not write because of one, spare
-// writes: somebody may have to act on a lost line.
+// contained is the application's log handler. Its panic would end the process. If it panics, spare writes the line:
+// somebody may have to act on a lost line.
 type contained struct {
 	handler, spare slog.Handler
 	client         *Client

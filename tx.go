@@ -12,9 +12,9 @@ import (
 )
 
 // Tx is a transaction of the caller's: a pgx.Tx, what embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its begin
-// and its commit. drover asks its connection, by its method Conn or PgConn, whether a transaction is open, and otherwise
-// refuses it with an *InvalidError before it sends anything. So a pool is refused, whatever type wraps it, and so are a
-// mock, and a transaction that has ended or has yet to begin.
+// and its commit. drover asks its connection, by its method Conn or PgConn, whether a transaction is open, and
+// otherwise refuses it with an *InvalidError before it sends anything. So it refuses a pool, whatever type wraps it, a
+// mock, and a transaction that has ended or not begun.
 type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
@@ -27,7 +27,7 @@ func checkTx(tx Tx) (err error) {
 	}
 	defer func() { // a nil that is embedded, or a connection that was given back
 		if p := recover(); p != nil {
-			err = refuse(fmt.Sprintf("%T panics when asked its connection: %s", tx, recoveredText(p)), nil)
+			err = refuse(fmt.Sprintf("%T panics when asked for its connection: %s", tx, recoveredText(p)), nil)
 		}
 	}()
 	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {

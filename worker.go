@@ -107,8 +107,9 @@ type Worker struct {
 // Snooze, Cancel and DontCount. Its context ends when the run's timeout is over, the job is cancelled, the
 // supervisor stops or loses its lease; context.Cause tells which.
 //
-// Args that do not decode into A discard the job as undecodable. A must not be an interface. Nor may it lose a field: a
-// struct that embeds a time.Time has the UnmarshalJSON of time.Time, which knows nothing of the other fields.
+// Args that do not decode into A discard the job as undecodable. A must not be an interface. It must not lose a field
+// when decoded either: a struct that embeds a time.Time has the UnmarshalJSON of time.Time, which knows nothing of the
+// other fields.
 func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, opts WorkerOpts) Worker {
 	w := Worker{opts: opts}
 	w.kind, w.problem = kindOfType[A]()

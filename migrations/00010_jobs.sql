@@ -103,6 +103,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
+grant execute on function drover_check_schema to public; -- producers too, also where the owner's default privileges say otherwise
 comment on function drover_check_schema(regproc) is
 	'Raises 3F000 if the schema was renamed: its functions find tables by the name that it had when drover_secure() ran last. A default value is stored as an OID, which a rename does not change. So home is in the same schema as this function, and the name drover_schema_version has to lead there, too.';
 

@@ -31,9 +31,9 @@ func newCheckCommand(a *app) *cobra.Command {
 		name, usage string
 		to          *int
 	}{
-		{"discarded", "so many discarded jobs are a warning", &t.Discarded},
-		{"new-discarded", "so many jobs discarded within --within are a warning", &t.NewDiscarded},
-		{"quarantined", "so many jobs discarded because processes died of them are critical", &t.Quarantined},
+		{"discarded", "warn at this many discarded jobs", &t.Discarded},
+		{"new-discarded", "warn at this many jobs discarded within --within", &t.NewDiscarded},
+		{"quarantined", "critical at this many jobs discarded because they killed their processes", &t.Quarantined},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -74,7 +74,7 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 		f.IntVar(limits[i].to, limits[i].name, 0, limits[i].usage)
 	}
 	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --new-discarded looks")
-	f.DurationVar(&t.Oldest, "oldest", 0, "a due job that has waited so long is a warning, or that has to because the server's clock has gone back")
+	f.DurationVar(&t.Oldest, "oldest", 0, "warn if a due job has waited this long, or must wait because the server's clock went back by this much")
 	f.StringVar(&t.Queue, "queue", "", "look at this queue only")
 	return cmd
 }

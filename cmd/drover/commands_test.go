@@ -65,7 +65,7 @@ func (s stored) reads() [][]string {
 		{"failures", "show", s.print},
 		{"stats"},
 		{"stats", "--json"},
-		{"check", "--max-discarded", "100", "--max-oldest", "1h"},
+		{"check", "--discarded", "100", "--oldest", "1h"},
 		{"health"},
 		{"budgets"},
 		{"migrate", "status"},

@@ -67,7 +67,7 @@ func (s *sink) end(err error) error {
 	case s.closed():
 		return err
 	case s.app.changes:
-		return errors.Join(fmt.Errorf("standard output cannot be written, so the rest of what was done is here, on standard error: %w", s.err), err)
+		return errors.Join(fmt.Errorf("standard output cannot be written; the rest of the report is on standard error: %w", s.err), err)
 	}
 	return fmt.Errorf("the output cannot be written: %w", s.err)
 }

@@ -242,7 +242,7 @@ func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
 		return fmt.Errorf("ask for the schema: %w", err)
 	}
-	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, schema %q (search_path %s); to mend that: %s",
+	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, schema %q (search_path %s); to fix it, run: %s",
 		database, schema, path, a.again("migrate up", ""))
 }
 
@@ -252,7 +252,7 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 	if s.client, err = drover.New(s.pool, config); err != nil {
 		return err
 	}
-	// Of a server that is read-only reach knows whether that matters.
+	// reach has already refused a standby if the command changes something.
 	if err := s.client.Check(ctx); err != nil && !errors.Is(err, drover.ErrReadOnly) {
 		return err
 	}

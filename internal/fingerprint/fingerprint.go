@@ -227,8 +227,8 @@ func isFile(t string) bool {
 	return found && isWord(t[0]) && strings.Contains(strings.Trim(name, "."), ".")
 }
 
-// isHost reports whether t is a name of the DNS, with or without a port. So are names of code, events and fields by their
-// form, such as order.created: without a port, what stands in front has to speak of a host, or of a way to it.
+// isHost reports whether t is a name of the DNS, with or without a port. Names of code, events and fields, such as
+// order.created, have the same form. So without a port, the text in front must point to a host.
 func isHost(before, t string) bool {
 	host, port, hasPort := strings.Cut(t, ":")
 	labels := strings.Split(host, ".")
