@@ -548,7 +548,7 @@ func TestAnOutcomeThatChangesNothingIsReported(t *testing.T) {
 	id := db.enqueue(t, job{1}, nil)
 	eventually(t, func() bool {
 		log := strings.Join(book.from(slog.LevelWarn), "")
-		return strings.Contains(log, "row security leaves it as it is") && strings.Contains(log, id)
+		return strings.Contains(log, "row security blocks the update") && strings.Contains(log, id)
 	})
 	db.exec(t, `drop trigger app_delete_jobs on jobs`)
 	db.waitFor(t, 30*time.Second, `select not exists (select from jobs)`)
