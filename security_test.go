@@ -52,6 +52,27 @@ func TestAMalformedConnectionStringIsRefused(t *testing.T) {
 	}
 }
 
+// Names that look odd, but are legal, do not make a pool's string malformed.
+func TestOddNamesMakeNoMalformedString(t *testing.T) {
+	t.Parallel()
+	for _, given := range []string{
+		"postgres://svc%3Aapp@h/app%40prod?application_name=https://me@x", "postgres://u@[fe80::1%25br-lan]/a%26b", "host='db1, db2' options='-c app.password=x'",
+	} {
+		config, err := pgxpool.ParseConfig(given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		if _, err := New(pool, Config{}); err != nil {
+			t.Errorf("%s: %v", given, err)
+		}
+	}
+}
+
 // The server quotes a parameter that it refuses, in which a slip of the pen may have put the password.
 func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -28,13 +29,8 @@ func Parse(given string) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
-	if err := Check(config.ConnConfig); err != nil {
+	if err := check(config.ConnConfig, true); err != nil {
 		return nil, err
-	}
-	for _, host := range hosts(config.ConnConfig) { // a pool of an application's may have a dialer for such a name
-		if _, notIP := netip.ParseAddr(host); notIP != nil && strings.Contains(host, ":") && !path(host) {
-			return nil, errForm
-		}
 	}
 	return config, nil
 }
@@ -53,25 +49,32 @@ func path(host string) bool { return regexp.MustCompile(`^(/|[A-Z]:\\)[^@=]*$`).
 // Check refuses a config whose string pgx could read only as something else. A URL in quotes or without its scheme is a
 // keyword string to pgx: it would look for the server elsewhere, such as at PGHOST, and send it the URL as the name or
 // the value of a parameter. An @ in a password that is not escaped makes the rest of it a part of the host.
-func Check(config *pgx.ConnConfig) error {
+func Check(config *pgx.ConnConfig) error { return check(config, false) }
+
+// check is stricter with a string that a person has typed: a pool of an application's may well have a role or a database
+// with such a name, or a dialer for such a host.
+func check(config *pgx.ConnConfig, typed bool) error {
+	odd := regexp.MustCompile(`(?i)postgres(ql)?://.*:.*@`)
+	if typed {
+		odd = regexp.MustCompile(`(?i)postgres(ql)?:/|password\s*=|://.*@`)
+	}
+	values := []string{config.User, config.Database}
 	for _, host := range hosts(config) {
-		if _, notIP := netip.ParseAddr(host); notIP != nil && !path(host) && !regexp.MustCompile(`^[\p{L}\p{N}_.:-]*$`).MatchString(host) {
+		values = append(values, host)
+		if _, notIP := netip.ParseAddr(host); notIP == nil || path(host) {
+			continue
+		}
+		if !regexp.MustCompile(`^[\p{L}\p{N}_.:-]*$`).MatchString(strings.TrimLeft(host, " ")) || typed && strings.Contains(host, ":") {
 			return errForm
 		}
 	}
-	values := append(hosts(config), config.User, config.Database)
 	for key, value := range config.RuntimeParams {
 		if !regexp.MustCompile(`^[A-Za-z_][\w.$]*$`).MatchString(key) {
 			return errForm
 		}
 		values = append(values, value)
 	}
-	for _, value := range values {
-		if regexp.MustCompile(`(?i)postgres(ql)?:/|password\s*=|://.*@`).MatchString(value) {
-			return errForm
-		}
-	}
-	if strings.Contains(config.User, ":") || strings.ContainsAny(config.Database, ":@?=&") {
+	if slices.ContainsFunc(values, odd.MatchString) || typed && (strings.ContainsAny(config.User, ":=") || strings.ContainsAny(config.Database, ":@?=&")) {
 		return errForm
 	}
 	return nil

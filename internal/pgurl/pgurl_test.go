@@ -62,7 +62,7 @@ func malformed() []string {
 		`"postgres://u:S3cr3t@h/db?sslmode=disable`, `postgres://u:S3cr3t@h:port/db`, `postgres://u:S3cr3t%zz@h/db`, `u:S3cr3t@h/db?sslmode=disable`,
 		`postgres:/u:S3cr3t@h/db?a=b`, `postgres:u:S3cr3t@h/db`, `POSTGRES://u:S3cr3t@h/db?sslmode=disable`, `url=postgres://u:S3cr3t@h/db`,
 		`DATABASE_URL="postgres://u:S3cr3t@h/db"`, `psql postgres://u:S3cr3t@h/db?sslmode=x`, `postgres://u:p@S3cr3t@h/db`, `postgres://u:p@w:S3cr3t@h/db`,
-		`postgres://u:p/S3cr3t@h/db`, `postgres://u%3AS3cr3t@h/db`, `postgres://%3AS3cr3t`, `postgres://u@h/db?host=/u:S3cr3t@h`, "postgres://u:S3cr3t\n@h:x/db", `host=h password=a S3cr3t b=c`, `host=h password='S3cr3t`,
+		`postgres://u:p/S3cr3t@h/db`, `postgres://u%3AS3cr3t@h/db`, `postgres://%3AS3cr3t`, `postgres://=S3cr3t@`, `postgres://u@h/db?host=/u:S3cr3t@h`, "postgres://u:S3cr3t\n@h:x/db", `host=h password=a S3cr3t b=c`, `host=h password='S3cr3t`,
 		`host=h port=x password=S3cr3t`, `host=hpassword=S3cr3t`, `dbname=postgres://u:S3cr3t@h/db`, `host=h application_name=xpassword=S3cr3t`,
 		`postgres://h/db?sslmode=password=S3cr3t`, `postgres://u@h/db%3Fpassword=S3cr3t`, `postgres://u@h/db?sslmode=x&sslpassword=S3cr3t`,
 		`mysql://u:S3cr3t@h/db?x=y`, `postgres://u@h/db?target_session_attrs=S3cr3t`, `postgres://u@h/db?sslmode=require&sslrootcert=/S3cr3t`,
