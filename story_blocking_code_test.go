@@ -94,7 +94,9 @@ func TestAStrategyThatExitsEndsNoLease(t *testing.T) {
 	db.dead(t, "dead")
 	exits := Custom{Func: func(Failure) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
 	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("job", WorkerOpts{Retry: exits}, func(context.Context, *Job) error { return nil })}})
-	s.beat(t)
+	if why := guarded(func() { s.beat(t) }); why != "" {
+		t.Fatalf("the heartbeat's goroutine ended by %s", why)
+	}
 	if got := value[string](t, db, `select state || case when scheduled_at > now() then ', later' else '' end from jobs`); got != "retryable, later" {
 		t.Errorf("the job is %s", got)
 	}
