@@ -450,6 +450,12 @@ func TestPausedProcessIsRefusedAndGoesOnUnderANewID(t *testing.T) {
 		t.Error("the stale settle changed the row")
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from drover_supervisors where lost_at is null`, old)
+	defer func() {
+		if t.Failed() { // it has happened once on a busy machine: who rescued whom?
+			t.Logf("%s; was %s", value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, id), old)
+			t.Log(value[string](t, db, `select string_agg(row_to_json(e)::text, E'\n') from drover_ended_supervisors e`))
+		}
+	}()
 	db.waitFor(t, 20*time.Second, `select crashes = 0 and errors->-1->>'supervisor' = $2 from jobs where id = $1`, id, old) // taken back
 	other.kill(t)
 	db.enqueueErrands(t, 5, "") // the paused one works on, under its new id
