@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// floors bound where a claim looks. Dead entries pile up at the left edge of jobs_claim_idx while any session
-// holds an old snapshot; per lane a supervisor looks only beyond its floor, the last key it has seen to the end.
+// floors are where claims begin to read, one floor per lane: the last key of jobs_claim_idx up to which the
+// supervisor has read the lane. While any session holds an old snapshot, dead entries pile up at the left edge of the
+// index. Without floors every claim would step over them.
 //
-// A floor leaves behind what commits late. The near sweeps look for that again, and what they do not find the full sweep
-// does, and lowers the floor to it.
+// A job that commits late lies behind its floor. Near sweeps look there again. The full sweep finds the jobs that the
+// near sweeps miss, and lowers the floor to them.
 type floors struct {
 	mu      sync.Mutex
 	lanes   map[laneKey]floor
-	lowered map[laneKey]int // the version since which a lane's floor is lower
-	version int             // changes by others than claims so far
+	lowered map[laneKey]int // the version at which a lane's floor was last lowered
+	version int             // counts the calls of lower, hold and reset that changed something
 	heldAt  int             // claims of an older version move no floor
 }
 
@@ -23,7 +24,7 @@ type laneKey struct {
 	lane  int16
 }
 
-// floor is a key of the index; the zero value stands before all.
+// floor is a key of the index. The zero value is before all keys.
 type floor struct {
 	at time.Time
 	id string
@@ -37,10 +38,11 @@ func newFloors() *floors {
 	return &floors{lanes: map[laneKey]floor{}, lowered: map[laneKey]int{}}
 }
 
-// settleTime is how far behind the server's clock a floor stays where a lane was read to its end.
+// settleTime is how far behind the server's clock a floor stays when a claim has read the lane to its end.
 const settleTime = time.Second
 
-// reset forgets all: kinds, queues or the supervisor's identity changed, or a claim's outcome is unknown.
+// reset forgets all floors. It is called when kinds, queues or the supervisor's identity changed, or when a claim's
+// outcome is unknown.
 func (f *floors) reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,8 +52,9 @@ func (f *floors) reset() {
 	f.heldAt = f.version
 }
 
-// hold keeps claims under way from moving the floors: a full sweep that looks now behind them as they are would not see
-// what commits after such a claim has looked, and lies behind them once it has ended.
+// hold keeps claims under way from moving the floors. A full sweep is about to look behind the floors as they are now.
+// If such a claim moved a floor afterwards, a job that commits after the claim has looked could end up behind the floor
+// without being seen by the sweep.
 func (f *floors) hold() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -59,31 +62,32 @@ func (f *floors) hold() {
 	f.heldAt = f.version
 }
 
-// now is the version that a claim is made of, for advance.
+// now returns the version that a new claim passes to advance when it has ended.
 func (f *floors) now() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.version
 }
 
-// none reports that no claim has moved a floor yet.
+// none reports whether no lane has a floor yet.
 func (f *floors) none() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.lanes) == 0
 }
 
-// get is the lane's floor.
+// get returns the lane's floor.
 func (f *floors) get(key laneKey) floor {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lanes[key]
 }
 
-// advance notes what a claim saw of a lane. last is the last key claimed in it, zero if none. A lane that was read
-// to its end has its floor at the last key or settleTime before the claim; one that was not, at the last key, also
-// where that is behind the floor: a near sweep that found more than it could take goes on from there. A claim made
-// before the floor was lowered, or all were reset or held, has not seen what is there.
+// advance moves a lane's floor to where a claim has read. last is the last key that it claimed there, zero if none.
+// If the claim read the lane to its end, the floor moves up to last or to settleTime before the claim, the later of
+// the two. If it did not, the floor is last, even if that is lower: a near sweep that found more than it could take
+// goes on from there. A claim that was made before the floor was lowered, or before a reset or a hold, has not seen
+// the jobs behind it and changes nothing.
 func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, version int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,7 +96,7 @@ func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, vers
 	}
 	old := f.lanes[key]
 	if at.Before(old.at) {
-		delete(f.lanes, key) // the server's clock went back: what is due now was behind the floor
+		delete(f.lanes, key) // the server's clock went back: jobs that become due now would lie behind the floor
 		return
 	}
 	next := old
@@ -109,7 +113,7 @@ func (f *floors) advance(key laneKey, last floor, toEnd bool, at time.Time, vers
 	f.lanes[key] = next
 }
 
-// lower puts a floor back before a key that a full sweep found.
+// lower moves a floor back to just before a job that a full sweep found behind it.
 func (f *floors) lower(key laneKey, at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -38,7 +38,8 @@ func TestFloorMovesNoFurtherThanWhatWasSeen(t *testing.T) {
 	}
 }
 
-// A claim that was under way when a floor was lowered has not seen what lies behind it: on a busy queue one always is.
+// A claim that was under way when a floor was lowered has not seen the jobs behind it, so it must not raise the floor
+// again. On a busy queue a claim is always under way.
 func TestLoweredFloorOutlivesTheClaimUnderWay(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -68,8 +69,8 @@ func TestLoweredFloorOutlivesTheClaimUnderWay(t *testing.T) {
 	}
 }
 
-// A model of one lane: jobs that commit late, claims with a limit and near sweeps in flight while the full sweep lowers
-// the floor. Whatever the interleaving, the sweeps leave nothing behind.
+// A model of one lane: jobs commit late, and claims with a limit and near sweeps are under way while the full sweep
+// lowers the floor. In every interleaving the sweeps find all jobs.
 func TestFloorsLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {

@@ -2,26 +2,27 @@ package drover
 
 import "time"
 
-// hearing is whether a supervisor that says that it sleeps would hear of every job. It would not of one whose transaction
-// read drover_sleepers before, and found it awake: that notifies nobody. While such a transaction may be in progress the
-// supervisor looks often.
+// hearing tracks whether a sleeping supervisor may miss jobs: their transaction read drover_sleepers while the
+// supervisor was still awake, so it sends no NOTIFY. While such a transaction may be open, the supervisor polls often.
 //
-// Ids tell: an enqueue draws its own before it reads drover_sleepers, so who did that earlier has a lower one than a claim a
-// moment after. Not so a repeatable read transaction that took its snapshot before and writes later: its job waits for a poll.
+// An enqueue gets its transaction id before it reads drover_sleepers. So an enqueue that saw us awake has a lower id
+// than our claim a moment (writing) after we wrote that we sleep. A repeatable read transaction is an exception: it may
+// have taken its snapshot before and write later, with a higher id. Its job waits for a poll.
 type hearing struct {
 	since   time.Time // when drover_sleepers was last written
-	awakeTo uint64    // who may have read it before has a lower id; 0: not known yet
+	awakeTo uint64    // transactions that may have read drover_sleepers before have a lower id; 0: not known yet
 	deaf    bool      // such a transaction was in progress at the last look
-	deafTo  time.Time // look often for as long, behind the last of them
+	deafTo  time.Time // poll often until then, after the last such transaction has ended
 }
 
-// deafFor is for the widest near sweep, which comes once a second: the job may lie behind the floors.
+// deafFor leaves time for the widest near sweep, which comes once a second: the missed job may lie behind the floors.
 const deafFor = 2 * time.Second
 
-// asleep notes that drover_sleepers has been written.
+// asleep records that drover_sleepers has been written.
 func (h *hearing) asleep(now time.Time) { h.since, h.awakeTo = now, 0 }
 
-// step is the longest wait between two polls: a tenth of the sleep where something may not be heard.
+// step returns the longest wait between two polls, at most poll. While a job may be missed, it is a tenth of the time
+// since the supervisor fell asleep, at least awakePoll.
 func (h *hearing) step(seen transactions, now time.Time, poll time.Duration) time.Duration {
 	slept := now.Sub(h.since)
 	if h.awakeTo == 0 {

@@ -5,47 +5,47 @@ import (
 	"time"
 )
 
-// nearSweeps are claims with lowered floors, for what committed late and lies behind them: three look at the last 200 ms,
-// 2 s and 20 s before the floor, each for at most a tenth of the time, and no further back than anything can lie that was
-// not there the last time.
+// nearSweeps are claims with lowered floors. They find jobs that committed late and lie behind the floors. Three of
+// them look at the last 200 ms, 2 s and 20 s before the floor, each for at most a tenth of the time. They look back
+// only as far as a row can lie that the previous sweep did not see.
 //
-// Jobs get the time of their own statement, and a statement that writes gets a transaction id. So whatever commits after a
-// look was written by a transaction that was then in progress, or by a younger one; and where a claim of ours got its id
-// before the oldest of those, it was not written before that claim. Rows that are pinned by an old snapshot and lie
-// further back are not stepped over for nothing.
+// A job's due time is the time of its own statement, and a statement that writes gets a transaction id. A row that a
+// sweep missed was written by a transaction that was open when the sweep looked, or that started later. So it is newer
+// than any claim of ours with an id below the oldest one that was open. Older rows that a snapshot pins are not read
+// again.
 //
-// What bears an older time than that, moved by hand or by a statement that first does something else for long, and what was
-// locked while others looked has a fourth sweep, all of the 20 s, for less of the time.
+// Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
+// looked. A fourth sweep covers all of the 20 s for them, for at most a two-hundredth of the time.
 type nearSweeps struct {
 	mu      sync.Mutex
 	windows [4]window
-	sharing int            // supervisors whose near sweeps these are
-	past    []transactions // as claims saw them, oldest first, pastStep apart
-	usual   time.Duration  // that a claim without one takes
+	sharing int            // how many supervisors share the near sweeps
+	past    []transactions // as claims saw them, oldest first, at least pastStep apart
+	usual   time.Duration  // how long a claim without a near sweep takes, a moving average
 }
 
-// window is one of them.
+// window is one of the four near sweeps.
 type window struct {
 	width time.Duration
-	every time.Duration // not more often
-	part  int           // of the time, that it may take
-	whole bool          // whatever is in progress
-	cost  time.Duration // of its last sweep, beyond a usual claim's
+	every time.Duration // the shortest time between two sweeps
+	part  int           // a sweep may take one part in so many of the time
+	whole bool          // always look at the whole width, whatever transactions were open
+	cost  time.Duration // how much longer its last sweep took than a usual claim
 	next  time.Time
-	since map[laneKey]uint64 // the oldest transaction in progress when it last looked into a lane; none: not known
+	since map[laneKey]uint64 // oldest transaction id in progress when it last looked into a lane; no entry: unknown
 }
 
-// transactions is how far the server's were when it made a claim.
+// transactions is the server's state of transactions at a claim.
 type transactions struct {
-	at     time.Time // by its clock, no later than what follows
-	oldest uint64    // id in progress: what has a lower one the claim sees
-	own    uint64    // id of the claim: whoever has a higher one got it later
+	at     time.Time // the server's clock, read no later than the two ids
+	oldest uint64    // lowest id in progress: the claim sees all committed rows with a lower id
+	own    uint64    // the claim's own id: any higher id was given out later
 }
 
 const (
 	pastStep = 100 * time.Millisecond
-	pastMost = 256                    // moments
-	writing  = 200 * time.Millisecond // between a statement's time and its transaction's id: its planning, on a busy server
+	pastMost = 256                    // how many claims past keeps
+	writing  = 200 * time.Millisecond // from a statement's time to its transaction's id: planning, on a busy server
 )
 
 func newNearSweeps() *nearSweeps {
@@ -60,13 +60,13 @@ func newNearSweeps() *nearSweeps {
 	return n
 }
 
-// nearSweep is one as it is to be done; the zero value is none.
+// nearSweep is a near sweep that a claim is to do. The zero value means none.
 type nearSweep struct {
 	window int
-	width  time.Duration // back from the floor, at most
+	width  time.Duration // how far back from the floor, at most
 }
 
-// lower is where a claim with this sweep looks in place of a lane's floor.
+// lower returns where a claim with this sweep begins to read a lane with floor f.
 func (n *nearSweeps) lower(s nearSweep, key laneKey, f floor) floor {
 	if s.width == 0 || f.at.IsZero() {
 		return f
@@ -91,7 +91,7 @@ func (n *nearSweeps) lower(s nearSweep, key laneKey, f floor) floor {
 	return low
 }
 
-// due is the widest near sweep whose time has come.
+// due returns the widest near sweep that is due now.
 func (n *nearSweeps) due(now time.Time) nearSweep {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -103,14 +103,14 @@ func (n *nearSweeps) due(now time.Time) nearSweep {
 	return nearSweep{}
 }
 
-// share tells among how many supervisors, those that serve one of our queues, the near sweeps are divided.
+// share sets how many supervisors share the near sweeps: all that serve one of our queues.
 func (n *nearSweeps) share(supervisors int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.sharing = max(supervisors, 1)
 }
 
-// reset forgets what was in progress when.
+// reset forgets which transactions were in progress at which time.
 func (n *nearSweeps) reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,8 +120,8 @@ func (n *nearSweeps) reset() {
 	}
 }
 
-// saw notes what a claim says of the server's transactions. It reports whether the database has gone back: a claim has a
-// higher id than the claims before it.
+// saw records the transactions that a claim saw. It reports whether the database has gone back to an older state:
+// otherwise each claim has a higher id than the claims before it.
 func (n *nearSweeps) saw(now transactions) (wentBack bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -141,7 +141,7 @@ func (n *nearSweeps) saw(now transactions) (wentBack bool) {
 	return wentBack
 }
 
-// read notes that a claim with this sweep has looked into a lane, and what was in progress then.
+// read records that a claim with this sweep has looked into a lane, and the oldest transaction in progress then.
 func (n *nearSweeps) read(s nearSweep, key laneKey, seen transactions) {
 	if s.width == 0 {
 		return
@@ -153,9 +153,10 @@ func (n *nearSweeps) read(s nearSweep, key laneKey, seen transactions) {
 	}
 }
 
-// swept notes what a claim took, with a sweep or without. Narrower sweeps are done with it, and cost no more. Each comes
-// again when its own cost is its part of the time, together with those of the supervisors that share them. A wide sweep
-// over many dead rows must not hold up the narrow ones, which find most of what commits late.
+// swept records how long a claim took, with a sweep or without, and sets when the windows are due again. A sweep covers
+// the narrower ones too, which cost no more than it did. A window is due again once its own cost, for all supervisors
+// that share the sweeps, is no more than its part of the time. A wide sweep over many dead rows must not hold up the
+// narrow ones, which find most of the late jobs.
 func (n *nearSweeps) swept(s nearSweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// noon is when tests without a database take place.
+// noon is the time at which tests without a database take place.
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // times cannot be constants
 
 func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
@@ -43,7 +43,7 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	})
 	swept(whole, time.Second)
 	expect("a whole sweep of 1 s", map[time.Duration]string{
-		9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms", // its own cost is what holds a sweep back
+		9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms", // only its own cost holds a sweep back
 		999 * time.Millisecond: "2s", time.Second: "20s", 198 * time.Second: "20s", 199 * time.Second: "whole",
 	})
 	swept(2, time.Second)
@@ -51,7 +51,7 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	swept(0, 100*time.Millisecond)
 	swept(2, time.Millisecond)
 	expect("a narrow sweep of 100 ms, then a wide one of 1 ms", map[time.Duration]string{9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms"})
-	n.share(16) // and all together, for they share the server
+	n.share(16) // the limit is for all of them together, because they share the server
 	swept(2, 10*time.Millisecond)
 	expect("one of 16, of 10 ms", map[time.Duration]string{1589 * time.Millisecond: "2s", 1590 * time.Millisecond: "20s"})
 	if n.share(0); n.sharing != 1 {
@@ -59,7 +59,7 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	}
 }
 
-// All that are alive and serve one of its queues share a supervisor's near sweeps.
+// All living supervisors that serve one of a supervisor's queues share its near sweeps.
 func TestNearSweepsAreShared(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -81,7 +81,7 @@ func TestANearSweepLooksNoFurtherThanItMust(t *testing.T) {
 	lane := laneKey{"q", 5}
 	for name, c := range map[string]struct {
 		width       time.Duration
-		claim       time.Time // whose id is lower than the oldest in progress when the lane was last looked into
+		claim       time.Time // of a claim with a lower id than the oldest in progress at the last look into the lane
 		floor, want floor
 	}{
 		"none":                              {0, noon, floor{noon, "x"}, floor{noon, "x"}},
@@ -104,7 +104,8 @@ func TestANearSweepLooksNoFurtherThanItMust(t *testing.T) {
 	}
 }
 
-// What is known of the past tells how far back a sweep has to look; where nothing is known, it looks all the way.
+// Past claims show how far back a sweep has to look. If no past claim has a low enough id, the sweep looks back its
+// whole width.
 func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 	t.Parallel()
 	at := func(s float64) time.Time { return noon.Add(time.Duration(s * float64(time.Second))) }
@@ -142,15 +143,15 @@ func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 	if len(n.past) != pastMost || n.past[pastMost-1].own != 1000+2*pastMost-1 {
 		t.Errorf("%d moments, the last %+v", len(n.past), n.past[len(n.past)-1])
 	}
-	n.saw(transactions{at: at(-3600), own: 7}) // the server's clock went back: its old times say nothing about new rows
+	n.saw(transactions{at: at(-3600), own: 7}) // the server's clock went back: its old times prove nothing about new rows
 	if len(n.past) != 1 {
 		t.Errorf("%d moments from before a step of the clock", len(n.past)-1)
 	}
 }
 
-// A model of one lane, of a server's clock and its transaction ids: jobs have the time of their statement, get an id a
-// little later, and commit late. Whoever looks with near sweeps only, and never wholly, finds each job that was no later
-// than a window is wide with the next sweep of that window.
+// A model of one lane, a server's clock and its transaction ids: jobs have the time of their statement, get an id a
+// little later, and commit late. Near sweeps alone, without the whole one, find every job that commits no later than a
+// window is wide. The next sweep of that window finds it.
 func TestNearSweepsFindAllThatWasInProgress(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
@@ -164,7 +165,7 @@ func nearSweepsModel(r *rand.Rand) error {
 	type job struct {
 		key          floor
 		xid          uint64
-		begins, ends time.Time // of the transaction's having an id
+		begins, ends time.Time // when the transaction gets its id, and when it commits
 		found        bool
 	}
 	f, n, lane := newFloors(), newNearSweeps(), laneKey{"q", 5}
@@ -182,7 +183,7 @@ func nearSweepsModel(r *rand.Rand) error {
 		if r.IntN(3) == 0 {
 			continue
 		}
-		for _, j := range jobs { // those of one step may be in any order
+		for _, j := range jobs { // the jobs of one step may get their ids in any order
 			if j.xid == 0 && !j.begins.After(now) {
 				j.xid, next = next, next+1
 			}
@@ -196,7 +197,7 @@ func nearSweepsModel(r *rand.Rand) error {
 		}
 		sweep := n.due(now)
 		from, version := n.lower(sweep, lane, f.get(lane)), f.now()
-		now = now.Add(time.Duration(r.IntN(20)) * time.Millisecond) // and then it claims
+		now = now.Add(time.Duration(r.IntN(20)) * time.Millisecond) // the claim itself comes a little later
 		var last floor
 		for _, j := range jobs {
 			switch visible := j.xid > 0 && !j.ends.After(now); {
@@ -218,8 +219,8 @@ func nearSweepsModel(r *rand.Rand) error {
 	return nil
 }
 
-// Each near sweep finds what commits as late as it is wide, in a lane that it could not look into for a while too, and no
-// sweep that looks at all there is helps it.
+// Each near sweep finds jobs that commit as late as it is wide, also in a lane that had no room for a while,
+// and without help from the whole sweep.
 func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -254,13 +255,13 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 					t.Fatal(err)
 				}
 				db.exec(t, `select pg_sleep($1)`, (open / 2).Seconds())
-				db.enqueueJobs(t, 2, nil) // floors move past what follows
+				db.enqueueJobs(t, 2, nil) // their claim moves the floors past the late job
 				if got := claim(true); len(got) != 2 {
 					t.Fatalf("claimed %q", got)
 				}
 				db.exec(t, `select pg_sleep($1)`, (open / 2).Seconds())
 				if full {
-					claim(true) // the other queue alone
+					claim(true) // only the other queue has room
 				}
 				if err := tx.Commit(t.Context()); err != nil {
 					t.Fatal(err)
@@ -285,7 +286,8 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 	}
 }
 
-// A transaction that was in progress when others looked is what a sweep has to look back for; one that only reads is not.
+// A claim reports the oldest open transaction that has written, because a sweep has to look back for its rows.
+// Transactions that only read do not count.
 func TestClaimsTellOfTransactions(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -323,7 +325,7 @@ func TestClaimsTellOfTransactions(t *testing.T) {
 	if err := writer.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	db.waitFor(t, 20*time.Second, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, xid) // tests beside this one write too
+	db.waitFor(t, 20*time.Second, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, xid) // other tests write, too
 	if now := claimed(); now.oldest <= xid {
 		t.Errorf("%d has ended, and a claim says %+v", xid, now)
 	}
