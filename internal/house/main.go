@@ -1,0 +1,47 @@
+// Command house keeps the layout of the packages in view, and changes it.
+//
+//	go run ./internal/house knots [DIR]   how far the files of a package depend on each other in circles
+//	go run ./internal/house move PLAN     moves definitions of the root package to other packages
+//
+// A plan has one step per line; the rest of a line after # is a comment:
+//
+//	floors.go -> internal/floors/floors.go            a whole file
+//	suspectRoom -> internal/blame/blame.go            one definition, with its doc comment; a type brings its methods
+//	rename floors.get Lane                            a name of its own, in place of the capital that an export needs
+//
+// move qualifies names, exports what another package uses, writes the imports, and rewrites the deliberate bugs of
+// internal/mutants that quote a moved line. It writes nothing if a moved definition needs one that stays behind, or if a local
+// name hides a package. It leaves prose alone: comments and documents that name a moved file are for a person.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "house:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) >= 1 && len(args) <= 2 && args[0] == "knots":
+		dir := "."
+		if len(args) == 2 {
+			dir = args[1]
+		}
+		p, err := load(dir, false)
+		if err != nil {
+			return err
+		}
+		files, arrows, sizes := p.knots()
+		fmt.Printf("%d files, %d arrows, knots %v\n", files, arrows, sizes)
+		return nil
+	case len(args) == 2 && args[0] == "move":
+		return move(".", args[1])
+	}
+	return fmt.Errorf("use: house knots [DIR] or house move PLAN")
+}

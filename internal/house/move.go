@@ -1,0 +1,476 @@
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// mover moves definitions of the package in the current directory.
+type mover struct {
+	*pkg
+	homes   map[types.Object]*def
+	to      map[*def]string         // where a definition goes, a path such as internal/floors/floors.go; none: it stays
+	whole   map[string]string       // files that go as a whole, comments between definitions included
+	names   map[string]string       // names of their own, by "floor" or "floor.at"
+	export  map[types.Object]bool   // what another package uses
+	edits   map[string][]edit       // by file, in the order of their places
+	imports map[string][]importSpec // what a piece of a file needs, by "file dir"
+	faults  []string
+}
+
+// edit replaces src[from:to].
+type edit struct {
+	from, to int
+	text     string
+}
+
+type importSpec struct{ name, path string }
+
+// move carries out a plan for the package in dir.
+func move(dir, plan string) error {
+	p, err := load(dir, true)
+	if err != nil {
+		return err
+	}
+	m := &mover{
+		pkg: p, homes: p.homes(), to: map[*def]string{}, whole: map[string]string{}, names: map[string]string{},
+		export: map[types.Object]bool{}, edits: map[string][]edit{}, imports: map[string][]importSpec{},
+	}
+	if err := m.read(plan); err != nil {
+		return err
+	}
+	m.walk(func(id *ast.Ident, o types.Object, here, there string) {
+		if here != there && !o.Exported() {
+			m.export[o] = true
+		}
+	})
+	m.walk(m.edit)
+	if len(m.faults) > 0 {
+		slices.Sort(m.faults)
+		return fmt.Errorf("nothing was moved:\n%s", strings.Join(slices.Compact(m.faults), "\n"))
+	}
+	for _, list := range m.edits {
+		slices.SortFunc(list, func(a, b edit) int { return a.from - b.from })
+	}
+	if err := m.mutants(filepath.Join(dir, "internal/mutants/list.go")); err != nil {
+		return err
+	}
+	return m.write()
+}
+
+func (m *mover) read(plan string) error {
+	raw, err := os.ReadFile(plan)
+	if err != nil {
+		return err
+	}
+	byName := map[string]*def{}
+	for file := range m.files {
+		for _, d := range m.defs(file) {
+			byName[d.name] = d
+		}
+	}
+	for line := range strings.Lines(string(raw)) {
+		line, _, _ = strings.Cut(line, "#")
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0:
+		case len(words) == 3 && words[0] == "rename":
+			m.names[words[1]] = words[2]
+		case len(words) == 3 && words[1] == "->" && m.files[words[0]] != nil:
+			m.whole[words[0]] = words[2]
+		case len(words) == 3 && words[1] == "->" && byName[words[0]] != nil:
+			m.to[byName[words[0]]] = words[2]
+		default:
+			return fmt.Errorf("not understood, or not there: %s", line)
+		}
+	}
+	for name, d := range byName {
+		file := m.whole[d.file]
+		if typ, _, isMethod := strings.Cut(name, "."); isMethod && m.to[d] == "" && file == "" && byName[typ] != nil {
+			file = m.to[byName[typ]]
+		}
+		if m.to[d] == "" && file != "" {
+			m.to[d] = file
+		}
+	}
+	for file, dest := range m.whole { // names such as init and _ may be there twice
+		for _, d := range m.defs(file) {
+			if m.to[d] == "" {
+				m.to[d] = dest
+			}
+		}
+	}
+	byPlace := map[string]string{}
+	for d, dest := range m.to {
+		byPlace[d.file+" "+d.name] = dest
+	}
+	for _, d := range m.homes { // defs makes them anew at each call
+		if dest := byPlace[d.file+" "+d.name]; dest != "" {
+			m.to[d] = dest
+		}
+	}
+	return nil
+}
+
+// room is the directory that a definition goes to: "" if it stays.
+func (m *mover) room(d *def) string {
+	if dest := m.to[d]; dest != "" {
+		return path.Dir(dest)
+	}
+	return ""
+}
+
+// walk calls see for each identifier that stands for something of the package, with the directories of the place and the thing.
+func (m *mover) walk(see func(id *ast.Ident, o types.Object, here, there string)) {
+	for _, file := range slices.Sorted(maps.Keys(m.files)) {
+		for _, d := range m.placed(file) {
+			ast.Inspect(d.node, func(n ast.Node) bool {
+				id, ok := n.(*ast.Ident)
+				if !ok {
+					return true
+				}
+				for _, o := range []types.Object{m.info.Defs[id], m.info.Uses[id]} {
+					if o = origin(o); o != nil && m.homes[o] != nil {
+						see(id, o, m.room(d), m.room(m.homes[o]))
+					}
+				}
+				return true
+			})
+		}
+	}
+}
+
+// placed are the definitions of a file, each as homes and to know it.
+func (m *mover) placed(file string) []*def {
+	list := m.defs(file)
+	for i, d := range list {
+		for _, o := range d.objs {
+			if home := m.homes[o]; home != nil {
+				list[i] = home
+			} else if dest := m.whole[file]; dest != "" {
+				m.to[d] = dest
+			}
+		}
+	}
+	return list
+}
+
+func isPackageLevel(o types.Object) bool { return o.Pkg() != nil && o.Parent() == o.Pkg().Scope() }
+
+// newName is what an object is called afterwards.
+func (m *mover) newName(o types.Object) string {
+	key := o.Name()
+	if d := m.homes[o]; !isPackageLevel(o) {
+		key = strings.Split(d.name, ".")[0] + "." + key
+	}
+	if v, ok := o.(*types.Var); ok && v.Embedded() {
+		t := v.Type()
+		if ptr, isPtr := t.(*types.Pointer); isPtr {
+			t = ptr.Elem()
+		}
+		if named, isNamed := t.(*types.Named); isNamed && m.homes[named.Obj()] != nil {
+			return m.newName(named.Obj())
+		}
+	}
+	switch {
+	case m.names[key] != "":
+		return m.names[key]
+	case m.export[o]:
+		return strings.ToUpper(o.Name()[:1]) + o.Name()[1:]
+	}
+	return o.Name()
+}
+
+func (m *mover) edit(id *ast.Ident, o types.Object, here, there string) {
+	text := m.newName(o)
+	if _, isType := o.(*types.TypeName); !isType && m.info.Uses[id] != nil && o != origin(m.info.Uses[id]) {
+		return // an embedded field: the type stands there
+	}
+	if here != there && isPackageLevel(o) {
+		name := path.Base(there)
+		at := m.fset.Position(id.Pos())
+		switch seen := m.hides(name, id.Pos()); {
+		case there == "":
+			m.faults = append(m.faults, fmt.Sprintf("%s:%d: %s goes, and needs %s, which stays", at.Filename, at.Line, here, o.Name()))
+		case seen != nil:
+			m.faults = append(m.faults, fmt.Sprintf("%s:%d: %s hides the package", at.Filename, at.Line, name))
+		}
+		text = name + "." + text
+		m.need(at.Filename, here, importSpec{"", m.path + "/" + there})
+	}
+	if text != id.Name {
+		from := m.fset.Position(id.Pos()).Offset
+		m.edits[m.fset.Position(id.Pos()).Filename] = append(m.edits[m.fset.Position(id.Pos()).Filename], edit{from, from + len(id.Name), text})
+	}
+}
+
+// hides finds what has the name of a package at a place, where that is not the package.
+func (m *mover) hides(name string, at token.Pos) types.Object {
+	scope := m.types.Scope().Innermost(at)
+	if scope == nil {
+		return nil
+	}
+	_, o := scope.LookupParent(name, at)
+	if _, isPkg := o.(*types.PkgName); isPkg || o == nil || o.Pkg() == nil {
+		return nil
+	}
+	if d := m.homes[o]; d != nil && isPackageLevel(o) && m.to[d] != "" {
+		return nil
+	}
+	return o
+}
+
+func (m *mover) need(file, dir string, spec importSpec) {
+	if key := file + " " + dir; !slices.Contains(m.imports[key], spec) {
+		m.imports[key] = append(m.imports[key], spec)
+	}
+}
+
+// piece is a part of a file that goes, or that stays.
+type piece struct {
+	from, at, to int // its comment, itself, its end
+	dest         string
+	keyword      string // before it: const, var or type, for one of a group
+}
+
+// write writes every file that changes.
+func (m *mover) write() error {
+	bodies, wanted := map[string]string{}, map[string][]importSpec{}
+	head := map[string]string{}
+	for _, file := range slices.Sorted(maps.Keys(m.files)) {
+		pieces := m.pieces(file)
+		m.needed(file, pieces)
+		if dest := m.whole[file]; dest != "" {
+			head[dest] += string(m.src[file][:m.offset(m.files[file].Package)])
+			bodies[dest] += m.text(file, m.afterImports(file), len(m.src[file]))
+			wanted[dest] = append(wanted[dest], m.imports[file+" "+path.Dir(dest)]...)
+			if err := os.Remove(filepath.Join(m.dir, file)); err != nil {
+				return err
+			}
+			continue
+		}
+		stays, last := "", m.afterImports(file)
+		for _, p := range pieces {
+			stays += m.text(file, last, p.from)
+			last = p.to
+			bodies[p.dest] += "\n" + m.text(file, p.from, p.at) + p.keyword + m.text(file, p.at, p.to)
+			wanted[p.dest] = append(wanted[p.dest], m.imports[file+" "+path.Dir(p.dest)]...)
+		}
+		stays += m.text(file, last, len(m.src[file]))
+		if len(m.edits[file]) == 0 && len(pieces) == 0 {
+			continue
+		}
+		if err := writeGo(filepath.Join(m.dir, file), string(m.src[file][:m.offset(m.files[file].Package)]), m.files[file].Name.Name, m.imports[file+" "], stays); err != nil {
+			return err
+		}
+	}
+	for _, dest := range slices.Sorted(maps.Keys(bodies)) {
+		body, specs, name := bodies[dest], wanted[dest], filepath.Join(m.dir, dest)
+		if raw, err := os.ReadFile(name); err == nil {
+			old, oldSpecs, oldHead, err := takeApart(name, raw)
+			if err != nil {
+				return err
+			}
+			body, specs, head[dest] = old+body, append(specs, oldSpecs...), oldHead
+		} else if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return err
+		}
+		if err := writeGo(name, head[dest], path.Base(path.Dir(dest)), specs, body); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pieces are the parts of a file that go, in their order.
+func (m *mover) pieces(file string) (list []piece) {
+	for _, d := range m.placed(file) {
+		if m.to[d] == "" {
+			continue
+		}
+		p := piece{dest: m.to[d], from: m.offset(d.node.Pos()), to: m.offset(d.node.End())}
+		doc := d.doc
+		if d.gen != nil && !d.gen.Lparen.IsValid() {
+			p.from, p.to, doc = m.offset(d.gen.Pos()), m.offset(d.gen.End()), d.gen.Doc
+		} else if d.gen != nil {
+			p.keyword = d.gen.Tok.String() + " "
+		}
+		p.at = p.from
+		if doc != nil {
+			p.from = m.offset(doc.Pos())
+		}
+		for src := m.src[file]; p.to < len(src); p.to++ { // a comment behind it
+			if src[p.to] == '\n' {
+				p.to++
+				break
+			}
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+func (m *mover) offset(at token.Pos) int { return m.fset.Position(at).Offset }
+
+func (m *mover) afterImports(file string) int {
+	at := m.offset(m.files[file].Name.End())
+	for _, d := range m.files[file].Decls {
+		if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.IMPORT {
+			at = m.offset(g.End())
+		}
+	}
+	return at
+}
+
+// needed notes which of a file's imports its parts use.
+func (m *mover) needed(file string, pieces []piece) {
+	ast.Inspect(m.files[file], func(n ast.Node) bool {
+		id, ok := n.(*ast.Ident)
+		if !ok {
+			return true
+		}
+		name, ok := m.info.Uses[id].(*types.PkgName)
+		if !ok {
+			return true
+		}
+		dir, at := "", m.offset(id.Pos())
+		if m.whole[file] != "" {
+			dir = path.Dir(m.whole[file])
+		}
+		for _, p := range pieces {
+			if at >= p.from && at < p.to {
+				dir = path.Dir(p.dest)
+			}
+		}
+		if name.Imported().Path() == m.path+"/"+dir { // it is at home now
+			m.edits[file] = append(m.edits[file], edit{at, at + len(id.Name) + 1, ""})
+			slices.SortFunc(m.edits[file], func(a, b edit) int { return a.from - b.from })
+			return true
+		}
+		spec := importSpec{"", name.Imported().Path()}
+		if name.Name() != name.Imported().Name() {
+			spec.name = name.Name()
+		}
+		m.need(file, dir, spec)
+		return true
+	})
+	for _, s := range m.files[file].Imports {
+		if s.Name != nil && (s.Name.Name == "_" || s.Name.Name == ".") {
+			where, _ := strconv.Unquote(s.Path.Value)
+			m.need(file, "", importSpec{s.Name.Name, where})
+		}
+	}
+}
+
+// text is a part of a file as it reads afterwards.
+func (m *mover) text(file string, from, to int) string {
+	var b strings.Builder
+	at := from
+	edits := slices.Concat(m.edits[file], m.docs(file))
+	slices.SortFunc(edits, func(a, b edit) int { return a.from - b.from })
+	for _, e := range edits {
+		if e.from >= from && e.to <= to {
+			b.Write(m.src[file][at:e.from])
+			b.WriteString(e.text)
+			at = e.to
+		}
+	}
+	b.Write(m.src[file][at:to])
+	return b.String()
+}
+
+// docs renames the first word of the doc comments of what has a new name.
+func (m *mover) docs(file string) (list []edit) {
+	rename := func(doc *ast.CommentGroup, o types.Object) {
+		if doc == nil || o == nil || m.homes[o] == nil {
+			return
+		}
+		at, old, text := m.offset(doc.Pos())+len("// "), o.Name(), m.newName(o)
+		if src := string(m.src[file][at:]); text != old && strings.HasPrefix(src, old+" ") {
+			list = append(list, edit{at, at + len(old), text})
+		}
+	}
+	for _, d := range m.placed(file) {
+		for _, o := range d.objs {
+			rename(d.doc, o)
+			if d.gen != nil && !d.gen.Lparen.IsValid() {
+				rename(d.gen.Doc, o)
+			}
+		}
+	}
+	return list
+}
+
+// takeApart splits a file that is there already into what follows its imports, the imports, and what precedes the package.
+func takeApart(name string, raw []byte) (body string, specs []importSpec, head string, err error) {
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, name, raw, parser.ParseComments)
+	if err != nil {
+		return "", nil, "", err
+	}
+	at := fset.Position(f.Name.End()).Offset
+	for _, d := range f.Decls {
+		if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.IMPORT {
+			at = fset.Position(g.End()).Offset
+		}
+	}
+	for _, s := range f.Imports {
+		where, _ := strconv.Unquote(s.Path.Value)
+		spec := importSpec{path: where}
+		if s.Name != nil {
+			spec.name = s.Name.Name
+		}
+		specs = append(specs, spec)
+	}
+	return string(raw[at:]), specs, string(raw[:fset.Position(f.Package).Offset]), nil
+}
+
+// writeGo writes a file with its imports in three groups: the standard library, others, our own.
+func writeGo(file, head, name string, specs []importSpec, body string) error {
+	groups := [3][]string{}
+	for _, s := range specs {
+		n := 0
+		switch {
+		case strings.HasPrefix(s.path, "github.com/drover-queue/"):
+			n = 2
+		case strings.Contains(s.path, "."):
+			n = 1
+		}
+		if line := strings.TrimSpace(s.name + " " + strconv.Quote(s.path)); !slices.Contains(groups[n], line) {
+			groups[n] = append(groups[n], line)
+		}
+	}
+	var b strings.Builder
+	b.WriteString(head + "package " + name + "\n\n")
+	if all := slices.Concat(groups[0], groups[1], groups[2]); len(all) == 1 {
+		b.WriteString("import " + all[0] + "\n")
+	} else if len(all) > 1 {
+		b.WriteString("import (\n")
+		for _, g := range groups {
+			slices.SortFunc(g, func(a, b string) int {
+				return strings.Compare(a[strings.IndexByte(a, '"'):], b[strings.IndexByte(b, '"'):])
+			})
+			if len(g) > 0 {
+				b.WriteString(strings.Join(g, "\n") + "\n\n")
+			}
+		}
+		b.WriteString(")\n")
+	}
+	b.WriteString("\n" + strings.TrimLeft(body, "\n"))
+	out, err := format.Source([]byte(b.String()))
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", file, err, b.String())
+	}
+	return os.WriteFile(file, out, 0o644)
+}
