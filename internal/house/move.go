@@ -194,6 +194,9 @@ func (m *mover) newName(o types.Object) string {
 
 func (m *mover) edit(id *ast.Ident, o types.Object, here, there string) {
 	text := m.newName(o)
+	if here != there && !ast.IsExported(text) {
+		m.faults = append(m.faults, fmt.Sprintf("%s is used in another package as well", text))
+	}
 	if _, isType := o.(*types.TypeName); !isType && m.info.Uses[id] != nil && o != origin(m.info.Uses[id]) {
 		return // an embedded field: the type stands there
 	}

@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -41,6 +42,7 @@ func (m *mover) mutants(file string) error {
 				}
 			}
 		}
+		m.inRoom(lit, fset, &edits)
 		if fields["file"] == nil || fields["old"] == nil || m.files[value(fields["file"])] == nil {
 			return true
 		}
@@ -67,6 +69,32 @@ func (m *mover) mutants(file string) error {
 	return os.WriteFile(file, raw, 0o644)
 }
 
+// inRoom notes in which package the tests of a deliberate bug are now.
+func (m *mover) inRoom(lit *ast.CompositeLit, fset *token.FileSet, edits *[]edit) {
+	for _, e := range lit.Elts {
+		kv, ok := e.(*ast.KeyValueExpr)
+		if !ok || kv.Key.(*ast.Ident).Name != "tests" { //nolint:forcetypeassert // the fields of a struct
+			continue
+		}
+		rooms := map[string]bool{}
+		ast.Inspect(kv.Value, func(n ast.Node) bool {
+			if b, ok := n.(*ast.BasicLit); ok {
+				if o := m.types.Scope().Lookup(value(b)); o != nil && m.homes[o] != nil {
+					rooms[m.room(m.homes[o])] = true
+				}
+			}
+			return true
+		})
+		switch list := slices.Sorted(maps.Keys(rooms)); {
+		case len(list) > 1:
+			m.faults = append(m.faults, fmt.Sprintf("the tests of one bug are in %q", list))
+		case len(list) == 1 && list[0] != "":
+			at := fset.Position(kv.Value.End()).Offset
+			*edits = append(*edits, edit{at, at, `, in: ` + strconv.Quote(list[0])})
+		}
+	}
+}
+
 func value(b *ast.BasicLit) string {
 	if b == nil {
 		return ""
@@ -75,7 +103,7 @@ func value(b *ast.BasicLit) string {
 	return s
 }
 
-// mutant is one such bug afterwards. What the line says instead is changed word by word, as the line is.
+// mutant is one such bug afterwards. What both lines say is changed alike.
 func (m *mover) mutant(file, old, changed string) (where, newOld, newNew string, err error) {
 	from := strings.Index(string(m.src[file]), old)
 	if from < 0 {
@@ -90,24 +118,90 @@ func (m *mover) mutant(file, old, changed string) (where, newOld, newNew string,
 			where = p.dest
 		}
 	}
-	words := map[string]bool{}
+	var before, within, after []edit
+	same := commonPrefix(old, changed)
+	rest := commonSuffix(old[same:], changed[same:])
 	for _, e := range m.edits[file] {
-		if e.from < from && e.to > from || e.from < to && e.to > to {
+		switch {
+		case e.to <= from || e.from >= to:
+		case e.from < from || e.to > to:
 			return "", "", "", fmt.Errorf("%s: %q cuts a name in two", file, old)
-		}
-		if word := string(m.src[file][e.from:e.to]); e.from >= from && e.to <= to && !words[word] {
-			words[word] = true
-			changed = replaceWord(changed, word, e.text)
+		case e.to <= from+same:
+			before = append(before, edit{e.from - from, e.to - from, e.text})
+		case e.from >= to-rest:
+			after = append(after, edit{e.from - to + rest, e.to - to + rest, e.text})
+		default:
+			within = append(within, edit{e.from - from, e.to - from, e.text})
 		}
 	}
-	return where, m.text(file, from, to), changed, nil
+	words := map[string]string{}
+	for _, e := range within {
+		words[old[e.from:e.to]] = e.text
+	}
+	end := len(changed) - rest
+	newNew = apply(changed[:same], before) + m.rename(changed[same:end], words) + apply(changed[end:], after)
+	return where, m.text(file, from, to), newNew, nil
 }
 
-func replaceWord(s, word, text string) string {
-	pattern := `\b` + regexp.QuoteMeta(word) + `\b`
-	if strings.Contains(text, ".") { // a name of the package, not a field
-		pattern = `(^|[^.\w])` + regexp.QuoteMeta(word) + `\b`
-		return regexp.MustCompile(pattern).ReplaceAllString(s, "${1}"+text)
+func apply(s string, edits []edit) string {
+	for _, e := range slices.Backward(edits) {
+		s = s[:e.from] + e.text + s[e.to:]
 	}
-	return regexp.MustCompile(pattern).ReplaceAllString(s, text)
+	return s
+}
+
+func isWord(b byte) bool {
+	return b == '_' || b >= '0' && b <= '9' || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z'
+}
+
+// commonPrefix is how much of two strings begins alike, up to the end of a word.
+func commonPrefix(a, b string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	for n > 0 && isWord(a[n-1]) && (n < len(a) && isWord(a[n]) || n < len(b) && isWord(b[n])) {
+		n--
+	}
+	return n
+}
+
+func commonSuffix(a, b string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[len(a)-1-n] == b[len(b)-1-n] {
+		n++
+	}
+	for n > 0 && isWord(a[len(a)-n]) && (n < len(a) && isWord(a[len(a)-n-1]) || n < len(b) && isWord(b[len(b)-n-1])) {
+		n--
+	}
+	return n
+}
+
+var names = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
+
+// rename gives the words of a deliberate bug their new names: as in the line that it replaces, or else as everywhere.
+func (m *mover) rename(s string, words map[string]string) string {
+	return names.ReplaceAllStringFunc(s, func(word string) string {
+		dot := strings.HasPrefix(word, ".")
+		bare := strings.TrimPrefix(word, ".")
+		text := words[bare]
+		if text == "" {
+			for o := range m.homes {
+				if o.Name() != bare || isPackageLevel(o) == dot {
+					continue
+				}
+				if text != "" && text != m.newName(o) {
+					return word // not one thing
+				}
+				text = m.newName(o)
+			}
+		}
+		switch {
+		case text == "":
+			return word
+		case dot:
+			return "." + text
+		}
+		return text
+	})
 }
