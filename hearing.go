@@ -21,13 +21,13 @@ const deafFor = 2 * time.Second
 // asleep records that drover_sleepers has been written.
 func (h *hearing) asleep(now time.Time) { h.since, h.awakeTo = now, 0 }
 
-// step returns the longest wait between two polls, at most poll. While a job may be missed, it is a tenth of the time
-// since the supervisor fell asleep, at least awakePoll.
-func (h *hearing) step(seen transactions, now time.Time, poll time.Duration) time.Duration {
+// step returns the longest wait between two polls, least to most. While a job may be missed, it is a tenth of the time
+// since the supervisor fell asleep, otherwise most.
+func (h *hearing) step(seen transactions, now time.Time, least, most time.Duration) time.Duration {
 	slept := now.Sub(h.since)
 	if h.awakeTo == 0 {
 		if slept < writing {
-			return min(poll, max(awakePoll, writing-slept))
+			return min(most, max(least, writing-slept))
 		}
 		h.awakeTo = seen.own
 	}
@@ -38,7 +38,7 @@ func (h *hearing) step(seen transactions, now time.Time, poll time.Duration) tim
 		h.deaf, h.deafTo = false, now.Add(deafFor)
 	}
 	if !h.deaf && !now.Before(h.deafTo) {
-		return poll
+		return most
 	}
-	return min(poll, max(awakePoll, slept/10))
+	return min(most, max(least, slept/10))
 }

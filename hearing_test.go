@@ -9,7 +9,7 @@ import (
 // do not make it poll often.
 func TestHearing(t *testing.T) {
 	t.Parallel()
-	const poll = 5 * time.Second
+	const least, poll = 8 * time.Millisecond, 5 * time.Second
 	begin := time.Unix(1000, 0)
 	var h hearing
 	h.asleep(begin)
@@ -19,7 +19,7 @@ func TestHearing(t *testing.T) {
 		want        time.Duration
 	}{
 		{50 * time.Millisecond, 100, 110, 150 * time.Millisecond}, // not known yet
-		{199 * time.Millisecond, 100, 111, awakePoll},
+		{199 * time.Millisecond, 100, 111, least},
 		{time.Second, 100, 120, 100 * time.Millisecond},       // 100 is older than 120
 		{2 * time.Second, 119, 130, 200 * time.Millisecond},   // 119 is older, too
 		{10 * time.Second, 125, 140, time.Second},             // 125 is not, but a job of 119 may lie behind the floors
@@ -31,12 +31,12 @@ func TestHearing(t *testing.T) {
 		{35 * time.Second, 145, 145, poll},                    //
 		{100 * time.Second, 145, 150, poll},                   // 145 is younger than 120
 	} {
-		if got := h.step(transactions{oldest: c.oldest, own: c.own}, begin.Add(c.after), poll); got != c.want {
+		if got := h.step(transactions{oldest: c.oldest, own: c.own}, begin.Add(c.after), least, poll); got != c.want {
 			t.Errorf("after %v, %d in progress: %v, want %v", c.after, c.oldest, got, c.want)
 		}
 	}
 	h.asleep(begin.Add(200 * time.Second))
-	if got := h.step(transactions{oldest: 190, own: 200}, begin.Add(201*time.Second), poll); got != 100*time.Millisecond {
+	if got := h.step(transactions{oldest: 190, own: 200}, begin.Add(201*time.Second), least, poll); got != 100*time.Millisecond {
 		t.Errorf("asleep anew: %v", got)
 	}
 }

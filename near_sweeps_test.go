@@ -234,14 +234,12 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 				never := s.now().Add(time.Hour)
 				claim := func(sweep bool) []string {
 					t.Helper()
-					s.claimer.near.mu.Lock()
 					for i := range s.claimer.near.windows {
 						s.claimer.near.windows[i].next = never
 					}
 					if sweep {
 						s.claimer.near.windows[window].next = time.Time{}
 					}
-					s.claimer.near.mu.Unlock()
 					return ids(s.claim(t))
 				}
 				claim(true)

@@ -329,7 +329,7 @@ func (w *scene) nearSweep(r *rapid.T) bool {
 // claimAll is a claim in one step. Of a process with room for all it must leave nothing in front of the floors, less
 // the width of a near sweep.
 func (w *scene) claimAll(p *proc, width time.Duration) bool {
-	floors := maps.Clone(p.claimer.floors.lanes)
+	were := maps.Clone(p.claimer.floors.lanes)
 	if !w.request(p) {
 		return false
 	}
@@ -339,21 +339,21 @@ func (w *scene) claimAll(p *proc, width time.Duration) bool {
 	if p.slots < 100 {
 		return true
 	}
-	for key, f := range floors {
+	for key, f := range were {
 		if now := p.claimer.floors.get(key); now.at.After(at) && key.lane < tierSuspect && slices.Contains(p.queueNames(), key.queue) {
 			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.at)
 		}
 		if width > 0 {
-			floors[key] = floor{at: f.at.Add(-width)}
+			were[key] = floor{at: f.at.Add(-width)}
 		}
 	}
-	w.nothingLeft(p, at, floors, "by a claim")
+	w.nothingLeft(p, at, were, "by a claim")
 	return true
 }
 
 // nothingLeft fails where a job waits that the process could have claimed: due at that time, in front of the floors, of
 // a kind it knows, in a queue it serves, and not held by anyone.
-func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by string) {
+func (w *scene) nothingLeft(p *proc, at time.Time, were map[laneKey]floor, by string) {
 	tx, err := w.Begin(w.tb.Context())
 	if err != nil {
 		w.tb.Fatal(err)
@@ -366,7 +366,7 @@ func (w *scene) nothingLeft(p *proc, at time.Time, floors map[laneKey]floor, by 
 		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.queue, &left.lane, &key.at, &key.id}, func() error {
-			if f := floors[left]; f.before(key) {
+			if f := were[left]; f.before(key) {
 				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
 					by, key.id, at.Sub(key.at), left, at.Sub(f.at), at.Sub(p.claimer.floors.get(left).at))
 			}

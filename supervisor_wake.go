@@ -135,7 +135,7 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		longest = c.sup.restInterval
 	}
 	if c.asleep {
-		longest = c.hearing.step(p.reply.seen, now, longest)
+		longest = c.hearing.step(p.reply.seen, now, awakePoll, longest)
 	}
 	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
