@@ -61,7 +61,7 @@ type user struct {
 }
 
 func use() string {
-	u := user{mark: mark{at: 1}, all: []mark{{at: 2}}}
+	u := user{mark: mark{at: 1}, all: []mark{{2, 0}}}
 	u.mark.raise(other)
 	return fmt.Sprint(u.at, u.all[0].get(), top(u.mark, u.all[0], mark.get), step, apart, stays, newMark(3).get())
 }
@@ -108,9 +108,9 @@ func TestMove(t *testing.T) {
 	goRun(t, dir, "test", "./...")
 	goRun(t, dir, "vet", "./...")
 	for file, wants := range map[string][]string{
-		"internal/marks/marks.go": {"// Mark is how far", "\tAt    int\n\tcalls int\n", "// New makes one.\nfunc New(at int) *Mark {", "// Lift moves it.", "// A comment of the file's."},
+		"internal/marks/marks.go": {"// Mark is how far", "\tAt    int\n\tCalls int\n", "// New makes one.\nfunc New(at int) *Mark {", "// Lift moves it.", "// A comment of the file's."},
 		"internal/marks/step.go":  {"import \"time\"", "// A mark is passed on.\nconst Step, Other = 2 * time.Second, 3", "// Apart is one of a group.\nconst Apart = \"a\""},
-		"root.go":                 {"import (\n\t\"fmt\"\n\n\t\"example.com/root/internal/marks\"\n)", "\tmarks.Mark // embedded", "u.Mark.Lift(marks.Other)", "marks.Mark.Get)", "marks.New(3).Get()", "stays = \"s\""},
+		"root.go":                 {"import (\n\t\"fmt\"\n\n\t\"example.com/root/internal/marks\"\n)", "\tmarks.Mark // embedded", "all: []marks.Mark{{At: 2, Calls: 0}}", "u.Mark.Lift(marks.Other)", "marks.Mark.Get)", "marks.New(3).Get()", "stays = \"s\""},
 		"internal/mutants/list.go": {
 			`file: "internal/marks/marks.go", old: "m.At += by", new: "m.At -= by"`,
 			`file: "root.go", old: "marks.New(3).Get()", new: "marks.New(4).Get()"`,

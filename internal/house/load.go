@@ -64,7 +64,7 @@ func load(dir string, tests bool) (*pkg, error) {
 	}
 	p := &pkg{
 		path: self.ImportPath, dir: dir, fset: token.NewFileSet(), files: map[string]*ast.File{}, src: map[string][]byte{},
-		info: &types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}, Implicits: map[ast.Node]types.Object{}, Scopes: map[ast.Node]*types.Scope{}},
+		info: &types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}, Types: map[ast.Expr]types.TypeAndValue{}},
 	}
 	var files []*ast.File
 	for _, name := range names {

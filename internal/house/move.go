@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/format"
@@ -35,6 +36,8 @@ type edit struct {
 	text     string
 }
 
+func inOrder(a, b edit) int { return cmp.Or(a.from-b.from, a.to-b.to) }
+
 type importSpec struct{ name, path string }
 
 // move carries out a plan for the package in dir.
@@ -55,13 +58,20 @@ func move(dir, plan string) error {
 			m.export[o] = true
 		}
 	})
+	m.keys(func(field types.Object, _ ast.Expr) {
+		m.export[field] = m.export[field] || !field.Exported()
+	})
 	m.walk(m.edit)
+	m.keys(func(field types.Object, value ast.Expr) {
+		file, at := m.fset.Position(value.Pos()).Filename, m.offset(value.Pos())
+		m.edits[file] = append(m.edits[file], edit{at, at, m.newName(field) + ": "})
+	})
 	if len(m.faults) > 0 {
 		slices.Sort(m.faults)
 		return fmt.Errorf("nothing was moved:\n%s", strings.Join(slices.Compact(m.faults), "\n"))
 	}
 	for _, list := range m.edits {
-		slices.SortFunc(list, func(a, b edit) int { return a.from - b.from })
+		slices.SortFunc(list, inOrder)
 	}
 	if err := m.mutants(filepath.Join(dir, "internal/mutants/list.go")); err != nil {
 		return err
@@ -218,6 +228,36 @@ func (m *mover) edit(id *ast.Ident, o types.Object, here, there string) {
 	}
 }
 
+// keys finds values without a key in literals of structs that are another package's afterwards.
+func (m *mover) keys(see func(field types.Object, value ast.Expr)) {
+	for file := range m.files {
+		for _, d := range m.placed(file) {
+			ast.Inspect(d.node, func(n ast.Node) bool {
+				lit, ok := n.(*ast.CompositeLit)
+				if !ok || len(lit.Elts) == 0 {
+					return true
+				}
+				t := m.info.Types[lit].Type
+				if ptr, isPtr := t.(*types.Pointer); isPtr {
+					t = ptr.Elem()
+				}
+				named, isNamed := t.(*types.Named)
+				if !isNamed || m.homes[named.Obj()] == nil || m.room(m.homes[named.Obj()]) == m.room(d) {
+					return true
+				}
+				fields, isStruct := named.Underlying().(*types.Struct)
+				if _, keyed := lit.Elts[0].(*ast.KeyValueExpr); keyed || !isStruct {
+					return true
+				}
+				for i, value := range lit.Elts {
+					see(origin(fields.Field(i)), value)
+				}
+				return true
+			})
+		}
+	}
+}
+
 // hides finds what has the name of a package at a place, where that is not the package.
 func (m *mover) hides(name string, at token.Pos) types.Object {
 	scope := m.types.Scope().Innermost(at)
@@ -358,7 +398,7 @@ func (m *mover) needed(file string, pieces []piece) {
 		}
 		if name.Imported().Path() == m.path+"/"+dir { // it is at home now
 			m.edits[file] = append(m.edits[file], edit{at, at + len(id.Name) + 1, ""})
-			slices.SortFunc(m.edits[file], func(a, b edit) int { return a.from - b.from })
+			slices.SortFunc(m.edits[file], inOrder)
 			return true
 		}
 		spec := importSpec{"", name.Imported().Path()}
@@ -381,7 +421,7 @@ func (m *mover) text(file string, from, to int) string {
 	var b strings.Builder
 	at := from
 	edits := slices.Concat(m.edits[file], m.docs(file))
-	slices.SortFunc(edits, func(a, b edit) int { return a.from - b.from })
+	slices.SortFunc(edits, inOrder)
 	for _, e := range edits {
 		if e.from >= from && e.to <= to {
 			b.Write(m.src[file][at:e.from])

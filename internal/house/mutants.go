@@ -8,6 +8,7 @@ import (
 	"go/token"
 	"maps"
 	"os"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -139,7 +140,7 @@ func (m *mover) mutant(file, old, changed string) (where, newOld, newNew string,
 		words[old[e.from:e.to]] = e.text
 	}
 	end := len(changed) - rest
-	newNew = apply(changed[:same], before) + m.rename(changed[same:end], words) + apply(changed[end:], after)
+	newNew = apply(changed[:same], before) + m.rename(changed[same:end], words, path.Dir(where)) + apply(changed[end:], after)
 	return where, m.text(file, from, to), newNew, nil
 }
 
@@ -180,7 +181,7 @@ func commonSuffix(a, b string) int {
 var names = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
 
 // rename gives the words of a deliberate bug their new names: as in the line that it replaces, or else as everywhere.
-func (m *mover) rename(s string, words map[string]string) string {
+func (m *mover) rename(s string, words map[string]string, here string) string {
 	return names.ReplaceAllStringFunc(s, func(word string) string {
 		dot := strings.HasPrefix(word, ".")
 		bare := strings.TrimPrefix(word, ".")
@@ -190,10 +191,14 @@ func (m *mover) rename(s string, words map[string]string) string {
 				if o.Name() != bare || isPackageLevel(o) == dot {
 					continue
 				}
-				if text != "" && text != m.newName(o) {
+				name := m.newName(o)
+				if room := m.room(m.homes[o]); room != "" && room != here && !dot {
+					name = path.Base(room) + "." + name
+				}
+				if text != "" && text != name {
 					return word // not one thing
 				}
-				text = m.newName(o)
+				text = name
 			}
 		}
 		switch {
