@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // planned is a statement of the queue's with arguments as the library sends them.
@@ -28,7 +30,7 @@ func planClaim() time.Time { return time.Unix(1e9, 0) }
 // theStatements are those that read or write jobs on a supervisor's connections.
 func theStatements(s *still, ids []string) []planned {
 	groups := s.queueStates()[0].groups(100)
-	req := s.claimer.lanes(s.lease.Load(), groups, nearSweep{})
+	req := s.claimer.lanes(s.lease.Load(), groups, floors.Sweep{})
 	req.rooms = []int32{100}
 	outcomes := make([]*outcome, len(ids))
 	for i, id := range ids {

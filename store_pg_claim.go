@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // lastError is the text of drover_last_error, without its call where the newest entry tells of a run: a function that
@@ -186,7 +188,7 @@ type claimReply struct {
 	committed bool
 	fenced    bool // the epoch is over: nothing was claimed, nothing can be
 	outOfTurn bool // it waited for its turn in vain, and was made without
-	seen      transactions
+	seen      floors.Seen
 	waited    time.Duration // for its turn, by the server's clock
 	at        time.Time
 	nextDue   time.Duration // 0: none known
@@ -223,7 +225,7 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	}
 	p.query(func(rows pgx.Rows) error {
 		var waited float64
-		err := rows.Scan(nil, nil, nil, nil, &waited, &reply.seen.at, &reply.seen.oldest, &reply.seen.own)
+		err := rows.Scan(nil, nil, nil, nil, &waited, &reply.seen.At, &reply.seen.Oldest, &reply.seen.Own)
 		reply.waited = seconds(waited)
 		return err
 	}, sqlClaimPlan)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // What a look at the health reads. Nothing here needs more than select on drover's tables; what a role may not see is
@@ -263,7 +265,7 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 	look("tables", h.readTable, sqlHealthTables, h.schema, healthTables())
 	look("supervisors", func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, sqlHealthSupervisors)
 	// The probes come first: a look from the beginning clears away what is dead to all, and would hide it from them.
-	look("claim_floor", readProbe(&c.FloorBuffers, nil), sqlHealthProbe, settleTime.Seconds())
+	look("claim_floor", readProbe(&c.FloorBuffers, nil), sqlHealthProbe, floors.SettleTime.Seconds())
 	look("claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlHealthProbe, nil)
 	look("queues", h.readQueue, sqlHealthQueues, healthLaneCount)
 	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlHealthIndex, healthLiveCount)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
@@ -76,14 +78,14 @@ type hunt struct {
 
 // huntLane is a lane, and where in it the search goes on. A due time may be infinite.
 type huntLane struct {
-	key    laneKey
+	key    floors.Lane
 	fromAt pgtype.Timestamptz
 	fromID string
 }
 
 // unreadLane is a lane that the database cannot read.
 type unreadLane struct {
-	key laneKey
+	key floors.Lane
 	err error
 }
 
@@ -95,7 +97,7 @@ const (
 )
 
 // laneFromStart begins in front of all rows, also of those before the year 1.
-func laneFromStart(key laneKey) huntLane {
+func laneFromStart(key floors.Lane) huntLane {
 	return huntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
@@ -104,7 +106,7 @@ func newHunt(owner string, queues []string, all bool) *hunt {
 	for _, queue := range queues {
 		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
 			for priority := int16(1); priority <= 9; priority++ {
-				h.lanes = append(h.lanes, laneFromStart(laneKey{queue, tier + priority}))
+				h.lanes = append(h.lanes, laneFromStart(floors.Lane{Queue: queue, N: tier + priority}))
 			}
 		}
 	}
@@ -194,7 +196,7 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 	var numbers []int16
 	var fromAt []pgtype.Timestamptz
 	for _, l := range lanes {
-		queues, numbers = append(queues, l.key.queue), append(numbers, l.key.lane)
+		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
 		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
 	}
 	knownIDs, knownAt := claims(known)
@@ -211,7 +213,7 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 		var lastDelayMS *int64
 		var flight float64
 		var before []byte
-		err := rows.Scan(&j.id, &j.queue, &at.key.lane, &at.fromAt, &last, &isHeld, &j.owner,
+		err := rows.Scan(&j.id, &j.queue, &at.key.N, &at.fromAt, &last, &isHeld, &j.owner,
 			&j.kind, &j.attempt, &j.claimSeq, &j.attemptedAt, &j.crashes, &lastDelayMS,
 			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
 			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
@@ -226,7 +228,7 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 		}
 		j.flight = seconds(flight)
 		if last {
-			at.key.queue, at.fromID = j.queue, j.id
+			at.key.Queue, at.fromID = j.queue, j.id
 			rest = append(rest, at)
 		}
 		if isHeld {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // sqlSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
@@ -28,7 +30,7 @@ left join lateral (
 
 // straggler is a due job behind a floor.
 type straggler struct {
-	lane laneKey
+	lane floors.Lane
 	at   time.Time
 }
 
@@ -44,8 +46,8 @@ const (
 
 // sweepLane is a lane, and the floor that a full sweep looks behind.
 type sweepLane struct {
-	key   laneKey
-	floor floor
+	key   floors.Lane
+	floor floors.Floor
 }
 
 // sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
@@ -56,15 +58,15 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, ki
 	var numbers []int16
 	var floorAt []time.Time
 	for _, l := range swept {
-		queues, numbers = append(queues, l.key.queue), append(numbers, l.key.lane)
-		floorAt, floorID = append(floorAt, l.floor.at), append(floorID, l.floor.id)
+		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
+		floorAt, floorID = append(floorAt, l.floor.At), append(floorID, l.floor.ID)
 	}
 	p.begin()
 	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
 	p.query(func(rows pgx.Rows) error {
-		var key laneKey
+		var key floors.Lane
 		var at *time.Time
-		if err := rows.Scan(&key.queue, &key.lane, &at); err != nil {
+		if err := rows.Scan(&key.Queue, &key.N, &at); err != nil {
 			return &rowError{err}
 		}
 		lanes = append(lanes, laneFromStart(key))

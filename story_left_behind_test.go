@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // Three processes step by step over one schema, in any order, with whatever puts a job behind a floor: transactions
@@ -329,7 +331,7 @@ func (w *scene) nearSweep(r *rapid.T) bool {
 // claimAll is a claim in one step. Of a process with room for all it must leave nothing in front of the floors, less
 // the width of a near sweep.
 func (w *scene) claimAll(p *proc, width time.Duration) bool {
-	were := maps.Clone(p.claimer.floors.lanes)
+	were := maps.Clone(p.claimer.floors.Lanes)
 	if !w.request(p) {
 		return false
 	}
@@ -340,11 +342,11 @@ func (w *scene) claimAll(p *proc, width time.Duration) bool {
 		return true
 	}
 	for key, f := range were {
-		if now := p.claimer.floors.get(key); now.at.After(at) && key.lane < tierSuspect && slices.Contains(p.queueNames(), key.queue) {
-			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.at)
+		if now := p.claimer.floors.Get(key); now.At.After(at) && key.N < tierSuspect && slices.Contains(p.queueNames(), key.Queue) {
+			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.At)
 		}
 		if width > 0 {
-			were[key] = floor{at: f.at.Add(-width)}
+			were[key] = floors.Floor{At: f.At.Add(-width)}
 		}
 	}
 	w.nothingLeft(p, at, were, "by a claim")
@@ -353,22 +355,22 @@ func (w *scene) claimAll(p *proc, width time.Duration) bool {
 
 // nothingLeft fails where a job waits that the process could have claimed: due at that time, in front of the floors, of
 // a kind it knows, in a queue it serves, and not held by anyone.
-func (w *scene) nothingLeft(p *proc, at time.Time, were map[laneKey]floor, by string) {
+func (w *scene) nothingLeft(p *proc, at time.Time, were map[floors.Lane]floors.Floor, by string) {
 	tx, err := w.Begin(w.tb.Context())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
 	defer tx.Rollback(w.tb.Context())
-	var left laneKey
-	var key floor
+	var left floors.Lane
+	var key floors.Floor
 	rows, err := tx.Query(w.tb.Context(), `select queue, lane, scheduled_at, id from jobs
 		where finalized_at is null and state <> 'running' and scheduled_at <= $1 and queue = any($2) and kind = any($3) and lane < 30
 		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
 	if err == nil {
-		_, err = pgx.ForEachRow(rows, []any{&left.queue, &left.lane, &key.at, &key.id}, func() error {
-			if f := were[left]; f.before(key) {
+		_, err = pgx.ForEachRow(rows, []any{&left.Queue, &left.N, &key.At, &key.ID}, func() error {
+			if f := were[left]; f.Before(key) {
 				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
-					by, key.id, at.Sub(key.at), left, at.Sub(f.at), at.Sub(p.claimer.floors.get(left).at))
+					by, key.ID, at.Sub(key.At), left, at.Sub(f.At), at.Sub(p.claimer.floors.Get(left).At))
 			}
 			return nil
 		})
@@ -386,8 +388,8 @@ func (w *scene) sweepAll(p *proc) {
 		w.answer(p)
 		w.finish(p)
 	}
-	for i := range p.claimer.near.windows {
-		p.claimer.near.windows[i].next = p.now().Add(time.Hour)
+	for i := range p.claimer.near.Windows {
+		p.claimer.near.Windows[i].Next = p.now().Add(time.Hour)
 	}
 	var at time.Time
 	for empty, tries := 0, 0; empty < 3; tries++ { // a floor in the future is dropped by the first; retries of a full queue wait for the second
@@ -405,8 +407,8 @@ func (w *scene) sweepAll(p *proc) {
 		}
 		w.settleAll(p)
 	}
-	for i := range p.claimer.near.windows {
-		p.claimer.near.windows[i].next = time.Time{}
+	for i := range p.claimer.near.Windows {
+		p.claimer.near.Windows[i].Next = time.Time{}
 	}
 	w.nothingLeft(p, at, nil, "by a full sweep")
 }
@@ -476,8 +478,8 @@ func (w *scene) die(r *rapid.T) bool {
 func (w *scene) clockBack(r *rapid.T) bool {
 	step := rapid.SampledFrom([]time.Duration{500 * time.Millisecond, 5 * time.Second, time.Hour}).Draw(r, "step")
 	for _, p := range w.procs {
-		for key, f := range p.claimer.floors.lanes {
-			p.claimer.floors.lanes[key] = floor{f.at.Add(step), f.id}
+		for key, f := range p.claimer.floors.Lanes {
+			p.claimer.floors.Lanes[key] = floors.Floor{At: f.At.Add(step), ID: f.ID}
 		}
 	}
 	return true

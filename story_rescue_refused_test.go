@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -495,10 +496,10 @@ func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
 		t.Errorf("%d of 2 jobs in other lanes are rescued", n)
 	}
 	db.exec(t, `insert into jobs (kind, priority, scheduled_at) values ('job', 7, now() - interval '1 h')`)
-	key := laneKey{"default", 7}
-	s.claimer.floors.lanes[key] = floor{time.Now(), ""}
+	key := floors.Lane{Queue: "default", N: 7}
+	s.claimer.floors.Lanes[key] = floors.Floor{At: time.Now(), ID: ""}
 	s.sweep(t)
-	if f := s.claimer.floors.get(key); !f.at.Before(time.Now().Add(-time.Minute)) {
+	if f := s.claimer.floors.Get(key); !f.At.Before(time.Now().Add(-time.Minute)) {
 		t.Errorf("a job behind a floor is not found: %v", f)
 	}
 	if n := strings.Count(strings.Join(book.from(slog.LevelError), "\n"), "cannot be swept"); n != 1 {

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // asleep waits until all supervisors have said that they sleep.
@@ -99,7 +101,7 @@ func (d *dozing) poll(t testing.TB) bool {
 	if at := d.claimer.lookAt(); at.After(d.clock) && !d.claimer.poked {
 		d.clock = at
 	}
-	d.claimer.floors.reset()
+	d.claimer.floors.Reset()
 	plan := d.claimer.request(d.clock)
 	if plan == nil {
 		t.Error("the claimer would not claim")
@@ -574,7 +576,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 			// And come more often while a transaction of any test is in progress that may have found it awake.
 			id := value[int64](t, db, `select pg_current_xact_id()::text::bigint`)
 			db.waitFor(t, 3*time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
-			after(t, 2*deafFor)
+			after(t, 2*floors.LookFor)
 			began := time.Now()
 			counted.since()
 			after(t, window)

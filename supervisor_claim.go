@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 const (
@@ -30,8 +32,8 @@ const (
 // claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
 type claimer struct {
 	sup    *Supervisor
-	floors *floors
-	near   *nearSweeps
+	floors *floors.Floors
+	near   *floors.Near
 	audit  *audit
 	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
@@ -54,7 +56,7 @@ type claimer struct {
 	asleep  bool          // drover_sleepers says so
 	until   time.Time     // and until when; zero: for good
 	full    []string      // and in which queues there is no room
-	hearing hearing
+	hearing floors.Missed
 	trickle trickle
 	refused refusedClaims
 
@@ -66,7 +68,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		sup: s, floors: newFloors(), near: newNearSweeps(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
+		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{store: s.client.store},
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
@@ -174,7 +176,7 @@ func (q *queueState) groups(room int) []claimGroup {
 }
 
 // lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
-func (c *claimer) lanes(l *lease, groups []claimGroup, sweep nearSweep) *claimRequest {
+func (c *claimer) lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *claimRequest {
 	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds}
 	for i, g := range groups {
 		if n := len(req.queues); n == 0 || req.queues[n-1] != g.queue.Name {
@@ -183,12 +185,12 @@ func (c *claimer) lanes(l *lease, groups []claimGroup, sweep nearSweep) *claimRe
 		req.groupQueue = append(req.groupQueue, int32(len(req.queues))) //nolint:gosec // few
 		req.groupRoom = append(req.groupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
 		for priority := int16(1); priority <= 9; priority++ {
-			key := laneKey{g.queue.Name, g.tier + priority}
-			f := c.near.lower(sweep, key, c.floors.get(key))
+			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
+			f := c.near.Lower(sweep, key, c.floors.Get(key))
 			req.laneGroup = append(req.laneGroup, int32(i+1))
 			req.lanes = append(req.lanes, g.tier+priority)
-			req.floorAt = append(req.floorAt, f.at)
-			req.floorID = append(req.floorID, f.id)
+			req.floorAt = append(req.floorAt, f.At)
+			req.floorID = append(req.floorID, f.ID)
 		}
 	}
 	return req
@@ -202,7 +204,7 @@ func (c *claimer) allLanes() *claimRequest {
 			groups = append(groups, claimGroup{queue: q, tier: tier})
 		}
 	}
-	return c.lanes(c.sup.lease.Load(), groups, nearSweep{})
+	return c.lanes(c.sup.lease.Load(), groups, floors.Sweep{})
 }
 
 // plan is a claim about to be made.
@@ -213,9 +215,9 @@ type plan struct {
 	req    *claimRequest
 	groups []claimGroup
 	order  *soloOrder // that it carries out; nil: none
-	sweep  nearSweep
+	sweep  floors.Sweep
 	reply  claimReply
-	unread map[laneKey]bool // lanes that it leaves out; nil: none
+	unread map[floors.Lane]bool // lanes that it leaves out; nil: none
 }
 
 // request asks for jobs if it is time and there is room.
@@ -243,7 +245,7 @@ func (c *claimer) request(now time.Time) *plan {
 		return nil
 	}
 	c.fullAt = time.Time{}
-	p := &plan{lease: l, floors: c.floors.now(), sweep: c.near.due(now)}
+	p := &plan{lease: l, floors: c.floors.Version(), sweep: c.near.Due(now)}
 	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
 	c.mu.Lock()
 	p.due, c.due = c.due, time.Time{}
@@ -318,7 +320,7 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 		return nil
 	}
 	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], tierStrong, 1}}}
-	p.req = c.lanes(l, p.groups, nearSweep{})
+	p.req = c.lanes(l, p.groups, floors.Sweep{})
 	p.req.rooms = []int32{1}
 	c.leaveOut(p, now)
 	clear(p.req.floorAt) // so few look there that floors are not worth keeping
@@ -425,10 +427,10 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		c.sup.control.interrupt()
 		return
 	}
-	if c.near.saw(reply.seen) {
+	if c.near.Saw(reply.seen) {
 		c.sup.goneBack()
 	}
-	c.near.swept(p.sweep, took, now)
+	c.near.Swept(p.sweep, took, now)
 	if p.order != nil {
 		p.order.ran.Store(len(reply.jobs) > 0)
 		p.order.idle.Store(true)
@@ -459,12 +461,12 @@ func (c *claimer) sort(p *plan) {
 // advance moves the floors of the lanes that the claim read: those of a group that was not filled to their end,
 // of a filled one up to the lane that filled it.
 func (c *claimer) advance(p *plan) {
-	last := map[laneKey]floor{}
-	counts := map[laneKey]int{}
+	last := map[floors.Lane]floors.Floor{}
+	counts := map[floors.Lane]int{}
 	for i := range p.reply.jobs {
 		j := &p.reply.jobs[i]
-		key := laneKey{j.queue, j.lane}
-		last[key] = floor{j.scheduledAt, j.id}
+		key := floors.Lane{Queue: j.queue, N: j.lane}
+		last[key] = floors.Floor{At: j.scheduledAt, ID: j.id}
 		counts[key]++
 	}
 	left := 0
@@ -474,7 +476,7 @@ func (c *claimer) advance(p *plan) {
 		}
 		limit, n, final := min(g.room, left), 0, int16(0)
 		for priority := int16(1); priority <= 9; priority++ {
-			if count := counts[laneKey{g.queue.Name, g.tier + priority}]; count > 0 {
+			if count := counts[floors.Lane{Queue: g.queue.Name, N: g.tier + priority}]; count > 0 {
 				n, final = n+count, priority
 			}
 		}
@@ -490,12 +492,12 @@ func (c *claimer) advance(p *plan) {
 			final = 10 // all nine were read to their end
 		}
 		for priority := int16(1); priority <= min(final, 9); priority++ {
-			key := laneKey{g.queue.Name, g.tier + priority}
+			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
 			if p.unread[key] {
 				continue
 			}
-			c.floors.advance(key, last[key], priority < final, p.reply.at, p.floors)
-			c.near.read(p.sweep, key, p.reply.seen)
+			c.floors.Advance(key, last[key], priority < final, p.reply.at, p.floors)
+			c.near.Read(p.sweep, key, p.reply.seen)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // after is a channel to wait on where time itself is the event.
@@ -190,7 +192,7 @@ func TestLateCommitsAreFound(t *testing.T) {
 		db.enqueueJobs(t, 3, nil)
 		s.claim(t) // floors move past what follows
 		// Behind the claim, however long ago that was.
-		at := s.claimer.floors.get(laneKey{"default", 5}).at.Add(-late)
+		at := s.claimer.floors.Get(floors.Lane{Queue: "default", N: 5}).At.Add(-late)
 		id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', $1) returning id`, at)
 		found := func() bool {
 			return slices.ContainsFunc(s.claim(t), func(r *run) bool { return r.job.ID == id })
@@ -248,7 +250,7 @@ func TestTheFirstClaimMovesTheFloors(t *testing.T) {
 	first := s.claimer.request(s.now())
 	s.beat(t)
 	s.claimer.trip(t.Context(), first)
-	if f := s.claimer.floors.get(laneKey{"default", 5}); f.at.IsZero() {
+	if f := s.claimer.floors.Get(floors.Lane{Queue: "default", N: 5}); f.At.IsZero() {
 		t.Error("no floor")
 	}
 }
@@ -259,11 +261,11 @@ func TestFloorInTheFutureIsDropped(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	s.claim(t)
-	s.claimer.floors.mu.Lock()
-	for key, f := range s.claimer.floors.lanes {
-		s.claimer.floors.lanes[key] = floor{at: f.at.Add(time.Hour)}
+	s.claimer.floors.Mu.Lock()
+	for key, f := range s.claimer.floors.Lanes {
+		s.claimer.floors.Lanes[key] = floors.Floor{At: f.At.Add(time.Hour)}
 	}
-	s.claimer.floors.mu.Unlock()
+	s.claimer.floors.Mu.Unlock()
 	db.exec(t, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '2 min')`)
 	if runs := append(s.claim(t), s.claim(t)...); len(runs) != 1 {
 		t.Errorf("two claims took %d jobs", len(runs))
@@ -762,10 +764,10 @@ func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
 	began := s.now()
 	s.claimer.trip(t.Context(), plan)
 	waited := s.now().Sub(began)
-	if plan.sweep.width == 0 || waited < plan.req.patience {
-		t.Fatalf("a sweep of %v that waited %v proves nothing", plan.sweep.width, waited)
+	if plan.sweep.Width == 0 || waited < plan.req.patience {
+		t.Fatalf("a sweep of %v that waited %v proves nothing", plan.sweep.Width, waited)
 	}
-	if cost := s.claimer.near.windows[plan.sweep.window].cost; cost > waited-plan.req.patience/2 {
+	if cost := s.claimer.near.Windows[plan.sweep.Window].Cost; cost > waited-plan.req.patience/2 {
 		t.Errorf("a sweep that waited %v is said to have taken %v", waited, cost)
 	}
 	if len(plan.reply.jobs) != minTurn || !plan.reply.jobs[0].more.Expired {

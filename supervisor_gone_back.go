@@ -57,8 +57,8 @@ func (s *Supervisor) withoutReruns(held []heldJob, known []*run) []heldJob {
 
 // distrust forgets where jobs have been looked for, and what drover_sleepers says.
 func (c *claimer) distrust() {
-	c.floors.reset()
-	c.near.reset()
+	c.floors.Reset()
+	c.near.Reset()
 	c.sayAnew()
 	c.wake()
 }

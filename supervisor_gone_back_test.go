@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -424,7 +425,7 @@ func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	db := newQuietDB(t)
 	resettable, reset := db.resettable(t)
 	sup := resettable.launch(t, SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
-	eventually(t, func() bool { return !sup.claimer.floors.none() })
+	eventually(t, func() bool { return !sup.claimer.floors.None() })
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	reset()
 	db.soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
@@ -436,7 +437,7 @@ func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.claim(t)
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
-	s.claimer.near.past = []transactions{{at: time.Now().Add(-time.Minute), oldest: 1 << 60, own: 1 << 60}}
+	s.claimer.near.Past = []floors.Seen{{At: time.Now().Add(-time.Minute), Oldest: 1 << 60, Own: 1 << 60}}
 	s.claim(t)
 	if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
 		t.Errorf("%d jobs were claimed", len(runs))

@@ -497,7 +497,7 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 	}
 	maps.DeleteFunc(c.silences.peers, func(id string, _ observation) bool { return !seen[id] })
 	maps.DeleteFunc(c.hunts, func(id string, _ *hunt) bool { return !seen[id] })
-	c.sup.claimer.near.share(sharing)
+	c.sup.claimer.near.Share(sharing)
 	c.sup.pruner.Store(first == l.id)
 	return nil
 }

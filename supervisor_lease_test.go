@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -384,7 +385,7 @@ func TestSurvivingTakesACrashOff(t *testing.T) {
 		r.finish()
 		s.settle(t, r.decide(c.err))
 		db.exec(t, `update jobs set scheduled_at = now()`)
-		s.claimer.floors.reset()
+		s.claimer.floors.Reset()
 		if n := value[int](t, db, `select crashes from jobs where id = $1 and deaths = 1`, id); n != c.want {
 			t.Errorf("after %v: %d crashes, want %d", c.err, n, c.want)
 		}
@@ -830,7 +831,7 @@ func TestEpochFencesClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	req := s.claimer.lanes(s.lease.Load(), s.queueStates()[0].groups(2), nearSweep{})
+	req := s.claimer.lanes(s.lease.Load(), s.queueStates()[0].groups(2), floors.Sweep{})
 	req.rooms = []int32{2}
 	var p pipeline
 	var reply claimReply

@@ -42,7 +42,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 		l.raise(epoch)
-		c.floors.reset()
+		c.floors.Reset()
 		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
 		c.hunt.own = true
 	}

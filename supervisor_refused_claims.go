@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
@@ -31,16 +33,16 @@ const skipLane = time.Minute
 
 // refusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
 type refusedClaims struct {
-	failed  *plan                 // the last claim, if it failed for the fault of a row
-	why     error                 // its error
-	slow    *head                 // a job whose claim alone did not come back in time; set aside once the doubt is over
-	aside   []string              // jobs that no claim asks for, the first of them
-	reread  atomic.Bool           // others have set a job aside
-	due     []string              // those of them whose pause is over
-	strong  []string              // strong suspects among them: their turn to run alone tries them
-	readAt  time.Time             // when the list is read next; zero: it is empty
-	skipped map[laneKey]time.Time // lanes that cannot be read, and until when they are left out
-	most    int                   // jobs that a claim asks for at most
+	failed  *plan                     // the last claim, if it failed for the fault of a row
+	why     error                     // its error
+	slow    *head                     // a job whose claim alone did not come back in time; set aside once the doubt is over
+	aside   []string                  // jobs that no claim asks for, the first of them
+	reread  atomic.Bool               // others have set a job aside
+	due     []string                  // those of them whose pause is over
+	strong  []string                  // strong suspects among them: their turn to run alone tries them
+	readAt  time.Time                 // when the list is read next; zero: it is empty
+	skipped map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
+	most    int                       // jobs that a claim asks for at most
 }
 
 // errClaimInDoubt ends a walk: the reply to one of its claims was lost.
@@ -150,7 +152,7 @@ func (c *claimer) leaveOut(p *plan, now time.Time) {
 	if len(c.refused.skipped) == 0 {
 		return
 	}
-	p.unread = map[laneKey]bool{}
+	p.unread = map[floors.Lane]bool{}
 	var rest []int
 	for i := range p.req.lanes {
 		switch until, skip := c.refused.skipped[p.req.lane(i)]; {
@@ -247,7 +249,7 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 	if err == nil || !strings.HasPrefix(sqlState(err), "XX") {
 		return all, err
 	}
-	damaged := map[laneKey]error{}
+	damaged := map[floors.Lane]error{}
 	err = isolateFailed(lanes, list, func(i int, err error) error {
 		damaged[p.req.lane(i)] = err
 		return nil
@@ -260,11 +262,11 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 	}
 	for key, fault := range damaged {
 		if c.refused.skipped == nil {
-			c.refused.skipped = map[laneKey]time.Time{}
+			c.refused.skipped = map[floors.Lane]time.Time{}
 		}
 		c.refused.skipped[key] = c.sup.now().Add(skipLane)
 		c.sup.quiet.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
-			slog.String("queue", key.queue), slog.Int("lane", int(key.lane)), slog.String("error", fault.Error()))
+			slog.String("queue", key.Queue), slog.Int("lane", int(key.N)), slog.String("error", fault.Error()))
 	}
 	return all, nil
 }
@@ -272,9 +274,9 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 // interleave puts the first job of each lane in front, then the second of each: a lane in which every job takes its time
 // must not hold up the others.
 func interleave(heads []head) {
-	nth := map[laneKey]int{}
+	nth := map[floors.Lane]int{}
 	for i := range heads {
-		key := laneKey{heads[i].queue, heads[i].lane}
+		key := floors.Lane{Queue: heads[i].queue, N: heads[i].lane}
 		heads[i].nth = nth[key]
 		nth[key]++
 	}
@@ -308,8 +310,8 @@ func (req *claimRequest) only(lanes []int) *claimRequest {
 }
 
 // lane is the i-th lane of the request.
-func (req *claimRequest) lane(i int) laneKey {
-	return laneKey{req.queues[req.groupQueue[req.laneGroup[i]-1]-1], req.lanes[i]}
+func (req *claimRequest) lane(i int) floors.Lane {
+	return floors.Lane{Queue: req.queues[req.groupQueue[req.laneGroup[i]-1]-1], N: req.lanes[i]}
 }
 
 // walked is what came of a walk over jobs to claim.

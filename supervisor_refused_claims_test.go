@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -327,7 +328,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 		}
 		var lanes []sweepLane
 		for _, lane := range []int16{tierFresh + 5, tierStrong + 5} {
-			lanes = append(lanes, sweepLane{laneKey{"default", lane}, floor{at: time.Now().Add(time.Hour)}})
+			lanes = append(lanes, sweepLane{floors.Lane{Queue: "default", N: lane}, floors.Floor{At: time.Now().Add(time.Hour)}})
 		}
 		behind, _, err := s.client.store.sweep(t.Context(), conn, lanes, s.kinds, time.Minute)
 		if err != nil {

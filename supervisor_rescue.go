@@ -81,7 +81,7 @@ func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
 	for _, lane := range h.unread {
 		if s.quiet.may(fmt.Sprint("unread ", lane.key), s.now()) {
 			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
-				slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", lane.err.Error()))
+				slog.String("queue", lane.key.Queue), slog.Int("lane", int(lane.key.N)), slog.String("error", lane.err.Error()))
 		}
 	}
 	h.unread = nil

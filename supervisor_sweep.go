@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 // sweepEvery is the turn of one supervisor to look behind everybody's floors.
@@ -36,7 +38,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	}
 	started := c.sup.now()
 	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
-	first := started.Before(c.floorsBy) && c.sup.claimer.floors.none()
+	first := started.Before(c.floorsBy) && c.sup.claimer.floors.None()
 	if !mine || first || started.Before(c.sweepAt) {
 		if !mine {
 			c.sweeps = turn
@@ -46,7 +48,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	c.sweeps = turn
 	defer func() { c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started)) }() // also of one that failed
 	c.sup.claimer.audit.want(started)
-	c.sup.claimer.floors.hold()
+	c.sup.claimer.floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
 	// Nobody else rescues jobs whose owner has no row in drover_supervisors.
 	switch {
@@ -82,7 +84,7 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 	req := c.sup.claimer.allLanes()
 	lanes := make([]sweepLane, len(req.lanes))
 	for i, g := range req.laneGroup {
-		lanes[i] = sweepLane{laneKey{req.queues[req.groupQueue[g-1]-1], req.lanes[i]}, floor{req.floorAt[i], req.floorID[i]}}
+		lanes[i] = sweepLane{floors.Lane{Queue: req.queues[req.groupQueue[g-1]-1], N: req.lanes[i]}, floors.Floor{At: req.floorAt[i], ID: req.floorID[i]}}
 	}
 	size := len(lanes)
 	if c.behind.single {
@@ -107,7 +109,7 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 			return fmt.Errorf("%w (%s)", errNoTime, err.Error()) // half of the lanes would take as long
 		}
 		for _, found := range behind {
-			c.sup.claimer.floors.lower(found.lane, found.at)
+			c.sup.claimer.floors.Lower(found.lane, found.at)
 			lowered = true
 		}
 		peopled = append(peopled, found...)
@@ -122,7 +124,7 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 		err := isolate(part, look, func(lane sweepLane, err error) error {
 			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.key), c.sup.now()) {
 				c.sup.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
-					slog.String("queue", lane.key.queue), slog.Int("lane", int(lane.key.lane)), slog.String("error", err.Error()))
+					slog.String("queue", lane.key.Queue), slog.Int("lane", int(lane.key.N)), slog.String("error", err.Error()))
 			}
 			return nil
 		})

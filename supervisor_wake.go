@@ -135,7 +135,7 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		longest = c.sup.restInterval
 	}
 	if c.asleep {
-		longest = c.hearing.step(p.reply.seen, now, awakePoll, longest)
+		longest = c.hearing.Step(p.reply.seen, now, awakePoll, longest)
 	}
 	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
@@ -209,6 +209,6 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	p.commit()
 	p.call(func() {
 		c.says(asleep, until, full)
-		c.hearing.asleep(now)
+		c.hearing.Asleep(now)
 	})
 }

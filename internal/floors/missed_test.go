@@ -1,4 +1,4 @@
-package drover
+package floors
 
 import (
 	"testing"
@@ -7,12 +7,12 @@ import (
 
 // A sleeper polls often while a transaction that found it awake is open, and for deafFor after that. Other transactions
 // do not make it poll often.
-func TestHearing(t *testing.T) {
+func TestMissed(t *testing.T) {
 	t.Parallel()
 	const least, poll = 8 * time.Millisecond, 5 * time.Second
 	begin := time.Unix(1000, 0)
-	var h hearing
-	h.asleep(begin)
+	var h Missed
+	h.Asleep(begin)
 	for _, c := range []struct {
 		after       time.Duration
 		oldest, own uint64
@@ -31,12 +31,12 @@ func TestHearing(t *testing.T) {
 		{35 * time.Second, 145, 145, poll},                    //
 		{100 * time.Second, 145, 150, poll},                   // 145 is younger than 120
 	} {
-		if got := h.step(transactions{oldest: c.oldest, own: c.own}, begin.Add(c.after), least, poll); got != c.want {
+		if got := h.Step(Seen{Oldest: c.oldest, Own: c.own}, begin.Add(c.after), least, poll); got != c.want {
 			t.Errorf("after %v, %d in progress: %v, want %v", c.after, c.oldest, got, c.want)
 		}
 	}
-	h.asleep(begin.Add(200 * time.Second))
-	if got := h.step(transactions{oldest: 190, own: 200}, begin.Add(201*time.Second), least, poll); got != 100*time.Millisecond {
+	h.Asleep(begin.Add(200 * time.Second))
+	if got := h.Step(Seen{Oldest: 190, Own: 200}, begin.Add(201*time.Second), least, poll); got != 100*time.Millisecond {
 		t.Errorf("asleep anew: %v", got)
 	}
 }

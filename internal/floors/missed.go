@@ -1,0 +1,44 @@
+package floors
+
+import "time"
+
+// Missed tracks whether a sleeping supervisor may miss jobs: their transaction read drover_sleepers while the
+// supervisor was still awake, so it sends no NOTIFY. While such a transaction may be open, the supervisor polls often.
+//
+// An enqueue gets its transaction id before it reads drover_sleepers. So an enqueue that saw us awake has a lower id
+// than our claim a moment (writing) after we wrote that we sleep. A repeatable read transaction is an exception: it may
+// have taken its snapshot before and write later, with a higher id. Its job waits for a poll.
+type Missed struct {
+	since         time.Time // when drover_sleepers was last written
+	unheardBefore uint64    // transactions that may have read drover_sleepers before have a lower id; 0: not known yet
+	missing       bool      // such a transaction was in progress at the last look
+	until         time.Time // poll often until then, after the last such transaction has ended
+}
+
+// LookFor leaves time for the widest near sweep, which comes once a second: the missed job may lie behind the floors.
+const LookFor = 2 * time.Second
+
+// Asleep records that drover_sleepers has been written.
+func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
+
+// Step returns the longest wait between two polls, least to most. While a job may be missed, it is a tenth of the time
+// since the supervisor fell asleep, otherwise most.
+func (h *Missed) Step(seen Seen, now time.Time, least, most time.Duration) time.Duration {
+	slept := now.Sub(h.since)
+	if h.unheardBefore == 0 {
+		if slept < writing {
+			return min(most, max(least, writing-slept))
+		}
+		h.unheardBefore = seen.Own
+	}
+	switch {
+	case seen.Oldest < h.unheardBefore:
+		h.missing = true
+	case h.missing:
+		h.missing, h.until = false, now.Add(LookFor)
+	}
+	if !h.missing && !now.Before(h.until) {
+		return most
+	}
+	return min(most, max(least, slept/10))
+}

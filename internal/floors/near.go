@@ -1,0 +1,174 @@
+package floors
+
+import (
+	"sync"
+	"time"
+)
+
+// Near are claims with lowered floors. They find jobs that committed late and lie behind the floors. Three of
+// them look at the last 200 ms, 2 s and 20 s before the floor, each for at most a tenth of the time. They look back
+// only as far as a row can lie that the previous sweep did not see.
+//
+// A job's due time is the time of its own statement, and a statement that writes gets a transaction id. A row that a
+// sweep missed was written by a transaction that was open when the sweep looked, or that started later. So it is newer
+// than any claim of ours with an id below the oldest one that was open. Older rows that a snapshot pins are not read
+// again.
+//
+// Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
+// looked. A fourth sweep covers all of the 20 s for them, for at most a two-hundredth of the time.
+type Near struct {
+	mu      sync.Mutex
+	Windows [4]window
+	Sharing int           // how many supervisors share the near sweeps
+	Past    []Seen        // as claims saw them, oldest first, at least pastStep apart
+	usual   time.Duration // how long a claim without a near sweep takes, a moving average
+}
+
+// window is one of the four near sweeps.
+type window struct {
+	Width time.Duration
+	every time.Duration // the shortest time between two sweeps
+	part  int           // a sweep may take one part in so many of the time
+	whole bool          // always look at the whole width, whatever transactions were open
+	Cost  time.Duration // how much longer its last sweep took than a usual claim
+	Next  time.Time
+	since map[Lane]uint64 // oldest transaction id in progress when it last looked into a lane; no entry: unknown
+}
+
+// Seen is the server's state of transactions at a claim.
+type Seen struct {
+	At     time.Time // the server's clock, read no later than the two ids
+	Oldest uint64    // lowest id in progress: the claim sees all committed rows with a lower id
+	Own    uint64    // the claim's own id: any higher id was given out later
+}
+
+const (
+	pastStep = 100 * time.Millisecond
+	pastMost = 256                    // how many claims past keeps
+	writing  = 200 * time.Millisecond // from a statement's time to its transaction's id: planning, on a busy server
+)
+
+func NewNear() *Near {
+	n := &Near{Sharing: 1}
+	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 20 * time.Second} {
+		n.Windows[i] = window{Width: width, every: width / 20, part: 10}
+	}
+	n.Windows[3] = window{Width: 20 * time.Second, every: 200 * time.Millisecond, part: 200, whole: true}
+	for i := range n.Windows {
+		n.Windows[i].since = map[Lane]uint64{}
+	}
+	return n
+}
+
+// Sweep is a near sweep that a claim is to do. The zero value means none.
+type Sweep struct {
+	Window int
+	Width  time.Duration // how far back from the floor, at most
+}
+
+// Lower returns where a claim with this sweep begins to read a lane with floor f.
+func (n *Near) Lower(s Sweep, key Lane, f Floor) Floor {
+	if s.Width == 0 || f.At.IsZero() {
+		return f
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	low := Floor{At: f.At.Add(-s.Width)}
+	if w := &n.Windows[s.Window]; !w.whole {
+		for i := len(n.Past) - 1; i >= 0; i-- {
+			if n.Past[i].Own >= w.since[key] {
+				continue
+			}
+			if from := n.Past[i].At.Add(-writing); low.At.Before(from) {
+				low.At = from
+			}
+			break
+		}
+	}
+	if f.Before(low) {
+		return f
+	}
+	return low
+}
+
+// Due returns the widest near sweep that is due now.
+func (n *Near) Due(now time.Time) Sweep {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := len(n.Windows) - 1; i >= 0; i-- {
+		if w := &n.Windows[i]; !now.Before(w.Next) {
+			return Sweep{Window: i, Width: w.Width}
+		}
+	}
+	return Sweep{}
+}
+
+// Share sets how many supervisors share the near sweeps: all that serve one of our queues.
+func (n *Near) Share(supervisors int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.Sharing = max(supervisors, 1)
+}
+
+// Reset forgets which transactions were in progress at which time.
+func (n *Near) Reset() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.Past = n.Past[:0]
+	for i := range n.Windows {
+		clear(n.Windows[i].since)
+	}
+}
+
+// Saw records the transactions that a claim saw. It reports whether the database has gone back to an older state:
+// otherwise each claim has a higher id than the claims before it.
+func (n *Near) Saw(now Seen) (wentBack bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if last := len(n.Past) - 1; last >= 0 {
+		wentBack = now.Own < n.Past[last].Own
+		switch since := now.At.Sub(n.Past[last].At); {
+		case since < 0: // the server's clock went back
+			n.Past = n.Past[:0]
+		case since < pastStep:
+			return wentBack
+		}
+	}
+	if len(n.Past) == pastMost {
+		n.Past = append(n.Past[:0], n.Past[1:]...)
+	}
+	n.Past = append(n.Past, now)
+	return wentBack
+}
+
+// Read records that a claim with this sweep has looked into a lane, and the oldest transaction in progress then.
+func (n *Near) Read(s Sweep, key Lane, seen Seen) {
+	if s.Width == 0 {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range n.Windows[:s.Window+1] {
+		n.Windows[i].since[key] = seen.Oldest
+	}
+}
+
+// Swept records how long a claim took, with a sweep or without, and sets when the windows are due again. A sweep covers
+// the narrower ones too, which cost no more than it did. A window is due again once its own cost, for all supervisors
+// that share the sweeps, is no more than its part of the time. A wide sweep over many dead rows must not hold up the
+// narrow ones, which find most of the late jobs.
+func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s.Width == 0 {
+		n.usual += (took - n.usual) / 8
+		return
+	}
+	cost := max(took-n.usual, took/10)
+	n.Windows[s.Window].Cost = cost
+	for i := range n.Windows[:s.Window+1] {
+		w := &n.Windows[i]
+		w.Cost = min(w.Cost, cost)
+		w.Next = now.Add(max(w.Cost*time.Duration(w.part*n.Sharing-1), w.every))
+	}
+}
