@@ -6,40 +6,42 @@ import (
 	"time"
 )
 
-// Who killed the process: group testing. A death makes suspects of the jobs that had started there. Suspects of one
-// death run few at a time, of two and more alone, so that the next death tells more; a run that the process survives
-// takes one off. Convicted, and then discarded, is who was alone when it crashed for the third time, unless processes
-// die so often that this may be chance. All of it is decided here, without SQL; docs/crashes.md is for operators.
+// This file finds the job that killed a process, by group testing. A death makes suspects of the jobs that had started
+// there. Suspects with one crash run a few at a time, with two or more alone, so that the next death narrows the
+// search. Each run that the process survives takes one crash off. A job is convicted and discarded at its third crash
+// if it was alone then, unless processes die so often that this could be chance. All of it is decided here, without
+// SQL. docs/crashes.md describes it for operators.
 
 const (
-	// defaultQuarantineAfter is how many crashes convict, the last one suffered alone.
+	// defaultQuarantineAfter is how many crashes convict a job, if it was alone at the last one.
 	defaultQuarantineAfter = 3
 
-	// maxDeaths convict whatever the circumstances; a redrive grants as many again.
+	// maxDeaths is how many deaths that count against a job convict it in any case. Each redrive allows it another
+	// maxDeaths.
 	maxDeaths = 10
 
-	// maxChance is how improbable a row of crashes must be as the work of others.
+	// maxChance bounds the probability that other causes explain a job's crashes. A conviction needs less.
 	maxChance = 1e-6
 
-	// leastHistory is the process time assumed where less is known: one death in it is assumed as well, so that
-	// neither a fresh cluster's first seconds nor a day without deaths pass for certainty.
+	// leastHistory is the process time that is assumed if less is known. chance adds one death to those it knows of. So
+	// neither a new cluster's first seconds nor a day without deaths count as certainty.
 	leastHistory = 10 * time.Minute
 
-	// historyWindow is how far back deaths and process time are counted: deaths come in storms, and a quiet night must
-	// not make those of the morning look like the jobs' doing.
+	// historyWindow is how far back deaths and process time are counted. Deaths come in storms, and after a quiet night
+	// the jobs must not seem guilty of the morning's deaths.
 	historyWindow = time.Hour
 )
 
-// death is what a supervisor's end is evidence of.
+// death is the evidence that a supervisor's death gives about its jobs.
 type death struct {
 	draining bool // it was being stopped
-	mass     bool // others died within two thirds of a lease of it
+	mass     bool // other processes died within two thirds of a lease of it
 	shared   bool // another supervisor ran in its process
-	degree   int  // the highest crashes among the jobs that had started
-	beside   int  // how many had started beside each
+	degree   int  // the highest crash count among the jobs that had started
+	beside   int  // how many other jobs had started, seen from each of them
 }
 
-// newDeath sums up the jobs that had started, each by its crashes.
+// newDeath makes a death from the crash counts of the jobs that had started.
 func newDeath(started []int) death {
 	if len(started) == 0 {
 		return death{}
@@ -47,7 +49,8 @@ func newDeath(started []int) death {
 	return death{degree: slices.Max(started), beside: len(started) - 1}
 }
 
-// spares says why the death does not count against a job with so many crashes that had started; empty: it does.
+// spares returns why the death does not count against a job that had started, given the job's crashes so far. It
+// returns "" if the death counts.
 func (d *death) spares(crashes int) string {
 	switch {
 	case d.draining:
@@ -60,11 +63,13 @@ func (d *death) spares(crashes int) string {
 	return ""
 }
 
-// alone reports whether a job was alone when its process died, so that a conviction is possible.
+// alone reports whether only one job had started when the process died, so that it can be convicted. It is false if
+// another supervisor ran in the process.
 func (d *death) alone() bool { return d.beside == 0 && !d.shared }
 
-// spread is added to the backoff of a suspect that was spared because others died too. Several killers whose backoffs
-// are alike would come back in step, die within a lease of each other and be spared for ever.
+// spread is extra backoff for a suspect if other processes died at the same time, at random up to four leases.
+// Otherwise several killers with similar backoffs would run again together, kill their processes within a lease of each
+// other, and be spared for ever.
 func (d *death) spread(crashes int, lease time.Duration, id string, claimSeq int) time.Duration {
 	if crashes == 0 || !d.mass {
 		return 0
@@ -72,7 +77,8 @@ func (d *death) spread(crashes int, lease time.Duration, id string, claimSeq int
 	return FullJitter.apply(4*lease, id, claimSeq)
 }
 
-// convicts reports whether a death that counts against a job is one too many.
+// convicts reports whether a death that counts against a job is one too many. limit is how many crashes convict a job
+// that was alone.
 func (d *death) convicts(s suspect, limit int, b background) bool {
 	crashes := s.crashes + 1
 	return s.deaths+1 >= maxDeaths*(s.redrives+1) ||
@@ -82,35 +88,36 @@ func (d *death) convicts(s suspect, limit int, b background) bool {
 // suspect is a job's record before the death in question.
 type suspect struct {
 	crashes, deaths, redrives int
-	flight                    time.Duration // mean time from claim to death, this one included
+	flight                    time.Duration // mean time from claim to death, with the death in question
 }
 
-// background is how often processes die by themselves: deaths that no quarantined job explains and that the job in
-// question had no part in, and the time that processes have run.
+// background is how often processes die for other reasons than the job in question. It counts the deaths that no
+// quarantined job explains and that do not count against this job, and the time that processes have run.
 type background struct {
 	deaths int
 	time   time.Duration
 }
 
-// chance is the probability that a job in flight for so long is hit so many times by deaths that are not its doing.
+// chance returns the probability that deaths of other causes hit a job this many times, if each of its runs lasts
+// flight.
 func (b background) chance(flight time.Duration, crashes int) float64 {
 	rate := float64(b.deaths+1) / max(b.time, leastHistory).Seconds()
 	return math.Pow(min(rate*flight.Seconds(), 1), float64(crashes))
 }
 
-// suspectRoom is how many suspects of one death may run at once beside others: the root of the slots finds the
-// killer among n in two more deaths and in the time of two roots of n runs.
+// suspectRoom is how many suspects with one crash a process may run together, next to other jobs: the square root of
+// its slots. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
 func suspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots)))) }
 
 const (
-	soloTurn     = 5 * time.Minute // how long strong suspects run one after another before others get the process
-	soloPatience = time.Minute     // for the process to get idle, at first
-	mostPatience = 24 * time.Hour
+	soloTurn     = 5 * time.Minute // how long strong suspects run, one after another, before the other jobs
+	soloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
+	mostPatience = 24 * time.Hour  // how long it waits at most
 )
 
-// turns decides when a supervisor may run strong suspects: it holds its fresh jobs up for them, so it is at most as
-// long about them as about the others. Where its running jobs do not end in time it gives up, and waits longer at
-// the next attempt. Owned by control.
+// turns decides when a supervisor may run strong suspects. It starts no other jobs meanwhile, so after a turn the other
+// jobs get at least as long. If its running jobs do not end in time, it ends the turn without running a suspect, works
+// on three times as long, and waits twice as long in the next turn. control owns it.
 type turns struct {
 	began     time.Time
 	notBefore time.Time
@@ -123,10 +130,10 @@ func (t *turns) begin(now time.Time) {
 	t.began, t.patience = now, max(t.patience, soloPatience)
 }
 
-// goesOn reports whether there is time for another suspect in this turn.
+// goesOn reports whether to run another suspect in this turn: the last order ran one, and there is time left.
 func (t *turns) goesOn(now time.Time, ran bool) bool { return ran && now.Sub(t.began) < soloTurn }
 
-// end tells whether the process got idle in this turn.
+// end ends a turn; idle is whether the process became idle in it.
 func (t *turns) end(now time.Time, idle bool) {
 	t.notBefore = now.Add(now.Sub(t.began))
 	if idle {

@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-// The simulation of crash blame: processes, jobs and deaths in virtual time, judged by the functions that supervisors
-// use. Left out: what a claim costs, and that a rescue takes more than a lease.
+// The simulation of crash blame has processes, jobs and deaths in virtual time. The functions that supervisors use
+// judge the deaths. It leaves out the cost of claims, and takes a rescue to last exactly a lease.
 
 // simJob is a job of the simulation.
 type simJob struct {
 	n        int
 	takes    time.Duration
-	kills    time.Duration // after so long; 0: never
-	suspect                // flight is the sum so far
+	kills    time.Duration // how long after its start it kills the process; 0: never
+	suspect                // flight is the sum here, not the mean
 	hits     int           // deaths suffered as a strong suspect
 	by       []int         // the deaths that count against it
-	due      func()        // ends its wait for a backoff; nil: it does not wait
+	due      func()        // ends its wait for the backoff; nil: it does not wait
 	attempt  int
 	started  time.Duration
 	seq      int
@@ -28,12 +28,12 @@ type simJob struct {
 	convicts bool
 }
 
-// simProcess is one of the processes; it is started again after it died.
+// simProcess is a process. After its death another one starts.
 type simProcess struct {
 	alive    bool
 	born     time.Duration
 	running  map[*simJob]bool
-	suspects int // of those
+	suspects int // how many of them have one crash
 	turns    turns
 	solo     bool
 	idleBy   time.Duration
@@ -79,7 +79,7 @@ type sim struct {
 	fresh     []*simJob
 	suspects  []*simJob
 	strong    []*simJob
-	owner     int // whose turn it is; -1: nobody's
+	owner     int // the process with the turn to run strong suspects; -1: none
 	left      int // jobs that have not ended
 	deaths    []*simDeath
 	unclaimed int // the first job in fresh that was not claimed
@@ -188,7 +188,7 @@ func (s *sim) end(j *simJob, convicted bool) {
 	s.left--
 }
 
-// kill ends a process, starts another in its place, and judges the death a lease later.
+// kill ends a process, replaces it by a new one, and judges the death a lease later.
 func (s *sim) kill(i int) {
 	p := s.processes[i]
 	if !p.alive {
@@ -268,7 +268,7 @@ func (s *sim) judge(n int) {
 	}
 }
 
-// hurry ends the waits that are due to deaths which are explained now.
+// hurry ends the backoffs of jobs that wait because of a death which is now explained.
 func (s *sim) hurry(explained []int) {
 	for _, j := range s.jobs {
 		if j.due != nil && len(j.by) > 0 && slices.Contains(explained, j.by[len(j.by)-1]) {
@@ -299,7 +299,7 @@ func (s *sim) background(j *simJob) (b background) {
 
 func wall(d time.Duration) time.Time { return time.Unix(0, 0).Add(d) }
 
-// beat takes the turn to run strong suspects, or gives it up after waiting in vain.
+// beat takes the turn to run strong suspects, or gives it up if the process has not become idle in time.
 func (s *sim) beat(i int) {
 	p := s.processes[i]
 	switch {
@@ -346,7 +346,7 @@ func (s *sim) giveUp(i int, idle bool) {
 	s.owner, p.solo = -1, false
 }
 
-// tally is what came of simulations.
+// tally sums up the results of simulations.
 type tally struct {
 	runs, innocents, pills, free, deaths, hits int
 	took, worst                                time.Duration
@@ -372,12 +372,12 @@ func (s *sim) tally(into *tally) {
 	into.worst = max(into.worst, s.now)
 }
 
-// P-3, W-1, W-2: who kills is found, and nobody else, in at most one of twenty runs.
+// P-3, W-1, W-2: every killer is convicted, and at most one innocent job in twenty runs.
 func TestBlameSimulation(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	runs := 200
-	if raceDetector() { // there is nothing to race, and it takes ten times as long
+	if raceDetector() { // nothing here can race, and the detector makes it take ten times as long
 		runs = 20
 	}
 	kills := func(s *sim, period time.Duration) {
@@ -398,7 +398,7 @@ func TestBlameSimulation(t *testing.T) {
 		"W-1 with a job of 5 s each second": {4, 100, 2 * time.Second, func(s *sim) {
 			s.enqueue(1, 5*time.Second, 0)
 			for k := range 60 {
-				s.left++ // holds the run open
+				s.left++ // keeps the run from ending
 				s.at(time.Duration(k)*time.Second, func() { s.left--; s.enqueue(1, 5*time.Second, 0) })
 			}
 			kills(s, time.Second)
@@ -462,7 +462,8 @@ func TestBlameSimulation(t *testing.T) {
 	}
 }
 
-// What the search for a pill costs the others: 2,000 jobs on 4 processes of 100 slots, and the same without a pill.
+// The search for a pill delays other jobs. This measures by how much: 2,000 jobs on 4 processes of 100 slots, with a
+// pill and without.
 func TestDelayOfInnocents(t *testing.T) {
 	t.Parallel()
 	for _, takes := range []time.Duration{time.Second, time.Minute} {
@@ -489,19 +490,21 @@ func TestDelayOfInnocents(t *testing.T) {
 		mean, last := ends(takes / 3)
 		t.Logf("jobs of %v: done after %v instead of %v, the mean of them after %v instead of %v", takes,
 			last.Round(time.Second), calmLast.Round(time.Second), mean.Round(time.Second), calmMean.Round(time.Second))
-		// The third death leaves ten strong suspects, one after another; before it two leases and a backoff pass.
+		// The third death leaves ten strong suspects, which run one after another. Before it two leases and a backoff
+		// pass.
 		if limit := calmLast + 30*takes + 5*time.Minute; last > limit {
 			t.Errorf("the last ended after %v, at most %v is fair", last, limit)
 		}
 	}
 }
 
-// P-3: a job that kills at once, and is due at once after its first death, kills the next process a lease after the last
-// beat of the first. That is one job's doing, no mass death that would spare it.
+// P-3: a job kills its process immediately, and is due immediately after its first death. So it kills the next process
+// a lease after the last beat of the first. Both deaths are the work of one job. They are no mass death, which would
+// spare it.
 func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		apart time.Duration // of the last beats, with a lease of 6 s and a beat every second
+		apart time.Duration // the time between the last beats, with a lease of 6 s and a beat every second
 		mass  bool
 	}{
 		"a lease, less the wait for a beat": {5100 * time.Millisecond, false},
