@@ -10,24 +10,24 @@ var (
 	// anything was written.
 	ErrInvalid = errors.New("drover: invalid")
 
-	// ErrLeaseLost reports that the job belongs to someone else by now; the outcome was not recorded. It is
-	// also the cause of the handler's context when its supervisor lost the lease, or could not keep it up.
+	// ErrLeaseLost reports that the job belongs to another supervisor by now; the outcome was not recorded. It is also
+	// the cause of the handler's context when its supervisor lost the lease, or could not keep it up.
 	ErrLeaseLost = errors.New("drover: lease lost")
 
-	// ErrIDConflict reports an enqueue whose ID exists with another kind, queue or args.
+	// ErrIDConflict reports an enqueue whose ID already belongs to a job with another kind, queue or args.
 	ErrIDConflict = errors.New("drover: a different job has this id")
 
 	// ErrNotStored reports an enqueue that the database accepted without storing the job: a trigger or a rule of the
-	// application's on the table jobs dropped the row or changed its id. Nothing is stored under the job's id, and
-	// repeating the enqueue brings the same error until the trigger or rule is changed. An application's unique index,
-	// constraint or raising trigger is reported with its own error instead.
+	// application on the table jobs dropped the row or changed its id. Nothing is stored under the job's id. Repeating
+	// the enqueue fails in the same way until the trigger or rule is changed. If an application's unique index,
+	// constraint or trigger refuses the row with an error, the enqueue returns that error instead.
 	ErrNotStored = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
 
 	// ErrNotFound reports an id or a fingerprint that no row has.
 	ErrNotFound = errors.New("drover: not found")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
-	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() mends it.
+	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them.
 	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
 		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
 
@@ -37,9 +37,10 @@ var (
 	// ErrReadOnly reports a server that accepts no writes, such as a standby.
 	ErrReadOnly = errors.New("drover: the server is read-only")
 
-	// ErrPooler reports that the session has lost statements that the driver keeps in it: DefaultQueryExecMode is
-	// CacheStatement, which is pgx's default, or DescribeExec. Either a pooler gives a connection's transactions to
-	// different sessions, or a hook of the pool, such as AfterRelease, runs discard all or deallocate all.
+	// ErrPooler reports that the session has lost statements that the driver prepared in it. It happens only if
+	// DefaultQueryExecMode is CacheStatement, which is pgx's default, or DescribeExec. Either a pooler gives a
+	// connection's transactions to different sessions, or a hook of the pool, such as AfterRelease, runs discard all or
+	// deallocate all.
 	ErrPooler = errors.New("drover: the session has lost what the driver prepared there: a pooler gives each transaction to another session, " +
 		"or a hook of the pool, such as AfterRelease, runs discard all or deallocate all. Change the hook, or " +
 		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
@@ -54,16 +55,16 @@ var (
 	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.
 	ErrShutdown = errors.New("drover: supervisor is stopping")
 
-	// ErrState reports a verb that does not apply to the job's state, such as a redrive of a running job.
+	// ErrState reports an operation that the job's state does not allow, such as a redrive of a running job.
 	ErrState = errors.New("drover: not in a state for this")
 )
 
-// InvalidError says which setting or argument was refused, and why. Several are joined with errors.Join, so
-// that every mistake is told at once.
+// InvalidError names a setting or argument that was refused, and the reason. Several are joined with errors.Join, so
+// that the caller sees every mistake together.
 type InvalidError struct {
 	Field  string // as the caller wrote it: "Queues[0].Concurrency", "args"
 	Reason string
-	Err    error // what lies beneath, such as the error of json.Marshal; may be nil
+	Err    error // the underlying error, such as one of json.Marshal; may be nil
 }
 
 // Error implements error.
@@ -72,5 +73,5 @@ func (e *InvalidError) Error() string { return fmt.Sprintf("drover: %s: %s", e.F
 // Is makes every InvalidError match ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// Unwrap returns what lies beneath.
+// Unwrap returns Err.
 func (e *InvalidError) Unwrap() error { return e.Err }

@@ -11,18 +11,19 @@ import (
 // A statement over many rows fails as a whole when the database refuses one of them. isolate finds that row, so that
 // the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
 
-// maxRefused is how many rows a walk lets the database refuse while none has passed: beyond that no single row is at fault.
+// maxRefused is how many rows a walk lets the database refuse while none has passed. After that it takes the cause to
+// be no single row's fault.
 const maxRefused = 100
 
-// Refusal is a job that the database refuses to change, or cannot read, while the others went through.
+// Refusal is a job that the database refused to change, or could not read, while other jobs went through.
 type Refusal struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`
 }
 
-// isolate tries all items together. If that fails and a row may be at fault, it tries halves, down to the one item,
+// isolate tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,
 // which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
-// isolate returns it, and leaves the remaining items as they are.
+// isolate returns it, and leaves the remaining items as they are. So does an error from refused.
 func isolate[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, len(items), try, refused)
 }
@@ -58,14 +59,14 @@ func walk[T any](items []T, step int, try func([]T) error, refused func(T, error
 	return nil
 }
 
-// rowsFault reports whether a single row may have caused an error: by what it holds, by a constraint or a trigger of
-// the application's, by a lock, a time-out, or damage. All other errors are the fault of the connection, the server,
-// the role or the schema, or of a transaction that was in the way. drover_rows_fault has the same list.
+// rowsFault reports whether a single row may have caused an error: by its values, by a constraint or a trigger of the
+// application, by a lock, a time-out, or damage. All other errors are the fault of the connection, the server, the role
+// or the schema, or of a transaction that was in the way. drover_rows_fault has the same list.
 func rowsFault(err error) bool {
 	var pg *pgconn.PgError
 	var bad *rowError
 	switch {
-	case errors.Is(err, ErrReadOnly): // a standby says so by 0A000, which a trigger may raise as well
+	case errors.Is(err, ErrReadOnly): // a standby refuses with 0A000, which a trigger may raise as well
 		return false
 	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
 		return true
@@ -88,9 +89,9 @@ func stepFault(err error) bool {
 	return rowsFault(err) && !strings.HasPrefix(sqlState(err), "42")
 }
 
-// lasting reports whether the same row will bring the error again, whatever the application does: a number that no
-// longer fits, a value that is too large or too deep to read, or damage. What a function raises, such as a trigger's,
-// may pass.
+// lasting reports whether the same row will cause the error again, whatever the application does: a number is out of
+// range, a value is too large or too deep to read, or there is damage. An error inside a function, such as a trigger's,
+// may go away.
 func lasting(err error) bool {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || strings.Contains(pg.Where, "PL/") {
@@ -103,13 +104,13 @@ func lasting(err error) bool {
 	return false
 }
 
-// rowError is the error of a row that came and cannot be read.
+// rowError is the error of a row that the server sent and drover cannot read.
 type rowError struct{ err error }
 
 func (e *rowError) Error() string { return "row cannot be read: " + e.err.Error() }
 func (e *rowError) Unwrap() error { return e.err }
 
-// sqlState is an error's SQLSTATE, empty if the server did not raise it.
+// sqlState returns an error's SQLSTATE, or "" if the server did not raise the error.
 func sqlState(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {

@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// F-15: whichever rows are bad, all others go through, once each, and in few tries.
+// F-15: whichever rows are bad, all other rows go through, once each, and in few tries.
 func TestIsolate(t *testing.T) {
 	t.Parallel()
 	refusal := &pgconn.PgError{Code: "23514"}
@@ -61,7 +61,7 @@ func TestIsolate(t *testing.T) {
 	})
 }
 
-// If nothing passes at all, or no row is at fault, nothing is set aside.
+// If nothing passes at all, the walk ends after maxRefused rows. If no row is at fault, it refuses none.
 func TestIsolateGivesUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -126,7 +126,8 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// F-15: a job is put off, discarded, or, if its row cannot be changed at all, set aside with a pause that doubles.
+// F-15: a refused job is put off or discarded. If its row cannot be changed at all, it is set aside, for a pause that
+// doubles each time.
 func TestRefuse(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

@@ -17,13 +17,13 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// All SQL of the queue is in store_pg*.go, in a job's life order: enqueue (store_pg_enqueue.go), claim
-// (store_pg_claim.go), settle (store_pg_settle.go), liveness (store_pg_lease.go), rescue (store_pg_rescue.go), what operators do
-// (store_pg_operate.go).
+// All SQL of the queue is in store_pg*.go, in the order of a job's life: enqueue (store_pg_enqueue.go), claim
+// (store_pg_claim.go), settle (store_pg_settle.go), liveness (store_pg_lease.go), rescue (store_pg_rescue.go), and the
+// operators' verbs (store_pg_operate.go).
 //
-// Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with
-// sqlBegin, pipelined, for where the application's default is repeatable read or serializable a quarter to nine
-// tenths of the claims would fail.
+// Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with sqlBegin,
+// pipelined. If it used the application's default instead, and that is repeatable read or serializable, a quarter to
+// nine tenths of the claims would fail.
 
 const (
 	sqlBegin  = `begin isolation level read committed read write`
@@ -32,14 +32,17 @@ const (
 	// sqlCommitAndBegin is sqlCommit and sqlBegin in one.
 	sqlCommitAndBegin = `commit and chain`
 
-	// sqlCheckSchema raises 3F000 if the schema was renamed: its functions then work in whatever schema has its old name.
+	// sqlCheckSchema raises 3F000 if the schema was renamed: its functions then work in any schema that has its old
+	// name.
 	sqlCheckSchema = `select drover_check_schema()`
 
-	// sqlOnePlan leaves the planner one sane plan whatever the statistics say. jobs goes from empty to a million
-	// rows and back; a plan that a connection cached while the table filled one page scans all of it later, a
-	// thousand times in one settle. Transaction-local, so it needs no session state. It sets plainText as well, and checks
-	// the schema. Claims and settles go without the check, whose call costs as much as reading a table: they need a row
-	// of the supervisor's in the schema, and where the check fails, no supervisor registers and none has a heartbeat.
+	// sqlOnePlan leaves the planner one sane plan, whatever the statistics are. The table jobs goes from empty to a
+	// million rows and back. A plan that a connection cached while the table filled one page would later scan all of
+	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state. It
+	// sets plainText as well, and checks the schema.
+	//
+	// Claims and settles go without the check, because its call costs as much as reading a table. They need a row of
+	// the supervisor in the schema. If the check fails, no supervisor can register or beat.
 	sqlOnePlan   = sqlCheckSchema + `, ` + onePlanIs
 	sqlQuickPlan = `select ` + onePlanIs
 	onePlanIs    = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
@@ -47,18 +50,18 @@ const (
 
 	// sqlPlainText makes the server write times and numbers in the one form that the driver can read. The exec modes
 	// exec and simple_protocol get them as text, and the database or the role may have set a DateStyle such as German.
-	// Whatever reads a time or a float begins its transaction with this, or with one of the statements that contain it.
+	// A transaction that reads a time or a float begins with sqlPlainText, or with a statement that contains it.
 	sqlPlainText = sqlCheckSchema + `, ` + plainTextIs
 
-	// sqlBeginReading begins what only reads for a caller. Standbys allow it.
+	// sqlBeginReading begins a transaction that only reads for a caller. Standbys allow it.
 	sqlBeginReading = `begin isolation level read committed read only`
 )
 
-// store is drover's way to the database. It is safe for concurrent use.
+// store is drover's access to the database. It is safe for concurrent use.
 type store struct {
 	pool          *pgxpool.Pool
-	functionsOnly atomic.Bool // this role may call drover_enqueue, and not write to jobs: see enqueue
-	wakesBlindly  atomic.Bool // it may not see who sleeps, and calls drover_wake each time
+	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
+	wakesBlindly  atomic.Bool // it may not read drover_sleepers, and calls drover_wake each time
 }
 
 func newStore(pool *pgxpool.Pool) *store { return &store{pool: pool} }
@@ -68,7 +71,7 @@ type batcher interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// pipeline is a row of statements in one round trip, each with what to do with its result.
+// pipeline is a list of statements for one round trip, each with a function that reads its result.
 type pipeline struct {
 	batch pgx.Batch
 	reads []func(pgx.BatchResults) error
@@ -104,7 +107,8 @@ func (p *pipeline) query(read func(pgx.Rows) error, sql string, args ...any) {
 	})
 }
 
-// readAll runs a query on the pool, in a transaction of its own that only reads and has sqlPlainText, and collects its rows.
+// readAll runs a query on the pool and collects its rows. The query has a read-only transaction of its own, which
+// begins with sqlPlainText.
 func readAll[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return readWith(ctx, s, sqlPlainText, row, sql, args...)
 }
@@ -135,7 +139,7 @@ func readWith[T any](ctx context.Context, s *store, settings string, row pgx.Row
 	return list, p.send(ctx, conn.Conn())
 }
 
-// call runs fn where its statements' results have been read: what came before is committed.
+// call runs fn once the results of the statements before it have been read. After a commit, they are committed by then.
 func (p *pipeline) call(fn func()) {
 	p.reads = append(p.reads, func(pgx.BatchResults) error { fn(); return nil })
 }
@@ -144,8 +148,8 @@ func (p *pipeline) begin()        { p.exec(nil, sqlBegin) }
 func (p *pipeline) beginReading() { p.exec(nil, sqlBeginReading) }
 func (p *pipeline) commit()       { p.exec(nil, sqlCommit) }
 
-// send runs the pipeline. After an error the connection is out of any transaction, or closed. That of a server that is
-// read-only is closed, a pool's as well: it would be handed out again for as long as it lives.
+// send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
+// read-only, send closes the connection, even one of the pool's: the pool would go on handing it out.
 func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
 	results := conn.SendBatch(ctx, &p.batch)
 	var err error
@@ -160,7 +164,7 @@ func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
 	}
 	err = classify(err)
 	if errors.Is(err, ErrReadOnly) {
-		closeConn(ctx, conn) // the next one looks the name up anew, which may lead to a primary by then
+		closeConn(ctx, conn) // the next connection looks the name up again, which may lead to a primary by then
 	}
 	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
 		if _, rollback := conn.Exec(ctx, "rollback"); rollback != nil {
@@ -170,7 +174,7 @@ func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// ignoreRepeat drops the error that closing a failed batch tells again.
+// ignoreRepeat drops the error that closing a failed batch returns a second time.
 func ignoreRepeat(first, again error) error {
 	if first != nil {
 		return nil
@@ -178,7 +182,7 @@ func ignoreRepeat(first, again error) error {
 	return again
 }
 
-// classify gives database errors the names that callers test for.
+// classify wraps database errors in the errors of this package that callers test for.
 func classify(err error) error {
 	err = pgurl.Explain(err)
 	var db interface{ SQLState() string } // of any driver: SQLTx
@@ -192,7 +196,7 @@ func classify(err error) error {
 		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
 	case code == "0A000" && refusedBegin(err):
 		return fmt.Errorf("%w%s (%w)", ErrReadOnly, aStandby, err)
-	case code == "26000" || code == "42P05": // a prepared statement is not there, or is there already
+	case code == "26000" || code == "42P05": // a prepared statement is missing, or exists already
 		return fmt.Errorf("%w (%w)", ErrPooler, err)
 	case code == "DR001":
 		return fmt.Errorf("%w (%w)", ErrIDConflict, err)
@@ -206,11 +210,11 @@ func classify(err error) error {
 	return err
 }
 
-// aStandby follows ErrReadOnly where the server has said that it is one.
+// aStandby follows the text of ErrReadOnly if the server is known to be a standby.
 const aStandby = ": it is a standby, changes go to the primary"
 
-// namesField makes an *InvalidError of the refusal by a check of the table jobs on what a caller has chosen. Checks of the
-// application's own stay what they are.
+// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs refused a value of the
+// caller's. Errors of the application's own checks stay as they are.
 func namesField(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || pg.TableName != "jobs" || errors.Is(err, ErrInvalid) {
@@ -246,24 +250,24 @@ func namesField(err error) error {
 	return &InvalidError{Field: field, Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
 }
 
-// refusedBegin reports a standby's refusal of "begin read write". Its SQLSTATE, feature not supported, is that of many
-// errors, and its words depend on lc_messages. The server's function that checks the settings of a transaction is named in
-// no other error of this SQLSTATE that a statement of drover's gets.
+// refusedBegin reports whether a standby has refused "begin read write". Many errors share its SQLSTATE (feature not
+// supported), and its words depend on lc_messages. But no other error with this SQLSTATE names the server's function
+// that checks a transaction's settings, among the errors that drover's statements can get.
 func refusedBegin(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Routine == "call_bool_check_hook"
 }
 
-// badData reports an error that the data of a statement caused, so that the same will fail again: data exceptions,
-// violated constraints, limits, and what a trigger of the application's raises.
+// badData reports whether the data of a statement caused the error, so that the same data will fail again: data
+// exceptions, violated constraints, limits, and errors that a trigger of the application raises.
 func badData(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && len(pg.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, pg.Code[:2])
 }
 
-// notApplied reports whether the statement behind err certainly changed nothing: the server said so and goes on, or
-// never got it. A FATAL error tells nothing: the session is gone, and a pooler sends one for a server that may have
-// committed before it went.
+// notApplied reports whether the statement behind err certainly changed nothing: the server refused it and goes on, or
+// never got it. A FATAL error proves nothing: the session is gone, and a pooler sends one on behalf of a server that
+// may have committed before it went away.
 func notApplied(err error) bool {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
@@ -274,14 +278,15 @@ func notApplied(err error) bool {
 
 const (
 	schemaVersion   = 16
-	firstMigratable = 10 // an older schema is of before the first release, and no file here goes on from it
+	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
 // maxSpan is the longest duration read from a column. Two of them still add up.
 const maxSpan = 100 * 365 * 24 * time.Hour
 
-// span turns a number from the database into a duration. Every such number goes through it: a row may hold any, and
-// what is longer than maxSpan becomes maxSpan, where a plain conversion would overflow, often to a negative duration.
+// span turns a number from the database into a duration. Every such number goes through it, because a row may hold any
+// number. A duration longer than maxSpan becomes maxSpan. A plain conversion would overflow, often to a negative
+// duration.
 func span[N int64 | float64](n N, unit time.Duration) time.Duration {
 	switch limit := N(maxSpan / unit); {
 	case n >= limit:
@@ -298,7 +303,7 @@ func span[N int64 | float64](n N, unit time.Duration) time.Duration {
 func seconds(s float64) time.Duration { return span(s, time.Second) }
 func millis(ms int64) time.Duration   { return span(ms, time.Millisecond) }
 
-// sqlCheck asks nothing of drover's own, so that it works on an empty database.
+// sqlCheck uses nothing of drover's own, so it works on an empty database.
 const sqlCheck = `
 select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
 	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),
@@ -307,8 +312,8 @@ select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_re
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
-// sqlOtherRelations checks the schema, and lists the relations that the session finds in another one than drover's
-// functions, such as an application's own table jobs. The names are all of drover's.
+// sqlOtherRelations checks the schema. It lists the relations that the session finds in another schema than drover's
+// functions, such as an application's own table jobs. Its list of names has all of drover's relations.
 const sqlOtherRelations = `
 select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', n.nspname::text, coalesce((
 	select string_agg(format('%s.%I', c.relnamespace::regnamespace, c.relname), ', ' order by c.relname)
@@ -318,12 +323,12 @@ select drover_check_schema()::text, current_setting('session_replication_role') 
 	join pg_class c on c.oid = to_regclass(name) where c.relnamespace <> n.oid), '')
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regproc('drover_schema_version')`
 
-// sqlWhichSchema names the schema whose drover the session finds.
+// sqlWhichSchema returns the schema in which the session finds drover.
 const sqlWhichSchema = `
 select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regprocedure('drover_schema_version()')), '')::text`
 
-// check goes over a connection of drover's own: it meets what a supervisor would meet. The pool's must lead to the same
-// schema, or jobs would be enqueued in one and claimed from another.
+// check uses a connection of drover's own, so it meets the same errors as a supervisor would. The pool's connections
+// must lead to the same schema, or jobs would be enqueued in one and claimed from another.
 func (s *store) check(ctx context.Context) error {
 	link := link{store: s}
 	defer link.close(ctx)
@@ -345,7 +350,7 @@ func (s *store) check(ctx context.Context) error {
 	return nil
 }
 
-// checkOn asks the server that the link leads to.
+// checkOn checks the server that the link leads to.
 func (s *store) checkOn(ctx context.Context, link *link) error {
 	var server, schema int
 	var standby, migrated, direct bool
@@ -380,11 +385,11 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	if err := checkRelations(ctx, conn); err != nil || !standby {
 		return err
 	}
-	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: one who only reads need not mind it
+	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
 }
 
-// checkRelations compares what the session's search_path finds with where drover's functions work, and sees that drover's
-// triggers fire.
+// checkRelations checks that the session's search_path finds drover's tables in the schema where drover's functions
+// work, and that drover's triggers fire.
 func checkRelations(ctx context.Context, conn *pgx.Conn) error {
 	var home, others string
 	var replica bool
@@ -401,9 +406,9 @@ func checkRelations(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// checkPooler tries on two connections of its own whether what is between them and the server breaks the driver's way of
-// sending statements. A pooler that is idle gives both the session that was used last; one that is busy gives the first
-// another one for its second transaction.
+// checkPooler tries on two connections of its own whether a pooler in front of the server breaks the driver's way of
+// sending statements. An idle pooler gives both connections the session that was used last. A busy pooler gives the
+// first connection another session for its second transaction.
 func (s *store) checkPooler(ctx context.Context) error {
 	mode := s.pool.Config().ConnConfig.DefaultQueryExecMode
 	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
@@ -435,7 +440,7 @@ func (s *store) checkPooler(ctx context.Context) error {
 	return nil
 }
 
-// prepareOnBoth fails unless each has its prepared statements to itself: some poolers see to it.
+// prepareOnBoth fails unless each connection has its prepared statements to itself. Some poolers ensure that.
 func prepareOnBoth(ctx context.Context, first, second *pgconn.PgConn) error {
 	name := "drover_" + ulid.Make().String()
 	if _, err := first.Prepare(ctx, name, `select 1`, nil); err != nil {

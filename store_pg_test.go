@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// hot is the share of updates of jobs, since the last call, that were HOT.
+// hot returns the share of all updates of jobs so far that were HOT.
 func (db *testDB) hot(t testing.TB, s *still) float64 {
 	t.Helper()
 	if _, err := s.claimer.link.conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
@@ -42,7 +42,7 @@ func TestClaimsAreHOT(t *testing.T) {
 				t.Parallel()
 				db := newQuietDB(t)
 				db.exec(t, fmt.Sprintf(`alter table jobs set (fillfactor = %d, autovacuum_enabled = off)`, fillfactor))
-				// Random text: what compresses well would be smaller than it says.
+				// The text is random: text that compresses well would be stored in fewer bytes than size.
 				db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n, 'text', left((select string_agg(md5(n::text || m), '')
 					from generate_series(0, $1 / 32) as m), $1)) from generate_series(1, 3000) as n`, size)
 				s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10_000}}})
@@ -58,7 +58,7 @@ func TestClaimsAreHOT(t *testing.T) {
 	}
 }
 
-// DESIGN.md, section 4.1: what a job writes to the WAL, from enqueue to completion, of tiny args.
+// DESIGN.md, section 4.1: a job with tiny args writes a bounded number of bytes to the WAL, from enqueue to completion.
 func TestWALOfAJob(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -101,7 +101,7 @@ func TestWALOfAJob(t *testing.T) {
 			t.Fatal(err)
 		}
 		db.exec(t, fmt.Sprintf(`alter table jobs set (fillfactor = %d)`, c.fillfactor))
-		// Images of whole pages are kept out: all pages of the table are newer than the last checkpoint.
+		// After a checkpoint no page of the table needs a full-page image, because they are all created later.
 		db.exec(t, `checkpoint`)
 		before := value[int](t, db, `select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`)
 		for range jobs / 2000 {
@@ -118,7 +118,7 @@ func TestWALOfAJob(t *testing.T) {
 	}
 }
 
-// Which errors leave a statement's outcome unknown decides between trying again and finding out first.
+// Some errors leave a statement's outcome unknown. Then drover finds out first, before it tries again.
 func TestErrorsOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -133,7 +133,7 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "P0001"}, true, true},
 		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, false, false}, // terminated, perhaps after the commit
 		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014"}, true, true},   // cancelled: never in the middle of a commit
-		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40003"}, false, false}, // says so itself
+		{&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40003"}, false, false}, // statement completion unknown
 		{&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "08P01"}, false, false}, // a pooler whose server went away
 		{&pgconn.PgError{}, false, false},
 		{context.DeadlineExceeded, false, true},
@@ -151,7 +151,7 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// After an error in the middle of a pipeline the connection is out of the transaction, and what follows works.
+// After an error in the middle of a pipeline the connection is out of the transaction, and the next pipeline works.
 func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -19,11 +19,11 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// A supervisor's connections are its own, not the pool's: handlers that take every pooled connection must not starve
-// heartbeat and settle. But they are made as the pool makes its own, and they live no longer, so that they lead to where
-// the pool's lead. docs/adr/0029-own-connections-follow-the-pool.md lists which of the pool's settings count.
+// A supervisor has connections of its own, outside the pool: handlers that take every pooled connection must not starve
+// heartbeat and settle. It makes them as the pool makes its connections, and they live no longer. So they lead to the
+// same server as the pool's. docs/adr/0029-own-connections-follow-the-pool.md lists which of the pool's settings count.
 
-// dial opens such a connection and leaves it as the pool would hand it out.
+// dial opens a connection of drover's own, in the state in which the pool would hand it out.
 func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 	cfg := s.pool.Config()
 	if cfg.BeforeConnect != nil {
@@ -31,7 +31,7 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 			return nil, refusedBy("BeforeConnect", err)
 		}
 	}
-	// pgx keeps notifications for WaitForNotification only where nobody else takes them.
+	// pgx keeps notifications for WaitForNotification only if there is no such handler.
 	cfg.ConnConfig.OnNotification = nil
 	shareTime(ctx, cfg.ConnConfig)
 	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
@@ -72,17 +72,17 @@ func handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
 	return nil
 }
 
-// refusedBy is an error of a hook of the pool's, which drover runs on connections of its own.
+// refusedBy wraps an error of one of the pool's hooks, which drover runs on connections of its own.
 func refusedBy(hook string, err error) error {
 	return &InvalidError{Field: "pool." + hook, Reason: "run on a connection of drover's own: " + err.Error(), Err: err}
 }
 
-// mostDial is how long a server may take to let us in, where the pool's ConnectTimeout does not say: the name may lead to
-// another one by then.
+// mostDial is the connect timeout if the pool has no ConnectTimeout. By then the server's name may lead to another
+// server.
 const mostDial = 4 * time.Second
 
-// shareTime gives each of several servers its part of the time that is left. Without that, a first one that swallows
-// packets would take all of it in each attempt, and the others would never be asked.
+// shareTime gives each of several servers an equal part of the time that is left. Otherwise a first server that
+// swallows packets would take all of the time in each attempt, and the others would never be tried.
 func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	if cfg.ConnectTimeout <= 0 {
 		cfg.ConnectTimeout = mostDial
@@ -92,7 +92,7 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 		return
 	}
 	servers := []string{net.JoinHostPort(cfg.Host, fmt.Sprint(cfg.Port))}
-	for _, f := range cfg.Fallbacks { // the same server is there twice where TLS is tried first
+	for _, f := range cfg.Fallbacks { // lists the same server twice if TLS is tried first
 		if server := net.JoinHostPort(f.Host, fmt.Sprint(f.Port)); !slices.Contains(servers, server) {
 			servers = append(servers, server)
 		}
@@ -103,18 +103,18 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	}
 }
 
-// link is a connection of one goroutine's that comes back after it broke. It leaves a server that turned out to be
-// read-only (see pipeline.send) or that fails again and again (see trouble.failed), and it does not outlive the pool's
-// MaxConnLifetime: its name may lead elsewhere by now.
+// link is the connection of one goroutine, which reconnects after it broke. It leaves a server that turned out to be
+// read-only (see pipeline.send) or that fails again and again (see trouble.failed). It does not outlive the pool's
+// MaxConnLifetime, because the server's name may lead to another server by then.
 type link struct {
 	store *store
 	conn  *pgx.Conn
-	ended bool      // it was closed here
+	ended bool      // close has closed it
 	until time.Time // when it is replaced
 	again func()    // called after a reconnect; may be nil
 }
 
-// renewPause is before a connection that could not be replaced is tried to be replaced again.
+// renewPause is the pause before the next attempt to replace a connection that could not be replaced.
 const renewPause = time.Minute
 
 // get returns the connection, or a new one. It is called between round trips.
@@ -137,10 +137,10 @@ func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// renew replaces a connection at the end of its lifetime. As long as there is no new one the old one serves.
+// renew replaces a connection at the end of its lifetime. It keeps the old one if it cannot open a new one.
 func (l *link) renew(ctx context.Context) {
 	l.until = time.Now().Add(renewPause)
-	if end, ok := ctx.Deadline(); ok { // the round trip that is to follow needs some of it
+	if end, ok := ctx.Deadline(); ok { // the round trip that follows needs the other half
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
 		defer cancel()
@@ -150,20 +150,22 @@ func (l *link) renew(ctx context.Context) {
 	}
 }
 
-// put takes a new connection, and closes the old one.
+// put closes the old connection and takes a new one. The new one's lifetime is the pool's MaxConnLifetime, plus up to
+// MaxConnLifetimeJitter; without a MaxConnLifetime it is maxSpan.
 func (l *link) put(ctx context.Context, conn *pgx.Conn) {
 	l.close(ctx)
 	cfg := l.store.pool.Config()
 	l.conn, l.ended, l.until = conn, false, time.Now().Add(maxSpan)
 	if life, jitter := cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter; life > 0 {
 		if jitter > 0 {
-			life += rand.N(jitter) //nolint:gosec // to spread them
+			life += rand.N(jitter) //nolint:gosec // it only spreads them
 		}
 		l.until = time.Now().Add(life)
 	}
 }
 
-// close ends the connection, which the pool's BeforeClose sees, as it has seen AfterConnect.
+// close closes the connection. It runs the pool's BeforeClose first, because AfterConnect has run on the connection,
+// too.
 func (l *link) close(ctx context.Context) {
 	if l.conn == nil || l.ended {
 		return
@@ -181,8 +183,9 @@ func closeConn(ctx context.Context, conn *pgx.Conn) {
 	_ = conn.Close(ctx) // it is going away either way
 }
 
-// temporary reports an error that a server or a network may get over by itself. What an operator has to change is none:
-// a wrong password, a database or a schema that is not there, a pooler that breaks the driver's way, a hook's refusal.
+// temporary reports whether a server or a network may get over an error by itself. It is false for errors that an
+// operator has to fix: a wrong password, a missing database or schema, a pooler that breaks the driver's way of sending
+// statements, or a hook's refusal.
 func temporary(err error) bool {
 	for _, lasting := range []error{ErrNotMigrated, ErrPooler, ErrReadOnly, ErrServerTooOld} {
 		if errors.Is(err, lasting) {
@@ -201,6 +204,6 @@ func temporary(err error) bool {
 	}
 	var hook *InvalidError
 	var certificate *tls.CertificateVerificationError
-	var connect *pgconn.ConnectError // such as that of target_session_attrs, where there is no such server now
+	var connect *pgconn.ConnectError // for example, no server now has the target_session_attrs asked for
 	return errors.As(err, &connect) && !errors.As(err, &hook) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
 }

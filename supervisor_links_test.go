@@ -20,7 +20,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// primaryAndStandby is a primary with its hot standby, each known by its address.
+// primaryAndStandby starts a primary and its hot standby, and returns the address of each.
 func primaryAndStandby(t *testing.T) (db *testDB, primary, standby string) {
 	t.Helper()
 	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local, pgdev.Download}})
@@ -52,7 +52,7 @@ func primaryAndStandby(t *testing.T) (db *testDB, primary, standby string) {
 	return db, address(server.URL()), address(follower.URL())
 }
 
-// named is a client that knows the servers by a name, which leads to an address.
+// named returns a client that reaches the server by a name; address is where the name leads.
 func (db *testDB) named(t testing.TB, cfg Config, address *atomic.Pointer[string], edit ...func(*pgxpool.Config)) *testDB {
 	t.Helper()
 	return db.via(t, cfg, append([]func(*pgxpool.Config){func(c *pgxpool.Config) {
@@ -63,15 +63,15 @@ func (db *testDB) named(t testing.TB, cfg Config, address *atomic.Pointer[string
 	}}, edit...)...)
 }
 
-// A-2: while a failover goes on, the name points at a standby. A connection that was made then leads there for good, unless
-// it is left: the supervisor's own, and those of the pool by which it and the client do their work.
+// A-2: during a failover, the name points at a standby. A connection made then leads to the standby for good, unless it
+// is closed. That goes for the supervisor's own connections and for the pool's.
 func TestANameThatPointedAtAStandby(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db, primary, standby := primaryAndStandby(t)
 	const name = "a name that moves"
 	var address atomic.Pointer[string]
-	var dials atomic.Int64 // of connections to the standby
+	var dials atomic.Int64 // how many connections to the standby were made
 	address.Store(&primary)
 	var book logbook
 	moving := db.named(t, Config{Logger: slog.New(&book)}, &address, func(c *pgxpool.Config) {
@@ -94,8 +94,8 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 	const cut = `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`
 	address.Store(&standby)
 	db.exec(t, cut, name)
-	eventually(t, func() bool { return dials.Load() >= 8 }) // each link has met it more than once, so none sits there in silence
-	eventually(t, func() bool {                             // the first may be told that its connection has gone
+	eventually(t, func() bool { return dials.Load() >= 8 }) // each link has met it more than once, so none stays there in silence
+	eventually(t, func() bool {                             // the first attempt may fail because its connection is gone
 		_, err := moving.client.Enqueue(t.Context(), job{9}, nil)
 		return errors.Is(err, ErrReadOnly)
 	})
@@ -114,7 +114,8 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 	}
 }
 
-// target_session_attrs and a second server are the pool's own way to find the primary: drover's connections go it, too.
+// target_session_attrs and a second server are the pool's own way to find the primary. Drover's connections use it,
+// too.
 func TestTargetSessionAttrs(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -146,7 +147,8 @@ func splitAddress(t testing.TB, address string) [2]string {
 	return [2]string{host, port}
 }
 
-// The first of two servers swallows packets, as one does that has lost its power. It must not get all the time there is.
+// The first of two servers swallows packets, like a server that has lost its power. It must not get all the time there
+// is.
 func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -162,7 +164,7 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 		cc.ConnectTimeout = time.Hour
 		cc.Host, cc.Port, cc.TLSConfig = "127.0.0.1", uint16(silent.Addr().(*net.TCPAddr).Port), nil //nolint:gosec // a port
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // half of it for each
+	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // each server gets half of it
 	defer cancel()
 	conn, err := two.client.store.dial(ctx)
 	if err != nil {
@@ -171,8 +173,9 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	closeConn(t.Context(), conn)
 }
 
-// A link is replaced at the end of the pool's lifetime, between round trips. A notification that came to the old one is
-// made good: jobs are looked for, and a beat finds what was cancelled. Where no new one can be had the old one serves.
+// A link is replaced at the end of the pool's lifetime, between round trips. The supervisor makes up for notifications
+// that came to the old connection: it looks for jobs, and a beat finds cancelled ones. If it cannot open a new
+// connection, it keeps the old one.
 func TestLinksHaveALifetime(t *testing.T) {
 	t.Parallel()
 	var refuse atomic.Bool
@@ -224,7 +227,8 @@ func TestLinksHaveALifetime(t *testing.T) {
 	}
 }
 
-// A server that answers and refuses everything may be the wrong one: after some failures the name is looked up again.
+// A server that answers and refuses everything may be the wrong one. After newSight failures the name is looked up
+// again.
 func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -262,7 +266,7 @@ func TestPoolWithOnNotification(t *testing.T) {
 	done := make(chan int, 1)
 	other.launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(_ context.Context, _ *Job, n int) error { done <- n; return nil })})
 	db.asleep(t)
-	db.enqueue(t, job{7}, nil) // by another client: only a notification tells
+	db.enqueue(t, job{7}, nil) // by another client: only a notification wakes the supervisor
 	if n := receive(t, done); n != 7 {
 		t.Errorf("ran %d", n)
 	}
@@ -271,7 +275,7 @@ func TestPoolWithOnNotification(t *testing.T) {
 	}
 }
 
-// hookCalls counts which of the pool's hooks a connection met.
+// hookCalls counts how often each of the pool's hooks ran.
 type hookCalls struct{ beforeConnect, afterConnect, prepare, afterRelease, beforeClose, notices, traced atomic.Int64 }
 
 // TraceQueryStart implements pgx.QueryTracer.
@@ -283,7 +287,7 @@ func (h *hookCalls) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trac
 // TraceQueryEnd implements pgx.QueryTracer.
 func (*hookCalls) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// ADR 29: what drover's own connections take over from the pool, and what they do not.
+// ADR 29: drover's own connections take over some hooks and settings of the pool, and leave others out.
 func TestHooksOfThePool(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -367,7 +371,7 @@ func TestHooksOfThePool(t *testing.T) {
 	}
 }
 
-// A pool whose hooks contradict what drover needs is refused by Check and Run alike, with a word that names the hook.
+// Check and Run both refuse a pool whose hooks break drover's needs. The error names the hook.
 func TestPoolsThatContradict(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -413,14 +417,15 @@ func TestPoolsThatContradict(t *testing.T) {
 	}
 }
 
-// The pool's connections find one drover, the supervisor's own another: jobs would be enqueued here and claimed there.
+// The pool's connections find another drover than the supervisor's own: jobs would be enqueued in one schema and
+// claimed from another.
 func TestCheckComparesTheSchemas(t *testing.T) {
 	t.Parallel()
 	db, elsewhere := newQuietDB(t), pgtest.Schema(newQuietDB(t).Pool)
 	var own atomic.Bool
 	other := db.via(t, Config{}, func(c *pgxpool.Config) {
 		c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
-			if own.Swap(true) { // the first is the supervisor's
+			if own.Swap(true) { // the first connection is the supervisor's
 				_, err := conn.Exec(ctx, `set search_path = `+elsewhere)
 				return true, err
 			}
