@@ -20,7 +20,6 @@ type simJob struct {
 	suspect                // flight is the sum here, not the mean
 	hits     int           // deaths suffered as a strong suspect
 	by       []int         // the deaths that count against it
-	due      func()        // ends its wait for the backoff; nil: it does not wait
 	attempt  int
 	started  time.Duration
 	seq      int
@@ -225,8 +224,6 @@ func (s *sim) judge(n int) {
 			d.mass = true
 		}
 	}
-	var explained []int
-	defer func() { s.hurry(explained) }()
 	for _, j := range lost.held {
 		guilty, delay := d.spares(j.crashes) == "", time.Duration(0)
 		if j.crashes > 0 && (guilty || d.mass) {
@@ -243,18 +240,12 @@ func (s *sim) judge(n int) {
 				for _, k := range j.by {
 					s.deaths[k].explains = true
 				}
-				explained = append(explained, j.by...)
 				s.end(j, true)
 				continue
 			}
 			j.crashes, j.deaths, j.flight = j.crashes+1, j.deaths+1, flight
 		}
-		seq, over := j.seq, false
-		j.due = func() {
-			if j.seq != seq || over {
-				return
-			}
-			over, j.due = true, nil
+		s.at(s.now+delay, func() {
 			switch j.crashes {
 			case 0:
 				s.fresh = slices.Insert(s.fresh, s.unclaimed, j)
@@ -263,17 +254,7 @@ func (s *sim) judge(n int) {
 			default:
 				s.strong = append(s.strong, j)
 			}
-		}
-		s.at(s.now+delay, j.due)
-	}
-}
-
-// hurry ends the backoffs of jobs that wait because of a death which is now explained.
-func (s *sim) hurry(explained []int) {
-	for _, j := range s.jobs {
-		if j.due != nil && len(j.by) > 0 && slices.Contains(explained, j.by[len(j.by)-1]) {
-			j.due()
-		}
+		})
 	}
 }
 

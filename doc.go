@@ -86,7 +86,6 @@
 //	supervisor_solo.go             the turn to run strong suspects alone
 //	supervisor_unheard.go          asks for what nobody may have said: cancelled runs, queues added in passing
 //	blame.go                       which job killed a process: evidence, suspects, conviction; pure
-//	supervisor_beside.go           what ran beside a convicted job need not wait any longer
 //	operate_redrive.go             dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
 //	supervisor_redrive.go          carries redrives on, whoever began them
 //	args_shape.go                  what an args patch is checked against

@@ -111,12 +111,11 @@ type reference struct {
 	runs     []*modelRunning
 	redrives []*modelRedrive
 	fresh    map[string]letGo // by id, until a tick finds that it is claimed or gone
-	crashed  map[*modelJob]modelCrash
 }
 
 func newReference(tb *rapidTB, db *testDB) *reference {
 	db.exec(tb, `truncate jobs, jobs_archive, drover_supervisors, drover_sleepers, drover_ended_supervisors, drover_redrives, drover_redrive_queues, drover_failure_groups, drover_failure_tallies`)
-	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}, crashed: map[*modelJob]modelCrash{}}
+	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}}
 	m.start(false)
 	m.start(true)
 	return m
@@ -596,7 +595,6 @@ func (m *reference) die(r *rapid.T) bool {
 func (m *reference) rescued(s *modelSup, draining bool) {
 	held := m.those(m.jobs, func(j *modelJob) bool { return j.state == Running && j.owner == s.id })
 	started, degree := 0, 0
-	var killers []*modelJob
 	hadStarted := func(j *modelJob) bool { return j.max > 1 || j.started == j.seq }
 	for _, j := range held {
 		if hadStarted(j) {
@@ -623,36 +621,13 @@ func (m *reference) rescued(s *modelSup, draining bool) {
 				j.attempt--
 			}
 		}
-		if convicted {
-			killers = append(killers, j)
-		}
 		if counts {
 			j.crashes++
 			j.deaths++
 			s.blamed = append(s.blamed, j.id)
-			m.crashed[j] = modelCrash{s, j.entries}
 		}
 		m.left(j)
 	}
-	for _, killer := range killers {
-		m.hurry(killer)
-	}
-}
-
-// hurry makes those due that wait for nothing but the backoff of a death of which the killer is convicted.
-func (m *reference) hurry(killer *modelJob) {
-	deaths := value[[]string](m.tb, m.testDB, `select coalesce(array_agg(id), '{}') from drover_ended_supervisors where explained_by = $1`, killer.id)
-	for j, crash := range m.crashed {
-		if j != killer && m.jobs[j.id] == j && crash.sup.judged && slices.Contains(deaths, crash.sup.id) && j.entries == crash.entries && j.state == Retryable {
-			j.due = true
-		}
-	}
-}
-
-// modelCrash is the last death that counted against a job, and how many entries the job's errors had then.
-type modelCrash struct {
-	sup     *modelSup
-	entries int
 }
 
 // takeBack undoes what a death was taken for that was none.

@@ -65,7 +65,6 @@ func theStatements(s *still, ids []string) []planned {
 		{"delete in a transaction", sqlCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"hold in a transaction", sqlHoldTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"still held in a transaction", sqlStillOursTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
-		{"due for a conviction", sqlHurry, []any{ids, ids[:1]}, true, len(ids)},
 	}
 }
 

@@ -2,7 +2,6 @@ package drover
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -97,43 +96,6 @@ where id = $1`
 	sqlExplain = `
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
-
-// sqlBeside lists the jobs against which the deaths $1 counted that job $2 was convicted of. sqlHurry makes those among jobs
-// $1 due that wait because of the deaths $2; by primary key. It passes rows that are locked: they keep their backoff.
-const (
-	sqlBeside = `
-select distinct b from drover_ended_supervisors e, unnest(e.blamed) as b where e.id = any($1) and e.explained_by = $2 and b <> $2 order by b`
-	sqlHurry = `
-with held as materialized (
-	select id from jobs
-	where id = any($1) and state = 'retryable' and scheduled_at > clock_timestamp()
-		and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = any($2)
-	order by id for update skip locked
-)
-update jobs set scheduled_at = clock_timestamp() where id = any(array(select id from held))`
-)
-
-func (s *store) beside(ctx context.Context, conn *pgx.Conn, v conviction) (jobs []string, err error) {
-	var p pipeline
-	p.begin()
-	p.query(func(rows pgx.Rows) error {
-		var job string
-		err := rows.Scan(&job)
-		jobs = append(jobs, job)
-		return err
-	}, sqlBeside, v.deaths, v.job)
-	p.commit()
-	return jobs, p.send(ctx, conn)
-}
-
-func (s *store) hurry(ctx context.Context, conn *pgx.Conn, v conviction, jobs []string, bound time.Duration) error {
-	var p pipeline
-	p.begin()
-	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
-	p.exec(nil, sqlHurry, jobs, v.deaths)
-	p.commit()
-	return p.send(ctx, conn)
-}
 
 // sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
 // turn was taken is lost, and claims nothing.

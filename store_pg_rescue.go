@@ -69,11 +69,10 @@ type hunt struct {
 	unread []unreadLane // skipped
 
 	// Only for a rescue: what the jobs found show, and how many are freed at a time.
-	started   map[string]bool
-	death     death
-	part      int
-	late      int          // in how many beats a job's write has timed out
-	convicted []conviction // whose innocents wait still
+	started map[string]bool
+	death   death
+	part    int
+	late    int // in how many beats a job's write has timed out
 }
 
 // huntLane is a lane, and where in it the search goes on. A due time may be infinite.

@@ -154,42 +154,6 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 	}
 }
 
-// P-2: once a job is convicted, those that wait because of its deaths are due at once. Others wait on, and one that the
-// database refuses to change holds up nobody.
-func TestInnocentsOfAConvictedDeathAreDue(t *testing.T) {
-	t.Parallel()
-	db := newQuietDB(t)
-	pill := db.enqueue(t, job{}, nil)
-	crash := `'[{"class": "crash", "supervisor": "old"}]'`
-	insert := func(errors string) string {
-		return value[string](t, db, `insert into jobs (kind, state, attempt, claim_seq, crashes, deaths, errors_total, scheduled_at, errors)
-			values ('job', 'retryable', 2, 2, 2, 2, 1, now() + interval '1 hour', `+errors+`) returning id`)
-	}
-	due := []string{insert(crash), insert(crash)}
-	refused := insert(crash)
-	waiting := []string{refused, insert(`'[{"class": "crash", "supervisor": "another"}]'`), insert(`'[{"class": "crash", "supervisor": "old"}, {"class": "error"}]'`)}
-	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
-		select 'old', '', 0, now() - interval '2 hours', now() - interval '1 min', true, array_agg(id) from jobs`)
-	beside := insert(crash) // its death is not known to count against it
-	waiting = append(waiting, beside)
-	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not this one'; end $$`)
-	db.exec(t, `create trigger refuse before update of scheduled_at on jobs for each row when (old.id = '`+refused+`') execute function refuse()`)
-	db.exec(t, `update jobs set state = 'running', claimed_by = 'dead', claim_seq = 3, attempt = 3, crashes = 2, deaths = 2, attempted_at = now(), errors_total = 2,
-		errors = '[{"class": "crash", "supervisor": "old", "duration_ms": 10}]' where id = $1`, pill)
-	db.dead(t, "dead")
-	s := db.stopped(t, SupervisorConfig{Lease: time.Minute})
-	s.beat(t)
-	if !value[bool](t, db, `select discard_reason = 'crashed' from jobs where id = $1`, pill) {
-		t.Fatal("it was not convicted")
-	}
-	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and scheduled_at <= now() and crashes = 2 and lane = 35`, due); n != 2 {
-		t.Errorf("%d of 2 innocents are due, as strong suspects", n)
-	}
-	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and scheduled_at > now() + interval '50 min'`, waiting); n != len(waiting) {
-		t.Errorf("%d of %d others wait", n, len(waiting))
-	}
-}
-
 // P-3: a process that was only paused takes back what its death was evidence of.
 func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 	t.Parallel()

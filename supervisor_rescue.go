@@ -170,18 +170,12 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 		n, err = c.settleFreed(ctx, conn, owner, h.late, jobs)
 		late += n
 		for _, f := range append(jobs, wait...) {
-			if f.done && f.o.quarantined {
-				h.convicted = append(h.convicted, conviction{f.j.id, f.deaths})
-			}
 			if !f.done {
 				left = append(left, *f.j)
 			}
 		}
 	}
 	left = append(left, held...)
-	if err == nil {
-		err = c.hurry(ctx, conn, h)
-	}
 	if late > 0 {
 		h.late++
 		err = cmp.Or(err, errNoTime)

@@ -810,13 +810,6 @@ func mutants() []mutant {
 			tests: []string{"TestSettleTxCountsFromItsCall"},
 		},
 		{
-			name: "innocents-wait", bug: "jobs wait for their backoff though another one is convicted",
-			file:  "supervisor_rescue.go",
-			old:   "\t\terr = c.hurry(ctx, conn, h)\n",
-			new:   "",
-			tests: []string{"TestInnocentsOfAConvictedDeathAreDue"},
-		},
-		{
 			name: "sits-on-a-standby", bug: "a connection that met a read-only server is kept",
 			file:  "store_pg.go",
 			old:   "\tif errors.Is(err, ErrReadOnly) {\n\t\tcloseConn",
