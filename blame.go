@@ -67,14 +67,14 @@ func (d *death) spares(crashes int) string {
 // another supervisor ran in the process.
 func (d *death) alone() bool { return d.beside == 0 && !d.shared }
 
-// spread is extra backoff for a suspect if other processes died at the same time, at random up to four leases.
-// Otherwise several killers with similar backoffs would run again together, kill their processes within a lease of each
-// other, and be spared for ever.
-func (d *death) spread(crashes int, lease time.Duration, id string, claimSeq int) time.Duration {
+// spread is the most extra backoff for a suspect: four leases if other processes died at the same time, of which the
+// caller takes a random part. Otherwise several killers with similar backoffs would run again together, kill their
+// processes within a lease of each other, and be spared for ever.
+func (d *death) spread(crashes int, lease time.Duration) time.Duration {
 	if crashes == 0 || !d.mass {
 		return 0
 	}
-	return FullJitter.apply(4*lease, id, claimSeq)
+	return 4 * lease
 }
 
 // convicts reports whether a death that counts against a job is one too many. limit is how many crashes convict a job

@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 )
@@ -25,6 +24,11 @@ type simJob struct {
 	seq      int
 	ended    time.Duration
 	convicts bool
+}
+
+// part is a random part of d, another one for each attempt.
+func (j *simJob) part(d time.Duration) time.Duration {
+	return time.Duration(rand.New(rand.NewPCG(uint64(j.n), uint64(j.attempt))).Float64() * float64(d)) //nolint:gosec // the same in each run
 }
 
 // simProcess is a process. After its death another one starts.
@@ -227,8 +231,8 @@ func (s *sim) judge(n int) {
 	for _, j := range lost.held {
 		guilty, delay := d.spares(j.crashes) == "", time.Duration(0)
 		if j.crashes > 0 && (guilty || d.mass) {
-			id, attempt := strconv.Itoa(j.n), min(j.attempt, 2) // the second and last attempt is given back
-			delay = JitterUp(0.25).apply(15*time.Second*time.Duration(attempt), id, attempt) + d.spread(j.crashes, s.lease, id, j.attempt)
+			wait := 15 * time.Second * time.Duration(min(j.attempt, 2)) // the second and last attempt is given back
+			delay = wait + j.part(wait/4) + j.part(d.spread(j.crashes, s.lease))
 		}
 		if guilty {
 			flight := j.flight + lost.at - j.started + s.lease/12
@@ -476,35 +480,5 @@ func TestDelayOfInnocents(t *testing.T) {
 		if limit := calmLast + 30*takes + 5*time.Minute; last > limit {
 			t.Errorf("the last ended after %v, at most %v is fair", last, limit)
 		}
-	}
-}
-
-// P-3: a job kills its process immediately, and is due immediately after its first death. So it kills the next process
-// a lease after the last beat of the first. Both deaths are the work of one job. They are no mass death, which would
-// spare it.
-func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		apart time.Duration // the time between the last beats, with a lease of 6 s and a beat every second
-		mass  bool
-	}{
-		"a lease, less the wait for a beat": {5100 * time.Millisecond, false},
-		"at once, found by later beats":     {2 * time.Second, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newQuietDB(t)
-			db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('first', 'h', 1, now() - interval '1 h', now() - $1::interval, true)`, test.apart)
-			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, lost_at) values ('second', 6000, '{default}', now(), now())`)
-			conn, err := db.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Release()
-			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", newDeath([]int{1}))
-			if err != nil || d.mass != test.mass {
-				t.Errorf("mass = %t, %v; want %t", d.mass, err, test.mass)
-			}
-		})
 	}
 }

@@ -1164,3 +1164,33 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 		}
 	}
 }
+
+// P-3: a job kills its process immediately, and is due immediately after its first death. So it kills the next process
+// a lease after the last beat of the first. Both deaths are the work of one job. They are no mass death, which would
+// spare it.
+func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		apart time.Duration // the time between the last beats, with a lease of 6 s and a beat every second
+		mass  bool
+	}{
+		"a lease, less the wait for a beat": {5100 * time.Millisecond, false},
+		"at once, found by later beats":     {2 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('first', 'h', 1, now() - interval '1 h', now() - $1::interval, true)`, test.apart)
+			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, lost_at) values ('second', 6000, '{default}', now(), now())`)
+			conn, err := db.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", newDeath([]int{1}))
+			if err != nil || d.mass != test.mass {
+				t.Errorf("mass = %t, %v; want %t", d.mass, err, test.mass)
+			}
+		})
+	}
+}

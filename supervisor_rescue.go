@@ -433,7 +433,7 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 			o.delay, _ = s.wait(s.strategyOf(j), Failure{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
 			})
-			o.delay += d.spread(j.crashes, s.cfg.Lease, j.id, j.claimSeq)
+			o.delay += FullJitter.apply(d.spread(j.crashes, s.cfg.Lease), j.id, j.claimSeq)
 		}
 	}
 	o.entry = r.errorEntry(o)
