@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // The simulation of crash blame has processes, jobs and deaths in virtual time. The functions that supervisors use
@@ -360,9 +362,9 @@ func (s *sim) tally(into *tally) {
 // P-3, W-1, W-2: every killer is convicted, and at most one innocent job in twenty runs.
 func TestBlameSimulation(t *testing.T) {
 	t.Parallel()
-	slow(t)
+	tier.Slow(t)
 	runs := 200
-	if raceDetector() { // nothing here can race, and the detector makes it take ten times as long
+	if tier.Race() { // nothing here can race, and the detector makes it take ten times as long
 		runs = 20
 	}
 	kills := func(s *sim, period time.Duration) {

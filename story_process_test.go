@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // Tests that kill, stop and count processes start this test binary again with a processSpec in its environment.
@@ -496,16 +497,11 @@ func TestMemoryOfManyJobsInFlight(t *testing.T) {
 	before := p.rss(t)
 	db.exec(t, `insert into jobs (kind, args) select 'errand', jsonb_build_object('do', 'block', 'text', repeat(md5(n::text), 32)) from generate_series(1, 2000) as n`)
 	eventually(t, func() bool { return p.said("started") == 2000 })
-	if grown := p.rss(t) - before; grown > 60<<20 && !raceDetector() {
+	if grown := p.rss(t) - before; grown > 60<<20 && !tier.Race() {
 		t.Errorf("2,000 jobs in flight took %d MiB", grown>>20)
 	}
 }
 
-// raceDetector reports whether it is built in: it multiplies the memory of every goroutine.
-func raceDetector() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
-}
 
 // rss is the process' resident memory, as ps tells it.
 func (p *process) rss(t testing.TB) int {

@@ -2,7 +2,11 @@
 // by itself, and none waits for real time to pass or starts a server of its own. Slow tests call Slow first.
 package tier
 
-import "testing"
+import (
+	"runtime/debug"
+	"slices"
+	"testing"
+)
 
 // Skipped is what a slow test says under -short. CI allows no other skip.
 const Skipped = "a slow test, left out by -short"
@@ -14,4 +18,10 @@ func Slow(t testing.TB) {
 	if testing.Short() {
 		t.Skip(Skipped)
 	}
+}
+
+// Race reports whether the race detector is built in. It makes a pure test ten times slower, and goroutines larger.
+func Race() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
 }
