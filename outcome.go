@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
@@ -137,7 +138,7 @@ type outcome struct {
 	uncounted   bool
 	crashed     bool            // the death of the process counts against the job
 	quarantined bool            // and proves it to be the cause
-	death       *death          // of the process; nil: it lives
+	death       *blame.Death    // of the process; nil: it lives
 	entry       json.RawMessage // for errors; nil adds none
 	fingerprint string          // as in entry
 	held        int             // how often its row was found as the run left it, and was not changed
@@ -395,7 +396,7 @@ func (r *run) errorEntry(o *outcome) json.RawMessage {
 		DelayMS: o.delay.Milliseconds(), Supervisor: r.owner, Host: r.host, Trace: r.sup.client.clean(trace, maxErrorTrace),
 	}
 	if o.death != nil {
-		e.Beside, e.Spared = &o.death.beside, o.death.spares(r.job.Crashes)
+		e.Beside, e.Spared = &o.death.Beside, o.death.Spares(r.job.Crashes)
 	}
 	raw, err := json.Marshal(e)
 	if err != nil { // strings and ints only: cannot happen

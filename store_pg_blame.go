@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
 // sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
@@ -39,7 +41,7 @@ delete from drover_ended_supervisors where id in (select id from drover_ended_su
 )
 
 // verdict returns what was decided about the death of supervisor id; died is false if nothing was.
-func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d death, died bool, err error) {
+func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.begin()
 	p.verdict(id, &d, &died)
@@ -47,19 +49,19 @@ func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d death
 	return d, died, p.send(ctx, conn)
 }
 
-func (p *pipeline) verdict(id string, d *death, died *bool) {
+func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 	p.query(func(rows pgx.Rows) error {
-		return rows.Scan(&d.draining, &d.mass, &d.shared, &d.degree, &d.beside, died)
+		return rows.Scan(&d.Draining, &d.Mass, &d.Shared, &d.Degree, &d.Beside, died)
 	}, sqlVerdict, id)
 }
 
 // judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
-func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d death) (death, error) {
+func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
 	p.begin()
 	p.exec(nil, sqlForgetEnded)
-	p.exec(nil, sqlJudge, id, d.degree, d.beside)
+	p.exec(nil, sqlJudge, id, d.Degree, d.Beside)
 	p.verdict(id, &d, &died)
 	p.commit()
 	return d, p.send(ctx, conn)
@@ -76,14 +78,14 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
-func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b background, err error) {
+func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
 	p.begin()
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.deaths, &ran) }, sqlBackground, except, interval(historyWindow))
+	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, interval(blame.HistoryWindow))
 	p.commit()
 	err = p.send(ctx, conn)
-	b.time = seconds(ran)
+	b.Ran = seconds(ran)
 	return b, err
 }
 

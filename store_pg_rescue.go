@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
 )
 
@@ -70,7 +71,7 @@ type hunt struct {
 
 	// Only for a rescue: what the jobs found show, and how many are freed at a time.
 	started map[string]bool
-	death   death
+	death   blame.Death
 	part    int
 	late    int // in how many beats a job's write has timed out
 }

@@ -39,7 +39,7 @@ func TestNumbersBeyondAnyDuration(t *testing.T) {
 	for range 20 {
 		j.before = append(j.before, crashEntry{DurationMS: math.MaxInt64}, crashEntry{DurationMS: math.MinInt64})
 	}
-	if flight := j.suspect().flight; flight < 0 || flight > maxSpan {
+	if flight := j.suspect().Flight; flight < 0 || flight > maxSpan {
 		t.Errorf("mean flight %v", flight)
 	}
 }

@@ -502,7 +502,6 @@ func TestMemoryOfManyJobsInFlight(t *testing.T) {
 	}
 }
 
-
 // rss is the process' resident memory, as ps tells it.
 func (p *process) rss(t testing.TB) int {
 	t.Helper()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
 )
 
@@ -170,7 +171,7 @@ func (q *queueState) groups(room int) []claimGroup {
 	}
 	return []claimGroup{
 		{q, tierRetry, retries},
-		{q, tierSuspect, max(0, suspectRoom(q.Concurrency)-int(q.suspect.Load()))},
+		{q, tierSuspect, max(0, blame.SuspectRoom(q.Concurrency)-int(q.suspect.Load()))},
 		{q, tierFresh, room},
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
@@ -129,10 +130,10 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, leastRetention)
 	cfg.RetryBudget.fillIn(bad, "RetryBudget")
 	if cfg.QuarantineAfter == 0 {
-		cfg.QuarantineAfter = defaultQuarantineAfter
+		cfg.QuarantineAfter = blame.DefaultQuarantineAfter
 	}
-	if cfg.QuarantineAfter < defaultQuarantineAfter || cfg.QuarantineAfter > maxDeaths {
-		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, defaultQuarantineAfter, maxDeaths)
+	if cfg.QuarantineAfter < blame.DefaultQuarantineAfter || cfg.QuarantineAfter > blame.MaxDeaths {
+		bad.add("QuarantineAfter", "%d is not %d to %d", cfg.QuarantineAfter, blame.DefaultQuarantineAfter, blame.MaxDeaths)
 	}
 	if cfg.Build == "" {
 		if info, ok := debug.ReadBuildInfo(); ok {

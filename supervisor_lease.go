@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
 // lease is a supervisor's claim to its jobs under one id: what handlers' contexts hang on.
@@ -78,7 +80,7 @@ type control struct {
 	behind    sweepOrder
 	floorsBy  time.Time // nor before this as long as there are no floors
 	was       string    // our last id, if others took its lease; takeBack undoes what they did
-	turns     turns
+	turns     blame.Turns
 	clock     clockTrouble
 	trouble   trouble   // of beats
 	deaf      trouble   // of LISTEN
@@ -121,7 +123,7 @@ func (c *control) register(ctx context.Context) error {
 	c.strays = nil
 	c.sup.knowBudgets(reg.scopes)
 	c.counted = 0
-	c.turns = turns{}
+	c.turns = blame.Turns{}
 	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
 	c.sup.solo.Store(nil)
 	c.kept(sent)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/migrations"
@@ -144,7 +145,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if b, err := db.client.store.background(t.Context(), conn.Conn(), []string{}); err != nil || b.deaths != 1 || b.time < 110*time.Minute || b.time > 130*time.Minute {
+	if b, err := db.client.store.background(t.Context(), conn.Conn(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
 		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
 	}
 	s.reporter.close()
@@ -290,7 +291,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 	if s.claimer.request(now) != nil {
 		t.Fatal("claims while others run")
 	}
-	now = now.Add(soloPatience)
+	now = now.Add(blame.SoloPatience)
 	s.control.kept(now)
 	if s.claimer.request(now) != nil || !s.solo.Load().over.Load() {
 		t.Fatal("waits for ever")
@@ -313,7 +314,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 	if s.solo.Load() != nil {
 		t.Fatal("tries again at once")
 	}
-	now = now.Add(3 * soloPatience)
+	now = now.Add(3 * blame.SoloPatience)
 	s.control.kept(now)
 	s.beat(t)
 	alone := s.claim(t)
@@ -1187,9 +1188,9 @@ func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Release()
-			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", newDeath([]int{1}))
-			if err != nil || d.mass != test.mass {
-				t.Errorf("mass = %t, %v; want %t", d.mass, err, test.mass)
+			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", blame.NewDeath([]int{1}))
+			if err != nil || d.Mass != test.mass {
+				t.Errorf("mass = %t, %v; want %t", d.Mass, err, test.mass)
 			}
 		})
 	}

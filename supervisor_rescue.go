@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/blame"
 )
 
 // takeBack undoes what other supervisors concluded from our silence, if they took our lease.
@@ -60,7 +62,7 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 				crashes = append(crashes, j.crashes)
 			}
 		}
-		d, err := c.sup.client.store.judge(ctx, conn, x.id, newDeath(crashes))
+		d, err := c.sup.client.store.judge(ctx, conn, x.id, blame.NewDeath(crashes))
 		if err != nil {
 			return err
 		}
@@ -105,7 +107,7 @@ func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 				continue
 			}
 			if !died {
-				d = death{mass: true}
+				d = blame.Death{Mass: true}
 			}
 			h.started, h.death = startedJobs(held), d
 			left, err := c.free(ctx, conn, owner, h, held)
@@ -193,8 +195,8 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, f *freed) (err error) {
 	d, started := h.death, h.started[f.j.id]
 	deaths := f.j.deathsBlamed(owner)
-	var b background
-	if started && d.alone() && d.spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
+	var b blame.Background
+	if started && d.Alone() && d.Spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
 		if b, err = c.sup.client.store.background(ctx, conn, deaths); err != nil {
 			return err
 		}
@@ -372,13 +374,13 @@ func (j *heldJob) deathsBlamed(owner string) []string {
 }
 
 // suspect is the job's record, with the mean time that its runs lasted until the process died.
-func (j *heldJob) suspect() suspect {
+func (j *heldJob) suspect() blame.Suspect {
 	flight := j.flight
 	for _, e := range j.before {
 		flight = min(flight+millis(max(e.DurationMS, 0)), maxSpan)
 	}
-	return suspect{
-		crashes: j.crashes, deaths: j.deaths, redrives: j.redrives, flight: flight / time.Duration(1+len(j.before)),
+	return blame.Suspect{
+		Crashes: j.crashes, Deaths: j.deaths, Redrives: j.redrives, Flight: flight / time.Duration(1+len(j.before)),
 	}
 }
 
@@ -408,7 +410,7 @@ var errCrashed = errors.New("drover: the process died while it held the job")
 // rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
 // been. A crash counts as a run, but does not exhaust a job: only one with a single run, or one that is convicted of the
 // death, is discarded.
-func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b background) *outcome {
+func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d blame.Death, b blame.Background) *outcome {
 	r := &run{
 		sup: s, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, owner: owner, host: j.host,
 		job: &Job{
@@ -422,18 +424,18 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d death, b 
 		return o
 	}
 	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.flight, death: &d}
-	o.crashed = d.spares(j.crashes) == ""
-	o.quarantined = o.crashed && d.convicts(j.suspect(), s.cfg.QuarantineAfter, b)
+	o.crashed = d.Spares(j.crashes) == ""
+	o.quarantined = o.crashed && d.Convicts(j.suspect(), s.cfg.QuarantineAfter, b)
 	switch {
 	case o.quarantined || j.once():
 		o.discard(ReasonCrashed)
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts && j.attempt > 0
-		if o.now = j.crashes == 0 || !o.crashed && !d.mass; !o.now {
+		if o.now = j.crashes == 0 || !o.crashed && !d.Mass; !o.now {
 			o.delay, _ = s.wait(s.strategyOf(j), Failure{
 				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
 			})
-			o.delay += FullJitter.apply(d.spread(j.crashes, s.cfg.Lease), j.id, j.claimSeq)
+			o.delay += FullJitter.apply(d.Spread(j.crashes, s.cfg.Lease), j.id, j.claimSeq)
 		}
 	}
 	o.entry = r.errorEntry(o)

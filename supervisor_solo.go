@@ -13,24 +13,24 @@ func (c *control) solo(ctx context.Context, conn *pgx.Conn, l *lease, queue stri
 	switch {
 	case order != nil && !order.over.Load():
 		return nil
-	case order != nil && (queue == "" || draining || !c.turns.goesOn(now, order.ran.Load())):
+	case order != nil && (queue == "" || draining || !c.turns.GoesOn(now, order.ran.Load())):
 		if err := store.releaseSolo(ctx, conn, l.id); err != nil {
 			return err
 		}
-		c.turns.end(now, order.idle.Load())
+		c.turns.End(now, order.idle.Load())
 		c.sup.solo.Store(nil)
 		c.sup.claimer.wake()
 		return nil
 	case order == nil:
-		if queue == "" || draining || !c.turns.may(now) {
+		if queue == "" || draining || !c.turns.May(now) {
 			return nil
 		}
 		if taken, err := store.takeSolo(ctx, conn, l.id); err != nil || !taken {
 			return err
 		}
-		c.turns.begin(now)
+		c.turns.Begin(now)
 	}
-	c.sup.solo.Store(&soloOrder{queue: queue, idleBy: now.Add(c.turns.patience)})
+	c.sup.solo.Store(&soloOrder{queue: queue, idleBy: now.Add(c.turns.Patience)})
 	c.sup.claimer.wake()
 	return nil
 }

@@ -410,8 +410,8 @@ func mutants() []mutant {
 		},
 		{
 			name: "innocents-blamed", bug: "a death counts against those beside the suspect",
-			file:  "blame.go",
-			old:   "case crashes < d.degree:",
+			file:  "internal/blame/blame.go",
+			old:   "case crashes < d.Degree:",
 			new:   "case crashes < 0:",
 			tests: []string{"TestDeathIsEvidenceAgainstTheStrongestSuspects"},
 		},

@@ -1,4 +1,4 @@
-package drover
+package blame
 
 import (
 	"container/heap"
@@ -18,7 +18,7 @@ type simJob struct {
 	n        int
 	takes    time.Duration
 	kills    time.Duration // how long after its start it kills the process; 0: never
-	suspect                // flight is the sum here, not the mean
+	Suspect                // flight is the sum here, not the mean
 	hits     int           // deaths suffered as a strong suspect
 	by       []int         // the deaths that count against it
 	attempt  int
@@ -39,7 +39,7 @@ type simProcess struct {
 	born     time.Duration
 	running  map[*simJob]bool
 	suspects int // how many of them have one crash
-	turns    turns
+	turns    Turns
 	solo     bool
 	idleBy   time.Duration
 }
@@ -144,7 +144,7 @@ func (s *sim) claim() {
 		if !p.alive || p.solo {
 			continue
 		}
-		room, suspects := s.slots-len(p.running), suspectRoom(s.slots)-p.suspects
+		room, suspects := s.slots-len(p.running), SuspectRoom(s.slots)-p.suspects
 		for len(s.suspects) > 0 && min(room, suspects) > 0 {
 			s.start(i, s.suspects[0])
 			s.suspects = s.suspects[1:]
@@ -165,7 +165,7 @@ func (s *sim) start(i int, j *simJob) {
 	j.attempt++
 	seq := j.seq
 	p.running[j] = true
-	if j.crashes == 1 {
+	if j.Crashes == 1 {
 		p.suspects++
 	}
 	if j.kills > 0 {
@@ -179,7 +179,7 @@ func (s *sim) start(i int, j *simJob) {
 	s.at(s.now+j.takes, func() {
 		if j.seq == seq && p.running[j] {
 			delete(p.running, j)
-			if j.crashes == 1 {
+			if j.Crashes == 1 {
 				p.suspects--
 			}
 			s.end(j, false)
@@ -222,37 +222,37 @@ func (s *sim) judge(n int) {
 	lost := s.deaths[n]
 	var crashes []int
 	for _, j := range lost.held {
-		crashes = append(crashes, j.crashes)
+		crashes = append(crashes, j.Crashes)
 	}
-	d := newDeath(crashes)
+	d := NewDeath(crashes)
 	for _, other := range s.deaths {
 		if away := other.at - lost.at; other != lost && away > -s.lease*2/3 && away < s.lease*2/3 {
-			d.mass = true
+			d.Mass = true
 		}
 	}
 	for _, j := range lost.held {
-		guilty, delay := d.spares(j.crashes) == "", time.Duration(0)
-		if j.crashes > 0 && (guilty || d.mass) {
+		guilty, delay := d.Spares(j.Crashes) == "", time.Duration(0)
+		if j.Crashes > 0 && (guilty || d.Mass) {
 			wait := 15 * time.Second * time.Duration(min(j.attempt, 2)) // the second and last attempt is given back
-			delay = wait + j.part(wait/4) + j.part(d.spread(j.crashes, s.lease))
+			delay = wait + j.part(wait/4) + j.part(d.Spread(j.Crashes, s.lease))
 		}
 		if guilty {
-			flight := j.flight + lost.at - j.started + s.lease/12
+			flight := j.Flight + lost.at - j.started + s.lease/12
 			j.by = append(j.by, n)
-			if j.crashes > 1 {
+			if j.Crashes > 1 {
 				j.hits++
 			}
-			if d.convicts(suspect{crashes: j.crashes, deaths: j.deaths, flight: flight / time.Duration(len(j.by))}, defaultQuarantineAfter, s.background(j)) {
+			if d.Convicts(Suspect{Crashes: j.Crashes, Deaths: j.Deaths, Flight: flight / time.Duration(len(j.by))}, DefaultQuarantineAfter, s.background(j)) {
 				for _, k := range j.by {
 					s.deaths[k].explains = true
 				}
 				s.end(j, true)
 				continue
 			}
-			j.crashes, j.deaths, j.flight = j.crashes+1, j.deaths+1, flight
+			j.Crashes, j.Deaths, j.Flight = j.Crashes+1, j.Deaths+1, flight
 		}
 		s.at(s.now+delay, func() {
-			switch j.crashes {
+			switch j.Crashes {
 			case 0:
 				s.fresh = slices.Insert(s.fresh, s.unclaimed, j)
 			case 1:
@@ -264,16 +264,16 @@ func (s *sim) judge(n int) {
 	}
 }
 
-func (s *sim) background(j *simJob) (b background) {
-	from := max(0, s.now-historyWindow)
-	add := func(born, died time.Duration) { b.time += max(0, died-max(born, from)) }
+func (s *sim) background(j *simJob) (b Background) {
+	from := max(0, s.now-HistoryWindow)
+	add := func(born, died time.Duration) { b.Ran += max(0, died-max(born, from)) }
 	for n, d := range s.deaths {
 		if d.at < from {
 			continue
 		}
 		add(d.born, d.at)
 		if !d.explains && !slices.Contains(j.by, n) {
-			b.deaths++
+			b.Deaths++
 		}
 	}
 	for _, p := range s.processes {
@@ -297,17 +297,17 @@ func (s *sim) beat(i int) {
 		}
 	case p.solo:
 		s.soloNext(i)
-	case s.owner < 0 && len(s.strong) > 0 && p.turns.may(wall(s.now)):
+	case s.owner < 0 && len(s.strong) > 0 && p.turns.May(wall(s.now)):
 		s.owner, p.solo = i, true
-		p.turns.begin(wall(s.now))
-		p.idleBy = s.now + p.turns.patience
+		p.turns.Begin(wall(s.now))
+		p.idleBy = s.now + p.turns.Patience
 		s.soloNext(i)
 	}
 }
 
 func (s *sim) runsStrong(p *simProcess) bool {
 	for j := range p.running {
-		if j.crashes > 1 {
+		if j.Crashes > 1 {
 			return true
 		}
 	}
@@ -319,7 +319,7 @@ func (s *sim) soloNext(i int) {
 	p := s.processes[i]
 	switch {
 	case !p.alive || !p.solo || len(p.running) > 0:
-	case len(s.strong) == 0 || !p.turns.goesOn(wall(s.now), true):
+	case len(s.strong) == 0 || !p.turns.GoesOn(wall(s.now), true):
 		s.giveUp(i, true)
 	default:
 		s.start(i, s.strong[0])
@@ -329,7 +329,7 @@ func (s *sim) soloNext(i int) {
 
 func (s *sim) giveUp(i int, idle bool) {
 	p := s.processes[i]
-	p.turns.end(wall(s.now), idle)
+	p.turns.End(wall(s.now), idle)
 	s.owner, p.solo = -1, false
 }
 

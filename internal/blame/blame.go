@@ -1,0 +1,145 @@
+package blame
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// This file finds the job that killed a process, by group testing. A death makes suspects of the jobs that had started
+// there. Suspects with one crash run a few at a time, with two or more alone, so that the next death narrows the
+// search. Each run that the process survives takes one crash off. A job is convicted and discarded at its third crash
+// if it was alone then, unless processes die so often that this could be chance. All of it is decided here, without
+// SQL. docs/crashes.md describes it for operators.
+
+const (
+	// DefaultQuarantineAfter is how many crashes convict a job, if it was alone at the last one.
+	DefaultQuarantineAfter = 3
+
+	// MaxDeaths is how many deaths that count against a job convict it in any case. Each redrive allows it another
+	// maxDeaths.
+	MaxDeaths = 10
+
+	// maxChance bounds the probability that other causes explain a job's crashes. A conviction needs less.
+	maxChance = 1e-6
+
+	// leastHistory is the process time that is assumed if less is known. chance adds one death to those it knows of. So
+	// neither a new cluster's first seconds nor a day without deaths count as certainty.
+	leastHistory = 10 * time.Minute
+
+	// HistoryWindow is how far back deaths and process time are counted. Deaths come in storms, and after a quiet night
+	// the jobs must not seem guilty of the morning's deaths.
+	HistoryWindow = time.Hour
+)
+
+// Death is the evidence that a supervisor's death gives about its jobs.
+type Death struct {
+	Draining bool // it was being stopped
+	Mass     bool // other processes died within two thirds of a lease of it
+	Shared   bool // another supervisor ran in its process
+	Degree   int  // the highest crash count among the jobs that had started
+	Beside   int  // how many other jobs had started, seen from each of them
+}
+
+// NewDeath makes a death from the crash counts of the jobs that had started.
+func NewDeath(started []int) Death {
+	if len(started) == 0 {
+		return Death{}
+	}
+	return Death{Degree: slices.Max(started), Beside: len(started) - 1}
+}
+
+// Spares returns why the death does not count against a job that had started, given the job's crashes so far. It
+// returns "" if the death counts.
+func (d *Death) Spares(crashes int) string {
+	switch {
+	case d.Draining:
+		return "the process was being stopped"
+	case crashes < d.Degree:
+		return "a stronger suspect ran beside it"
+	case d.Mass && crashes > 0:
+		return "other processes died at the same time"
+	}
+	return ""
+}
+
+// Alone reports whether only one job had started when the process died, so that it can be convicted. It is false if
+// another supervisor ran in the process.
+func (d *Death) Alone() bool { return d.Beside == 0 && !d.Shared }
+
+// Spread is the most extra backoff for a suspect: four leases if other processes died at the same time, of which the
+// caller takes a random part. Otherwise several killers with similar backoffs would run again together, kill their
+// processes within a lease of each other, and be spared for ever.
+func (d *Death) Spread(crashes int, lease time.Duration) time.Duration {
+	if crashes == 0 || !d.Mass {
+		return 0
+	}
+	return 4 * lease
+}
+
+// Convicts reports whether a death that counts against a job is one too many. limit is how many crashes convict a job
+// that was alone.
+func (d *Death) Convicts(s Suspect, limit int, b Background) bool {
+	crashes := s.Crashes + 1
+	return s.Deaths+1 >= MaxDeaths*(s.Redrives+1) ||
+		crashes >= limit && d.Alone() && b.chance(s.Flight, crashes) < maxChance
+}
+
+// Suspect is a job's record before the death in question.
+type Suspect struct {
+	Crashes, Deaths, Redrives int
+	Flight                    time.Duration // mean time from claim to death, with the death in question
+}
+
+// Background is how often processes die for other reasons than the job in question. It counts the deaths that no
+// quarantined job explains and that do not count against this job, and the time that processes have run.
+type Background struct {
+	Deaths int
+	Ran    time.Duration
+}
+
+// chance returns the probability that deaths of other causes hit a job this many times, if each of its runs lasts
+// flight.
+func (b Background) chance(flight time.Duration, crashes int) float64 {
+	rate := float64(b.Deaths+1) / max(b.Ran, leastHistory).Seconds()
+	return math.Pow(min(rate*flight.Seconds(), 1), float64(crashes))
+}
+
+// SuspectRoom is how many suspects with one crash a process may run together, next to other jobs: the square root of
+// its slots. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
+func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots)))) }
+
+const (
+	soloTurn     = 5 * time.Minute // how long strong suspects run, one after another, before the other jobs
+	SoloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
+	mostPatience = 24 * time.Hour  // how long it waits at most
+)
+
+// Turns decides when a supervisor may run strong suspects. It starts no other jobs meanwhile, so after a turn the other
+// jobs get at least as long. If its running jobs do not end in time, it ends the turn without running a suspect, works
+// on three times as long, and waits twice as long in the next turn. control owns it.
+type Turns struct {
+	began     time.Time
+	notBefore time.Time
+	Patience  time.Duration
+}
+
+func (t *Turns) May(now time.Time) bool { return !now.Before(t.notBefore) }
+
+func (t *Turns) Begin(now time.Time) {
+	t.began, t.Patience = now, max(t.Patience, SoloPatience)
+}
+
+// GoesOn reports whether to run another suspect in this turn: the last order ran one, and there is time left.
+func (t *Turns) GoesOn(now time.Time, ran bool) bool { return ran && now.Sub(t.began) < soloTurn }
+
+// End ends a turn; idle is whether the process became idle in it.
+func (t *Turns) End(now time.Time, idle bool) {
+	t.notBefore = now.Add(now.Sub(t.began))
+	if idle {
+		t.Patience = 0
+	} else {
+		t.Patience = min(2*t.Patience, mostPatience)
+		t.notBefore = now.Add(3 * now.Sub(t.began))
+	}
+}
