@@ -8,6 +8,7 @@
 //	floors.go -> internal/floors/floors.go            a whole file
 //	suspectRoom -> internal/blame/blame.go            one definition, with its doc comment; a type brings its methods
 //	rename floors.get Lane                            a name of its own, in place of the capital that an export needs
+//	known ErrReadOnly internal/pg                     stays, and what goes uses what has the same name there
 //
 // move qualifies names, exports what another package uses, writes the imports, and rewrites the deliberate bugs of
 // internal/mutants that quote a moved line. It writes nothing if a moved definition needs one that stays behind, or if a local

@@ -24,6 +24,7 @@ type mover struct {
 	to      map[*def]string         // where a definition goes, a path such as internal/floors/floors.go; none: it stays
 	whole   map[string]string       // files that go as a whole, comments between definitions included
 	names   map[string]string       // names of their own, by "floor" or "floor.at"
+	known   map[string]string       // what stays and has a twin of its name in another package, which what goes uses
 	export  map[types.Object]bool   // what another package uses
 	edits   map[string][]edit       // by file, in the order of their places
 	imports map[string][]importSpec // what a piece of a file needs, by "file dir"
@@ -47,7 +48,7 @@ func move(dir, plan string) error {
 		return err
 	}
 	m := &mover{
-		pkg: p, homes: p.homes(), to: map[*def]string{}, whole: map[string]string{}, names: map[string]string{},
+		pkg: p, homes: p.homes(), to: map[*def]string{}, whole: map[string]string{}, names: map[string]string{}, known: map[string]string{},
 		export: map[types.Object]bool{}, edits: map[string][]edit{}, imports: map[string][]importSpec{},
 	}
 	if err := m.read(plan); err != nil {
@@ -95,6 +96,8 @@ func (m *mover) read(plan string) error {
 		words := strings.Fields(line)
 		switch {
 		case len(words) == 0:
+		case len(words) == 3 && words[0] == "known":
+			m.known[words[1]] = words[2]
 		case len(words) == 3 && words[0] == "rename":
 			m.names[words[1]] = words[2]
 		case len(words) == 3 && words[1] == "->" && m.files[words[0]] != nil:
@@ -209,6 +212,11 @@ func (m *mover) edit(id *ast.Ident, o types.Object, here, there string) {
 	}
 	if _, isType := o.(*types.TypeName); !isType && m.info.Uses[id] != nil && o != origin(m.info.Uses[id]) {
 		return // an embedded field: the type stands there
+	}
+	if twin := m.known[o.Name()]; twin != "" && here != "" && there == "" && isPackageLevel(o) {
+		if there = twin; here == twin {
+			return
+		}
 	}
 	if here != there && isPackageLevel(o) {
 		name := path.Base(there)
@@ -336,15 +344,24 @@ func (m *mover) write() error {
 	return nil
 }
 
-// pieces are the parts of a file that go, in their order.
+// pieces are the parts of a file that go, in their order. A group goes as one if all of it goes to one file.
 func (m *mover) pieces(file string) (list []piece) {
+	groups := map[*ast.GenDecl]map[string]bool{}
 	for _, d := range m.placed(file) {
-		if m.to[d] == "" {
+		if groups[d.gen] == nil {
+			groups[d.gen] = map[string]bool{}
+		}
+		groups[d.gen][m.to[d]] = true
+	}
+	var whole *ast.GenDecl
+	for _, d := range m.placed(file) {
+		if m.to[d] == "" || d.gen != nil && d.gen == whole {
 			continue
 		}
 		p := piece{dest: m.to[d], from: m.offset(d.node.Pos()), to: m.offset(d.node.End())}
 		doc := d.doc
-		if d.gen != nil && !d.gen.Lparen.IsValid() {
+		if d.gen != nil && (!d.gen.Lparen.IsValid() || len(groups[d.gen]) == 1) {
+			whole = d.gen
 			p.from, p.to, doc = m.offset(d.gen.Pos()), m.offset(d.gen.End()), d.gen.Doc
 		} else if d.gen != nil {
 			p.keyword = d.gen.Tok.String() + " "
