@@ -27,7 +27,7 @@ type mover struct {
 	known   map[string]string       // what stays and has a twin of its name in another package, which what goes uses
 	export  map[types.Object]bool   // what another package uses
 	edits   map[string][]edit       // by file, in the order of their places
-	imports map[string][]importSpec // what a piece of a file needs, by "file dir"
+	imports map[string][]importSpec // what a part of a file needs, by "file destination"
 	faults  []string
 }
 
@@ -54,7 +54,7 @@ func move(dir, plan string) error {
 	if err := m.read(plan); err != nil {
 		return err
 	}
-	m.walk(func(id *ast.Ident, o types.Object, here, there string) {
+	m.walk(func(_ *ast.Ident, o types.Object, _ *def, here, there string) {
 		if here != there && !o.Exported() {
 			m.export[o] = true
 		}
@@ -145,7 +145,7 @@ func (m *mover) room(d *def) string {
 }
 
 // walk calls see for each identifier that stands for something of the package, with the directories of the place and the thing.
-func (m *mover) walk(see func(id *ast.Ident, o types.Object, here, there string)) {
+func (m *mover) walk(see func(id *ast.Ident, o types.Object, in *def, here, there string)) {
 	for _, file := range slices.Sorted(maps.Keys(m.files)) {
 		for _, d := range m.placed(file) {
 			ast.Inspect(d.node, func(n ast.Node) bool {
@@ -155,7 +155,7 @@ func (m *mover) walk(see func(id *ast.Ident, o types.Object, here, there string)
 				}
 				for _, o := range []types.Object{m.info.Defs[id], m.info.Uses[id]} {
 					if o = origin(o); o != nil && m.homes[o] != nil {
-						see(id, o, m.room(d), m.room(m.homes[o]))
+						see(id, o, d, m.room(d), m.room(m.homes[o]))
 					}
 				}
 				return true
@@ -205,7 +205,7 @@ func (m *mover) newName(o types.Object) string {
 	return o.Name()
 }
 
-func (m *mover) edit(id *ast.Ident, o types.Object, here, there string) {
+func (m *mover) edit(id *ast.Ident, o types.Object, in *def, here, there string) {
 	text := m.newName(o)
 	if here != there && !ast.IsExported(text) {
 		m.faults = append(m.faults, fmt.Sprintf("%s is used in another package as well", text))
@@ -228,7 +228,7 @@ func (m *mover) edit(id *ast.Ident, o types.Object, here, there string) {
 			m.faults = append(m.faults, fmt.Sprintf("%s:%d: %s hides the package", at.Filename, at.Line, name))
 		}
 		text = name + "." + text
-		m.need(at.Filename, here, importSpec{"", m.path + "/" + there})
+		m.need(at.Filename, m.to[in], importSpec{"", m.path + "/" + there})
 	}
 	if text != id.Name {
 		from := m.fset.Position(id.Pos()).Offset
@@ -282,8 +282,8 @@ func (m *mover) hides(name string, at token.Pos) types.Object {
 	return o
 }
 
-func (m *mover) need(file, dir string, spec importSpec) {
-	if key := file + " " + dir; !slices.Contains(m.imports[key], spec) {
+func (m *mover) need(file, dest string, spec importSpec) {
+	if key := file + " " + dest; !slices.Contains(m.imports[key], spec) {
 		m.imports[key] = append(m.imports[key], spec)
 	}
 }
@@ -302,23 +302,23 @@ func (m *mover) write() error {
 	for _, file := range slices.Sorted(maps.Keys(m.files)) {
 		pieces := m.pieces(file)
 		m.needed(file, pieces)
-		if dest := m.whole[file]; dest != "" {
-			head[dest] += string(m.src[file][:m.offset(m.files[file].Package)])
-			bodies[dest] += m.text(file, m.afterImports(file), len(m.src[file]))
-			wanted[dest] = append(wanted[dest], m.imports[file+" "+path.Dir(dest)]...)
-			if err := os.Remove(filepath.Join(m.dir, file)); err != nil {
-				return err
-			}
-			continue
-		}
 		stays, last := "", m.afterImports(file)
 		for _, p := range pieces {
 			stays += m.text(file, last, p.from)
 			last = p.to
 			bodies[p.dest] += "\n" + m.text(file, p.from, p.at) + p.keyword + m.text(file, p.at, p.to)
-			wanted[p.dest] = append(wanted[p.dest], m.imports[file+" "+path.Dir(p.dest)]...)
+			wanted[p.dest] = append(wanted[p.dest], m.imports[file+" "+p.dest]...)
 		}
 		stays += m.text(file, last, len(m.src[file]))
+		if dest := m.whole[file]; dest != "" {
+			head[dest] += string(m.src[file][:m.offset(m.files[file].Package)])
+			bodies[dest] += stays
+			wanted[dest] = append(wanted[dest], m.imports[file+" "+dest]...)
+			if err := os.Remove(filepath.Join(m.dir, file)); err != nil {
+				return err
+			}
+			continue
+		}
 		if len(m.edits[file]) == 0 && len(pieces) == 0 {
 			continue
 		}
@@ -344,7 +344,7 @@ func (m *mover) write() error {
 	return nil
 }
 
-// pieces are the parts of a file that go, in their order. A group goes as one if all of it goes to one file.
+// pieces are the parts of a file that go, in their order, or that go elsewhere than the file. A group goes as one if all of it goes to one file.
 func (m *mover) pieces(file string) (list []piece) {
 	groups := map[*ast.GenDecl]map[string]bool{}
 	for _, d := range m.placed(file) {
@@ -355,7 +355,7 @@ func (m *mover) pieces(file string) (list []piece) {
 	}
 	var whole *ast.GenDecl
 	for _, d := range m.placed(file) {
-		if m.to[d] == "" || d.gen != nil && d.gen == whole {
+		if m.to[d] == m.whole[file] || d.gen != nil && d.gen == whole {
 			continue
 		}
 		p := piece{dest: m.to[d], from: m.offset(d.node.Pos()), to: m.offset(d.node.End())}
@@ -404,16 +404,13 @@ func (m *mover) needed(file string, pieces []piece) {
 		if !ok {
 			return true
 		}
-		dir, at := "", m.offset(id.Pos())
-		if m.whole[file] != "" {
-			dir = path.Dir(m.whole[file])
-		}
+		dest, at := m.whole[file], m.offset(id.Pos())
 		for _, p := range pieces {
 			if at >= p.from && at < p.to {
-				dir = path.Dir(p.dest)
+				dest = p.dest
 			}
 		}
-		if name.Imported().Path() == m.path+"/"+dir { // it is at home now
+		if dest != "" && name.Imported().Path() == m.path+"/"+path.Dir(dest) { // it is at home now
 			m.edits[file] = append(m.edits[file], edit{at, at + len(id.Name) + 1, ""})
 			slices.SortFunc(m.edits[file], inOrder)
 			return true
@@ -422,7 +419,7 @@ func (m *mover) needed(file string, pieces []piece) {
 		if name.Name() != name.Imported().Name() {
 			spec.name = name.Name()
 		}
-		m.need(file, dir, spec)
+		m.need(file, dest, spec)
 		return true
 	})
 	for _, s := range m.files[file].Imports {
