@@ -99,6 +99,9 @@ type def struct {
 	objs []types.Object
 }
 
+// place is where a definition is: there may be several of one name, such as init.
+func (d *def) place() string { return d.file + " " + d.name }
+
 // defs lists the definitions of a file in their order.
 func (p *pkg) defs(file string) (list []*def) {
 	for _, d := range p.files[file].Decls {

@@ -21,7 +21,7 @@ import (
 type mover struct {
 	*pkg
 	homes   map[types.Object]*def
-	to      map[*def]string         // where a definition goes, a path such as internal/floors/floors.go; none: it stays
+	to      map[string]string       // where a definition goes, by its place: a path such as internal/floors/floors.go; none: it stays
 	whole   map[string]string       // files that go as a whole, comments between definitions included
 	names   map[string]string       // names of their own, by "floor" or "floor.at"
 	known   map[string]string       // what stays and has a twin of its name in another package, which what goes uses
@@ -48,7 +48,7 @@ func move(dir, plan string) error {
 		return err
 	}
 	m := &mover{
-		pkg: p, homes: p.homes(), to: map[*def]string{}, whole: map[string]string{}, names: map[string]string{}, known: map[string]string{},
+		pkg: p, homes: p.homes(), to: map[string]string{}, whole: map[string]string{}, names: map[string]string{}, known: map[string]string{},
 		export: map[types.Object]bool{}, edits: map[string][]edit{}, imports: map[string][]importSpec{},
 	}
 	if err := m.read(plan); err != nil {
@@ -103,42 +103,25 @@ func (m *mover) read(plan string) error {
 		case len(words) == 3 && words[1] == "->" && m.files[words[0]] != nil:
 			m.whole[words[0]] = words[2]
 		case len(words) == 3 && words[1] == "->" && byName[words[0]] != nil:
-			m.to[byName[words[0]]] = words[2]
+			m.to[byName[words[0]].place()] = words[2]
 		default:
 			return fmt.Errorf("not understood, or not there: %s", line)
 		}
 	}
-	for name, d := range byName {
-		file := m.whole[d.file]
-		if typ, _, isMethod := strings.Cut(name, "."); isMethod && m.to[d] == "" && file == "" && byName[typ] != nil {
-			file = m.to[byName[typ]]
-		}
-		if m.to[d] == "" && file != "" {
-			m.to[d] = file
-		}
-	}
-	for file, dest := range m.whole { // names such as init and _ may be there twice
-		for _, d := range m.defs(file) {
-			if m.to[d] == "" {
-				m.to[d] = dest
-			}
-		}
-	}
-	byPlace := map[string]string{}
-	for d, dest := range m.to {
-		byPlace[d.file+" "+d.name] = dest
-	}
-	for _, d := range m.homes { // defs makes them anew at each call
-		if dest := byPlace[d.file+" "+d.name]; dest != "" {
-			m.to[d] = dest
+	for _, d := range byName { // a type brings its methods
+		if typ, _, isMethod := strings.Cut(d.name, "."); isMethod && m.dest(d) == "" && byName[typ] != nil {
+			m.to[d.place()] = m.dest(byName[typ])
 		}
 	}
 	return nil
 }
 
+// dest is the file that a definition goes to: "" if it stays.
+func (m *mover) dest(d *def) string { return cmp.Or(m.to[d.place()], m.whole[d.file]) }
+
 // room is the directory that a definition goes to: "" if it stays.
 func (m *mover) room(d *def) string {
-	if dest := m.to[d]; dest != "" {
+	if dest := m.dest(d); dest != "" {
 		return path.Dir(dest)
 	}
 	return ""
@@ -147,7 +130,7 @@ func (m *mover) room(d *def) string {
 // walk calls see for each identifier that stands for something of the package, with the directories of the place and the thing.
 func (m *mover) walk(see func(id *ast.Ident, o types.Object, in *def, here, there string)) {
 	for _, file := range slices.Sorted(maps.Keys(m.files)) {
-		for _, d := range m.placed(file) {
+		for _, d := range m.defs(file) {
 			ast.Inspect(d.node, func(n ast.Node) bool {
 				id, ok := n.(*ast.Ident)
 				if !ok {
@@ -162,21 +145,6 @@ func (m *mover) walk(see func(id *ast.Ident, o types.Object, in *def, here, ther
 			})
 		}
 	}
-}
-
-// placed are the definitions of a file, each as homes and to know it.
-func (m *mover) placed(file string) []*def {
-	list := m.defs(file)
-	for i, d := range list {
-		for _, o := range d.objs {
-			if home := m.homes[o]; home != nil {
-				list[i] = home
-			} else if dest := m.whole[file]; dest != "" {
-				m.to[d] = dest
-			}
-		}
-	}
-	return list
 }
 
 func isPackageLevel(o types.Object) bool { return o.Pkg() != nil && o.Parent() == o.Pkg().Scope() }
@@ -228,7 +196,7 @@ func (m *mover) edit(id *ast.Ident, o types.Object, in *def, here, there string)
 			m.faults = append(m.faults, fmt.Sprintf("%s:%d: %s hides the package", at.Filename, at.Line, name))
 		}
 		text = name + "." + text
-		m.need(at.Filename, m.to[in], importSpec{"", m.path + "/" + there})
+		m.need(at.Filename, m.dest(in), importSpec{"", m.path + "/" + there})
 	}
 	if text != id.Name {
 		from := m.fset.Position(id.Pos()).Offset
@@ -239,7 +207,7 @@ func (m *mover) edit(id *ast.Ident, o types.Object, in *def, here, there string)
 // keys finds values without a key in literals of structs that are another package's afterwards.
 func (m *mover) keys(see func(field types.Object, value ast.Expr)) {
 	for file := range m.files {
-		for _, d := range m.placed(file) {
+		for _, d := range m.defs(file) {
 			ast.Inspect(d.node, func(n ast.Node) bool {
 				lit, ok := n.(*ast.CompositeLit)
 				if !ok || len(lit.Elts) == 0 {
@@ -276,7 +244,7 @@ func (m *mover) hides(name string, at token.Pos) types.Object {
 	if _, isPkg := o.(*types.PkgName); isPkg || o == nil || o.Pkg() == nil {
 		return nil
 	}
-	if d := m.homes[o]; d != nil && isPackageLevel(o) && m.to[d] != "" {
+	if d := m.homes[o]; d != nil && isPackageLevel(o) && m.dest(d) != "" {
 		return nil
 	}
 	return o
@@ -347,18 +315,18 @@ func (m *mover) write() error {
 // pieces are the parts of a file that go, in their order, or that go elsewhere than the file. A group goes as one if all of it goes to one file.
 func (m *mover) pieces(file string) (list []piece) {
 	groups := map[*ast.GenDecl]map[string]bool{}
-	for _, d := range m.placed(file) {
+	for _, d := range m.defs(file) {
 		if groups[d.gen] == nil {
 			groups[d.gen] = map[string]bool{}
 		}
-		groups[d.gen][m.to[d]] = true
+		groups[d.gen][m.dest(d)] = true
 	}
 	var whole *ast.GenDecl
-	for _, d := range m.placed(file) {
-		if m.to[d] == m.whole[file] || d.gen != nil && d.gen == whole {
+	for _, d := range m.defs(file) {
+		if m.dest(d) == m.whole[file] || d.gen != nil && d.gen == whole {
 			continue
 		}
-		p := piece{dest: m.to[d], from: m.offset(d.node.Pos()), to: m.offset(d.node.End())}
+		p := piece{dest: m.dest(d), from: m.offset(d.node.Pos()), to: m.offset(d.node.End())}
 		doc := d.doc
 		if d.gen != nil && (!d.gen.Lparen.IsValid() || len(groups[d.gen]) == 1) {
 			whole = d.gen
@@ -458,7 +426,7 @@ func (m *mover) docs(file string) (list []edit) {
 			list = append(list, edit{at, at + len(old), text})
 		}
 	}
-	for _, d := range m.placed(file) {
+	for _, d := range m.defs(file) {
 		for _, o := range d.objs {
 			rename(d.doc, o)
 			if d.gen != nil && !d.gen.Lparen.IsValid() {
