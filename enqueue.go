@@ -85,7 +85,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 	}
 	existing, err := c.store.enqueue(ctx, job)
 	if err != nil {
-		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, err)
+		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
 	c.running.wake(job)
 	return c.enqueued(ctx, job, existing), nil
@@ -106,7 +106,7 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 	}
 	existing, err := c.store.enqueueTx(ctx, tx, job)
 	if err != nil {
-		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, err)
+		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
 	return c.enqueued(ctx, job, existing), nil
 }
@@ -126,7 +126,7 @@ func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, err
 	}
 	existing, err := c.store.enqueueMany(ctx, jobs)
 	if err != nil {
-		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), err)
+		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}
 	c.running.wake(jobs...)
 	return c.enqueuedAll(ctx, jobs, existing), nil
@@ -143,7 +143,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, batch []Batch) ([]Rec
 	}
 	existing, err := c.store.enqueueManyTx(ctx, tx, jobs)
 	if err != nil {
-		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), err)
+		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}
 	return c.enqueuedAll(ctx, jobs, existing), nil
 }

@@ -410,7 +410,7 @@ func TestConfigOfAnEnqueue(t *testing.T) {
 		"Config.MaxArgsBytes": {MaxArgsBytes: 4<<20 + 1},
 		"Config.Kinds":        {Kinds: []string{"letter", ""}},
 	} {
-		if _, err := New(small.store.pool, cfg); !slices.Equal(fields(t, err), []string{field}) {
+		if _, err := New(small.store.pool.Pool, cfg); !slices.Equal(fields(t, err), []string{field}) {
 			t.Errorf("New = %v, want a mistake in %s", err, field)
 		}
 	}
@@ -813,8 +813,8 @@ func TestProducerRole(t *testing.T) {
 	})
 	producer := newClientOn(t, pool, Config{})
 	denied := func(err error) bool {
-		var pg *pgconn.PgError
-		return errors.As(err, &pg) && pg.Code == "42501"
+		var server *pgconn.PgError
+		return errors.As(err, &server) && server.Code == "42501"
 	}
 	if _, err := producer.Enqueue(t.Context(), letter{}, nil); !denied(err) {
 		t.Fatalf("without any right: %v", err)

@@ -75,3 +75,9 @@ func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
 // Unwrap returns Err.
 func (e *InvalidError) Unwrap() error { return e.Err }
+
+// Refusal is a job that the database refused to change, or could not read, while other jobs went through.
+type Refusal struct {
+	ID    string `json:"id"`
+	Error string `json:"error"`
+}

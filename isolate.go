@@ -15,12 +15,6 @@ import (
 // be no single row's fault.
 const maxRefused = 100
 
-// Refusal is a job that the database refused to change, or could not read, while other jobs went through.
-type Refusal struct {
-	ID    string `json:"id"`
-	Error string `json:"error"`
-}
-
 // isolate tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,
 // which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
 // isolate returns it, and leaves the remaining items as they are. So does an error from refused.
@@ -63,19 +57,19 @@ func walk[T any](items []T, step int, try func([]T) error, refused func(T, error
 // application, by a lock, a time-out, or damage. All other errors are the fault of the connection, the server, the role
 // or the schema, or of a transaction that was in the way. drover_rows_fault has the same list.
 func rowsFault(err error) bool {
-	var pg *pgconn.PgError
+	var server *pgconn.PgError
 	var bad *rowError
 	switch {
 	case errors.Is(err, ErrReadOnly): // a standby refuses with 0A000, which a trigger may raise as well
 		return false
 	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
 		return true
-	case !errors.As(err, &pg) || len(pg.Code) != 5, pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC":
+	case !errors.As(err, &server) || len(server.Code) != 5, server.SeverityUnlocalized == "FATAL" || server.SeverityUnlocalized == "PANIC":
 		return false
-	case pg.Code == "53200" || pg.Code == "57014":
+	case server.Code == "53200" || server.Code == "57014":
 		return true
 	}
-	switch pg.Code[:2] {
+	switch server.Code[:2] {
 	case "08", "25", "26", "28", "3D", "3F", "40", "53", "57":
 		return false
 	}
@@ -93,11 +87,11 @@ func stepFault(err error) bool {
 // range, a value is too large or too deep to read, or there is damage. An error inside a function, such as a trigger's,
 // may go away.
 func lasting(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || strings.Contains(pg.Where, "PL/") {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) || strings.Contains(server.Where, "PL/") {
 		return false
 	}
-	switch pg.Code {
+	switch server.Code {
 	case "22003", "54000", "54001", "XX001":
 		return true
 	}
@@ -112,9 +106,9 @@ func (e *rowError) Unwrap() error { return e.err }
 
 // sqlState returns an error's SQLSTATE, or "" if the server did not raise the error.
 func sqlState(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		return server.Code
 	}
 	return ""
 }

@@ -118,7 +118,7 @@ func TestWalk(t *testing.T) {
 	}
 	db.exec(t, `alter table jobs add constraint nothing check (priority <> 8)`)
 	err := db.QueryRow(t.Context(), strings.ReplaceAll(walk, "'7'", "'8'"), change).Scan(&done, &refused)
-	if pg := (*pgconn.PgError)(nil); !errors.As(err, &pg) || pg.ConstraintName != "nothing" {
+	if server := (*pgconn.PgError)(nil); !errors.As(err, &server) || server.ConstraintName != "nothing" {
 		t.Errorf("where nothing passes: %d, %s, %v", done, refused, err)
 	}
 	if err := db.QueryRow(t.Context(), walk, `select 1 / 0 from no_such_table`).Scan(&done, &refused); err == nil {

@@ -198,8 +198,8 @@ func TestTheArchiveAsksTwice(t *testing.T) {
 		}
 	}
 	for _, sql := range []string{`select drover_purge('{"all": true}')`, `select drover_purge('{"all": true}', 'yes')`} {
-		var pg *pgconn.PgError
-		if _, err := db.Exec(t.Context(), sql); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "confirm => 'delete for ever'") {
+		var server *pgconn.PgError
+		if _, err := db.Exec(t.Context(), sql); !errors.As(err, &server) || server.Code != "22023" || !strings.Contains(server.Hint, "confirm => 'delete for ever'") {
 			t.Errorf("%s: %v, which does not say how", sql, err)
 		}
 	}
@@ -538,8 +538,8 @@ func (db *testDB) damage(t testing.TB, table, id string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	var pg *pgconn.PgError
-	if err := db.QueryRow(t.Context(), `select args::text from `+table+` where id = $1`, id).Scan(new(string)); !errors.As(err, &pg) || pg.Code != "XX001" {
+	var server *pgconn.PgError
+	if err := db.QueryRow(t.Context(), `select args::text from `+table+` where id = $1`, id).Scan(new(string)); !errors.As(err, &server) || server.Code != "XX001" {
 		t.Fatalf("the args of %s: %v", id, err)
 	}
 }

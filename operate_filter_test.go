@@ -138,8 +138,8 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 				args = ", 'delete'"
 			}
 			_, err := db.Exec(t.Context(), `select `+call+`($1::jsonb`+args+`)`, filter)
-			var pg *pgconn.PgError
-			if !errors.As(err, &pg) || pg.Code[:2] != "22" {
+			var server *pgconn.PgError
+			if !errors.As(err, &server) || server.Code[:2] != "22" {
 				t.Errorf("%s(%s): %v", call, filter, err)
 			}
 		}
@@ -218,8 +218,8 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 	}
 	for _, filter := range []string{`{}`, `{"all": false}`} {
 		for _, call := range []string{`drover_cancel_many($1::jsonb)`, `drover_discard_many($1::jsonb)`, `drover_delete_many($1::jsonb, 'delete')`} {
-			var pg *pgconn.PgError
-			if _, err := db.Exec(t.Context(), `select `+call, filter); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "all") {
+			var server *pgconn.PgError
+			if _, err := db.Exec(t.Context(), `select `+call, filter); !errors.As(err, &server) || server.Code != "22023" || !strings.Contains(server.Hint, "all") {
 				t.Errorf("%s of %s: %v", call, filter, err)
 			}
 		}

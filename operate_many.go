@@ -133,9 +133,9 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 
 // failed is an error of the verb's statement.
 func (v *bulkVerb) failed(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "22023" && strings.HasPrefix(pg.Message, "drover: ") {
-		return &InvalidError{Field: "Filter", Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
+	var server *pgconn.PgError
+	if errors.As(err, &server) && server.Code == "22023" && strings.HasPrefix(server.Message, "drover: ") {
+		return &InvalidError{Field: "Filter", Reason: strings.TrimPrefix(server.Message, "drover: "), Err: err}
 	}
 	return fmt.Errorf("%s jobs: %w", v.name, err)
 }

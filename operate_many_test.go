@@ -362,8 +362,8 @@ func TestDeleteManyIsCareful(t *testing.T) {
 		}
 	}
 	for _, call := range []string{`drover_delete_many('{"state": "discarded"}')`, `drover_delete_many('{"state": "discarded"}', null)`, `drover_delete_many('{"state": "discarded"}', 'yes')`} {
-		var pg *pgconn.PgError
-		if _, err := db.Exec(t.Context(), `select `+call); !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Hint, "confirm") {
+		var server *pgconn.PgError
+		if _, err := db.Exec(t.Context(), `select `+call); !errors.As(err, &server) || server.Code != "22023" || !strings.Contains(server.Hint, "confirm") {
 			t.Errorf("%s: %v", call, err)
 		}
 	}

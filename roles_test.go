@@ -105,8 +105,8 @@ func (c *cast) as(t *testing.T, role string, cfg Config) *testDB {
 
 // refused reports that the server denied a right.
 func refused(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "42501"
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.Code == "42501"
 }
 
 // X-7, E-5: each role does all of its work: what a producer enqueues a worker claims, fails, retries within a budget,

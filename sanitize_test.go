@@ -76,17 +76,17 @@ func TestErrorText(t *testing.T) { // F-5, F-10
 // DETAIL quotes the row that was refused, and Where, Hint and InternalQuery may quote values too.
 func TestErrorTextOfPostgresHasNoDetail(t *testing.T) { // F-10
 	t.Parallel()
-	pg := &pgconn.PgError{
+	server := &pgconn.PgError{
 		Severity: "ERROR", Code: "23505", Message: `duplicate key value violates unique constraint "cards_number_key"`,
 		Detail: "Key (number)=(4111111111111111) already exists.", Hint: "4111111111111111", Where: "4111111111111111",
 		InternalQuery: "select '4111111111111111'",
 	}
-	for _, err := range []error{pg, fmt.Errorf("paying: %w", pg), errors.Join(io.EOF, pg)} {
+	for _, err := range []error{server, fmt.Errorf("paying: %w", server), errors.Join(io.EOF, server)} {
 		got := errorText(err)
 		if strings.Contains(got, "4111") {
 			t.Errorf("%q tells the card number", got)
 		}
-		if !strings.Contains(got, pg.Message) || !strings.Contains(got, "23505") {
+		if !strings.Contains(got, server.Message) || !strings.Contains(got, "23505") {
 			t.Errorf("%q lacks the message or the code", got)
 		}
 	}

@@ -416,9 +416,9 @@ func TestDoorsAreShut(t *testing.T) {
 	producer := c.as(t, "producer", Config{})
 	refusedAs := func(field, sql string, err error) {
 		t.Helper()
-		var pg *pgconn.PgError
-		if !errors.As(err, &pg) || pg.Code != "22023" && pg.Code != "23514" || !strings.HasPrefix(pg.Message, "drover: ") ||
-			!strings.Contains(pg.Message, field+": ") || len(pg.Message) > 500 || pg.Code == "23514" && (pg.ColumnName != field || pg.ConstraintName != "jobs_"+field) {
+		var server *pgconn.PgError
+		if !errors.As(err, &server) || server.Code != "22023" && server.Code != "23514" || !strings.HasPrefix(server.Message, "drover: ") ||
+			!strings.Contains(server.Message, field+": ") || len(server.Message) > 500 || server.Code == "23514" && (server.ColumnName != field || server.ConstraintName != "jobs_"+field) {
 			t.Errorf("%s => %s: %v", field, sql, err)
 		}
 	}

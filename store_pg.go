@@ -57,28 +57,42 @@ const (
 	sqlBeginReading = `begin isolation level read committed read only`
 )
 
+// dbPool is the application's pool, and drover's own connections that are made with its settings.
+type dbPool struct {
+	*pgxpool.Pool
+	// invalid makes the error of a setting that is wrong. It matches ErrInvalid.
+	invalid func(field, reason string, cause error) error
+}
+
 // store is drover's access to the database. It is safe for concurrent use.
 type store struct {
-	pool          *pgxpool.Pool
+	pool          *dbPool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
 	wakesBlindly  atomic.Bool // it may not read drover_sleepers, and calls drover_wake each time
 }
 
-func newStore(pool *pgxpool.Pool) *store { return &store{pool: pool} }
+func newStore(pool *pgxpool.Pool) *store {
+	return &store{pool: &dbPool{pool, func(field, reason string, cause error) error {
+		return &InvalidError{Field: field, Reason: reason, Err: cause}
+	}}}
+}
+
+// pipeline has the statements of the queue, in one round trip.
+type pipeline struct{ roundTrip }
 
 // batcher is a connection, a pool or a transaction.
 type batcher interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// pipeline is a list of statements for one round trip, each with a function that reads its result.
-type pipeline struct {
+// roundTrip is a list of statements for one round trip, each with a function that reads its result.
+type roundTrip struct {
 	batch pgx.Batch
 	reads []func(pgx.BatchResults) error
 }
 
 // exec queues a statement and stores how many rows it touched; n may be nil.
-func (p *pipeline) exec(n *int64, sql string, args ...any) {
+func (p *roundTrip) exec(n *int64, sql string, args ...any) {
 	p.batch.Queue(sql, args...)
 	p.reads = append(p.reads, func(results pgx.BatchResults) error {
 		tag, err := results.Exec()
@@ -90,7 +104,7 @@ func (p *pipeline) exec(n *int64, sql string, args ...any) {
 }
 
 // query queues a statement and reads its rows.
-func (p *pipeline) query(read func(pgx.Rows) error, sql string, args ...any) {
+func (p *roundTrip) query(read func(pgx.Rows) error, sql string, args ...any) {
 	p.batch.Queue(sql, args...)
 	p.reads = append(p.reads, func(results pgx.BatchResults) error {
 		rows, err := results.Query()
@@ -109,48 +123,48 @@ func (p *pipeline) query(read func(pgx.Rows) error, sql string, args ...any) {
 
 // readAll runs a query on the pool and collects its rows. The query has a read-only transaction of its own, which
 // begins with sqlPlainText.
-func readAll[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	return readWith(ctx, s, sqlPlainText, row, sql, args...)
+func readAll[T any](ctx context.Context, p *dbPool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return readWith(ctx, p, sqlPlainText, row, sql, args...)
 }
 
 // readOnePlan is readAll for a query that needs sqlOnePlan.
-func readOnePlan[T any](ctx context.Context, s *store, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	return readWith(ctx, s, sqlOnePlan, row, sql, args...)
+func readOnePlan[T any](ctx context.Context, p *dbPool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return readWith(ctx, p, sqlOnePlan, row, sql, args...)
 }
 
-func readWith[T any](ctx context.Context, s *store, settings string, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
-	conn, err := s.pool.Acquire(ctx)
+func readWith[T any](ctx context.Context, p *dbPool, settings string, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	conn, err := p.Acquire(ctx)
 	if err != nil {
 		return nil, classify(err)
 	}
 	defer conn.Release()
-	var p pipeline
-	p.beginReading()
-	p.exec(nil, settings)
-	p.batch.Queue(sql, args...)
-	p.reads = append(p.reads, func(results pgx.BatchResults) error {
+	var trip roundTrip
+	trip.beginReading()
+	trip.exec(nil, settings)
+	trip.batch.Queue(sql, args...)
+	trip.reads = append(trip.reads, func(results pgx.BatchResults) error {
 		rows, err := results.Query()
 		if err == nil {
 			list, err = pgx.CollectRows(rows, row)
 		}
 		return err
 	})
-	p.commit()
-	return list, p.send(ctx, conn.Conn())
+	trip.commit()
+	return list, trip.send(ctx, conn.Conn())
 }
 
 // call runs fn once the results of the statements before it have been read. After a commit, they are committed by then.
-func (p *pipeline) call(fn func()) {
+func (p *roundTrip) call(fn func()) {
 	p.reads = append(p.reads, func(pgx.BatchResults) error { fn(); return nil })
 }
 
-func (p *pipeline) begin()        { p.exec(nil, sqlBegin) }
-func (p *pipeline) beginReading() { p.exec(nil, sqlBeginReading) }
-func (p *pipeline) commit()       { p.exec(nil, sqlCommit) }
+func (p *roundTrip) begin()        { p.exec(nil, sqlBegin) }
+func (p *roundTrip) beginReading() { p.exec(nil, sqlBeginReading) }
+func (p *roundTrip) commit()       { p.exec(nil, sqlCommit) }
 
 // send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
 // read-only, send closes the connection, even one of the pool's: the pool would go on handing it out.
-func (p *pipeline) send(ctx context.Context, conn *pgx.Conn) error {
+func (p *roundTrip) send(ctx context.Context, conn *pgx.Conn) error {
 	results := conn.SendBatch(ctx, &p.batch)
 	var err error
 	for _, read := range p.reads {
@@ -204,8 +218,6 @@ func classify(err error) error {
 		return fmt.Errorf("%w (%w)", ErrState, err)
 	case code == "DR003":
 		return fmt.Errorf("%w (%w)", ErrNotStored, err)
-	case code == "23514":
-		return namesField(err)
 	}
 	return err
 }
@@ -213,67 +225,30 @@ func classify(err error) error {
 // aStandby follows the text of ErrReadOnly if the server is known to be a standby.
 const aStandby = ": it is a standby, changes go to the primary"
 
-// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs refused a value of the
-// caller's. Errors of the application's own checks stay as they are.
-func namesField(err error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || pg.TableName != "jobs" || errors.Is(err, ErrInvalid) {
-		return err
-	}
-	field := ""
-	switch pg.ConstraintName {
-	case "jobs_id":
-		field = "ID"
-	case "jobs_names":
-		field = "Kind or Queue"
-	case "jobs_priority":
-		field = "Priority"
-	case "jobs_max_attempts":
-		field = "MaxAttempts"
-	case "jobs_timeout":
-		field = "Timeout"
-	case "jobs_times":
-		field = "ScheduledAt, ExpiresAt or RetryUntil"
-	case "jobs_retry":
-		field = "Retry"
-	case "jobs_concurrency_key":
-		field = "ConcurrencyKey"
-	case "jobs_args":
-		field = "args"
-	case "jobs_metadata":
-		field = "Metadata"
-	case "jobs_tags":
-		field = "Tags"
-	default:
-		return err
-	}
-	return &InvalidError{Field: field, Reason: strings.TrimPrefix(pg.Message, "drover: "), Err: err}
-}
-
 // refusedBegin reports whether a standby has refused "begin read write". Many errors share its SQLSTATE (feature not
 // supported), and its words depend on lc_messages. But no other error with this SQLSTATE names the server's function
 // that checks a transaction's settings, among the errors that drover's statements can get.
 func refusedBegin(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Routine == "call_bool_check_hook"
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.Routine == "call_bool_check_hook"
 }
 
 // badData reports whether the data of a statement caused the error, so that the same data will fail again: data
 // exceptions, violated constraints, limits, and errors that a trigger of the application raises.
 func badData(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && len(pg.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, pg.Code[:2])
+	var server *pgconn.PgError
+	return errors.As(err, &server) && len(server.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, server.Code[:2])
 }
 
 // notApplied reports whether the statement behind err certainly changed nothing: the server refused it and goes on, or
 // never got it. A FATAL error proves nothing: the session is gone, and a pooler sends one on behalf of a server that
 // may have committed before it went away.
 func notApplied(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) {
 		return pgconn.SafeToRetry(err)
 	}
-	return pg.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(pg.Code, "57P") && !strings.HasPrefix(pg.Code, "08") && pg.Code != "40003"
+	return server.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(server.Code, "57P") && !strings.HasPrefix(server.Code, "08") && server.Code != "40003"
 }
 
 const (
@@ -329,29 +304,29 @@ select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = 
 
 // check uses a connection of drover's own, so it meets the same errors as a supervisor would. The pool's connections
 // must lead to the same schema, or jobs would be enqueued in one and claimed from another.
-func (s *store) check(ctx context.Context) error {
-	link := link{store: s}
+func (p *dbPool) check(ctx context.Context) error {
+	link := link{pool: p}
 	defer link.close(ctx)
-	if err := s.checkOn(ctx, &link); err != nil {
+	if err := p.checkOn(ctx, &link); err != nil {
 		return err
 	}
 	var ours, pools string
 	err := link.conn.QueryRow(ctx, sqlWhichSchema).Scan(&ours)
 	if err == nil {
-		err = s.pool.QueryRow(ctx, sqlWhichSchema).Scan(&pools)
+		err = p.QueryRow(ctx, sqlWhichSchema).Scan(&pools)
 	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("ask where drover is: %w", classify(err))
 	case ours != pools:
-		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its connections find drover in schema %q, a supervisor's own, made with its settings and hooks, in %q: "+
-			"set search_path in the connection string, or for the role", pools, ours)}
+		return p.invalid("pool", fmt.Sprintf("its connections find drover in schema %q, a supervisor's own, made with its settings and hooks, in %q: "+
+			"set search_path in the connection string, or for the role", pools, ours), nil)
 	}
 	return nil
 }
 
 // checkOn checks the server that the link leads to.
-func (s *store) checkOn(ctx context.Context, link *link) error {
+func (p *dbPool) checkOn(ctx context.Context, link *link) error {
 	var server, schema int
 	var standby, migrated, direct bool
 	var where string
@@ -362,7 +337,7 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 		direct = pid == conn.PgConn().PID()
 	}
 	if err == nil && !direct {
-		err = s.checkPooler(ctx)
+		err = p.checkPooler(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("ask the server what it is: %w", classify(err))
@@ -382,7 +357,7 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 	if schema < schemaVersion {
 		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, schemaVersion, where)
 	}
-	if err := checkRelations(ctx, conn); err != nil || !standby {
+	if err := p.checkRelations(ctx, conn); err != nil || !standby {
 		return err
 	}
 	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
@@ -390,18 +365,18 @@ func (s *store) checkOn(ctx context.Context, link *link) error {
 
 // checkRelations checks that the session's search_path finds drover's tables in the schema where drover's functions
 // work, and that drover's triggers fire.
-func checkRelations(ctx context.Context, conn *pgx.Conn) error {
+func (p *dbPool) checkRelations(ctx context.Context, conn *pgx.Conn) error {
 	var home, others string
 	var replica bool
 	if err := conn.QueryRow(ctx, sqlOtherRelations).Scan(nil, &replica, &home, &others); err != nil {
 		return fmt.Errorf("look for drover's tables: %w", classify(err))
 	}
 	if replica {
-		return &InvalidError{Field: "pool", Reason: "its sessions have session_replication_role = replica, in which no trigger fires: follow-ups would be lost"}
+		return p.invalid("pool", "its sessions have session_replication_role = replica, in which no trigger fires: follow-ups would be lost", nil)
 	}
 	if others != "" {
-		return &InvalidError{Field: "pool", Reason: fmt.Sprintf("its search_path finds %s in front of drover's in schema %q: "+
-			"give drover a pool with the search_path %[2]q alone, or rename yours", others, home)}
+		return p.invalid("pool", fmt.Sprintf("its search_path finds %s in front of drover's in schema %q: "+
+			"give drover a pool with the search_path %[2]q alone, or rename yours", others, home), nil)
 	}
 	return nil
 }
@@ -409,12 +384,12 @@ func checkRelations(ctx context.Context, conn *pgx.Conn) error {
 // checkPooler tries on two connections of its own whether a pooler in front of the server breaks the driver's way of
 // sending statements. An idle pooler gives both connections the session that was used last. A busy pooler gives the
 // first connection another session for its second transaction.
-func (s *store) checkPooler(ctx context.Context) error {
-	mode := s.pool.Config().ConnConfig.DefaultQueryExecMode
+func (p *dbPool) checkPooler(ctx context.Context) error {
+	mode := p.Config().ConnConfig.DefaultQueryExecMode
 	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
 		return nil
 	}
-	one, two := link{store: s}, link{store: s}
+	one, two := link{pool: p}, link{pool: p}
 	defer one.close(ctx)
 	defer two.close(ctx)
 	first, err := one.get(ctx)

@@ -171,5 +171,5 @@ func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
 		text := interval(t.Oldest)
 		oldest = &text
 	}
-	return readOnePlan(ctx, s, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
+	return readOnePlan(ctx, s.pool, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
 }

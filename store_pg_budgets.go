@@ -98,7 +98,7 @@ const sqlBudgets = `
 select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
 
 func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	return readAll(ctx, s, func(row pgx.CollectableRow) (BudgetInfo, error) {
+	return readAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
 		var b BudgetInfo
 		var per float64
 		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -107,8 +108,8 @@ func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, dire
 
 // lacksRight reports that the role may not do this by itself.
 func lacksRight(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "42501"
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.Code == "42501"
 }
 
 // refusesCopy reports that the table takes no COPY, because of row security.
@@ -213,7 +214,7 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int
 
 func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
 	if len(plain) == 0 {
-		err = s.inTx(ctx, func(tx pgx.Tx) error {
+		err = s.pool.inTx(ctx, func(tx pgx.Tx) error {
 			existing, err = s.enqueueManyTx(ctx, tx, others)
 			return err
 		})
@@ -367,8 +368,8 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 }
 
 // inTx runs fn in a read committed transaction on the pool, if the schema is in order: one round trip for both.
-func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: sqlBegin + `; ` + sqlCheckSchema})
+func (p *dbPool) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: sqlBegin + `; ` + sqlCheckSchema})
 	if err != nil {
 		return classify(err)
 	}
@@ -381,4 +382,41 @@ func (s *store) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
 		return err
 	}
 	return classify(tx.Commit(ctx))
+}
+
+// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs refused a value of the
+// caller's. Errors of the application's own checks stay as they are.
+func namesField(err error) error {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {
+		return err
+	}
+	field := ""
+	switch server.ConstraintName {
+	case "jobs_id":
+		field = "ID"
+	case "jobs_names":
+		field = "Kind or Queue"
+	case "jobs_priority":
+		field = "Priority"
+	case "jobs_max_attempts":
+		field = "MaxAttempts"
+	case "jobs_timeout":
+		field = "Timeout"
+	case "jobs_times":
+		field = "ScheduledAt, ExpiresAt or RetryUntil"
+	case "jobs_retry":
+		field = "Retry"
+	case "jobs_concurrency_key":
+		field = "ConcurrencyKey"
+	case "jobs_args":
+		field = "args"
+	case "jobs_metadata":
+		field = "Metadata"
+	case "jobs_tags":
+		field = "Tags"
+	default:
+		return err
+	}
+	return &InvalidError{Field: field, Reason: strings.TrimPrefix(server.Message, "drover: "), Err: err}
 }

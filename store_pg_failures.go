@@ -61,7 +61,7 @@ const sqlFailures = failureColumns + `
 where ($1 = '' or kind = $1) and ($2 = '' or status = $2) order by last_seen desc, fingerprint limit $3`
 
 func (s *store) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
-	return readAll(ctx, s, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
+	return readAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
 }
 
 const sqlFailure = failureColumns + `where fingerprint = $1`
@@ -70,7 +70,7 @@ func (s *store) failure(ctx context.Context, group string) (*FailureGroup, error
 	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
-	groups, err := readAll(ctx, s, scanFailure, sqlFailure, group)
+	groups, err := readAll(ctx, s.pool, scanFailure, sqlFailure, group)
 	if err == nil && len(groups) == 0 {
 		err = ErrNotFound
 	}
@@ -104,7 +104,7 @@ func (s *store) changeFailure(ctx context.Context, group, sql string, args ...an
 	if !fingerprint.Valid(group) {
 		return ErrNotFound
 	}
-	return s.inTx(ctx, func(tx pgx.Tx) error {
+	return s.pool.inTx(ctx, func(tx pgx.Tx) error {
 		var found bool
 		if err := tx.QueryRow(ctx, sql, args...).Scan(&found); err != nil {
 			return classify(err)

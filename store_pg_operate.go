@@ -53,7 +53,7 @@ func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
 }
 
 func (s *store) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	jobs, err := readAll(ctx, s, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
+	jobs, err := readAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
 	if err == nil && len(jobs) == 0 {
 		err = ErrNotFound
 	}
@@ -69,7 +69,7 @@ func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = readAll(ctx, s, func(row pgx.CollectableRow) (none struct{}, err error) {
+	_, err = readAll(ctx, s.pool, func(row pgx.CollectableRow) (none struct{}, err error) {
 		var part, value, why string
 		switch err := row.Scan(&part, &value, &why); {
 		case err != nil:
@@ -100,7 +100,7 @@ select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1:
 )
 
 func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	jobs, err = readAll(ctx, s, func(row pgx.CollectableRow) (JobInfo, error) {
+	jobs, err = readAll(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
 		var cursor string
 		job, err := scanJobInfo(row, true, &cursor)
 		cursors = append(cursors, cursor)
@@ -116,7 +116,7 @@ func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs
 // of all rows, even of a row that has gone meanwhile. If there are limit rows, the last one shows only that there are
 // more.
 func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	ids, err := readAll(ctx, s, func(row pgx.CollectableRow) (id string, err error) {
+	ids, err := readAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
 		var cursor string
 		err = row.Scan(&id, &cursor)
 		cursors = append(cursors, cursor)
@@ -185,7 +185,7 @@ select queue, state, jobs, case when oldest_due is not null then least(greatest(
 from job_counts order by queue, state`
 
 func (s *store) counts(ctx context.Context) ([]Count, error) {
-	return readAll(ctx, s, func(row pgx.CollectableRow) (Count, error) {
+	return readAll(ctx, s.pool, func(row pgx.CollectableRow) (Count, error) {
 		var c Count
 		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
 		return c, err
@@ -195,7 +195,7 @@ func (s *store) counts(ctx context.Context) ([]Count, error) {
 const sqlCount = `select drover_count($1::jsonb)`
 
 func (s *store) count(ctx context.Context, filter string) (int64, error) {
-	list, err := readAll(ctx, s, pgx.RowTo[int64], sqlCount, filter)
+	list, err := readAll(ctx, s.pool, pgx.RowTo[int64], sqlCount, filter)
 	if err != nil {
 		return 0, err
 	}
@@ -210,15 +210,15 @@ from discarded_summary order by jobs desc, queue, kind, reason, class, fingerpri
 
 // summary holds the view to its index: without statistics the planner would rather read the table.
 func (s *store) summary(ctx context.Context) ([]DiscardedGroup, error) {
-	return readOnePlan(ctx, s, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
+	return readOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }
 
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
 
 func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
 	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "22023" { // invalid parameter: the job's own args are no object
+	var server *pgconn.PgError
+	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: the job's own args are no object
 		err = &InvalidError{Field: "ArgsPatch", Reason: refusal(err), Err: err}
 	}
 	return was, found, err
@@ -234,14 +234,14 @@ const (
 
 // verb runs one of these, and returns the state the job was in.
 func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
-	err = s.inTx(ctx, func(tx pgx.Tx) error {
+	err = s.pool.inTx(ctx, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql, args...).Scan(&was, nil)
 		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
 		return classify(err)
 	})
-	return was, found, err
+	return was, found, namesField(err)
 }
 
 // The verbs over many jobs, a batch at a time: $1 the filter, $2 why, $3 where to go on, $4 whether to wait for rows that
@@ -262,7 +262,7 @@ type bulkBatch struct {
 }
 
 func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
-	err = s.inTx(ctx, func(tx pgx.Tx) error {
+	err = s.pool.inTx(ctx, func(tx pgx.Tx) error {
 		var refused string
 		if err := tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
 			return classify(err)

@@ -34,7 +34,7 @@ from drover_redrives `
 )
 
 func (s *store) startRedrive(ctx context.Context, plan string) (id string, err error) {
-	err = s.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
+	err = s.pool.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
 	return id, classify(err)
 }
 
@@ -44,7 +44,7 @@ const markPause = 20 * time.Millisecond
 // markRedrive takes up a redrive's jobs, batch by batch, together with the supervisors.
 func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	for {
-		err := s.inTx(ctx, func(tx pgx.Tx) error {
+		err := s.pool.inTx(ctx, func(tx pgx.Tx) error {
 			var err error
 			for _, sql := range []string{sqlOnePlan, sqlConstraintsNow} {
 				if _, err = tx.Exec(ctx, sql); err != nil {
@@ -70,7 +70,7 @@ func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 }
 
 func (s *store) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup, error) {
-	return readAll(ctx, s, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
+	return readAll(ctx, s.pool, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
 }
 
 func (s *store) getRedrive(ctx context.Context, id string) (*Redrive, error) {
@@ -89,7 +89,7 @@ func (s *store) listRedrives(ctx context.Context, limit int) ([]Redrive, error) 
 }
 
 func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
-	return readAll(ctx, s, func(row pgx.CollectableRow) (Redrive, error) {
+	return readAll(ctx, s.pool, func(row pgx.CollectableRow) (Redrive, error) {
 		var r Redrive
 		var filter, skips string
 		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
@@ -112,7 +112,7 @@ func (s *store) abortRedrive(ctx context.Context, id, why string) (RedriveState,
 
 func (s *store) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
 	var state *RedriveState
-	err := s.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
+	err := s.pool.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
 	if err == nil && state == nil {
 		err = ErrNotFound
 	}
@@ -163,9 +163,9 @@ func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error
 
 // refusal is the text of what the database refused, without the driver's words around it.
 func refusal(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Message
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		return server.Message
 	}
 	return err.Error()
 }

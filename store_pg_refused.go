@@ -63,7 +63,7 @@ type head struct {
 
 // bound queues a time-out for the statements after it, stricter than the context's: the server ends a statement, and
 // the connection stays.
-func (p *pipeline) bound(d time.Duration) { p.exec(nil, sqlBoundPlan, d.Milliseconds()) }
+func (p *roundTrip) bound(d time.Duration) { p.exec(nil, sqlBoundPlan, d.Milliseconds()) }
 
 func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, last bool, bound time.Duration) (heads []head, err error) {
 	var p pipeline

@@ -156,7 +156,7 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for name, broken := range map[string]string{"at run time": `select 1 / (select count(*) from jobs)`, "when planned": `select nothing from jobs`} {
-		link := link{store: db.client.store}
+		link := link{pool: db.client.store.pool}
 		defer link.close(context.Background())
 		for range 3 {
 			conn, err := link.get(t.Context())

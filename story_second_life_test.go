@@ -500,7 +500,7 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 // answers looks for transactions that ask whether their claim is over, on a connection of its own.
 func (s *still) answers(t *testing.T) {
 	t.Helper()
-	conn, err := s.client.store.dial(t.Context())
+	conn, err := s.client.store.pool.dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

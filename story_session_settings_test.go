@@ -323,7 +323,7 @@ func TestChecksNameTheField(t *testing.T) {
 			continue
 		}
 		var invalid *InvalidError
-		if err = classify(classify(err)); errors.As(err, &invalid) != (field != "") || field != "" && (invalid.Field != field || sqlState(err) != "23514") {
+		if err = namesField(namesField(classify(err))); errors.As(err, &invalid) != (field != "") || field != "" && (invalid.Field != field || sqlState(err) != "23514") {
 			t.Errorf("%s: %v, want %q", columns, err, field)
 		}
 	}

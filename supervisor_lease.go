@@ -93,7 +93,7 @@ type control struct {
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: link{store: s.client.store}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: link{pool: s.client.store.pool}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -527,7 +527,7 @@ func (c *control) endStrays(ctx context.Context) {
 func (c *control) signOff(ctx context.Context, forget func(context.Context, *pgx.Conn) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := link{store: c.sup.client.store}
+	link := link{pool: c.sup.client.store.pool}
 	defer link.close(ctx)
 	conn, err := link.get(ctx)
 	if err == nil {

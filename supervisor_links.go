@@ -24,11 +24,11 @@ import (
 // same server as the pool's. docs/adr/0029-own-connections-follow-the-pool.md lists which of the pool's settings count.
 
 // dial opens a connection of drover's own, in the state in which the pool would hand it out.
-func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
-	cfg := s.pool.Config()
+func (p *dbPool) dial(ctx context.Context) (*pgx.Conn, error) {
+	cfg := p.Config()
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return nil, refusedBy("BeforeConnect", err)
+			return nil, p.refusedBy("BeforeConnect", err)
 		}
 	}
 	// pgx keeps notifications for WaitForNotification only if there is no such handler.
@@ -38,7 +38,7 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, pgurl.Explain(err)
 	}
-	if err := handOut(ctx, cfg, conn); err != nil {
+	if err := p.handOut(ctx, cfg, conn); err != nil {
 		closeConn(ctx, conn)
 		return nil, err
 	}
@@ -46,10 +46,10 @@ func (s *store) dial(ctx context.Context) (*pgx.Conn, error) {
 }
 
 // handOut runs the hooks that the pool runs before it hands a new connection out.
-func handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
+func (p *dbPool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
 	if cfg.AfterConnect != nil {
 		if err := cfg.AfterConnect(ctx, conn); err != nil {
-			return refusedBy("AfterConnect", err)
+			return p.refusedBy("AfterConnect", err)
 		}
 	}
 	name, usable := "PrepareConn", true
@@ -57,7 +57,7 @@ func handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
 	case cfg.PrepareConn != nil:
 		var err error
 		if usable, err = cfg.PrepareConn(ctx, conn); err != nil {
-			return refusedBy(name, err)
+			return p.refusedBy(name, err)
 		}
 	case cfg.BeforeAcquire != nil: //nolint:staticcheck // deprecated, and in use
 		name = "BeforeAcquire"
@@ -65,16 +65,16 @@ func handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
 	}
 	switch {
 	case !usable:
-		return refusedBy(name, errors.New("it refused a new connection"))
+		return p.refusedBy(name, errors.New("it refused a new connection"))
 	case conn.PgConn().TxStatus() != 'I':
-		return refusedBy(name, errors.New("it left a transaction open"))
+		return p.refusedBy(name, errors.New("it left a transaction open"))
 	}
 	return nil
 }
 
 // refusedBy wraps an error of one of the pool's hooks, which drover runs on connections of its own.
-func refusedBy(hook string, err error) error {
-	return &InvalidError{Field: "pool." + hook, Reason: "run on a connection of drover's own: " + err.Error(), Err: err}
+func (p *dbPool) refusedBy(hook string, err error) error {
+	return p.invalid("pool."+hook, "run on a connection of drover's own: "+err.Error(), err)
 }
 
 // mostDial is the connect timeout if the pool has no ConnectTimeout. By then the server's name may lead to another
@@ -107,7 +107,7 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 // read-only (see pipeline.send) or that fails again and again (see trouble.failed). It does not outlive the pool's
 // MaxConnLifetime, because the server's name may lead to another server by then.
 type link struct {
-	store *store
+	pool  *dbPool
 	conn  *pgx.Conn
 	ended bool      // close has closed it
 	until time.Time // when it is replaced
@@ -126,7 +126,7 @@ func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
 		}
 		return l.conn, nil
 	}
-	conn, err := l.store.dial(ctx)
+	conn, err := l.pool.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (l *link) renew(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
 		defer cancel()
 	}
-	if conn, err := l.store.dial(ctx); err == nil {
+	if conn, err := l.pool.dial(ctx); err == nil {
 		l.put(ctx, conn)
 	}
 }
@@ -154,7 +154,7 @@ func (l *link) renew(ctx context.Context) {
 // MaxConnLifetimeJitter; without a MaxConnLifetime it is maxSpan.
 func (l *link) put(ctx context.Context, conn *pgx.Conn) {
 	l.close(ctx)
-	cfg := l.store.pool.Config()
+	cfg := l.pool.Config()
 	l.conn, l.ended, l.until = conn, false, time.Now().Add(maxSpan)
 	if life, jitter := cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter; life > 0 {
 		if jitter > 0 {
@@ -171,7 +171,7 @@ func (l *link) close(ctx context.Context) {
 		return
 	}
 	l.ended = true
-	if hook := l.store.pool.Config().BeforeClose; hook != nil {
+	if hook := l.pool.Config().BeforeClose; hook != nil {
 		hook(l.conn)
 	}
 	closeConn(ctx, l.conn)
@@ -202,8 +202,7 @@ func temporary(err error) bool {
 		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) {
 		return true
 	}
-	var hook *InvalidError
 	var certificate *tls.CertificateVerificationError
 	var connect *pgconn.ConnectError // for example, no server now has the target_session_attrs asked for
-	return errors.As(err, &connect) && !errors.As(err, &hook) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
+	return errors.As(err, &connect) && !errors.Is(err, ErrInvalid) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
 }

@@ -166,7 +166,7 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // each server gets half of it
 	defer cancel()
-	conn, err := two.client.store.dial(ctx)
+	conn, err := two.client.store.pool.dial(ctx)
 	if err != nil {
 		t.Fatalf("dial = %v", err)
 	}
@@ -340,7 +340,7 @@ func TestHooksOfThePool(t *testing.T) {
 				cfg.ConnConfig.Tracer = &h
 				c.edit(cfg, &h)
 			})
-			l := link{store: other.client.store}
+			l := link{pool: other.client.store.pool}
 			conn, err := l.get(t.Context())
 			if err != nil {
 				t.Fatal(err)

@@ -74,8 +74,8 @@ type outage struct {
 // answered reports an error of a server that is there and refuses a statement for a reason that lasts, such as a right that is
 // missing. That is no outage.
 func answered(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.SeverityUnlocalized == "ERROR" && !temporary(err) && !errors.Is(err, ErrReadOnly)
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !temporary(err) && !errors.Is(err, ErrReadOnly)
 }
 
 const (

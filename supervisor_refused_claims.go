@@ -294,8 +294,8 @@ func (c *claimer) connect(ctx context.Context) (*pgx.Conn, error) {
 
 // timedOut reports whether a time-out caused the error, the server's or ours.
 func timedOut(err error) bool {
-	var pg *pgconn.PgError
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && (pg.Code == "57014" || pg.Code == "55P03")
+	var server *pgconn.PgError
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &server) && (server.Code == "57014" || server.Code == "55P03")
 }
 
 // only is the request for some of its lanes.

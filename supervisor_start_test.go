@@ -78,6 +78,7 @@ func TestRunEndsForWhatStays(t *testing.T) {
 
 func TestTemporaryErrors(t *testing.T) {
 	t.Parallel()
+	pool := newStore(nil).pool
 	for _, c := range []struct {
 		err  error
 		want bool
@@ -91,8 +92,8 @@ func TestTemporaryErrors(t *testing.T) {
 		{&pgconn.PgError{}, false},
 		{&net.DNSError{Err: "no such host", IsNotFound: true}, true},
 		{context.DeadlineExceeded, true},
-		{refusedBy("PrepareConn", errors.New("no")), false},
-		{refusedBy("AfterConnect", &pgconn.PgError{Code: "57P01"}), true},
+		{pool.refusedBy("PrepareConn", errors.New("no")), false},
+		{pool.refusedBy("AfterConnect", &pgconn.PgError{Code: "57P01"}), true},
 		{errors.Join(ErrPooler, &pgconn.PgError{Code: "08P01"}), false},
 		{ErrReadOnly, false},
 		{errors.New("something else"), false},

@@ -72,8 +72,8 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 							}
 							c.spoil(ctx, j, tx)
 							err = settle(ctx, j, tx.tx)
-							var pg *pgconn.PgError
-							if errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrState) || !errors.As(err, &pg) || pg.Code != "40001" {
+							var server *pgconn.PgError
+							if errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrState) || !errors.As(err, &server) || server.Code != "40001" {
 								t.Errorf("%s: %v, want the serialization failure", name, err)
 							}
 							if err := tx.rollback(); err != nil {
@@ -367,8 +367,8 @@ func TestWhatIsNoTransaction(t *testing.T) {
 			t.Errorf("EnqueueTx with %s = %v", what, err)
 		}
 	}
-	var pg *pgconn.PgError
-	if _, err := db.client.EnqueueTx(ctx, tx(`select 1 / 0`), job{1}, nil); !errors.As(err, &pg) || pg.Code != "25P02" {
+	var server *pgconn.PgError
+	if _, err := db.client.EnqueueTx(ctx, tx(`select 1 / 0`), job{1}, nil); !errors.As(err, &server) || server.Code != "25P02" {
 		t.Errorf("EnqueueTx with a transaction that failed = %v", err)
 	}
 	if _, err := db.client.EnqueueTx(ctx, over, job{1}, nil); !errors.Is(err, pgx.ErrTxClosed) { // its connection may be in another one

@@ -712,14 +712,14 @@ func mutants() []mutant {
 		{
 			name: "reads-in-any-style", bug: "Get and List cannot read times that the session writes in another way",
 			file:  "store_pg.go",
-			old:   "readWith(ctx, s, sqlPlainText, row",
-			new:   "readWith(ctx, s, `select`, row",
+			old:   "readWith(ctx, p, sqlPlainText, row",
+			new:   "readWith(ctx, p, `select`, row",
 			tests: []string{"TestLifeInAnyDateStyle"},
 		},
 		{
 			name: "standby-by-its-words", bug: "a standby that speaks another language is not known as one",
 			file:  "store_pg.go",
-			old:   "pg.Routine == \"call_bool_check_hook\"",
+			old:   "server.Routine == \"call_bool_check_hook\"",
 			new:   "strings.Contains(pg.Message, \"recovery\")",
 			tests: []string{"TestAStandbyInAnyLanguage"},
 		},
