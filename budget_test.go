@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // fullest is the most times that fall into any window of a length, its end left out.
@@ -521,7 +523,7 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}, Queues: []Queue{{Retry: Constant{Delay: time.Minute}}}})
-	conn, err := s.settler.link.get(t.Context())
+	conn, err := s.settler.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -572,11 +574,11 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	conn, err := db.client.store.pool.dial(t.Context())
+	conn, err := db.client.store.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer closeConn(t.Context(), conn)
+	defer pg.CloseConn(t.Context(), conn)
 	random := rand.New(rand.NewPCG(3, 100)) //nolint:gosec // the same every time
 	for range 12 {
 		db.exec(t, `truncate drover_budgets, drover_budget_slots`)
@@ -658,12 +660,12 @@ func TestReservationsAtOnce(t *testing.T) {
 	dues := map[string][]time.Time{}
 	for p := range uint64(8) {
 		processes.Go(func() {
-			conn, err := db.client.store.pool.dial(t.Context())
+			conn, err := db.client.store.pool.Dial(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			defer closeConn(t.Context(), conn)
+			defer pg.CloseConn(t.Context(), conn)
 			random := rand.New(rand.NewPCG(p, 8)) //nolint:gosec // the same every time
 			for range 10 {
 				wanting := make([]wantedSlot, 50)

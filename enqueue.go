@@ -4,12 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 	"time"
 
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // EnqueueOpts are one job's settings. Nil, like the zero value, means queue "default", priority 5, due now,
@@ -260,7 +261,7 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 	}
 	bad.nonNegative("Delay", opts.Delay)
 	if opts.Delay > 0 {
-		j.Delay = interval(opts.Delay)
+		j.Delay = pg.Interval(opts.Delay)
 	}
 	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	if opts.MaxAttempts > 0 {
@@ -273,7 +274,7 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 	}
 	bad.atLeast("Timeout", opts.Timeout, leastTimeout)
 	if opts.Timeout > 0 {
-		j.Timeout = interval(min(opts.Timeout, maxTimeout))
+		j.Timeout = pg.Interval(min(opts.Timeout, maxTimeout))
 	}
 	if !opts.ExpiresAt.IsZero() {
 		j.ExpiresAt = instant(bad, "ExpiresAt", opts.ExpiresAt)
@@ -333,15 +334,6 @@ func instant(bad *problems, field string, t time.Time) *time.Time {
 		bad.add(field, "year %d is not 1 to 9999", y)
 	}
 	return &t
-}
-
-// interval is d as Postgres reads it, rounded up to its microsecond.
-func interval(d time.Duration) string {
-	us := d / time.Microsecond
-	if d%time.Microsecond > 0 && us < math.MaxInt64 {
-		us++
-	}
-	return fmt.Sprintf("%d microseconds", us)
 }
 
 // kindOf asks for the kind; a nil pointer and a panicking Kind method are errors.

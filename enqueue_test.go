@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -1205,8 +1206,8 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	if newest := value[int](t, db, `select drover_schema_version()`); newest != schemaVersion {
-		t.Errorf("the library asks for version %d, the migrations make %d", schemaVersion, newest)
+	if newest := value[int](t, db, `select drover_schema_version()`); newest != pg.SchemaVersion {
+		t.Errorf("the library asks for version %d, the migrations make %d", pg.SchemaVersion, newest)
 	}
 	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 0'`)
 	if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "before the first release") {

@@ -3,47 +3,46 @@ package drover
 import (
 	"errors"
 	"fmt"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 var (
 	// ErrInvalid is matched by every *InvalidError: a setting, option or argument was refused before
 	// anything was written.
-	ErrInvalid = errors.New("drover: invalid")
+	ErrInvalid = pg.ErrInvalid
 
 	// ErrLeaseLost reports that the job belongs to another supervisor by now; the outcome was not recorded. It is also
 	// the cause of the handler's context when its supervisor lost the lease, or could not keep it up.
 	ErrLeaseLost = errors.New("drover: lease lost")
 
 	// ErrIDConflict reports an enqueue whose ID already belongs to a job with another kind, queue or args.
-	ErrIDConflict = errors.New("drover: a different job has this id")
+	ErrIDConflict = pg.ErrIDConflict
 
 	// ErrNotStored reports an enqueue that the database accepted without storing the job: a trigger or a rule of the
 	// application on the table jobs dropped the row or changed its id. Nothing is stored under the job's id. Repeating
 	// the enqueue fails in the same way until the trigger or rule is changed. If an application's unique index,
 	// constraint or trigger refuses the row with an error, the enqueue returns that error instead.
-	ErrNotStored = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
+	ErrNotStored = pg.ErrNotStored
 
 	// ErrNotFound reports an id or a fingerprint that no row has.
 	ErrNotFound = errors.New("drover: not found")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
 	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them.
-	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
-		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
+	ErrNotMigrated = pg.ErrNotMigrated
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.
-	ErrServerTooOld = errors.New("drover: PostgreSQL 15 or newer is needed")
+	ErrServerTooOld = pg.ErrServerTooOld
 
 	// ErrReadOnly reports a server that accepts no writes, such as a standby.
-	ErrReadOnly = errors.New("drover: the server is read-only")
+	ErrReadOnly = pg.ErrReadOnly
 
 	// ErrPooler reports that the session has lost statements that the driver prepared in it. It happens only if
 	// DefaultQueryExecMode is CacheStatement, which is pgx's default, or DescribeExec. Either a pooler gives a
 	// connection's transactions to different sessions, or a hook of the pool, such as AfterRelease, runs discard all or
 	// deallocate all.
-	ErrPooler = errors.New("drover: the session has lost what the driver prepared there: a pooler gives each transaction to another session, " +
-		"or a hook of the pool, such as AfterRelease, runs discard all or deallocate all. Change the hook, or " +
-		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
+	ErrPooler = pg.ErrPooler
 
 	// ErrNotCommitted is the failure of a run whose handler returned nil although its CompleteTx or SettleTx failed,
 	// or its transaction was not committed. It wraps the error of the CompleteTx or SettleTx that failed.
@@ -56,7 +55,7 @@ var (
 	ErrShutdown = errors.New("drover: supervisor is stopping")
 
 	// ErrState reports an operation that the job's state does not allow, such as a redrive of a running job.
-	ErrState = errors.New("drover: not in a state for this")
+	ErrState = pg.ErrState
 )
 
 // InvalidError names a setting or argument that was refused, and the reason. Several are joined with errors.Join, so

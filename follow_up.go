@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // FollowUp is a job that is enqueued when another one is discarded: to refund, to tell a person, to open a ticket. It
@@ -46,7 +48,7 @@ type DiscardedJob struct {
 
 // followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
 func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string) error {
-	return isolate(ids, func(part []string) error {
+	return pg.Bisect(ids, func(part []string) error {
 		made, refused, err := c.store.followUpsAgain(ctx, conn, part)
 		if err != nil {
 			return err
@@ -60,7 +62,7 @@ func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []strin
 		c.tellRefused(ctx, refused)
 		return nil
 	}, func(id string, fault error) error {
-		c.tellRefused(ctx, []refusedRow{{Refusal{id, fault.Error()}, sqlState(fault), pathFollowUp}})
+		c.tellRefused(ctx, []refusedRow{{Refusal{id, fault.Error()}, pg.SQLState(fault), pathFollowUp}})
 		return c.store.setAside(ctx, conn, pathFollowUp, id, fault)
 	})
 }

@@ -130,7 +130,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 // ErrNotMigrated, ErrPooler, an *InvalidError for a pool whose hooks contradict what drover needs, or whose search_path
 // finds another table in front of one of drover's. Check returns ErrReadOnly only if everything else is well, so reads
 // work on that server.
-func (c *Client) Check(ctx context.Context) error { return c.store.pool.check(ctx) }
+func (c *Client) Check(ctx context.Context) error { return c.store.pool.Check(ctx) }
 
 // State is where a job is in its life.
 type State string

@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // A model-based test: random verbs over a real schema, and after each of them every row is what a reference of a few
@@ -379,11 +381,11 @@ func (m *reference) send(r *rapid.T, queue func(*pipeline)) {
 	}
 	defer conn.Release()
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlOnePlan)
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
 	queue(&p)
-	p.commit()
-	if err := p.send(r.Context(), conn.Conn()); err != nil {
+	p.Commit()
+	if err := p.Send(r.Context(), conn.Conn()); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -574,7 +576,7 @@ func (m *reference) die(r *rapid.T) bool {
 	s.zombie, s.judged = true, true
 	m.start(s.small)
 	rescuer := m.sups[len(m.sups)-1]
-	conn, err := rescuer.control.link.get(r.Context())
+	conn, err := rescuer.control.link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -637,7 +639,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		return false
 	}
 	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
-	conn, err := s.control.link.get(r.Context())
+	conn, err := s.control.link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -899,7 +901,7 @@ func (m *reference) pace(r *rapid.T) bool {
 	unclaimed := m.unclaimed(r)
 	late := len(unclaimed) > 0 && rapid.IntRange(0, 2).Draw(r, "late") == 0
 	at := value[time.Time](m.tb, m.testDB, modelTick, late, unclaimed)
-	m.send(r, func(p *pipeline) { p.exec(nil, `select drover_pace($1)`, at) })
+	m.send(r, func(p *pipeline) { p.Exec(nil, `select drover_pace($1)`, at) })
 	for _, d := range m.redrives {
 		if d.aborted && !d.done {
 			m.letLie(d)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
@@ -252,7 +253,7 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 		return Page{}, err
 	}
 	jobs, cursors, err := c.store.list(ctx, doc, after, limit+1)
-	if badData(err) { // the filter was checked
+	if pg.BadData(err) { // the filter was checked
 		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page of this filter", Err: err}
 	}
 	if err != nil {

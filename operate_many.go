@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
@@ -69,7 +70,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	var locked []string
 	for after := ""; ; {
 		b, err := c.batch(ctx, v, doc, after, false)
-		if rowsFault(err) && !errors.Is(err, ErrInvalid) && sqlState(err) != "42501" && ctx.Err() == nil {
+		if pg.RowsFault(err) && !errors.Is(err, ErrInvalid) && pg.SQLState(err) != "42501" && ctx.Err() == nil {
 			b, err = c.batchInParts(ctx, v, filter, after)
 		}
 		done.add(&b)
@@ -88,7 +89,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	for _, id := range locked { // each in a transaction that holds nothing else while it waits
 		filter.IDs = []string{id}
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", true)
-		if rowsFault(err) && ctx.Err() == nil {
+		if pg.RowsFault(err) && ctx.Err() == nil {
 			b, err = bulkBatch{refused: []Refusal{{ID: id, Error: refusal(err)}}}, nil
 		}
 		done.add(&b)
@@ -116,7 +117,7 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 		return all, v.failed(err)
 	}
 	all.last = last
-	return all, isolate(ids, func(part []string) error {
+	return all, pg.Bisect(ids, func(part []string) error {
 		filter.IDs = part
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", false)
 		all.changed += b.changed

@@ -223,7 +223,7 @@ func (v *virtual) fail(t testing.TB, fit string) {
 	}
 	var p pipeline
 	p.settle(map[string]State{}, "w", outcomes)
-	settle := p.batch.QueuedQueries[0]
+	settle := p.Batch.QueuedQueries[0]
 	v.exec(t, settle.SQL, settle.Arguments...)
 }
 

@@ -17,6 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // put stores a job as SQL has it and returns its id: columns and values as in an insert.
@@ -545,7 +547,7 @@ func TestDeleteManyWalk(t *testing.T) {
 	put := func(state string, age, ended time.Duration) string {
 		return value[string](t, db, `
 insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at(now() - $2::interval), 'k', $1, now() - $3::interval,
-	case when $1 = 'discarded' then 'panic' end) returning id`, state, interval(age), interval(ended))
+	case when $1 = 'discarded' then 'panic' end) returning id`, state, pg.Interval(age), pg.Interval(ended))
 	}
 	day := 24 * time.Hour
 	ids := []string{

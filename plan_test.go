@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // planned is a statement of the queue's with arguments as the library sends them.
@@ -41,7 +42,7 @@ func theStatements(s *still, ids []string) []planned {
 	p.claim(req, &claimReply{})
 	p.settle(map[string]State{}, req.supervisor, outcomes)
 	inTx, _ := json.Marshal(outcomes[0].change()) // strings and ints only: cannot fail
-	claim, settle := p.batch.QueuedQueries[2], p.batch.QueuedQueries[4]
+	claim, settle := p.Batch.QueuedQueries[2], p.Batch.QueuedQueries[4]
 	at, ones := slices.Repeat([]time.Time{planClaim()}, len(ids)), slices.Repeat([]int32{1}, len(ids))
 	sweep := s.claimer.allLanes()
 	queues := make([]string, len(sweep.lanes))
@@ -80,7 +81,7 @@ func (db *testDB) planner(t testing.TB) *planner {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeConn(t.Context(), conn) })
+	t.Cleanup(func() { pg.CloseConn(t.Context(), conn) })
 	return &planner{conn, map[string]string{}}
 }
 
@@ -99,12 +100,12 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 		exec("prepare " + name + " as " + st.sql)
 		p.prepared[st.name] = name
 	}
-	exec(sqlBegin)
+	exec(pg.Begin)
 	defer exec("rollback")
 	if st.sql == sqlSettle {
 		exec(sqlSettlePlan)
 	} else {
-		exec(sqlOnePlan)
+		exec(pg.OnePlan)
 	}
 	marks := make([]string, len(st.args))
 	for i := range marks {
@@ -238,7 +239,7 @@ func (db *testDB) checkPrune(t testing.TB, when string) {
 		`select from drover_alerts(1, 1, '15 min', 1, '15 min')`,
 	}, 8) {
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), sqlOnePlan); err != nil {
+			if _, err := tx.Exec(t.Context(), pg.OnePlan); err != nil {
 				return err
 			}
 			if _, err := tx.Exec(t.Context(), call); err != nil {
@@ -303,7 +304,7 @@ func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
 	t.Helper()
 	var plan string
 	err := pgx.BeginFunc(t.Context(), p, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), sqlOnePlan); err != nil {
+		if _, err := tx.Exec(t.Context(), pg.OnePlan); err != nil {
 			return err
 		}
 		for range 2 { // the second has what planning reads behind it

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -100,7 +101,7 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	for name, err := range map[string]error{
 		"Enqueue": enqueue, "Get": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "refuses a parameter") || strings.Contains(err.Error(), "secret") || sqlState(err) != "22023" {
+		if err == nil || !strings.Contains(err.Error(), "refuses a parameter") || strings.Contains(err.Error(), "secret") || pg.SQLState(err) != "22023" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -448,7 +449,7 @@ func TestDoorsAreShut(t *testing.T) {
 				jsonb_build_object('id', '01KAJ4Y8Q3N6T0V5B7C9D1E2FG', 'kind', 'k') || jsonb_build_object('`+tc.field+`', `+tc.sql+`)))`)
 			return err
 		})
-		if strings.HasSuffix(tc.sql, `interval`) && err != nil && sqlState(err) == "22008" {
+		if strings.HasSuffix(tc.sql, `interval`) && err != nil && pg.SQLState(err) == "22008" {
 			continue // JSON has no intervals: the text of this one is out of their range
 		}
 		refusedAs(tc.field, tc.sql, err)
@@ -473,7 +474,7 @@ func TestDoorsAreShut(t *testing.T) {
 		_, inserted := c.Exec(t.Context(), `insert into jobs (kind, `+tc.field+`) values ('k', `+column+`)`)
 		c.exec(t, `insert into jobs (kind) values ('k')`)
 		_, updated := c.Exec(t.Context(), `update jobs set `+tc.field+` = `+column)
-		if sqlState(inserted) != "23514" || sqlState(updated) != "23514" {
+		if pg.SQLState(inserted) != "23514" || pg.SQLState(updated) != "23514" {
 			t.Errorf("insert, update of %s = %s: %v, %v", tc.field, tc.sql, inserted, updated)
 		}
 		c.exec(t, `delete from jobs`)
@@ -491,7 +492,7 @@ func TestDoorsAreShut(t *testing.T) {
 		"a follow-up of text":     `insert into jobs (kind, metadata) values ('k', '{"drover:follow_up": "1"}')`,
 		"another key of drover's": `insert into jobs (kind, metadata) values ('k', '{"drover:follow_up": 1, "drover:x": 1}')`,
 	} {
-		if _, err := c.Exec(t.Context(), sql); sqlState(err) != "23514" {
+		if _, err := c.Exec(t.Context(), sql); pg.SQLState(err) != "23514" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -522,7 +523,7 @@ func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 			_, err := tx.Exec(t.Context(), enqueue)
 			return err
 		})
-		if sqlState(err) != "23514" {
+		if pg.SQLState(err) != "23514" {
 			t.Errorf("%s: %v, want the bound of args", role, err)
 		}
 	}

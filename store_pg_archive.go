@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // The archive, and what has reached a threshold. All of it goes from id to id in short transactions: a long one would
@@ -56,20 +58,16 @@ const (
 	rankedBatch  = 10_000 // every batch ranks all that fit
 )
 
-// sqlConstraintsNow makes the statement that violates a deferred constraint of the application's fail: at the commit
-// it could not be known which row it was.
-const sqlConstraintsNow = `set constraints all immediate`
-
 // move takes steps, each from where the one before got to, and adds up what they did.
 func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Moved, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return all, classify(err)
+		return all, pg.Classify(err)
 	}
 	defer conn.Release()
 	for after := ""; ; {
 		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after)
-		if stepFault(err) && ctx.Err() == nil {
+		if pg.StepFault(err) && ctx.Err() == nil {
 			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after)
 		}
 		if err != nil && ctx.Err() != nil {
@@ -86,12 +84,12 @@ func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Mov
 func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
 	var p pipeline
 	var step Moved
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.exec(nil, sqlConstraintsNow)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&step.Jobs, &step.Conflicts, &step.Refused, &last) }, sql, args...)
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
+	p.Exec(nil, pg.ConstraintsNow)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&step.Jobs, &step.Conflicts, &step.Refused, &last) }, sql, args...)
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
 		return nil, err
 	}
 	all.Jobs += step.Jobs
@@ -105,15 +103,15 @@ func (s *store) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v arc
 	var p pipeline
 	var ids []string
 	var unread []Refusal
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&ids, &unread, &last) }, v.next, filter, v.batch, after)
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&ids, &unread, &last) }, v.next, filter, v.batch, after)
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
 		return nil, err
 	}
 	all.refuse(unread...)
-	err = isolate(ids, func(part []string) error {
+	err = pg.Bisect(ids, func(part []string) error {
 		_, err := s.moveStep(ctx, conn, all, v.these, filter, part)
 		if ctx.Err() != nil {
 			return context.Canceled // the caller's deadline is no row's fault
@@ -135,7 +133,7 @@ const exportPage = 500
 func (s *store) export(ctx context.Context, filter string, write func(line []byte) error) (unread []Refusal, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, classify(err)
+		return nil, pg.Classify(err)
 	}
 	defer conn.Release()
 	for after := ""; ; {
@@ -158,7 +156,7 @@ func (s *store) export(ctx context.Context, filter string, write func(line []byt
 			return err
 		})
 		if err != nil || n == 0 {
-			return unread, classify(err)
+			return unread, pg.Classify(err)
 		}
 	}
 }
@@ -168,8 +166,8 @@ const sqlAlerts = `select name, level, value, threshold from drover_alerts($1, $
 func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
 	var oldest *string
 	if t.Oldest > 0 {
-		text := interval(t.Oldest)
+		text := pg.Interval(t.Oldest)
 		oldest = &text
 	}
-	return readOnePlan(ctx, s.pool, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
+	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), pg.Interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
@@ -43,14 +44,14 @@ delete from drover_ended_supervisors where id in (select id from drover_ended_su
 // verdict returns what was decided about the death of supervisor id; died is false if nothing was.
 func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
-	p.begin()
+	p.Begin()
 	p.verdict(id, &d, &died)
-	p.commit()
-	return d, died, p.send(ctx, conn)
+	p.Commit()
+	return d, died, p.Send(ctx, conn)
 }
 
 func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		return rows.Scan(&d.Draining, &d.Mass, &d.Shared, &d.Degree, &d.Beside, died)
 	}, sqlVerdict, id)
 }
@@ -59,12 +60,12 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
-	p.begin()
-	p.exec(nil, sqlForgetEnded)
-	p.exec(nil, sqlJudge, id, d.Degree, d.Beside)
+	p.Begin()
+	p.Exec(nil, sqlForgetEnded)
+	p.Exec(nil, sqlJudge, id, d.Degree, d.Beside)
 	p.verdict(id, &d, &died)
-	p.commit()
-	return d, p.send(ctx, conn)
+	p.Commit()
+	return d, p.Send(ctx, conn)
 }
 
 // sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
@@ -81,11 +82,11 @@ where ended_at > now() - $2::interval`
 func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
-	p.begin()
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, interval(blame.HistoryWindow))
-	p.commit()
-	err = p.send(ctx, conn)
-	b.Ran = seconds(ran)
+	p.Begin()
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, pg.Interval(blame.HistoryWindow))
+	p.Commit()
+	err = p.Send(ctx, conn)
+	b.Ran = pg.Seconds(ran)
 	return b, err
 }
 
@@ -111,16 +112,16 @@ where supervisor is null or supervisor = $1 or not exists (select from drover_su
 func (s *store) takeSolo(ctx context.Context, conn *pgx.Conn, id string) (bool, error) {
 	var p pipeline
 	var n int64
-	p.begin()
-	p.exec(&n, sqlTakeSolo, id)
-	p.commit()
-	return n == 1, p.send(ctx, conn)
+	p.Begin()
+	p.Exec(&n, sqlTakeSolo, id)
+	p.Commit()
+	return n == 1, p.Send(ctx, conn)
 }
 
 func (s *store) releaseSolo(ctx context.Context, conn *pgx.Conn, id string) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlReleaseSolo, id)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, sqlReleaseSolo, id)
+	p.Commit()
+	return p.Send(ctx, conn)
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Retry budgets: their policies, and the slots that failing batches take.
@@ -21,9 +23,9 @@ const sqlBudgetScopes = `select scope from drover_budgets`
 // pipeline that fails has read none.
 func (p *pipeline) registerBudgets(policies []budgetPolicy, scopes *[]string) {
 	for _, b := range policies {
-		p.exec(nil, sqlRegisterBudget, b.scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
+		p.Exec(nil, sqlRegisterBudget, b.scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
 	}
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var scope string
 		err := rows.Scan(&scope)
 		*scopes = append(*scopes, scope)
@@ -66,22 +68,22 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 	}
 	slots := make([]takenSlot, len(wanting))
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error {
+	p.Begin()
+	p.Exec(nil, sqlReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
+	p.Exec(nil, pg.OnePlan)
+	p.Query(func(rows pgx.Rows) error {
 		var n int
 		var us int64
 		got := takenSlot{budgeted: true}
 		if err := rows.Scan(&n, &got.dueUS, &us, &got.reason); err != nil {
 			return err
 		}
-		got.delay = span(us, time.Microsecond)
+		got.delay = pg.Span(us, time.Microsecond)
 		slots[n-1] = got
 		return nil
 	}, sqlReserve, kinds, queues, delays, latest)
-	p.commit()
-	return slots, p.send(ctx, conn)
+	p.Commit()
+	return slots, p.Send(ctx, conn)
 }
 
 // reserveWait is how long a reservation waits for a lock: a second, or a third of the time that is left, if that is
@@ -98,11 +100,11 @@ const sqlBudgets = `
 select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
 
 func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	return readAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
+	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
 		var b BudgetInfo
 		var per float64
 		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
-		b.Per = seconds(per).Truncate(time.Millisecond)
+		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
 		return b, err
 	}, sqlBudgets)
 }

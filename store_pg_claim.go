@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // lastError is the text of drover_last_error, without its call where the newest entry tells of a run: a function that
@@ -158,7 +159,7 @@ const sqlTakeTurn = `select drover_take_turn($1, $2)`
 // sqlClaimPlan does what sqlQuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
 // the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
 // others would take that for a long transaction.
-const sqlClaimPlan = sqlQuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
+const sqlClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
 // claimRequest asks for jobs of several queues.
@@ -214,19 +215,19 @@ func (r *claimReply) cost(took time.Duration) time.Duration {
 }
 
 func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
-	p.begin()
+	p.Begin()
 	if len(req.turns) > 0 {
-		p.query(func(rows pgx.Rows) error {
+		p.Query(func(rows pgx.Rows) error {
 			got := false
 			err := rows.Scan(&got)
 			reply.outOfTurn = !got
 			return err
 		}, sqlTakeTurn, req.turns, req.patience)
 	}
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var waited float64
 		err := rows.Scan(nil, nil, nil, nil, &waited, &reply.seen.At, &reply.seen.Oldest, &reply.seen.Own)
-		reply.waited = seconds(waited)
+		reply.waited = pg.Seconds(waited)
 		return err
 	}, sqlClaimPlan)
 	sql, args := sqlClaim, req.args()
@@ -234,8 +235,8 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 		sql = sqlClaimBut
 	}
 	p.claimed(reply, sql, args...)
-	p.commit()
-	p.call(func() { reply.committed = true })
+	p.Commit()
+	p.Call(func() { reply.committed = true })
 }
 
 func (req *claimRequest) args() []any {
@@ -249,7 +250,7 @@ func (p *pipeline) claimed(reply *claimReply, sql string, args ...any) {
 	reply.fenced = true
 	row := claimRow{reply: reply}
 	columns := row.columns() // once: a row costs the strings that it brings, and its run
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		reply.fenced = false
 		if err := rows.Scan(columns...); err != nil {
 			return err
@@ -281,7 +282,7 @@ func (r *claimRow) columns() []any {
 func (r *claimRow) add() {
 	if !r.id.Valid {
 		if r.secondsToNext.Valid {
-			r.reply.nextDue = min(max(seconds(r.secondsToNext.Float64), time.Microsecond), farthestDue)
+			r.reply.nextDue = min(max(pg.Seconds(r.secondsToNext.Float64), time.Microsecond), farthestDue)
 		}
 		return
 	}

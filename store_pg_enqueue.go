@@ -10,10 +10,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // sqlEnqueue stores one job, or finds it by its id; the function validates and is all a producer's role needs.
@@ -56,7 +57,7 @@ returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$
 func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return false, classify(err)
+		return false, pg.Classify(err)
 	}
 	defer conn.Release()
 	direct := job.plain && !s.functionsOnly.Load()
@@ -87,20 +88,20 @@ type enqueued struct {
 func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pipeline
 	told := enqueued{rows: 1, committed: -1}
-	p.begin()
+	p.Begin()
 	if direct {
-		p.exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
+		p.Exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
 	} else {
-		p.query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
 	}
-	p.exec(&told.committed, sqlCommitAndBegin)
+	p.Exec(&told.committed, pg.CommitAndBegin)
 	if direct && !s.wakesBlindly.Load() {
-		p.exec(nil, sqlWakeAsleep, job.Queue)
+		p.Exec(nil, sqlWakeAsleep, job.Queue)
 	} else {
 		p.wake(job)
 	}
-	p.commit()
-	if err = p.send(ctx, conn); told.rows != 1 {
+	p.Commit()
+	if err = p.Send(ctx, conn); told.rows != 1 {
 		return false, false, ErrNotStored
 	}
 	return told.committed >= 0, told.existing, err
@@ -114,7 +115,7 @@ func lacksRight(err error) bool {
 
 // refusesCopy reports that the table takes no COPY, because of row security.
 func refusesCopy(err error) bool {
-	return sqlState(err) == "0A000" && !errors.Is(err, ErrReadOnly)
+	return pg.SQLState(err) == "0A000" && !errors.Is(err, ErrReadOnly)
 }
 
 const (
@@ -128,17 +129,17 @@ const (
 func (p *pipeline) wake(job *newJob) {
 	switch {
 	case job.ScheduledAt != nil:
-		p.exec(nil, sqlWakeAt, job.Queue, *job.ScheduledAt)
+		p.Exec(nil, sqlWakeAt, job.Queue, *job.ScheduledAt)
 	case job.Delay != "":
-		p.exec(nil, sqlWakeIn, job.Queue, job.Delay)
+		p.Exec(nil, sqlWakeIn, job.Queue, job.Delay)
 	default:
-		p.exec(nil, sqlWakeNow, job.Queue)
+		p.Exec(nil, sqlWakeNow, job.Queue)
 	}
 }
 
 func (s *store) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
 	err = tx.QueryRow(ctx, sqlEnqueue, job.params(true)...).Scan(&existing)
-	return existing, classify(err)
+	return existing, pg.Classify(err)
 }
 
 // sqlEnqueueMany stores a JSON array of jobs and tells the ids of those that were there before.
@@ -165,7 +166,7 @@ func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[s
 		}
 		var found string
 		if err := tx.QueryRow(ctx, sqlEnqueueMany, string(doc), true).Scan(&found); err != nil {
-			return nil, classify(err)
+			return nil, pg.Classify(err)
 		}
 		var ids []string
 		if err := json.Unmarshal([]byte(found), &ids); err != nil {
@@ -214,7 +215,7 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int
 
 func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
 	if len(plain) == 0 {
-		err = s.pool.inTx(ctx, func(tx pgx.Tx) error {
+		err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 			existing, err = s.enqueueManyTx(ctx, tx, others)
 			return err
 		})
@@ -222,20 +223,20 @@ func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (ex
 	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, classify(err)
+		return nil, pg.Classify(err)
 	}
 	defer conn.Release()
 	var begin pipeline
 	changeable := false
-	begin.begin()
-	begin.exec(nil, sqlLockJobs)
-	begin.query(func(rows pgx.Rows) error { return rows.Scan(&changeable) }, sqlTriggersBefore)
-	if err := begin.send(ctx, conn.Conn()); err != nil {
+	begin.Begin()
+	begin.Exec(nil, sqlLockJobs)
+	begin.Query(func(rows pgx.Rows) error { return rows.Scan(&changeable) }, sqlTriggersBefore)
+	if err := begin.Send(ctx, conn.Conn()); err != nil {
 		return nil, err
 	}
-	defer rollBack(ctx, conn.Conn())
+	defer pg.RollBack(ctx, conn.Conn())
 	if err := copyJobs(ctx, conn.Conn(), plain); err != nil {
-		return nil, classify(err)
+		return nil, pg.Classify(err)
 	}
 	if changeable {
 		if err := allStored(ctx, conn, plain); err != nil {
@@ -245,18 +246,8 @@ func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (ex
 	if existing, err = s.enqueueManyTx(ctx, conn, others); err != nil {
 		return nil, err
 	}
-	_, err = conn.Exec(ctx, sqlCommit)
-	return existing, classify(err)
-}
-
-// rollBack ends a transaction that an error has left open.
-func rollBack(ctx context.Context, conn *pgx.Conn) {
-	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	_, _ = conn.Exec(ctx, "rollback") // if it fails the pool closes the connection
+	_, err = conn.Exec(ctx, pg.Commit)
+	return existing, pg.Classify(err)
 }
 
 const (
@@ -279,7 +270,7 @@ func allStored(ctx context.Context, tx Tx, jobs []*newJob) error {
 	}
 	var n int
 	if err := tx.QueryRow(ctx, sqlCountStored, ids).Scan(&n); err != nil {
-		return classify(err)
+		return pg.Classify(err)
 	}
 	if n != len(jobs) {
 		return fmt.Errorf("%d of %d jobs have no row: %w", len(jobs)-n, len(jobs), ErrNotStored)
@@ -354,7 +345,7 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 	}
 	defer conn.Release()
 	var p pipeline
-	p.begin()
+	p.Begin()
 	seen := map[string]bool{}
 	for _, job := range jobs {
 		if job.ScheduledAt == nil && job.Delay == "" && !seen[job.Queue] {
@@ -362,26 +353,9 @@ func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
 			p.wake(job)
 		}
 	}
-	if p.commit(); len(seen) > 0 {
-		_ = p.send(ctx, conn.Conn())
+	if p.Commit(); len(seen) > 0 {
+		_ = p.Send(ctx, conn.Conn())
 	}
-}
-
-// inTx runs fn in a read committed transaction on the pool, if the schema is in order: one round trip for both.
-func (p *dbPool) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: sqlBegin + `; ` + sqlCheckSchema})
-	if err != nil {
-		return classify(err)
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		_ = tx.Rollback(ctx) // after a commit there is nothing to roll back
-	}()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	return classify(tx.Commit(ctx))
 }
 
 // namesField turns an error into an *InvalidError if one of drover's checks on the table jobs refused a value of the

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -200,7 +201,7 @@ func TestCopyStream(t *testing.T) {
 	if err := iotest.TestReader(newCopyStream(jobs), whole); err != nil {
 		t.Error(err)
 	}
-	if err := db.client.store.pool.inTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), jobs) }); err != nil {
+	if err := db.client.store.pool.InTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), jobs) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, j := range jobs {
@@ -219,7 +220,7 @@ type obstacle struct {
 }
 
 // code reports whether err has one of these SQLSTATEs.
-func code(err error, codes ...string) bool { return slices.Contains(codes, sqlState(err)) }
+func code(err error, codes ...string) bool { return slices.Contains(codes, pg.SQLState(err)) }
 
 // obstacles are in the way of each enqueue of the kind letter; only the first passes the unique index.
 func obstacles() []obstacle {
@@ -311,7 +312,7 @@ func TestReceiptsAreRows(t *testing.T) {
 				`select drover_enqueue('letter', '{"to": "x"}')`,
 				`select drover_enqueue_many('[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "letter", "args": {"to": "x"}}]')`,
 			} {
-				if _, err := db.Exec(t.Context(), sql); !o.refuses(sql, classify(err)) {
+				if _, err := db.Exec(t.Context(), sql); !o.refuses(sql, pg.Classify(err)) {
 					t.Errorf("%s: %v", sql, err)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/fingerprint"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg_settle.go.
@@ -22,26 +23,26 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 // other to succeed. It returns the resolved groups that came back.
 func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []FailureGroup, err error) {
 	var both, rest pipeline
-	both.begin()
-	both.exec(nil, sqlOnePlan)
-	both.query(func(rows pgx.Rows) error {
+	both.Begin()
+	both.Exec(nil, pg.OnePlan)
+	both.Query(func(rows pgx.Rows) error {
 		var g FailureGroup
 		err := rows.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.Sample, &g.LastJob)
 		reopened = append(reopened, g)
 		return err
 	}, sqlAddFailures)
-	both.commit()
+	both.Commit()
 	unpark := func(p *pipeline) {
-		p.begin()
-		p.exec(nil, sqlOnePlan)
-		p.exec(nil, sqlConstraintsNow)
-		p.exec(nil, sqlUnpark)
-		p.commit()
+		p.Begin()
+		p.Exec(nil, pg.OnePlan)
+		p.Exec(nil, pg.ConstraintsNow)
+		p.Exec(nil, sqlUnpark)
+		p.Commit()
 	}
 	unpark(&both)
-	if err = both.send(ctx, conn); err != nil && sqlState(err) != "" {
+	if err = both.Send(ctx, conn); err != nil && pg.SQLState(err) != "" {
 		unpark(&rest) // once more, if it was not this that failed
-		err = errors.Join(err, rest.send(ctx, conn))
+		err = errors.Join(err, rest.Send(ctx, conn))
 	}
 	return reopened, err
 }
@@ -61,7 +62,7 @@ const sqlFailures = failureColumns + `
 where ($1 = '' or kind = $1) and ($2 = '' or status = $2) order by last_seen desc, fingerprint limit $3`
 
 func (s *store) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
-	return readAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
+	return pg.ReadAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
 }
 
 const sqlFailure = failureColumns + `where fingerprint = $1`
@@ -70,7 +71,7 @@ func (s *store) failure(ctx context.Context, group string) (*FailureGroup, error
 	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
-	groups, err := readAll(ctx, s.pool, scanFailure, sqlFailure, group)
+	groups, err := pg.ReadAll(ctx, s.pool, scanFailure, sqlFailure, group)
 	if err == nil && len(groups) == 0 {
 		err = ErrNotFound
 	}
@@ -104,10 +105,10 @@ func (s *store) changeFailure(ctx context.Context, group, sql string, args ...an
 	if !fingerprint.Valid(group) {
 		return ErrNotFound
 	}
-	return s.pool.inTx(ctx, func(tx pgx.Tx) error {
+	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var found bool
 		if err := tx.QueryRow(ctx, sql, args...).Scan(&found); err != nil {
-			return classify(err)
+			return pg.Classify(err)
 		}
 		if !found {
 			return ErrNotFound

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // What a look at the health reads. Nothing here needs more than select on drover's tables; what a role may not see is
@@ -199,11 +200,11 @@ const sqlClock = `select latest, since, waiting from drover_clock($1)`
 
 func (s *store) waitForClock(ctx context.Context, conn *pgx.Conn, bound time.Duration) (waits int64, err error) {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
-	p.query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
-	p.commit()
-	return waits, p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
+	p.Commit()
+	return waits, p.Send(ctx, conn)
 }
 
 // onStandby is why a part is not seen that only the primary knows.
@@ -220,7 +221,7 @@ const (
 func (s *store) health(ctx context.Context) (*Health, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, classify(err)
+		return nil, pg.Classify(err)
 	}
 	defer conn.Release()
 	h := &Health{Holders: []Holder{}, Tables: []TableHealth{}, Claim: ClaimHealth{Queues: []QueueHealth{}}, SetAside: SetAsideHealth{First: []SetAside{}}, NotSeen: []NotSeen{}}
@@ -235,14 +236,14 @@ func (s *store) health(ctx context.Context) (*Health, error) {
 		}
 		// In a round trip of its own: a statement that is being prepared waits for locks already.
 		var limit, query pipeline
-		limit.beginReading()
-		limit.exec(nil, sqlOnePlan)
-		limit.exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
-		query.query(read, sql, args...)
-		query.commit()
-		err := limit.send(ctx, conn.Conn())
+		limit.BeginReading()
+		limit.Exec(nil, pg.OnePlan)
+		limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
+		query.Query(read, sql, args...)
+		query.Commit()
+		err := limit.Send(ctx, conn.Conn())
 		if err == nil {
-			err = query.send(ctx, conn.Conn())
+			err = query.Send(ctx, conn.Conn())
 		}
 		var refused *pgconn.PgError
 		switch {

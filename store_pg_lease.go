@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Liveness, rescue, sweeps, sleep and pruning: all by the supervisor's control connection but where said.
@@ -73,17 +75,17 @@ type kindPolicy struct {
 func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration) error {
 	var p pipeline
 	names, slots := reg.slots()
-	p.begin()
-	p.exec(nil, sqlCheckSchema)
-	p.exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
+	p.Begin()
+	p.Exec(nil, pg.CheckSchema)
+	p.Exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
 	p.queues(reg)
 	for _, k := range reg.kinds {
-		p.exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
+		p.Exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
 	}
-	p.exec(nil, sqlRegisterBuild, reg.build)
+	p.Exec(nil, sqlRegisterBuild, reg.build)
 	p.registerBudgets(reg.budgets, &reg.scopes)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Commit()
+	return p.Send(ctx, conn)
 }
 
 // slots are the queues' names, and a JSON object of their concurrency.
@@ -99,9 +101,9 @@ func (reg *registration) slots() (names []string, doc string) {
 // queues stores the queues' policies, sorted by name as the kinds are: two that start at once must not deadlock.
 func (p *pipeline) queues(reg *registration) {
 	for _, q := range reg.queues {
-		p.exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry, q.keep.completed, q.keep.cancelled, q.keep.discarded, q.keep.archived)
+		p.Exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry, q.keep.completed, q.keep.cancelled, q.keep.discarded, q.keep.archived)
 		if reg.listens {
-			p.exec(nil, sqlRegisterSleeper, q.name, reg.id)
+			p.Exec(nil, sqlRegisterSleeper, q.name, reg.id)
 		}
 	}
 }
@@ -114,7 +116,7 @@ const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue 
 func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return classify(err)
+		return pg.Classify(err)
 	}
 	defer conn.Release()
 	return s.serveOn(ctx, conn.Conn(), id, reg)
@@ -123,13 +125,13 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *registration) error {
 	var p pipeline
 	names, slots := reg.slots()
-	p.begin()
-	p.exec(nil, sqlServe, id, names, slots)
-	p.exec(nil, sqlUnserve, id, names)
+	p.Begin()
+	p.Exec(nil, sqlServe, id, names, slots)
+	p.Exec(nil, sqlUnserve, id, names)
 	p.queues(reg)
 	p.registerBudgets(reg.budgets, &reg.scopes)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Commit()
+	return p.Send(ctx, conn)
 }
 
 // sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
@@ -208,9 +210,9 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 	reply := beatReply{gone: map[*run]bool{}}
 	of, lanes := strongLanes(queues)
 	inFlight, claimed := claims(running)
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error {
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
+	p.Query(func(rows pgx.Rows) error {
 		var other peer
 		var leaseMS, silentMS int64
 		var behind *float64
@@ -220,27 +222,27 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 			return err
 		}
 		if behind != nil {
-			reply.behind = seconds(*behind)
+			reply.behind = pg.Seconds(*behind)
 		}
 		for _, queue := range queues {
 			if queue != nil {
 				other.queues = append(other.queues, *queue)
 			}
 		}
-		other.lease, other.silence = max(millis(leaseMS), time.Second), millis(silentMS)
+		other.lease, other.silence = max(pg.Millis(leaseMS), time.Second), pg.Millis(silentMS)
 		reply.peers = append(reply.peers, other)
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
 	if len(running) > 0 {
 		p.gone(reply.gone, id, running, inFlight, claimed)
 	}
-	p.commit()
-	return reply, p.send(ctx, conn)
+	p.Commit()
+	return reply, p.Send(ctx, conn)
 }
 
 // gone adds to gone the runs that are over.
 func (p *pipeline) gone(gone map[*run]bool, id string, running []*run, ids []string, claimed []time.Time) {
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var i int
 		var cancelled bool
 		err := rows.Scan(&i, &cancelled)
@@ -254,11 +256,11 @@ func (s *store) gone(ctx context.Context, conn *pgx.Conn, id string, running []*
 	var p pipeline
 	gone := map[*run]bool{}
 	ids, claimed := claims(running)
-	p.begin()
-	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
+	p.Begin()
+	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.gone(gone, id, running, ids, claimed)
-	p.commit()
-	return gone, p.send(ctx, conn)
+	p.Commit()
+	return gone, p.Send(ctx, conn)
 }
 
 // sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
@@ -276,11 +278,11 @@ func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch
 	var p pipeline
 	var now int
 	lost := true
-	p.begin()
-	p.exec(nil, sqlRaiseEpoch, id, epoch)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	p.Begin()
+	p.Exec(nil, sqlRaiseEpoch, id, epoch)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
 		return 0, err
 	}
 	if lost || now <= epoch {
@@ -296,10 +298,10 @@ where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_be
 
 func (s *store) noteSilence(ctx context.Context, conn *pgx.Conn, x peer, silence time.Duration) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlNoteSilence, x.id, x.epoch, x.beat, silence.Milliseconds())
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, sqlNoteSilence, x.id, x.epoch, x.beat, silence.Milliseconds())
+	p.Commit()
+	return p.Send(ctx, conn)
 }
 
 // sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed. The key must change, even at the
@@ -314,11 +316,11 @@ delete from drover_sleepers where supervisor = $1 and exists (select from drover
 func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, error) {
 	var p pipeline
 	var n int64
-	p.begin()
-	p.exec(&n, sqlDeclareLost, x.id, x.epoch, x.beat)
-	p.exec(nil, sqlLostSleeps, x.id)
-	p.commit()
-	return n == 1, p.send(ctx, conn)
+	p.Begin()
+	p.Exec(&n, sqlDeclareLost, x.id, x.epoch, x.beat)
+	p.Exec(nil, sqlLostSleeps, x.id)
+	p.Commit()
+	return n == 1, p.Send(ctx, conn)
 }
 
 // sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
@@ -333,14 +335,14 @@ on conflict (id) do nothing`
 
 func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlReleaseSolo, id)
-	p.exec(nil, sqlForgetEnded)
-	p.exec(nil, sqlEnded, id)
-	p.exec(nil, sqlForget, id) // drover_supervisors before drover_sleepers, as everywhere
-	p.exec(nil, sqlForgetSleeper, id)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, sqlReleaseSolo, id)
+	p.Exec(nil, sqlForgetEnded)
+	p.Exec(nil, sqlEnded, id)
+	p.Exec(nil, sqlForget, id) // drover_supervisors before drover_sleepers, as everywhere
+	p.Exec(nil, sqlForgetSleeper, id)
+	p.Commit()
+	return p.Send(ctx, conn)
 }
 
 // sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no

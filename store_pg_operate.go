@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // What operators do: through the same SQL functions and views that psql has.
@@ -46,14 +48,14 @@ const (
 
 func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
 	job, err := s.queryJob(ctx, sqlGet, id, true)
-	if rowsFault(err) && ctx.Err() == nil {
+	if pg.RowsFault(err) && ctx.Err() == nil {
 		job, err = s.getOdd(ctx, id)
 	}
 	return job, err
 }
 
 func (s *store) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	jobs, err := readAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
+	jobs, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
 	if err == nil && len(jobs) == 0 {
 		err = ErrNotFound
 	}
@@ -69,7 +71,7 @@ func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = readAll(ctx, s.pool, func(row pgx.CollectableRow) (none struct{}, err error) {
+	_, err = pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (none struct{}, err error) {
 		var part, value, why string
 		switch err := row.Scan(&part, &value, &why); {
 		case err != nil:
@@ -82,7 +84,7 @@ func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 		return none, nil
 	}, sqlParts, id)
 	switch {
-	case rowsFault(err) && ctx.Err() == nil:
+	case pg.RowsFault(err) && ctx.Err() == nil:
 		j.unreadable("args, errors, metadata, retry, tags", refusal(err))
 	case err != nil:
 		return nil, err
@@ -100,13 +102,13 @@ select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1:
 )
 
 func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	jobs, err = readAll(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
+	jobs, err = pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
 		var cursor string
 		job, err := scanJobInfo(row, true, &cursor)
 		cursors = append(cursors, cursor)
 		return *job, err
 	}, sqlList, filter, after, limit)
-	if rowsFault(err) && ctx.Err() == nil {
+	if pg.RowsFault(err) && ctx.Err() == nil {
 		return s.listOdd(ctx, filter, after, limit)
 	}
 	return jobs, cursors, err
@@ -116,7 +118,7 @@ func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs
 // of all rows, even of a row that has gone meanwhile. If there are limit rows, the last one shows only that there are
 // more.
 func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	ids, err := readAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
+	ids, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
 		var cursor string
 		err = row.Scan(&id, &cursor)
 		cursors = append(cursors, cursor)
@@ -131,7 +133,7 @@ func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (j
 		switch {
 		case errors.Is(err, ErrNotFound):
 			continue
-		case rowsFault(err) && ctx.Err() == nil:
+		case pg.RowsFault(err) && ctx.Err() == nil:
 			j = &JobInfo{ID: id, Unreadable: "the row: " + refusal(err)}
 		case err != nil:
 			return nil, nil, err
@@ -155,7 +157,7 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 		to = append(to, &errs, &args, &retry, &metadata, &tags)
 	}
 	if err := row.Scan(append(to, more...)...); err != nil {
-		return &j, &rowError{err}
+		return &j, &pg.RowError{Err: err}
 	}
 	for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
 		if at != nil && (at.Year() < 0 || at.Year() > 9999) { // in the local time zone, though not in UTC
@@ -185,7 +187,7 @@ select queue, state, jobs, case when oldest_due is not null then least(greatest(
 from job_counts order by queue, state`
 
 func (s *store) counts(ctx context.Context) ([]Count, error) {
-	return readAll(ctx, s.pool, func(row pgx.CollectableRow) (Count, error) {
+	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (Count, error) {
 		var c Count
 		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
 		return c, err
@@ -195,7 +197,7 @@ func (s *store) counts(ctx context.Context) ([]Count, error) {
 const sqlCount = `select drover_count($1::jsonb)`
 
 func (s *store) count(ctx context.Context, filter string) (int64, error) {
-	list, err := readAll(ctx, s.pool, pgx.RowTo[int64], sqlCount, filter)
+	list, err := pg.ReadAll(ctx, s.pool, pgx.RowTo[int64], sqlCount, filter)
 	if err != nil {
 		return 0, err
 	}
@@ -210,7 +212,7 @@ from discarded_summary order by jobs desc, queue, kind, reason, class, fingerpri
 
 // summary holds the view to its index: without statistics the planner would rather read the table.
 func (s *store) summary(ctx context.Context) ([]DiscardedGroup, error) {
-	return readOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
+	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }
 
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
@@ -234,12 +236,12 @@ const (
 
 // verb runs one of these, and returns the state the job was in.
 func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
-	err = s.pool.inTx(ctx, func(tx pgx.Tx) error {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql, args...).Scan(&was, nil)
 		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
-		return classify(err)
+		return pg.Classify(err)
 	})
 	return was, found, namesField(err)
 }
@@ -262,10 +264,10 @@ type bulkBatch struct {
 }
 
 func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
-	err = s.pool.inTx(ctx, func(tx pgx.Tx) error {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
 		if err := tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
-			return classify(err)
+			return pg.Classify(err)
 		}
 		return json.Unmarshal([]byte(refused), &b.refused)
 	})
@@ -277,7 +279,7 @@ const sqlSeek = `select coalesce(ids, '{}'), last from drover_seek($1::jsonb, $2
 // seek lists the jobs that the next batch of a verb would change, and returns where the batch after that goes on.
 func (s *store) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
 	err = s.pool.QueryRow(ctx, sqlSeek, filter, verb, after).Scan(&ids, &last)
-	return ids, last, classify(err)
+	return ids, last, pg.Classify(err)
 }
 
 const sqlUnknown = `select drover_unknown($1::jsonb)`
@@ -286,8 +288,8 @@ const sqlUnknown = `select drover_unknown($1::jsonb)`
 func (s *store) unknown(ctx context.Context, filter string) ([]string, error) {
 	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
 	if err != nil {
-		return nil, classify(err)
+		return nil, pg.Classify(err)
 	}
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	return ids, classify(err)
+	return ids, pg.Classify(err)
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Redrives: the work is in the SQL functions of migrations/00012_redrives.sql, for psql does the same.
@@ -34,8 +36,8 @@ from drover_redrives `
 )
 
 func (s *store) startRedrive(ctx context.Context, plan string) (id string, err error) {
-	err = s.pool.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
-	return id, classify(err)
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
+	return id, pg.Classify(err)
 }
 
 // markPause is before a marking is looked at again that a supervisor has in hand, or that a locked row holds up.
@@ -44,9 +46,9 @@ const markPause = 20 * time.Millisecond
 // markRedrive takes up a redrive's jobs, batch by batch, together with the supervisors.
 func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	for {
-		err := s.pool.inTx(ctx, func(tx pgx.Tx) error {
+		err := s.pool.InTx(ctx, func(tx pgx.Tx) error {
 			var err error
-			for _, sql := range []string{sqlOnePlan, sqlConstraintsNow} {
+			for _, sql := range []string{pg.OnePlan, pg.ConstraintsNow} {
 				if _, err = tx.Exec(ctx, sql); err != nil {
 					return err
 				}
@@ -55,7 +57,7 @@ func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 			return err
 		})
 		if err != nil {
-			return nil, classify(err)
+			return nil, pg.Classify(err)
 		}
 		before, err := s.getRedrive(ctx, id)
 		if err != nil || before.State != RedriveMarking || before.Paused {
@@ -70,7 +72,7 @@ func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 }
 
 func (s *store) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup, error) {
-	return readAll(ctx, s.pool, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
+	return pg.ReadAll(ctx, s.pool, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
 }
 
 func (s *store) getRedrive(ctx context.Context, id string) (*Redrive, error) {
@@ -89,7 +91,7 @@ func (s *store) listRedrives(ctx context.Context, limit int) ([]Redrive, error) 
 }
 
 func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
-	return readAll(ctx, s.pool, func(row pgx.CollectableRow) (Redrive, error) {
+	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (Redrive, error) {
 		var r Redrive
 		var filter, skips string
 		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
@@ -112,12 +114,12 @@ func (s *store) abortRedrive(ctx context.Context, id, why string) (RedriveState,
 
 func (s *store) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
 	var state *RedriveState
-	err := s.pool.inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
+	err := s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
 	if err == nil && state == nil {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return "", classify(err)
+		return "", pg.Classify(err)
 	}
 	return *state, nil
 }
@@ -141,22 +143,22 @@ type refusedJob struct {
 func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return reply, classify(err)
+		return reply, pg.Classify(err)
 	}
 	defer conn.Release()
 	var p pipeline
 	var wait *float64
 	var refused string
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.exec(nil, sqlConstraintsNow)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
-	p.commit()
-	if err := p.send(ctx, conn.Conn()); err != nil {
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
+	p.Exec(nil, pg.ConstraintsNow)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
+	p.Commit()
+	if err := p.Send(ctx, conn.Conn()); err != nil {
 		return reply, err
 	}
 	if reply.idle = wait == nil; !reply.idle {
-		reply.wait = seconds(*wait)
+		reply.wait = pg.Seconds(*wait)
 	}
 	return reply, json.Unmarshal([]byte(refused), &reply.refused)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
@@ -61,10 +62,6 @@ type head struct {
 	nth             int // of its lane
 }
 
-// bound queues a time-out for the statements after it, stricter than the context's: the server ends a statement, and
-// the connection stays.
-func (p *roundTrip) bound(d time.Duration) { p.exec(nil, sqlBoundPlan, d.Milliseconds()) }
-
 func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, last bool, bound time.Duration) (heads []head, err error) {
 	var p pipeline
 	sql := sqlClaimHeads
@@ -74,25 +71,25 @@ func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, la
 	case req.but:
 		sql = sqlClaimHeadsBut
 	}
-	p.begin()
-	p.bound(bound)
-	p.query(func(rows pgx.Rows) error {
+	p.Begin()
+	p.Bound(bound)
+	p.Query(func(rows pgx.Rows) error {
 		var h head
 		err := rows.Scan(&h.id, &h.claimSeq, &h.queue, &h.kind, &h.lane)
 		heads = append(heads, h)
 		return err
 	}, sql, req.args()...)
-	p.commit()
-	return heads, p.send(ctx, conn)
+	p.Commit()
+	return heads, p.Send(ctx, conn)
 }
 
 // claimThese queues a claim of certain jobs in a transaction of its own.
 func (p *pipeline) claimThese(req *claimRequest, ids []string, bound time.Duration, reply *claimReply) {
-	p.begin()
-	p.bound(bound)
+	p.Begin()
+	p.Bound(bound)
 	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues, req.belowLane)
-	p.commit()
-	p.call(func() { reply.committed = true })
+	p.Commit()
+	p.Call(func() { reply.committed = true })
 }
 
 // givenUp is a job that the database refuses to hand out or to settle.
@@ -111,11 +108,11 @@ const setAside = "set aside"
 func (s *store) giveUp(ctx context.Context, conn *pgx.Conn, g *givenUp, bound time.Duration) (became string, err error) {
 	if !g.aside {
 		var p pipeline
-		p.begin()
-		p.bound(bound)
-		p.query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.path, g.owner, g.id, g.seq, g.words(), sqlState(g.why), g.later)
-		p.commit()
-		if err = p.send(ctx, conn); err == nil || !rowsFault(err) || conn.IsClosed() {
+		p.Begin()
+		p.Bound(bound)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.path, g.owner, g.id, g.seq, g.words(), pg.SQLState(g.why), g.later)
+		p.Commit()
+		if err = p.Send(ctx, conn); err == nil || !pg.RowsFault(err) || conn.IsClosed() {
 			return became, err
 		}
 	}
@@ -132,10 +129,10 @@ func refusalText(why error) string {
 
 func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, why error) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlSetAside, path, id, refusalText(why), sqlState(why))
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, sqlSetAside, path, id, refusalText(why), pg.SQLState(why))
+	p.Commit()
+	return p.Send(ctx, conn)
 }
 
 // asideMost is how many rows of a path are read at most.
@@ -150,33 +147,33 @@ type asideJob struct {
 
 func (s *store) aside(ctx context.Context, conn *pgx.Conn, queues, kinds []string) (jobs []asideJob, err error) {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlForgetAside, pathClaim)
-	p.query(func(rows pgx.Rows) error {
+	p.Begin()
+	p.Exec(nil, sqlForgetAside, pathClaim)
+	p.Query(func(rows pgx.Rows) error {
 		var j asideJob
 		err := rows.Scan(&j.id, &j.due, &j.strong)
 		jobs = append(jobs, j)
 		return err
 	}, sqlAside, queues, kinds, asideMost)
-	p.commit()
-	return jobs, p.send(ctx, conn)
+	p.Commit()
+	return jobs, p.Send(ctx, conn)
 }
 
 // tryAside reports whether this process may try the job again.
 func (s *store) tryAside(ctx context.Context, conn *pgx.Conn, path, id string) (bool, error) {
 	var p pipeline
 	var n int64
-	p.begin()
-	p.exec(&n, sqlTryAside, path, id)
-	p.commit()
-	return n == 1, p.send(ctx, conn)
+	p.Begin()
+	p.Exec(&n, sqlTryAside, path, id)
+	p.Commit()
+	return n == 1, p.Send(ctx, conn)
 }
 
 // passed takes jobs that went through off the list.
 func (s *store) passed(ctx context.Context, conn *pgx.Conn, path string, ids []string) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlNoLongerAside, path, ids)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, sqlNoLongerAside, path, ids)
+	p.Commit()
+	return p.Send(ctx, conn)
 }

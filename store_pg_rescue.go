@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
@@ -170,14 +171,14 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run)
 		held, rest, tried = append(held, more...), append(rest, full...), tried+len(lanes)
 		return nil
 	}
-	err := isolate(h.lanes, func(lanes []huntLane) error { return read(lanes, false) }, func(lane huntLane, err error) error {
-		if sqlState(err) == "57014" && h.page > leastHuntPage {
+	err := pg.Bisect(h.lanes, func(lanes []huntLane) error { return read(lanes, false) }, func(lane huntLane, err error) error {
+		if pg.SQLState(err) == "57014" && h.page > leastHuntPage {
 			h.page = max(h.page/8, leastHuntPage)
 			rest, tried = append(rest, lane), tried+1
 			return nil
 		}
 		again := read([]huntLane{lane}, true)
-		if again != nil && rowsFault(again) {
+		if again != nil && pg.RowsFault(again) {
 			h.unread = append(h.unread, unreadLane{lane.key, err})
 			tried++
 			return nil
@@ -200,13 +201,13 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
 	}
 	knownIDs, knownAt := claims(known)
-	p.begin()
+	p.Begin()
 	if h.bound > 0 {
-		p.exec(nil, sqlBoundPlan, h.bound.Milliseconds())
+		p.Exec(nil, pg.BoundPlan, h.bound.Milliseconds())
 	} else {
-		p.exec(nil, sqlOnePlan)
+		p.Exec(nil, pg.OnePlan)
 	}
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var j heldJob
 		var at huntLane
 		var last, isHeld bool
@@ -221,12 +222,12 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 			err = json.Unmarshal(before, &j.before)
 		}
 		if err != nil {
-			return &rowError{err}
+			return &pg.RowError{Err: err}
 		}
 		if lastDelayMS != nil {
-			j.lastDelay = millis(*lastDelayMS)
+			j.lastDelay = pg.Millis(*lastDelayMS)
 		}
-		j.flight = seconds(flight)
+		j.flight = pg.Seconds(flight)
 		if last {
 			at.key.Queue, at.fromID = j.queue, j.id
 			rest = append(rest, at)
@@ -236,8 +237,8 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 		}
 		return nil
 	}, sqlHunt, h.owner, queues, numbers, fromAt, fromID, h.page, h.all, knownIDs, knownAt, bare, h.asidePaths())
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
 		return nil, nil, err
 	}
 	return held, rest, nil
@@ -258,11 +259,11 @@ delete from drover_set_aside a where path = $1 and not exists (select from jobs 
 
 func (s *store) forgive(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
-	p.exec(nil, sqlForgive, pathRescue)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+	p.Exec(nil, sqlForgive, pathRescue)
+	p.Commit()
+	return p.Send(ctx, conn)
 }
 
 // sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
@@ -320,40 +321,40 @@ select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound time.Duration, refused func(job string, err error)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
-	p.begin()
-	p.exec(nil, sqlOnePlan)
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
-	p.query(func(rows pgx.Rows) error {
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
+	p.Query(func(rows pgx.Rows) error {
 		var job string
 		err := rows.Scan(&job)
 		blamed = append(blamed, job)
 		return err
 	}, sqlBlamed, id)
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
 		return false, err
 	}
 	for part := range slices.Chunk(blamed, maxSettle) {
-		err := isolate(part, func(jobs []string) error {
+		err := pg.Bisect(part, func(jobs []string) error {
 			if err := timeFor(ctx, 2*bound); err != nil {
 				return err
 			}
 			var p pipeline
-			p.begin()
-			p.exec(nil, sqlBoundPlan, bound.Milliseconds())
-			p.exec(nil, sqlTakeBack, id, jobs)
-			p.commit()
-			return p.send(ctx, conn)
+			p.Begin()
+			p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+			p.Exec(nil, sqlTakeBack, id, jobs)
+			p.Commit()
+			return p.Send(ctx, conn)
 		}, func(job string, err error) error {
 			if err := timeFor(ctx, bound); err != nil {
 				return err
 			}
 			refused(job, err)
 			var p pipeline
-			p.begin()
-			p.exec(nil, sqlDropBlamed, id, job)
-			p.commit()
-			return p.send(ctx, conn)
+			p.Begin()
+			p.Exec(nil, sqlDropBlamed, id, job)
+			p.Commit()
+			return p.Send(ctx, conn)
 		})
 		if err != nil {
 			return false, err
@@ -361,9 +362,9 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound t
 	}
 	left := false
 	p = pipeline{}
-	p.begin()
-	p.query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
-	p.commit()
-	err = p.send(ctx, conn)
+	p.Begin()
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
+	p.Commit()
+	err = p.Send(ctx, conn)
 	return done && !left, err
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 const (
@@ -68,10 +70,10 @@ func (s *store) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string
 // pruning is one transaction of the pruner.
 func (s *store) pruning(ctx context.Context, conn *pgx.Conn, read func(pgx.Rows) error, sql string, args ...any) error {
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlBoundPlan, retainTimeout.Milliseconds())
-	p.exec(nil, sqlConstraintsNow)
-	p.query(read, sql, args...)
-	p.commit()
-	return p.send(ctx, conn)
+	p.Begin()
+	p.Exec(nil, pg.BoundPlan, retainTimeout.Milliseconds())
+	p.Exec(nil, pg.ConstraintsNow)
+	p.Query(read, sql, args...)
+	p.Commit()
+	return p.Send(ctx, conn)
 }

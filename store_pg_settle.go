@@ -36,7 +36,7 @@ func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run
 	for i, r := range runs {
 		seqs[i] = int32(r.claimSeq) //nolint:gosec // from the column
 	}
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var id string
 		var at time.Time
 		err := rows.Scan(&id, &at)
@@ -85,7 +85,7 @@ func (p *pipeline) complete(n *int64, runs []*run, del bool) {
 	if del {
 		sql = sqlCompleteDelete
 	}
-	p.exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
+	p.Exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
 }
 
 // settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
@@ -282,7 +282,7 @@ func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*ou
 		id    string
 		state sameText
 	}
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		err := rows.Scan(&row.id, &row.state)
 		settled[row.id] = State(row.state)
 		return err
@@ -340,7 +340,7 @@ func (j *seenJob) heldBy(r *run) bool {
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var id string
 		var j seenJob
 		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.attemptedAt, &j.owner, &j.reason); err != nil {
@@ -356,7 +356,7 @@ func (p *pipeline) look(ids []string, seen map[string]seenJob) {
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
-	p.query(func(rows pgx.Rows) error {
+	p.Query(func(rows pgx.Rows) error {
 		var id string
 		err := rows.Scan(&id)
 		ids[id] = true

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // sqlSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
@@ -34,16 +35,6 @@ type straggler struct {
 	at   time.Time
 }
 
-// sqlBound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
-// time-out: a context that ends a statement costs the connection. sqlBoundPlan does that and what sqlOnePlan does.
-const (
-	boundIs = `set_config('statement_timeout',
-	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
-
-	sqlBound     = `select ` + boundIs
-	sqlBoundPlan = sqlOnePlan + `, ` + boundIs
-)
-
 // sweepLane is a lane, and the floor that a full sweep looks behind.
 type sweepLane struct {
 	key   floors.Lane
@@ -61,13 +52,13 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, ki
 		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
 		floorAt, floorID = append(floorAt, l.floor.At), append(floorID, l.floor.ID)
 	}
-	p.begin()
-	p.exec(nil, sqlBoundPlan, bound.Milliseconds())
-	p.query(func(rows pgx.Rows) error {
+	p.Begin()
+	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+	p.Query(func(rows pgx.Rows) error {
 		var key floors.Lane
 		var at *time.Time
 		if err := rows.Scan(&key.Queue, &key.N, &at); err != nil {
-			return &rowError{err}
+			return &pg.RowError{Err: err}
 		}
 		lanes = append(lanes, laneFromStart(key))
 		if at != nil {
@@ -75,8 +66,8 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, ki
 		}
 		return nil
 	}, sqlSweep, queues, numbers, floorAt, floorID, kinds)
-	p.commit()
-	if err := p.send(ctx, conn); err != nil {
+	p.Commit()
+	if err := p.Send(ctx, conn); err != nil {
 		return nil, nil, err
 	}
 	return behind, lanes, nil

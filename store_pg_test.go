@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -18,7 +19,7 @@ import (
 // hot returns the share of all updates of jobs so far that were HOT.
 func (db *testDB) hot(t testing.TB, s *still) float64 {
 	t.Helper()
-	if _, err := s.claimer.link.conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
+	if _, err := s.claimer.link.Conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
 		t.Fatal(err)
 	}
 	var all, hot int
@@ -138,13 +139,13 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 		{&pgconn.PgError{}, false, false},
 		{context.DeadlineExceeded, false, true},
 		{errors.New("connection reset"), false, false},
-		{classify(&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "0A000", Routine: "call_bool_check_hook"}), true, false},
+		{pg.Classify(&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "0A000", Routine: "call_bool_check_hook"}), true, false},
 	} {
 		for _, err := range []error{c.err, fmt.Errorf("wrapped: %w", c.err), errors.Join(errors.New("first"), c.err)} {
-			if got := notApplied(err); got != c.notApplied {
+			if got := pg.NotApplied(err); got != c.notApplied {
 				t.Errorf("notApplied(%v) = %v", err, got)
 			}
-			if got := rowsFault(err); got != c.rowsFault {
+			if got := pg.RowsFault(err); got != c.rowsFault {
 				t.Errorf("rowsFault(%v) = %v", err, got)
 			}
 		}
@@ -156,21 +157,21 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for name, broken := range map[string]string{"at run time": `select 1 / (select count(*) from jobs)`, "when planned": `select nothing from jobs`} {
-		link := link{pool: db.client.store.pool}
-		defer link.close(context.Background())
+		link := pg.Link{Pool: db.client.store.pool}
+		defer link.Close(context.Background())
 		for range 3 {
-			conn, err := link.get(t.Context())
+			conn, err := link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			var p pipeline
 			committed := false
-			p.begin()
-			p.exec(nil, `insert into queues (name) values ('x')`)
-			p.exec(nil, broken)
-			p.commit()
-			p.call(func() { committed = true })
-			if err := p.send(t.Context(), conn); err == nil || committed {
+			p.Begin()
+			p.Exec(nil, `insert into queues (name) values ('x')`)
+			p.Exec(nil, broken)
+			p.Commit()
+			p.Call(func() { committed = true })
+			if err := p.Send(t.Context(), conn); err == nil || committed {
 				t.Errorf("%s: send = %v, committed %v", name, err, committed)
 			}
 			if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -118,7 +119,7 @@ func TestARenamedSchema(t *testing.T) {
 				"Archive":    func() error { _, err := db.client.Archive(t.Context(), Filter{Queue: "default"}, nil); return err },
 				"SQL": func() error {
 					_, err := db.Exec(t.Context(), `update jobs set state = 'discarded', finalized_at = now(), discard_reason = 'operator' where id = $1`, stored)
-					return classify(err)
+					return pg.Classify(err)
 				},
 			} {
 				refused(what, do())

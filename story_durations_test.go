@@ -6,40 +6,42 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // F-15: a number from a row, however large, becomes a duration of the same sign, and two of them still add up.
 func TestNumbersBeyondAnyDuration(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[float64]time.Duration{
-		1.5: 1500 * time.Millisecond, -2: -2 * time.Second, 0: 0, 1e18: maxSpan, -1e18: -maxSpan, math.Inf(1): maxSpan, math.Inf(-1): -maxSpan,
-		math.MaxFloat64: maxSpan, 2.5e11: maxSpan,
+		1.5: 1500 * time.Millisecond, -2: -2 * time.Second, 0: 0, 1e18: pg.MaxSpan, -1e18: -pg.MaxSpan, math.Inf(1): pg.MaxSpan, math.Inf(-1): -pg.MaxSpan,
+		math.MaxFloat64: pg.MaxSpan, 2.5e11: pg.MaxSpan,
 	} {
-		if got := seconds(s); got != want {
+		if got := pg.Seconds(s); got != want {
 			t.Errorf("seconds(%v) = %v, want %v", s, got, want)
 		}
 	}
-	if got := seconds(math.NaN()); got != 0 {
+	if got := pg.Seconds(math.NaN()); got != 0 {
 		t.Errorf("seconds(NaN) = %v", got)
 	}
-	for ms, want := range map[int64]time.Duration{1500: 1500 * time.Millisecond, -1: -time.Millisecond, math.MaxInt64: maxSpan, math.MinInt64: -maxSpan, 0: 0} {
-		if got := millis(ms); got != want {
+	for ms, want := range map[int64]time.Duration{1500: 1500 * time.Millisecond, -1: -time.Millisecond, math.MaxInt64: pg.MaxSpan, math.MinInt64: -pg.MaxSpan, 0: 0} {
+		if got := pg.Millis(ms); got != want {
 			t.Errorf("millis(%d) = %v, want %v", ms, got, want)
 		}
 	}
-	for us, want := range map[int64]time.Duration{1: time.Microsecond, -1_500_001: -1_500_001 * time.Microsecond, math.MaxInt64: maxSpan, math.MinInt64: -maxSpan} {
-		if got := span(us, time.Microsecond); got != want {
+	for us, want := range map[int64]time.Duration{1: time.Microsecond, -1_500_001: -1_500_001 * time.Microsecond, math.MaxInt64: pg.MaxSpan, math.MinInt64: -pg.MaxSpan} {
+		if got := pg.Span(us, time.Microsecond); got != want {
 			t.Errorf("%d microseconds = %v, want %v", us, got, want)
 		}
 	}
-	if seconds(1e300)+millis(math.MaxInt64) < 0 {
+	if pg.Seconds(1e300)+pg.Millis(math.MaxInt64) < 0 {
 		t.Error("the sum of two overflows")
 	}
-	j := heldJob{flight: maxSpan}
+	j := heldJob{flight: pg.MaxSpan}
 	for range 20 {
 		j.before = append(j.before, crashEntry{DurationMS: math.MaxInt64}, crashEntry{DurationMS: math.MinInt64})
 	}
-	if flight := j.suspect().Flight; flight < 0 || flight > maxSpan {
+	if flight := j.suspect().Flight; flight < 0 || flight > pg.MaxSpan {
 		t.Errorf("mean flight %v", flight)
 	}
 }
@@ -67,9 +69,9 @@ func FuzzSpan(f *testing.F) {
 	f.Add(0.0, int64(math.MinInt64))
 	f.Fuzz(func(t *testing.T, s float64, n int64) {
 		for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
-			got, limit := span(s, unit), float64(maxSpan/unit)
+			got, limit := pg.Span(s, unit), float64(pg.MaxSpan/unit)
 			switch {
-			case got > maxSpan || got < -maxSpan || got+got > 0 != (got > 0):
+			case got > pg.MaxSpan || got < -pg.MaxSpan || got+got > 0 != (got > 0):
 				t.Fatalf("span(%v, %v) = %v", s, unit, got)
 			case s != s:
 				if got != 0 {
@@ -77,10 +79,10 @@ func FuzzSpan(f *testing.F) {
 				}
 			case math.Abs(s) < limit && math.Abs(float64(got)-s*float64(unit)) > 1+math.Abs(s*float64(unit))*1e-9:
 				t.Fatalf("span(%v, %v) = %v", s, unit, got)
-			case s > 1 && got < unit, s < -1 && got > -unit, span(s/2, unit) > got && s > 0:
+			case s > 1 && got < unit, s < -1 && got > -unit, pg.Span(s/2, unit) > got && s > 0:
 				t.Fatalf("span(%v, %v) = %v: sign or order", s, unit, got)
 			}
-			if whole := span(n, unit); float64(n) < limit && float64(n) > -limit && (whole/unit != time.Duration(n) || whole%unit != 0) {
+			if whole := pg.Span(n, unit); float64(n) < limit && float64(n) > -limit && (whole/unit != time.Duration(n) || whole%unit != 0) {
 				t.Fatalf("span(%d, %v) = %v", n, unit, whole)
 			}
 		}
@@ -99,7 +101,7 @@ from unnest(array[1, 9223372036854775807]) t, unnest(array['0001-01-01 00:00:00Z
 	for i := range 20 {
 		runs := s.claim(t)
 		for _, r := range runs {
-			if r.timeout <= 0 || r.timeout > maxTimeout || r.timeLeft > maxSpan || r.timeLeft < -maxSpan || r.unreadable != nil {
+			if r.timeout <= 0 || r.timeout > maxTimeout || r.timeLeft > pg.MaxSpan || r.timeLeft < -pg.MaxSpan || r.unreadable != nil {
 				t.Errorf("timeout %v, time left %v, unreadable %v", r.timeout, r.timeLeft, r.unreadable)
 			}
 		}

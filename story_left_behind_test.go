@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Three processes step by step over one schema, in any order, with whatever puts a job behind a floor: transactions
@@ -43,13 +44,13 @@ func TestSweepBetweenAClaimsLookAndItsEnd(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	s.claimer.wake()
 	underWay := s.claimer.request(s.now())
-	conn, err := s.claimer.link.get(t.Context())
+	conn, err := s.claimer.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var p pipeline
 	p.claim(underWay.req, &underWay.reply)
-	if err := p.send(t.Context(), conn); err != nil {
+	if err := p.Send(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}
 	late := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
@@ -161,7 +162,7 @@ type executor interface {
 
 // age is how long a job has been due: some within every sweep's reach, some beyond.
 func age(r *rapid.T) string {
-	return interval(rapid.SampledFrom([]time.Duration{
+	return pg.Interval(rapid.SampledFrom([]time.Duration{
 		0, 100 * time.Millisecond, 3 * time.Second, 15 * time.Second, 30 * time.Second, time.Hour,
 	}).Draw(r, "due for"))
 }
@@ -248,13 +249,13 @@ func (w *scene) answer(p *proc) {
 	if p.sent {
 		return
 	}
-	conn, err := p.claimer.link.get(w.tb.Context())
+	conn, err := p.claimer.link.Get(w.tb.Context())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
 	var line pipeline
 	line.claim(p.under.req, &p.under.reply)
-	if err := line.send(w.tb.Context(), conn); err != nil {
+	if err := line.Send(w.tb.Context(), conn); err != nil {
 		w.tb.Fatal(err)
 	}
 	p.sent = true
@@ -461,7 +462,7 @@ func (w *scene) die(r *rapid.T) bool {
 	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
 	id := dead.lease.Load().id
 	w.exec(w.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
-	conn, err := rescuer.control.link.get(r.Context())
+	conn, err := rescuer.control.link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Jobs with a single attempt: once a handler may have begun, no other is called.
@@ -72,7 +74,7 @@ func TestAStartBesideARescue(t *testing.T) {
 			b := db.stopped(t, SupervisorConfig{})
 			owner, called := a.lease.Load().id, false
 			db.exec(t, `update drover_supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
-			conn, err := b.control.link.get(t.Context())
+			conn, err := b.control.link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -117,13 +119,13 @@ func TestDeclaringLostWaitsForAStart(t *testing.T) {
 	defer conn.Release()
 	noted := map[string]time.Time{}
 	var p pipeline
-	p.begin()
+	p.Begin()
 	p.start(noted, r.owner, []*run{r})
-	if err := p.send(t.Context(), conn.Conn()); err != nil || len(noted) != 1 {
+	if err := p.Send(t.Context(), conn.Conn()); err != nil || len(noted) != 1 {
 		t.Fatal(noted, err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
-	if _, err := impatient.Exec(t.Context(), `update drover_supervisors set epoch = epoch + 1, lost_at = now()`); sqlState(err) != "55P03" {
+	if _, err := impatient.Exec(t.Context(), `update drover_supervisors set epoch = epoch + 1, lost_at = now()`); pg.SQLState(err) != "55P03" {
 		t.Errorf("declared lost beside a start: %v", err)
 	}
 	if _, err := conn.Exec(t.Context(), `commit`); err != nil {
@@ -194,7 +196,7 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	s.beat(t)
 	s.beat(t)
 	s.control.was = "paused"
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -289,7 +290,7 @@ func TestAReservationThatOverflows(t *testing.T) {
 	}
 	latest := time.Duration(1<<63 - 1)
 	outcomes[7].run.timeBound, outcomes[7].run.timeLeft = true, latest
-	conn, err := s.settler.link.get(t.Context())
+	conn, err := s.settler.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +458,7 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'a', 1, 1, now()), ('job', 'running', 'b', 1, 1, now())`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := db.client.store.pool.dial(t.Context())
+	conn, err := db.client.store.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +466,7 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 	if found, err := db.client.store.hunt(t.Context(), conn, h, nil); err != nil || len(found) != 2 {
 		t.Fatal(found, err)
 	}
-	closeConn(t.Context(), conn)
+	pg.CloseConn(t.Context(), conn)
 	if err := s.control.orphaned(t.Context(), conn, h); err == nil || len(h.found) != 2 {
 		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.found), err)
 	}

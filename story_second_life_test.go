@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Ids are the caller's: a job that has ended and left the table may come again under the same one, while the handler of
@@ -248,13 +250,13 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention})
 				id := db.enqueueJobs(t, 1, nil)[0]
 				out := []*outcome{s.claimAll(t, 1)[0].decide(end.err)}
-				conn, err := s.settler.link.get(t.Context())
+				conn, err := s.settler.link.Get(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
 				var p pipeline
 				s.settler.settleAll(&p, out, 0)
-				if err := p.send(t.Context(), conn); err != nil {
+				if err := p.Send(t.Context(), conn); err != nil {
 					t.Fatal(err)
 				}
 				s.settler.afterSettle(t.Context(), conn, out, &settling{}, context.DeadlineExceeded) // nobody has read that
@@ -500,7 +502,7 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 // answers looks for transactions that ask whether their claim is over, on a connection of its own.
 func (s *still) answers(t *testing.T) {
 	t.Helper()
-	conn, err := s.client.store.pool.dial(t.Context())
+	conn, err := s.client.store.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -508,7 +510,7 @@ func (s *still) answers(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer closeConn(ctx, conn)
+		defer pg.CloseConn(ctx, conn)
 		for {
 			select {
 			case <-s.settler.signal:

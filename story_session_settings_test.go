@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // oddSettings are what a database or a role may have set for every session.
@@ -288,11 +290,11 @@ func TestRescueInAnyDateStyle(t *testing.T) {
 func TestAStandbyInAnyLanguage(t *testing.T) {
 	t.Parallel()
 	refused := &pgconn.PgError{Code: "0A000", Message: "kann den Transaktionsmodus nicht auf Lesen/Schreiben setzen", Routine: "call_bool_check_hook"}
-	if err := classify(refused); !errors.Is(err, ErrReadOnly) {
+	if err := pg.Classify(refused); !errors.Is(err, ErrReadOnly) {
 		t.Errorf("in German: %v", err)
 	}
 	for _, routine := range []string{"RevalidateCachedQuery", "transformOnConflictClause", "rewriteRuleAction", ""} {
-		if err := classify(&pgconn.PgError{Code: "0A000", Message: "not during recovery", Routine: routine}); errors.Is(err, ErrReadOnly) {
+		if err := pg.Classify(&pgconn.PgError{Code: "0A000", Message: "not during recovery", Routine: routine}); errors.Is(err, ErrReadOnly) {
 			t.Errorf("%s: %v", routine, err)
 		}
 	}
@@ -323,7 +325,7 @@ func TestChecksNameTheField(t *testing.T) {
 			continue
 		}
 		var invalid *InvalidError
-		if err = namesField(namesField(classify(err))); errors.As(err, &invalid) != (field != "") || field != "" && (invalid.Field != field || sqlState(err) != "23514") {
+		if err = namesField(namesField(pg.Classify(err))); errors.As(err, &invalid) != (field != "") || field != "" && (invalid.Field != field || pg.SQLState(err) != "23514") {
 			t.Errorf("%s: %v, want %q", columns, err, field)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // asleep waits until all supervisors have said that they sleep.
@@ -47,7 +48,7 @@ func (db *testDB) ears(t testing.TB) *ears {
 	if e.Conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeConn(t.Context(), e.Conn) })
+	t.Cleanup(func() { pg.CloseConn(t.Context(), e.Conn) })
 	e.echo = fmt.Sprintf("echo %d", e.PgConn().PID())
 	for _, channel := range []string{value[string](t, db, sqlListen), e.echo} {
 		if _, err := e.Exec(t.Context(), "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
@@ -508,7 +509,7 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	if sql == sqlBeat && !s.conns[conn] {
 		s.deaf++
 	}
-	if !slices.Contains([]string{sqlBegin, sqlCommit, sqlCommitAndBegin, sqlOnePlan, sqlQuickPlan, sqlClaimPlan, sqlSettlePlan, sqlBoundPlan}, sql) {
+	if !slices.Contains([]string{pg.Begin, pg.Commit, pg.CommitAndBegin, pg.OnePlan, pg.QuickPlan, sqlClaimPlan, sqlSettlePlan, pg.BoundPlan}, sql) {
 		s.calls[sql]++
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Retention words for SupervisorConfig.
@@ -131,7 +133,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
-	s.claimer.link.again, s.settler.link.again = s.goneBack, s.claimer.audit.reconnected
+	s.claimer.link.Again, s.settler.link.Again = s.goneBack, s.claimer.audit.reconnected
 	return s, nil
 }
 
@@ -262,8 +264,8 @@ func (s *Supervisor) start(ctx, base context.Context) error {
 			starting.over(ctx, s)
 			return nil
 		}
-		s.control.link.close(base)
-		if ctx.Err() == nil && temporary(err) {
+		s.control.link.Close(base)
+		if ctx.Err() == nil && pg.Temporary(err) {
 			starting.failed(ctx, s, "starting", err)
 			timer := time.NewTimer(starting.until.Sub(s.now()))
 			select {
@@ -288,7 +290,7 @@ const (
 func (s *Supervisor) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := s.client.store.pool.checkOn(checking, &s.control.link); err != nil {
+	if err := s.client.store.pool.CheckOn(checking, &s.control.link); err != nil {
 		return err
 	}
 	registering, cancel := context.WithTimeout(base, startTimeout)

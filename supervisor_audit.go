@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 const (
@@ -89,7 +91,7 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
 		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
 	}
-	conn, err := t.link.get(ctx)
+	conn, err := t.link.Get(ctx)
 	if err == nil {
 		err = a.look(ctx, conn, l)
 	}
@@ -97,10 +99,10 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
-		if !rowsFault(err) && !answered(err) {
+		if !pg.RowsFault(err) && !answered(err) {
 			t.failed(base, a.sup, "looking for forgotten jobs", err)
 		} else {
-			a.sup.quiet.log(base, a.sup.log, slog.LevelWarn, "audit"+sqlState(err), "could not look for forgotten jobs; the supervisor tries again",
+			a.sup.quiet.log(base, a.sup.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
 				slog.String("error", err.Error()))
 		}
 		return

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // budgetPolicy is a row of drover_budgets.
@@ -96,7 +98,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 		return nil
 	}
 	tried := 0
-	err := isolate(wanting, func(part []wantedSlot) error {
+	err := pg.Bisect(wanting, func(part []wantedSlot) error {
 		slots, err := s.client.store.reserve(ctx, conn, part)
 		if err != nil && (timedOut(err) || ctx.Err() != nil) {
 			return errors.New("the calendar is held: " + err.Error()) // as text, so that isolate blames no retry for it
@@ -113,7 +115,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 		tried++
 		return without(w, err)
 	})
-	if rowsFault(err) { // all of them failed
+	if pg.RowsFault(err) { // all of them failed
 		for _, w := range wanting[tried:] {
 			_ = without(w, err)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 const (
@@ -47,7 +48,7 @@ type claimer struct {
 	due   time.Time // when the next job is known to be due; zero: none known
 
 	// The rest is the claimer goroutine's own.
-	link    link
+	link    pg.Link
 	doubt   []string // queues of a claim whose outcome is unknown: find out before the next
 	hunt    *hunt    // for what it claimed
 	trouble trouble
@@ -69,7 +70,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: link{pool: s.client.store.pool},
+		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: pg.Link{Pool: s.client.store.pool},
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
@@ -79,7 +80,7 @@ func newClaimer(s *Supervisor) *claimer {
 // run claims until ctx is done, then closes the buffers: what has not started goes back, workers end once their job
 // has. What is under way ends with base.
 func (c *claimer) run(ctx, base context.Context) {
-	defer c.link.close(base)
+	defer c.link.Close(base)
 	defer close(c.ended)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -370,7 +371,7 @@ func (c *claimer) hasRoom(queues []*queueState) bool {
 func (c *claimer) trip(base context.Context, claim *plan) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		c.failed(base, nil, err)
 		return
@@ -379,7 +380,7 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 	c.fallAsleep(&p, claim)
 	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
-	err = p.send(ctx, conn)
+	err = p.Send(ctx, conn)
 	c.refused.asked(claim.rooms(), &claim.reply, err)
 	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
 	if err != nil {
@@ -394,7 +395,7 @@ func (c *claimer) trip(base context.Context, claim *plan) {
 func (c *claimer) failed(ctx context.Context, p *plan, err error) {
 	c.sayAnew()
 	c.next = c.sup.now()
-	if p != nil && rowsFault(err) {
+	if p != nil && pg.RowsFault(err) {
 		c.refused.failed, c.refused.why = p, err
 		return
 	}
@@ -419,7 +420,7 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 	}
 	switch {
 	case !reply.committed:
-		if !notApplied(err) {
+		if !pg.NotApplied(err) {
 			c.doubt = p.req.queues
 		}
 		return

@@ -214,7 +214,7 @@ func TestLateCommitsAreFound(t *testing.T) {
 // sweep is a full sweep of this supervisor's.
 func (s *still) sweep(t testing.TB) {
 	t.Helper()
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +362,7 @@ func (s *still) loseClaim(t testing.TB, db *testDB) {
 	defer conn.Release()
 	var p pipeline
 	p.claim(lost.req, &lost.reply)
-	if err := p.send(t.Context(), conn.Conn()); err != nil {
+	if err := p.Send(t.Context(), conn.Conn()); err != nil {
 		t.Fatal(err)
 	}
 	lost.reply = claimReply{}
@@ -628,7 +628,7 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, huntPage+10)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -911,7 +911,7 @@ func TestSweepIsBounded(t *testing.T) {
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
 			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
-			conn := s.control.link.conn
+			conn := s.control.link.Conn
 			db.hold(t, `lock table jobs`)
 			l := s.lease.Load()
 			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}

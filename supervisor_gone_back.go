@@ -72,17 +72,17 @@ func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease, reply 
 		return nil
 	}
 	var p pipeline
-	p.begin()
+	p.Begin()
 	if sleepless {
 		for _, queue := range c.sup.queueNames() {
-			p.exec(nil, sqlRegisterSleeper, queue, l.id)
+			p.Exec(nil, sqlRegisterSleeper, queue, l.id)
 		}
 	}
 	if idle {
-		p.exec(nil, sqlReleaseSolo, l.id)
+		p.Exec(nil, sqlReleaseSolo, l.id)
 	}
-	p.commit()
-	err := p.send(ctx, conn)
+	p.Commit()
+	err := p.Send(ctx, conn)
 	if sleepless {
 		c.sup.claimer.sayAnew()
 		c.sup.claimer.wake()

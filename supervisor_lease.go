@@ -16,6 +16,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // lease is a supervisor's claim to its jobs under one id: what handlers' contexts hang on.
@@ -64,7 +65,7 @@ func (l *lease) lose() bool {
 type control struct {
 	sup       *Supervisor
 	base      context.Context //nolint:containedctx // the values handlers see
-	link      link
+	link      pg.Link
 	listening *pgx.Conn                 // the connection that has sent LISTEN
 	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
 	timer     *time.Timer               // of the lease's end; nil before Run
@@ -93,7 +94,7 @@ type control struct {
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: link{pool: s.client.store.pool}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: pg.Link{Pool: s.client.store.pool}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -102,7 +103,7 @@ func newControl(s *Supervisor) *control {
 // register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
 // for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
 func (c *control) register(ctx context.Context) error {
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -115,7 +116,7 @@ func (c *control) register(ctx context.Context) error {
 	c.strays = []string{id}
 	reg := c.sup.registration(id, c.sup.queueStates())
 	if err := c.sup.client.store.register(ctx, conn, reg); err != nil {
-		if notApplied(err) {
+		if pg.NotApplied(err) {
 			c.strays = nil
 		}
 		return err
@@ -134,7 +135,7 @@ func (c *control) register(ctx context.Context) error {
 
 // run beats six times a lease, and more often while beats fail. In between it waits for notifications.
 func (c *control) run(ctx context.Context) {
-	defer c.link.close(ctx)
+	defer c.link.Close(ctx)
 	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.sup.now()), func() { c.expire(c.base) })
 	defer func() {
@@ -255,7 +256,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 // listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
 // running one was cancelled. Without them the polls find the same.
 func (c *control) listens() bool {
-	conn := c.link.conn
+	conn := c.link.Conn
 	if c.sup.cfg.DisableNotify || conn == nil || conn.IsClosed() {
 		return false
 	}
@@ -302,7 +303,7 @@ func (c *control) beat(ctx context.Context) error {
 	sent := c.sup.now()
 	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
 	defer cancel()
-	conn, err := c.link.get(beating)
+	conn, err := c.link.Get(beating)
 	running, epoch := c.sup.inFlight.under(l.id), int(l.epoch.Load())
 	var reply beatReply
 	if err == nil {
@@ -366,7 +367,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 		if conn.IsClosed() || ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
 		}
-		if err != nil && c.sup.quiet.may(step.name+sqlState(err), c.sup.now()) {
+		if err != nil && c.sup.quiet.may(step.name+pg.SQLState(err), c.sup.now()) {
 			c.sup.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
 		}
 	}
@@ -492,7 +493,7 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 			if conn.IsClosed() {
 				return err
 			}
-			if err != nil && c.sup.quiet.may("rescue "+x.id+sqlState(err), now) {
+			if err != nil && c.sup.quiet.may("rescue "+x.id+pg.SQLState(err), now) {
 				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.id), slog.String("error", err.Error()))
 			}
 		}
@@ -527,9 +528,9 @@ func (c *control) endStrays(ctx context.Context) {
 func (c *control) signOff(ctx context.Context, forget func(context.Context, *pgx.Conn) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := link{pool: c.sup.client.store.pool}
-	defer link.close(ctx)
-	conn, err := link.get(ctx)
+	link := pg.Link{Pool: c.sup.client.store.pool}
+	defer link.Close(ctx)
+	conn, err := link.Get(ctx)
 	if err == nil {
 		err = forget(ctx, conn)
 	}

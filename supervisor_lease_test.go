@@ -16,6 +16,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -211,7 +212,7 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -494,7 +495,7 @@ func TestSweepsTakeTurns(t *testing.T) {
 		}
 		swept := 0
 		for _, s := range []*still{a, b} {
-			conn, err := s.control.link.get(t.Context())
+			conn, err := s.control.link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -625,7 +626,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 		}
 	}
 	db.exec(t, `update drover_supervisors set silent_at_beat = beat, silent_ms = 3000000 where id = 'other'`)
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -729,7 +730,7 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -776,11 +777,11 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 // dialed is a connection of the test's own.
 func dialed(t testing.TB, db *testDB) *pgx.Conn {
 	t.Helper()
-	conn, err := db.client.store.pool.dial(t.Context())
+	conn, err := db.client.store.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeConn(context.Background(), conn) })
+	t.Cleanup(func() { pg.CloseConn(context.Background(), conn) })
 	return conn
 }
 
@@ -801,7 +802,7 @@ func TestEpochFencesClaims(t *testing.T) {
 	var p pipeline
 	var reply claimReply
 	p.claim(req, &reply)
-	claim := p.batch.QueuedQueries[2]
+	claim := p.Batch.QueuedQueries[2]
 	rows, err := tx.Query(t.Context(), claim.SQL, claim.Arguments...)
 	if err != nil {
 		t.Fatal(err)
@@ -1145,7 +1146,7 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
 	peers := []peer{{id: a.lease.Load().id}, {id: b.lease.Load().id}}
 	for i, s := range []*still{a, b} {
-		conn, err := s.control.link.get(t.Context())
+		conn, err := s.control.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

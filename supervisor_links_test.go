@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -166,11 +167,11 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // each server gets half of it
 	defer cancel()
-	conn, err := two.client.store.pool.dial(ctx)
+	conn, err := two.client.store.pool.Dial(ctx)
 	if err != nil {
 		t.Fatalf("dial = %v", err)
 	}
-	closeConn(t.Context(), conn)
+	pg.CloseConn(t.Context(), conn)
 }
 
 // A link is replaced at the end of the pool's lifetime, between round trips. The supervisor makes up for notifications
@@ -189,25 +190,25 @@ func TestLinksHaveALifetime(t *testing.T) {
 		}
 	})
 	s := db.stopped(t, SupervisorConfig{})
-	for name, l := range map[string]*link{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
-		old, err := l.get(t.Context())
+	for name, l := range map[string]*pg.Link{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
+		old, err := l.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if left := time.Until(l.until); left < 50*time.Minute || left > 2*time.Hour {
+		if left := time.Until(l.Until); left < 50*time.Minute || left > 2*time.Hour {
 			t.Errorf("%s: it lives for another %v", name, left)
 		}
-		if again, _ := l.get(t.Context()); again != old {
+		if again, _ := l.Get(t.Context()); again != old {
 			t.Errorf("%s: it is replaced before its time", name)
 		}
-		l.until = time.Now()
+		l.Until = time.Now()
 		refuse.Store(true)
-		if kept, err := l.get(t.Context()); err != nil || kept != old || old.IsClosed() {
+		if kept, err := l.Get(t.Context()); err != nil || kept != old || old.IsClosed() {
 			t.Errorf("%s: with no other to be had, %v", name, err)
 		}
 		refuse.Store(false)
-		l.until = time.Now()
-		fresh, err := l.get(t.Context())
+		l.Until = time.Now()
+		fresh, err := l.Get(t.Context())
 		if err != nil || fresh == old || !old.IsClosed() {
 			t.Errorf("%s: at the end of its life, %v", name, err)
 		}
@@ -217,9 +218,9 @@ func TestLinksHaveALifetime(t *testing.T) {
 	}
 	s.control.interrupted()
 	s.claimer.poked = false
-	s.control.link.until = time.Now()
+	s.control.link.Until = time.Now()
 	s.beat(t)
-	if !s.control.listens() || s.control.listening != s.control.link.conn {
+	if !s.control.listens() || s.control.listening != s.control.link.Conn {
 		t.Error("the fresh connection does not listen")
 	}
 	if !s.claimer.poked || !s.control.interrupted() {
@@ -235,11 +236,11 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	for name, part := range map[string]struct {
 		trouble *trouble
-		link    *link
+		link    *pg.Link
 	}{
 		"control": {&s.control.trouble, &s.control.link}, "claimer": {&s.claimer.trouble, &s.claimer.link}, "settler": {&s.settler.trouble, &s.settler.link},
 	} {
-		conn, err := part.link.get(t.Context())
+		conn, err := part.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -340,16 +341,16 @@ func TestHooksOfThePool(t *testing.T) {
 				cfg.ConnConfig.Tracer = &h
 				c.edit(cfg, &h)
 			})
-			l := link{pool: other.client.store.pool}
-			conn, err := l.get(t.Context())
+			l := pg.Link{Pool: other.client.store.pool}
+			conn, err := l.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if _, err := conn.Exec(t.Context(), `do $$ begin raise notice 'heard'; end $$`); err != nil {
 				t.Fatal(err)
 			}
-			l.close(t.Context())
-			l.close(t.Context())
+			l.Close(t.Context())
+			l.Close(t.Context())
 			for what, got := range map[string][2]int64{
 				"BeforeConnect": {h.beforeConnect.Load(), 1}, "AfterConnect": {h.afterConnect.Load(), 1}, "PrepareConn": {h.prepare.Load(), c.prepares},
 				"AfterRelease": {h.afterRelease.Load(), 0}, "BeforeClose": {h.beforeClose.Load(), 1}, "OnNotice": {h.notices.Load(), 1},

@@ -12,7 +12,7 @@ import (
 func (c *claimer) findOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err == nil {
 		err = c.recoverClaim(ctx, conn)
 	}

@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
 // each time, and tells the supervisor's outage.
 type trouble struct {
-	means string // what does not happen meanwhile
-	link  *link  // the part's own connection; may be nil
+	means string   // what does not happen meanwhile
+	link  *pg.Link // the part's own connection; may be nil
 
 	failures int
 	until    time.Time // no round trip before
@@ -40,7 +42,7 @@ func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err er
 	t.until = now.Add(growing(t.failures))
 	t.failures++
 	if t.link != nil && t.failures%newSight == 0 {
-		t.link.close(ctx)
+		t.link.Close(ctx)
 	}
 	s.outage.failed(ctx, s, t, what, err)
 }
@@ -75,7 +77,7 @@ type outage struct {
 // missing. That is no outage.
 func answered(err error) bool {
 	var server *pgconn.PgError
-	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !temporary(err) && !errors.Is(err, ErrReadOnly)
+	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !pg.Temporary(err) && !errors.Is(err, ErrReadOnly)
 }
 
 const (

@@ -217,10 +217,10 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 	a, c := s.claimer.audit, s.claimer
 	a.reconnected()
 	for n := 1; n <= 2; n++ {
-		if _, err := c.link.get(t.Context()); err != nil {
+		if _, err := c.link.Get(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		db.exec(t, `select pg_terminate_backend($1)`, int(c.link.conn.PgConn().PID()))
+		db.exec(t, `select pg_terminate_backend($1)`, int(c.link.Conn.PgConn().PID()))
 		ahead += time.Minute
 		a.page(t.Context(), &c.trouble, s.now())
 		if c.trouble.failures != n || !c.trouble.until.After(s.now()) {

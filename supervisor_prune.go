@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 const pruneBatch = 1000
@@ -45,7 +47,7 @@ func (s *Supervisor) prune(ctx context.Context) {
 		case ctx.Err() != nil:
 		case answered(err):
 			trouble.over(ctx, s)
-			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+sqlState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
+			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
 		default:
 			trouble.failed(ctx, s, "pruning", err)
 			timer.Reset(min(trouble.until.Sub(s.now()), s.pruneEvery))
@@ -58,7 +60,7 @@ func keepFor(d time.Duration) *string {
 	if d == KeepCompleted {
 		return nil
 	}
-	text := interval(d)
+	text := pg.Interval(d)
 	return &text
 }
 
@@ -72,12 +74,12 @@ type pruneWalk struct {
 func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (pruneWalk, error) {
 	conn, err := c.store.pool.Acquire(ctx)
 	if err != nil {
-		return walk, classify(err)
+		return walk, pg.Classify(err)
 	}
 	defer conn.Release()
 	for after := walk.after; ; {
 		step, err := c.store.retain(ctx, conn.Conn(), after, keep, walk.whole, pruneBatch)
-		if stepFault(err) {
+		if pg.StepFault(err) {
 			step, err = c.pruneApart(ctx, conn.Conn(), after, keep, walk.whole)
 		}
 		if step.deleted+step.archived > 0 {
@@ -107,7 +109,7 @@ func (c *Client) pruneApart(ctx context.Context, conn *pgx.Conn, after string, k
 	if err != nil {
 		return all, err
 	}
-	err = isolate(ids, func(part []string) error {
+	err = pg.Bisect(ids, func(part []string) error {
 		step, err := c.store.retainThese(ctx, conn, part, keep)
 		if err != nil {
 			return err
@@ -120,7 +122,7 @@ func (c *Client) pruneApart(ctx context.Context, conn *pgx.Conn, after string, k
 		if err := c.store.setAside(ctx, conn, pathPrune, id, fault); err != nil {
 			return err
 		}
-		all.refused = append(all.refused, refusedRow{Refusal{id, fault.Error()}, sqlState(fault), pathPrune})
+		all.refused = append(all.refused, refusedRow{Refusal{id, fault.Error()}, pg.SQLState(fault), pathPrune})
 		return nil
 	})
 	if all.odd = odd; len(ids) == pruneBatch {
@@ -156,7 +158,7 @@ func (q *Queue) retention() retention {
 		if d == 0 {
 			return nil
 		}
-		text := interval(d)
+		text := pg.Interval(d)
 		return &text
 	}
 	return retention{own(q.CompletedRetention), own(q.CancelledRetention), own(q.DiscardedRetention), own(q.ArchiveDiscardedAfter)}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // finished stores a job that ended some time ago, with an id of its time.
@@ -16,7 +18,7 @@ func (db *testDB) finished(t testing.TB, state string, ago time.Duration) string
 	return value[string](t, db, `insert into jobs (id, kind, state, created_at, finalized_at, discard_reason)
 		select left(drover_ulid_at(now() - $2::interval), 10) || right(drover_ulid(), 16), 'job', $1, now() - $2::interval,
 			case when $1 in ('completed', 'cancelled', 'discarded') then now() - $2::interval end, case when $1 = 'discarded' then 'operator' end
-		returning id`, state, interval(ago))
+		returning id`, state, pg.Interval(ago))
 }
 
 // D-1
@@ -500,7 +502,7 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	db := newQuietDB(t)
 	put := func(id, state string, ago time.Duration) {
 		t.Helper()
-		db.exec(t, `insert into jobs (id, kind, state, finalized_at) values ($1, 'job', $2, case when $2 = 'completed' then now() - $3::interval end)`, id, state, interval(ago))
+		db.exec(t, `insert into jobs (id, kind, state, finalized_at) values ($1, 'job', $2, case when $2 = 'completed' then now() - $3::interval end)`, id, state, pg.Interval(ago))
 	}
 	for _, id := range []string{"order-00000000000000000001", "~rder-00000000000000000001", "2024-06-01-000000000000001", "-rder-00000000000000000001", "ORDER-00000000000000000001"} {
 		put(id, "completed", 2*aDay)

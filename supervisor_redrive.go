@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // redriver carries on redrives, whoever started them: every supervisor ticks, the database lets one at a time do it.
@@ -94,7 +96,7 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 // failed notes a failed tick. After a tick that was cut off the next one asks for less, so that ticks do not end at the
 // same place for ever.
 func (r *redriver) failed(ctx context.Context, err error) {
-	if errors.Is(err, context.DeadlineExceeded) || sqlState(err) == "57014" {
+	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
 		r.batch = max(r.batch/4, 1)
 	}
 	r.trouble.failed(ctx, r.sup, "carrying on redrives", err)

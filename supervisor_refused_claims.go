@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
@@ -68,14 +69,14 @@ func (c *claimer) readAside(base context.Context) {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
 	now := c.sup.now()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	var jobs []asideJob
 	if err == nil {
 		jobs, err = c.sup.client.store.aside(ctx, conn, c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
-		if !rowsFault(err) {
+		if !pg.RowsFault(err) {
 			c.trouble.failed(base, c.sup, "reading which jobs are set aside", err)
 			return
 		}
@@ -121,7 +122,7 @@ func (c *claimer) tendAside(base context.Context) {
 func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,7 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	}
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
@@ -206,7 +207,7 @@ func (c *claimer) pickApart(base context.Context) {
 		}
 	}
 	if err == nil && w.claimed == 0 {
-		w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !lasting(r.err) })
+		w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !pg.Lasting(r.err) })
 		if len(w.refused) == 0 { // nothing passed, or nothing was there
 			err = why
 		}
@@ -246,11 +247,11 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 		lanes[i] = i
 	}
 	err = list(lanes)
-	if err == nil || !strings.HasPrefix(sqlState(err), "XX") {
+	if err == nil || !strings.HasPrefix(pg.SQLState(err), "XX") {
 		return all, err
 	}
 	damaged := map[floors.Lane]error{}
-	err = isolateFailed(lanes, list, func(i int, err error) error {
+	err = pg.BisectFailed(lanes, list, func(i int, err error) error {
 		damaged[p.req.lane(i)] = err
 		return nil
 	})
@@ -285,7 +286,7 @@ func interleave(heads []head) {
 
 // connect returns the claimer's connection. If there is none, no row is at fault, not even if it took too long.
 func (c *claimer) connect(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
 	}
@@ -335,7 +336,7 @@ func (w *walked) without(heads []head) []head {
 // claimParts claims the jobs in parts, first one, then two, four and so on, and starts them, until the end has come.
 func (c *claimer) claimParts(base context.Context, p *plan, heads []head, end time.Time) (w walked, err error) {
 	tried := 0
-	err = isolateFailed(heads, func(part []head) error {
+	err = pg.BisectFailed(heads, func(part []head) error {
 		if tried++; tried > 1 && (c.sup.now().After(end) || c.sup.draining.Load()) {
 			return errWalkTooLong
 		}
@@ -346,7 +347,7 @@ func (c *claimer) claimParts(base context.Context, p *plan, heads []head, end ti
 		w.refused = append(w.refused, refusedHead{h, err})
 		return nil
 	})
-	if errors.Is(err, errWalkTooLong) || rowsFault(err) { // all of a hundred were refused
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // all of a hundred were refused
 		err = nil // the next claim goes on
 	}
 	if len(heads) > 0 && heads[0].claimSeq < 0 && err == nil { // it was set aside, and stays so
@@ -387,9 +388,9 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 	claim := &plan{lease: p.lease, groups: p.groups, req: p.req}
 	var batch pipeline
 	batch.claimThese(p.req, ids, c.sup.walkBound(), &claim.reply)
-	err = batch.send(ctx, conn)
+	err = batch.Send(ctx, conn)
 	switch reply := &claim.reply; {
-	case !reply.committed && !notApplied(err):
+	case !reply.committed && !pg.NotApplied(err):
 		c.doubt = p.req.queues
 		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
 			c.refused.slow = &part[0]
@@ -431,11 +432,11 @@ func (c *claimer) setSlowAside(base context.Context) {
 func (c *claimer) refuse(base context.Context, h head, why error) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
-	g := &givenUp{path: pathClaim, id: h.id, seq: h.claimSeq, why: why, later: !lasting(why), aside: h.claimSeq < 0} // it is set aside already
+	g := &givenUp{path: pathClaim, id: h.id, seq: h.claimSeq, why: why, later: !pg.Lasting(why), aside: h.claimSeq < 0} // it is set aside already
 	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.sup.walkBound())
 	if err != nil || became == "" {
 		return err

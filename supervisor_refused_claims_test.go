@@ -317,7 +317,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ask := func() (solo string, stragglers int) {
 		t.Helper()
-		conn, err := s.control.link.get(t.Context())
+		conn, err := s.control.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

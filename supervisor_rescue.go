@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // takeBack undoes what other supervisors concluded from our silence, if they took our lease.
@@ -230,7 +231,7 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 		}
 		settled := map[string]State{}
 		p := c.freeing(owner, part, bound, settled)
-		if err := p.send(ctx, conn); err != nil {
+		if err := p.Send(ctx, conn); err != nil {
 			return err
 		}
 		for _, f := range part {
@@ -255,14 +256,14 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 	}
 	var refused []notFreed
 	passed, tries := false, 0
-	err = isolate(fenced, func(part []*freed) error {
+	err = pg.Bisect(fenced, func(part []*freed) error {
 		err := settle(part, c.bound())
 		passed = passed || err == nil
 		return err
 	}, func(f *freed, err error) error {
 		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
 			f.o.simplify()
-			if again := settle([]*freed{f}, c.bound()); again == nil || !rowsFault(again) {
+			if again := settle([]*freed{f}, c.bound()); again == nil || !pg.RowsFault(again) {
 				passed = passed || again == nil
 				return again
 			}
@@ -313,19 +314,19 @@ func (c *control) freeing(owner string, part []*freed, bound time.Duration, sett
 			blamed = append(blamed, f.j.id)
 		}
 	}
-	p.begin()
-	p.exec(nil, sqlSettlePlan)
-	p.exec(nil, sqlBound, bound.Milliseconds())
+	p.Begin()
+	p.Exec(nil, sqlSettlePlan)
+	p.Exec(nil, pg.Bound, bound.Milliseconds())
 	p.settle(settled, owner, outcomes)
 	if len(blamed) > 0 {
-		p.exec(nil, sqlBlame, owner, blamed)
+		p.Exec(nil, sqlBlame, owner, blamed)
 	}
 	for _, f := range part {
 		if f.deaths != nil {
-			p.exec(nil, sqlExplain, f.deaths, f.j.id)
+			p.Exec(nil, sqlExplain, f.deaths, f.j.id)
 		}
 	}
-	p.commit()
+	p.Commit()
 	return p
 }
 
@@ -344,7 +345,7 @@ func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *f
 		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
 			slog.String("error", text))
 	}
-	if err != nil && !rowsFault(err) {
+	if err != nil && !pg.RowsFault(err) {
 		return err
 	}
 	f.done = err == nil
@@ -377,7 +378,7 @@ func (j *heldJob) deathsBlamed(owner string) []string {
 func (j *heldJob) suspect() blame.Suspect {
 	flight := j.flight
 	for _, e := range j.before {
-		flight = min(flight+millis(max(e.DurationMS, 0)), maxSpan)
+		flight = min(flight+pg.Millis(max(e.DurationMS, 0)), pg.MaxSpan)
 	}
 	return blame.Suspect{
 		Crashes: j.crashes, Deaths: j.deaths, Redrives: j.redrives, Flight: flight / time.Duration(1+len(j.before)),

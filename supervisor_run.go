@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // errTimeout is the cause of a context whose run took too long.
@@ -460,15 +462,15 @@ const defaultMaxAttempts = 20
 func (r *run) override(more *moreOfJob) {
 	job := r.job
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
-	job.LastError, job.LastDelay = more.LastError, millis(more.LastDelayMS)
+	job.LastError, job.LastDelay = more.LastError, pg.Millis(more.LastDelayMS)
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
 	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.unreadable
 	if more.TimeoutMS > 0 {
-		r.timeout = min(millis(more.TimeoutMS), maxTimeout)
+		r.timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)
 	}
 	if more.RetryLeftMS != nil {
-		r.timeBound, r.timeLeft = true, span(*more.RetryLeftMS, time.Millisecond)
+		r.timeBound, r.timeLeft = true, pg.Span(*more.RetryLeftMS, time.Millisecond)
 	}
 	if string(more.Retry) != "" && string(more.Retry) != "null" {
 		strategy, err := decodeStrategy(more.Retry, r.sup.strategies)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 const (
@@ -43,7 +45,7 @@ type settler struct {
 	inquiries []*inquiry
 
 	// The rest is the settler goroutine's own.
-	link    link
+	link    pg.Link
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
 	worked  time.Time  // when an outcome was last recorded
 	passed  []string   // jobs whose outcomes were refused, and are recorded now
@@ -55,7 +57,7 @@ type settler struct {
 
 func newSettler(s *Supervisor) *settler {
 	e := &settler{
-		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: link{pool: s.client.store.pool},
+		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: pg.Link{Pool: s.client.store.pool},
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
@@ -72,7 +74,7 @@ func (e *settler) settle(o *outcome) {
 
 // connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
 func (e *settler) connect(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := e.link.get(ctx)
+	conn, err := e.link.Get(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
 	}
@@ -88,7 +90,7 @@ func (e *settler) poke() {
 
 // run settles until claiming has ended and all that was claimed is settled, or ctx is done.
 func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
-	defer e.link.close(ctx)
+	defer e.link.Close(ctx)
 	defer close(e.idle)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -179,7 +181,7 @@ func (e *settler) putBack(out []*outcome) {
 func (e *settler) trip(base context.Context, out []*outcome) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := e.link.get(ctx)
+	conn, err := e.link.Get(ctx)
 	if err != nil {
 		e.putBack(out)
 		e.trouble.failed(base, e.sup, "settling", err)
@@ -192,13 +194,13 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	out = e.oncePerJob(out)
 	var p pipeline
 	s := e.settleAll(&p, out, 0)
-	if len(p.reads) > 0 {
-		if err = p.send(ctx, conn); err == nil {
+	if len(p.Reads) > 0 {
+		if err = p.Send(ctx, conn); err == nil {
 			failpoint("settled")
 		}
 	}
-	if err != nil && !s.committed && rowsFault(err) {
-		if notApplied(err) {
+	if err != nil && !s.committed && pg.RowsFault(err) {
+		if pg.NotApplied(err) {
 			unsent(out...)
 		}
 		err = e.pickApart(base, out)
@@ -214,7 +216,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	if len(e.passed) > 0 {
 		ids := e.passed
 		e.passed = nil
-		if conn, err = e.link.get(ctx); err == nil {
+		if conn, err = e.link.Get(ctx); err == nil {
 			err = e.sup.client.store.passed(ctx, conn, pathSettle, ids)
 		}
 		if err != nil {
@@ -286,14 +288,14 @@ func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *s
 		s.committed = true
 		return s
 	}
-	p.begin()
+	p.Begin()
 	if len(others) == 0 {
-		p.exec(nil, sqlQuickPlan)
+		p.Exec(nil, pg.QuickPlan)
 	} else {
-		p.exec(nil, sqlSettlePlan)
+		p.Exec(nil, sqlSettlePlan)
 	}
 	if bound > 0 {
-		p.bound(bound)
+		p.Bound(bound)
 	}
 	s.counts = make([]completion, 0, len(complete))
 	for key, group := range complete {
@@ -308,8 +310,8 @@ func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *s
 	for owner, group := range others {
 		p.settle(s.others, owner, group)
 	}
-	p.commit()
-	p.call(func() { s.committed = true })
+	p.Commit()
+	p.Call(func() { s.committed = true })
 	return s
 }
 
@@ -319,7 +321,7 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 	case len(out) == 0:
 		return
 	case !s.committed:
-		if notApplied(err) {
+		if pg.NotApplied(err) {
 			unsent(out...)
 		}
 		e.putBack(out)
@@ -373,10 +375,10 @@ func (e *settler) pickApart(base context.Context, out []*outcome) error {
 		}
 		return err
 	}
-	err := isolateFailed(out, settle, func(o *outcome, err error) error {
+	err := pg.BisectFailed(out, settle, func(o *outcome, err error) error {
 		if !o.replaced && (!timedOut(err) || o.refusals > 0) {
 			o.simplify()
-			if err = settle([]*outcome{o}); err == nil || !rowsFault(err) {
+			if err = settle([]*outcome{o}); err == nil || !pg.RowsFault(err) {
 				return err
 			}
 		}
@@ -401,11 +403,11 @@ func (e *settler) settlePart(base context.Context, part []*outcome) error {
 	}
 	var p pipeline
 	s := e.settleAll(&p, part, e.sup.walkBound())
-	if len(p.reads) > 0 {
-		err = p.send(ctx, conn)
+	if len(p.Reads) > 0 {
+		err = p.Send(ctx, conn)
 	}
 	if err != nil && !s.committed {
-		if notApplied(err) {
+		if pg.NotApplied(err) {
 			unsent(part...)
 		}
 		return err
@@ -431,7 +433,7 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	if o.refusals >= settleTries && !timedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
 		ctx, cancel := e.sup.tripContext(base)
 		defer cancel()
-		conn, err := e.link.get(ctx)
+		conn, err := e.link.Get(ctx)
 		if err != nil {
 			e.later(o, refusedPause)
 			return err
@@ -515,12 +517,12 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 func (e *settler) lookAt(ctx context.Context, conn *pgx.Conn, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
 	seen, alive = map[string]seenJob{}, map[string]bool{}
 	var p pipeline
-	p.begin()
-	p.exec(nil, sqlOnePlan)
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
 	p.look(ids, seen)
 	p.alive(alive)
-	p.commit()
-	return seen, alive, p.send(ctx, conn)
+	p.Commit()
+	return seen, alive, p.Send(ctx, conn)
 }
 
 // later tries an outcome again after a pause.

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // start is a run that waits for the note that it starts.
@@ -49,7 +51,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 		err error
 	}
 	var refused []bad
-	err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {
+	err := pg.Bisect(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {
 		refused = append(refused, bad{s.run, err})
 		return nil
 	})
@@ -88,14 +90,14 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	}
 	var p pipeline
 	read := map[string]time.Time{} // not noted before the commit, which the database may refuse
-	p.begin()
-	p.bound(e.sup.cfg.Lease / 12)
+	p.Begin()
+	p.Bound(e.sup.cfg.Lease / 12)
 	for owner, runs := range byOwner {
 		p.start(read, owner, runs)
 	}
-	p.commit()
-	p.call(func() { maps.Copy(noted, read) })
-	return p.send(ctx, conn)
+	p.Commit()
+	p.Call(func() { maps.Copy(noted, read) })
+	return p.Send(ctx, conn)
 }
 
 // startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
@@ -107,7 +109,7 @@ func (e *settler) startRefused(base context.Context, r *run, why error, aside bo
 		return err
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
-	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !lasting(why), aside: aside}
+	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !pg.Lasting(why), aside: aside}
 	became, err := e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound())
 	if err != nil || became == "" {
 		return err

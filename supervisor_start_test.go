@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Run waits for a server that is not there yet, as it waits for one that goes away later, and says so.
@@ -57,8 +59,8 @@ func TestRunEndsForWhatStays(t *testing.T) {
 		edit func(*pgxpool.Config)
 		is   func(error) bool
 	}{
-		"a wrong password": {func(c *pgxpool.Config) { c.ConnConfig.Password = "wrong" }, func(err error) bool { return sqlState(err) == "28P01" }},
-		"no such database": {func(c *pgxpool.Config) { c.ConnConfig.Database = "nothing" }, func(err error) bool { return sqlState(err) == "3D000" }},
+		"a wrong password": {func(c *pgxpool.Config) { c.ConnConfig.Password = "wrong" }, func(err error) bool { return pg.SQLState(err) == "28P01" }},
+		"no such database": {func(c *pgxpool.Config) { c.ConnConfig.Database = "nothing" }, func(err error) bool { return pg.SQLState(err) == "3D000" }},
 		"no such schema": {func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "nothing" }, func(err error) bool {
 			return errors.Is(err, ErrNotMigrated)
 		}},
@@ -92,13 +94,13 @@ func TestTemporaryErrors(t *testing.T) {
 		{&pgconn.PgError{}, false},
 		{&net.DNSError{Err: "no such host", IsNotFound: true}, true},
 		{context.DeadlineExceeded, true},
-		{pool.refusedBy("PrepareConn", errors.New("no")), false},
-		{pool.refusedBy("AfterConnect", &pgconn.PgError{Code: "57P01"}), true},
+		{pool.RefusedBy("PrepareConn", errors.New("no")), false},
+		{pool.RefusedBy("AfterConnect", &pgconn.PgError{Code: "57P01"}), true},
 		{errors.Join(ErrPooler, &pgconn.PgError{Code: "08P01"}), false},
 		{ErrReadOnly, false},
 		{errors.New("something else"), false},
 	} {
-		if got := temporary(c.err); got != c.want {
+		if got := pg.Temporary(c.err); got != c.want {
 			t.Errorf("temporary(%v) = %v", c.err, got)
 		}
 	}
@@ -149,7 +151,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if got := value[int](t, db, `select count(distinct supervisor) from drover_sleepers`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
-		sup.control.link.close(t.Context())
+		sup.control.link.Close(t.Context())
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // sweepEvery is the turn of one supervisor to look behind everybody's floors.
@@ -121,7 +122,7 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 			return peopled, errNoTime
 		}
 		c.behind.first++
-		err := isolate(part, look, func(lane sweepLane, err error) error {
+		err := pg.Bisect(part, look, func(lane sweepLane, err error) error {
 			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.key), c.sup.now()) {
 				c.sup.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
 					slog.String("queue", lane.key.Queue), slog.Int("lane", int(lane.key.N)), slog.String("error", err.Error()))

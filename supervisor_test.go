@@ -147,9 +147,9 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		sup.control.link.close(context.Background())
-		sup.claimer.link.close(context.Background())
-		sup.settler.link.close(context.Background())
+		sup.control.link.Close(context.Background())
+		sup.claimer.link.Close(context.Background())
+		sup.settler.link.Close(context.Background())
 	})
 	return &still{sup}
 }

@@ -17,7 +17,7 @@ const askEvery = time.Second
 
 // hears reports whether notifications come: as far as the server says, which has taken LISTEN.
 func (c *control) hears() bool {
-	return c.listening != nil && c.listening == c.link.conn && !c.listening.IsClosed()
+	return c.listening != nil && c.listening == c.link.Conn && !c.listening.IsClosed()
 }
 
 // askAt is when to ask for runs that are over, or the next heartbeat if that is due before.
@@ -31,7 +31,7 @@ func (c *control) askAt(next time.Time) time.Time {
 // askUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
 // what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
 func (c *control) askUnheard(ctx context.Context) {
-	now, conn := c.sup.now(), c.link.conn
+	now, conn := c.sup.now(), c.link.Conn
 	if ctx.Err() != nil || c.hears() || now.Before(c.asked.Add(askEvery)) {
 		return
 	}

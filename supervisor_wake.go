@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // wake makes the claimer look for jobs at once.
@@ -89,13 +91,13 @@ func (c *claimer) sleepFull(base context.Context) {
 	c.mu.Lock()
 	c.anew = false
 	c.mu.Unlock()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err == nil {
 		var p pipeline
-		p.begin()
-		p.exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
-		p.commit()
-		err = p.send(ctx, conn)
+		p.Begin()
+		p.Exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
+		p.Commit()
+		err = p.Send(ctx, conn)
 	}
 	if err != nil {
 		c.sayAnew()
@@ -194,20 +196,20 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
 		return
 	}
-	p.begin()
+	p.Begin()
 	var until time.Time
 	if asleep {
 		var rest *string
 		if claim.due.After(now) {
-			text := interval(claim.due.Sub(now))
+			text := pg.Interval(claim.due.Sub(now))
 			until, rest = claim.due, &text
 		}
-		p.exec(nil, sqlFallAsleep, id, rest, full)
+		p.Exec(nil, sqlFallAsleep, id, rest, full)
 	} else {
-		p.exec(nil, sqlWakeUp, id)
+		p.Exec(nil, sqlWakeUp, id)
 	}
-	p.commit()
-	p.call(func() {
+	p.Commit()
+	p.Call(func() {
 		c.says(asleep, until, full)
 		c.hearing.Asleep(now)
 	})

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that hears ErrLeaseLost may return nil, for its
@@ -21,7 +23,7 @@ func (r *run) refused(ctx context.Context, tx Tx, err error) error {
 	case errors.As(err, &db) && db.SQLState() == "40001" && r.sup.settler.claimOver(ctx, r):
 		return fmt.Errorf("%w (%w)", r.notOurs(), err)
 	}
-	return classify(err)
+	return pg.Classify(err)
 }
 
 // notOurs tells a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
@@ -40,7 +42,7 @@ func (r *run) matchedNothing(ctx context.Context, tx Tx) error {
 	}
 	var held bool
 	if err := tx.QueryRow(ctx, sqlStillOursTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt).Scan(&held); err != nil {
-		return fmt.Errorf("drover: job %s was not settled, and the reason is not known: %w", r.job.ID, classify(err))
+		return fmt.Errorf("drover: job %s was not settled, and the reason is not known: %w", r.job.ID, pg.Classify(err))
 	}
 	if held {
 		return fmt.Errorf("drover: job %s was not settled though it may still be this run's: a trigger left its row as it was, or the transaction began before the claim", r.job.ID)

@@ -262,7 +262,7 @@ func deadControl(t *testing.T, s *Supervisor) {
 	if err := s.control.register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.control.link.close(context.Background()) })
+	t.Cleanup(func() { s.control.link.Close(context.Background()) })
 }
 
 // a name that this process lacks is no reason to fail, but worth a line in the log.

@@ -19,7 +19,7 @@ func mutants() []mutant {
 		{
 			name: "wake-inside", bug: "whether anybody sleeps is asked in the transaction that inserts",
 			file:  "store_pg_enqueue.go",
-			old:   "\tp.exec(&told.committed, sqlCommitAndBegin)\n\tif direct && !s.wakesBlindly.Load() {",
+			old:   "\tp.Exec(&told.committed, pg.CommitAndBegin)\n\tif direct && !s.wakesBlindly.Load() {",
 			new:   "\ttold.committed = 0\n\tif direct && !s.wakesBlindly.Load() {",
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
@@ -88,9 +88,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "app-defaults", bug: "transactions begin as the application's default says",
-			file:  "store_pg.go",
-			old:   "sqlBegin  = `begin isolation level read committed read write`",
-			new:   "sqlBegin  = `begin`",
+			file:  "internal/pg/pipeline.go",
+			old:   "Begin  = `begin isolation level read committed read write`",
+			new:   "Begin  = `begin`",
 			tests: []string{"TestRoleDefaultsDoNotReachTheQueue"},
 		},
 		{
@@ -138,8 +138,8 @@ func mutants() []mutant {
 		{
 			name: "early-dispatch", bug: "claimed jobs start before the claim has committed",
 			file:  "store_pg_claim.go",
-			old:   "\tp.commit()\n\tp.call(func() { reply.committed = true })",
-			new:   "\tp.call(func() { reply.committed = true })\n\tp.commit()",
+			old:   "\tp.Commit()\n\tp.Call(func() { reply.committed = true })",
+			new:   "\tp.Call(func() { reply.committed = true })\n\tp.Commit()",
 			tests: []string{"TestNoJobStartsBeforeItsClaimHasCommitted"},
 		},
 		{
@@ -278,8 +278,8 @@ func mutants() []mutant {
 		{
 			name: "no-bisection", bug: "one row that the database refuses holds up its batch",
 			file:  "supervisor_settle.go",
-			old:   "if err != nil && !s.committed && rowsFault(err) {",
-			new:   "if err != nil && !s.committed && rowsFault(err) && len(out) == 1 {",
+			old:   "if err != nil && !s.committed && pg.RowsFault(err) {",
+			new:   "if err != nil && !s.committed && pg.RowsFault(err) && len(out) == 1 {",
 			tests: []string{"TestABadRowIsFoundByHalves", "TestARefusedOutcomeHoldsUpNobody"},
 		},
 		{
@@ -292,15 +292,15 @@ func mutants() []mutant {
 		{
 			name: "refused-start", bug: "one start that cannot be written down holds up all of them",
 			file:  "supervisor_start.go",
-			old:   "err := isolate(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {",
-			new:   "err := isolate(starts, func([]*start) error { return e.notePart(base, starts, noted) }, func(s *start, err error) error {",
+			old:   "err := pg.Bisect(starts, func(part []*start) error { return e.notePart(base, part, noted) }, func(s *start, err error) error {",
+			new:   "err := pg.Bisect(starts, func([]*start) error { return e.notePart(base, starts, noted) }, func(s *start, err error) error {",
 			tests: []string{"TestARefusedStartHoldsUpNobody"},
 		},
 		{
 			name: "refused-claim", bug: "a claim that one row fails is made again as it was",
 			file:  "supervisor_claim.go",
-			old:   "if p != nil && rowsFault(err) {",
-			new:   "if p != nil && rowsFault(err) && p.sweep.Window > 3 {",
+			old:   "if p != nil && pg.RowsFault(err) {",
+			new:   "if p != nil && pg.RowsFault(err) && p.sweep.Window > 3 {",
 			tests: []string{"TestARefusedClaimHoldsUpNobody"},
 		},
 		{
@@ -481,7 +481,7 @@ func mutants() []mutant {
 		{
 			name: "registers-in-two-schemas", bug: "a supervisor registers in a schema whose functions work in another",
 			file:  "store_pg_lease.go",
-			old:   "\tp.exec(nil, sqlCheckSchema)\n",
+			old:   "\tp.Exec(nil, pg.CheckSchema)\n",
 			new:   "",
 			tests: []string{"TestARenamedSchema"},
 		},
@@ -494,7 +494,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "hidden-tables", bug: "Check overlooks an application's table in front of drover's",
-			file:  "store_pg.go",
+			file:  "internal/pg/check.go",
 			old:   "where c.relnamespace <> n.oid)",
 			new:   "where c.relnamespace = 0)",
 			tests: []string{"TestCheckFindsTablesInFrontOfDrovers"},
@@ -502,8 +502,8 @@ func mutants() []mutant {
 		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
 			file:  "supervisor_rescue.go",
-			old:   "\tpassed, tries := false, 0\n\terr = isolate(fenced,",
-			new:   "\tif err := settle(fenced, c.bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\tpassed, tries := false, 0\n\terr = isolate(fenced,",
+			old:   "\tpassed, tries := false, 0\n\terr = pg.Bisect(fenced,",
+			new:   "\tif err := settle(fenced, c.bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\tpassed, tries := false, 0\n\terr = pg.Bisect(fenced,",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueBlamesThosePastARefusedOne"},
 		},
 		{
@@ -669,9 +669,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "audit-not-asked-for", bug: "a connection that came back asks for no audit",
-			file:  "supervisor_links.go",
-			old:   "\tif lost && l.again != nil {\n",
-			new:   "\tif lost && l.again != nil && l.store == nil {\n",
+			file:  "internal/pg/conn.go",
+			old:   "\tif lost && l.Again != nil {\n",
+			new:   "\tif lost && l.Again != nil && l.store == nil {\n",
 			tests: []string{"TestAuditOfARunningSupervisor"},
 		},
 		{
@@ -692,7 +692,7 @@ func mutants() []mutant {
 			name: "queues-without-nulls", bug: "a null among a supervisor's queues stops everybody's beat",
 			file:  "store_pg_lease.go",
 			old:   "\t\t\tif queue != nil {\n\t\t\t\tother",
-			new:   "\t\t\tif queue == nil {\n\t\t\t\treturn &rowError{pgx.ErrNoRows}\n\t\t\t} else {\n\t\t\t\tother",
+			new:   "\t\t\tif queue == nil {\n\t\t\t\treturn &pg.RowError{pgx.ErrNoRows}\n\t\t\t} else {\n\t\t\t\tother",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
 		},
 		{
@@ -704,21 +704,21 @@ func mutants() []mutant {
 		},
 		{
 			name: "times-in-any-style", bug: "a claim cannot read its own reply where the session writes times in another way",
-			file:  "store_pg.go",
+			file:  "internal/pg/pipeline.go",
 			old:   "`set_config('datestyle', 'ISO', true), ",
 			new:   "`set_config('datestyle', current_setting('datestyle'), true), ",
 			tests: []string{"TestRescueInAnyDateStyle"},
 		},
 		{
 			name: "reads-in-any-style", bug: "Get and List cannot read times that the session writes in another way",
-			file:  "store_pg.go",
-			old:   "readWith(ctx, p, sqlPlainText, row",
+			file:  "internal/pg/pipeline.go",
+			old:   "readWith(ctx, p, PlainText, row",
 			new:   "readWith(ctx, p, `select`, row",
 			tests: []string{"TestLifeInAnyDateStyle"},
 		},
 		{
 			name: "standby-by-its-words", bug: "a standby that speaks another language is not known as one",
-			file:  "store_pg.go",
+			file:  "internal/pg/faults.go",
 			old:   "server.Routine == \"call_bool_check_hook\"",
 			new:   "strings.Contains(pg.Message, \"recovery\")",
 			tests: []string{"TestAStandbyInAnyLanguage"},
@@ -762,7 +762,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "far-times-overflow", bug: "a job that is due in centuries makes an idle supervisor look all the time",
-			file:  "store_pg.go",
+			file:  "internal/pg/text.go",
 			old:   "\tcase n >= limit:\n",
 			new:   "\tcase n >= limit && n < 0:\n",
 			tests: []string{"TestClaimOfAFarJob", "TestNumbersBeyondAnyDuration"},
@@ -811,22 +811,22 @@ func mutants() []mutant {
 		},
 		{
 			name: "sits-on-a-standby", bug: "a connection that met a read-only server is kept",
-			file:  "store_pg.go",
-			old:   "\tif errors.Is(err, ErrReadOnly) {\n\t\tcloseConn",
-			new:   "\tif false {\n\t\tcloseConn",
+			file:  "internal/pg/pipeline.go",
+			old:   "\tif errors.Is(err, ErrReadOnly) {\n\t\tCloseConn",
+			new:   "\tif false {\n\t\tCloseConn",
 			tests: []string{"TestANameThatPointedAtAStandby"},
 		},
 		{
 			name: "standby-blames-rows", bug: "an outcome that a standby refuses is taken for one that cannot be written",
-			file:  "isolate.go",
+			file:  "internal/pg/faults.go",
 			old:   "\tcase errors.Is(err, ErrReadOnly): //",
 			new:   "\tcase false: //",
 			tests: []string{"TestErrorsOfUnknownOutcome"},
 		},
 		{
 			name: "links-live-for-ever", bug: "a supervisor's connection outlives the pool's MaxConnLifetime",
-			file:  "supervisor_links.go",
-			old:   "if !time.Now().Before(l.until) {",
+			file:  "internal/pg/conn.go",
+			old:   "if !time.Now().Before(l.Until) {",
 			new:   "if false {",
 			tests: []string{"TestLinksHaveALifetime"},
 		},
@@ -846,21 +846,21 @@ func mutants() []mutant {
 		},
 		{
 			name: "first-server-takes-all", bug: "of several servers a silent first one gets all of the time",
-			file:  "supervisor_links.go",
+			file:  "internal/pg/conn.go",
 			old:   "len(servers) > 1 && share > 0",
 			new:   "len(servers) > 2 && share > 0",
 			tests: []string{"TestASecondServerIsAskedWhileTheFirstIsSilent"},
 		},
 		{
 			name: "prepare-passed-over", bug: "the pool's PrepareConn is not run on a supervisor's connections",
-			file:  "supervisor_links.go",
+			file:  "internal/pg/conn.go",
 			old:   "\tcase cfg.PrepareConn != nil:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestPoolsThatContradict"},
 		},
 		{
 			name: "one-drover-or-another", bug: "Check does not compare the schema of the pool with the supervisor's own",
-			file:  "store_pg.go",
+			file:  "internal/pg/check.go",
 			old:   "\tcase ours != pools:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestCheckComparesTheSchemas"},
@@ -868,8 +868,8 @@ func mutants() []mutant {
 		{
 			name: "starts-once", bug: "Run ends if the server is not there yet",
 			file:  "supervisor.go",
-			old:   "if ctx.Err() == nil && temporary(err) {",
-			new:   "if ctx.Err() != nil && temporary(err) {",
+			old:   "if ctx.Err() == nil && pg.Temporary(err) {",
+			new:   "if ctx.Err() != nil && pg.Temporary(err) {",
 			tests: []string{"TestRunWaitsForAServer", "TestRunWaitsForALock"},
 		},
 		{
@@ -1001,15 +1001,15 @@ func mutants() []mutant {
 		{
 			name: "audit-beside-the-outage", bug: "the look for forgotten jobs is no part of an outage",
 			file:  "supervisor_audit.go",
-			old:   "\t\tif !rowsFault(err) && !answered(err) {\n",
+			old:   "\t\tif !pg.RowsFault(err) && !answered(err) {\n",
 			new:   "\t\tif false {\n",
 			tests: []string{"TestEveryPartReportsTheOutage"},
 		},
 		{
 			name: "pace-checks-at-its-commit", bug: "a deferred constraint on one job stops all redrives",
 			file:  "store_pg_redrives.go",
-			old:   "\tp.exec(nil, sqlConstraintsNow)\n\tp.query(func(rows pgx.Rows) error { return rows.Scan(&wait",
-			new:   "\tp.query(func(rows pgx.Rows) error { return rows.Scan(&wait",
+			old:   "\tp.Exec(nil, pg.ConstraintsNow)\n\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
+			new:   "\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			tests: []string{"TestADeferredConstraintHoldsUpNobody"},
 		},
 		{
@@ -1050,7 +1050,7 @@ func mutants() []mutant {
 		{
 			name: "reads-need-a-primary", bug: "the health of a standby cannot be looked at",
 			file:  "store_pg_health.go",
-			old:   "limit.beginReading()",
+			old:   "limit.BeginReading()",
 			new:   "limit.begin()",
 			tests: []string{"TestStandby"},
 		},

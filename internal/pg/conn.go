@@ -1,34 +1,37 @@
-package drover
+package pg
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
+// Pool is the application's pool, and drover's own connections that are made with its settings.
+type Pool struct {
+	*pgxpool.Pool
+	// invalid makes the error of a setting that is wrong. It matches ErrInvalid.
+	Invalid func(field, reason string, cause error) error
+}
+
 // A supervisor has connections of its own, outside the pool: handlers that take every pooled connection must not starve
 // heartbeat and settle. It makes them as the pool makes its connections, and they live no longer. So they lead to the
 // same server as the pool's. docs/adr/0029-own-connections-follow-the-pool.md lists which of the pool's settings count.
 
-// dial opens a connection of drover's own, in the state in which the pool would hand it out.
-func (p *dbPool) dial(ctx context.Context) (*pgx.Conn, error) {
+// Dial opens a connection of drover's own, in the state in which the pool would hand it out.
+func (p *Pool) Dial(ctx context.Context) (*pgx.Conn, error) {
 	cfg := p.Config()
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return nil, p.refusedBy("BeforeConnect", err)
+			return nil, p.RefusedBy("BeforeConnect", err)
 		}
 	}
 	// pgx keeps notifications for WaitForNotification only if there is no such handler.
@@ -39,17 +42,17 @@ func (p *dbPool) dial(ctx context.Context) (*pgx.Conn, error) {
 		return nil, pgurl.Explain(err)
 	}
 	if err := p.handOut(ctx, cfg, conn); err != nil {
-		closeConn(ctx, conn)
+		CloseConn(ctx, conn)
 		return nil, err
 	}
 	return conn, nil
 }
 
 // handOut runs the hooks that the pool runs before it hands a new connection out.
-func (p *dbPool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
+func (p *Pool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
 	if cfg.AfterConnect != nil {
 		if err := cfg.AfterConnect(ctx, conn); err != nil {
-			return p.refusedBy("AfterConnect", err)
+			return p.RefusedBy("AfterConnect", err)
 		}
 	}
 	name, usable := "PrepareConn", true
@@ -57,7 +60,7 @@ func (p *dbPool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Con
 	case cfg.PrepareConn != nil:
 		var err error
 		if usable, err = cfg.PrepareConn(ctx, conn); err != nil {
-			return p.refusedBy(name, err)
+			return p.RefusedBy(name, err)
 		}
 	case cfg.BeforeAcquire != nil: //nolint:staticcheck // deprecated, and in use
 		name = "BeforeAcquire"
@@ -65,16 +68,16 @@ func (p *dbPool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Con
 	}
 	switch {
 	case !usable:
-		return p.refusedBy(name, errors.New("it refused a new connection"))
+		return p.RefusedBy(name, errors.New("it refused a new connection"))
 	case conn.PgConn().TxStatus() != 'I':
-		return p.refusedBy(name, errors.New("it left a transaction open"))
+		return p.RefusedBy(name, errors.New("it left a transaction open"))
 	}
 	return nil
 }
 
-// refusedBy wraps an error of one of the pool's hooks, which drover runs on connections of its own.
-func (p *dbPool) refusedBy(hook string, err error) error {
-	return p.invalid("pool."+hook, "run on a connection of drover's own: "+err.Error(), err)
+// RefusedBy wraps an error of one of the pool's hooks, which drover runs on connections of its own.
+func (p *Pool) RefusedBy(hook string, err error) error {
+	return p.Invalid("pool."+hook, "run on a connection of drover's own: "+err.Error(), err)
 }
 
 // mostDial is the connect timeout if the pool has no ConnectTimeout. By then the server's name may lead to another
@@ -103,106 +106,82 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	}
 }
 
-// link is the connection of one goroutine, which reconnects after it broke. It leaves a server that turned out to be
+// Link is the connection of one goroutine, which reconnects after it broke. It leaves a server that turned out to be
 // read-only (see pipeline.send) or that fails again and again (see trouble.failed). It does not outlive the pool's
 // MaxConnLifetime, because the server's name may lead to another server by then.
-type link struct {
-	pool  *dbPool
-	conn  *pgx.Conn
+type Link struct {
+	Pool  *Pool
+	Conn  *pgx.Conn
 	ended bool      // close has closed it
-	until time.Time // when it is replaced
-	again func()    // called after a reconnect; may be nil
+	Until time.Time // when it is replaced
+	Again func()    // called after a reconnect; may be nil
 }
 
 // renewPause is the pause before the next attempt to replace a connection that could not be replaced.
 const renewPause = time.Minute
 
-// get returns the connection, or a new one. It is called between round trips.
-func (l *link) get(ctx context.Context) (*pgx.Conn, error) {
-	lost := l.conn != nil && l.conn.IsClosed()
-	if l.conn != nil && !lost {
-		if !time.Now().Before(l.until) {
+// Get returns the connection, or a new one. It is called between round trips.
+func (l *Link) Get(ctx context.Context) (*pgx.Conn, error) {
+	lost := l.Conn != nil && l.Conn.IsClosed()
+	if l.Conn != nil && !lost {
+		if !time.Now().Before(l.Until) {
 			l.renew(ctx)
 		}
-		return l.conn, nil
+		return l.Conn, nil
 	}
-	conn, err := l.pool.dial(ctx)
+	conn, err := l.Pool.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l.put(ctx, conn)
-	if lost && l.again != nil {
-		l.again()
+	if lost && l.Again != nil {
+		l.Again()
 	}
 	return conn, nil
 }
 
 // renew replaces a connection at the end of its lifetime. It keeps the old one if it cannot open a new one.
-func (l *link) renew(ctx context.Context) {
-	l.until = time.Now().Add(renewPause)
+func (l *Link) renew(ctx context.Context) {
+	l.Until = time.Now().Add(renewPause)
 	if end, ok := ctx.Deadline(); ok { // the round trip that follows needs the other half
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
 		defer cancel()
 	}
-	if conn, err := l.pool.dial(ctx); err == nil {
+	if conn, err := l.Pool.Dial(ctx); err == nil {
 		l.put(ctx, conn)
 	}
 }
 
 // put closes the old connection and takes a new one. The new one's lifetime is the pool's MaxConnLifetime, plus up to
 // MaxConnLifetimeJitter; without a MaxConnLifetime it is maxSpan.
-func (l *link) put(ctx context.Context, conn *pgx.Conn) {
-	l.close(ctx)
-	cfg := l.pool.Config()
-	l.conn, l.ended, l.until = conn, false, time.Now().Add(maxSpan)
+func (l *Link) put(ctx context.Context, conn *pgx.Conn) {
+	l.Close(ctx)
+	cfg := l.Pool.Config()
+	l.Conn, l.ended, l.Until = conn, false, time.Now().Add(MaxSpan)
 	if life, jitter := cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter; life > 0 {
 		if jitter > 0 {
 			life += rand.N(jitter) //nolint:gosec // it only spreads them
 		}
-		l.until = time.Now().Add(life)
+		l.Until = time.Now().Add(life)
 	}
 }
 
-// close closes the connection. It runs the pool's BeforeClose first, because AfterConnect has run on the connection,
+// Close closes the connection. It runs the pool's BeforeClose first, because AfterConnect has run on the connection,
 // too.
-func (l *link) close(ctx context.Context) {
-	if l.conn == nil || l.ended {
+func (l *Link) Close(ctx context.Context) {
+	if l.Conn == nil || l.ended {
 		return
 	}
 	l.ended = true
-	if hook := l.pool.Config().BeforeClose; hook != nil {
-		hook(l.conn)
+	if hook := l.Pool.Config().BeforeClose; hook != nil {
+		hook(l.Conn)
 	}
-	closeConn(ctx, l.conn)
+	CloseConn(ctx, l.Conn)
 }
 
-func closeConn(ctx context.Context, conn *pgx.Conn) {
+func CloseConn(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx) // it is going away either way
-}
-
-// temporary reports whether a server or a network may get over an error by itself. It is false for errors that an
-// operator has to fix: a wrong password, a missing database or schema, a pooler that breaks the driver's way of sending
-// statements, or a hook's refusal.
-func temporary(err error) bool {
-	for _, lasting := range []error{ErrNotMigrated, ErrPooler, ErrReadOnly, ErrServerTooOld} {
-		if errors.Is(err, lasting) {
-			return false
-		}
-	}
-	var server *pgconn.PgError
-	if errors.As(err, &server) {
-		// Connection, transaction, resources, locks and states, an operator's intervention, the system.
-		return len(server.Code) == 5 && slices.Contains([]string{"08", "40", "53", "55", "57", "58"}, server.Code[:2])
-	}
-	var network net.Error
-	if errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) {
-		return true
-	}
-	var certificate *tls.CertificateVerificationError
-	var connect *pgconn.ConnectError // for example, no server now has the target_session_attrs asked for
-	return errors.As(err, &connect) && !errors.Is(err, ErrInvalid) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
 }

@@ -1,0 +1,46 @@
+package pg
+
+// A statement over many rows fails as a whole when the database refuses one of them. isolate finds that row, so that
+// the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
+
+// maxRefused is how many rows a walk lets the database refuse while none has passed. After that it takes the cause to
+// be no single row's fault.
+const maxRefused = 100
+
+// Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,
+// which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
+// isolate returns it, and leaves the remaining items as they are. So does an error from refused.
+func Bisect[T any](items []T, try func([]T) error, refused func(T, error) error) error {
+	return walk(items, len(items), try, refused)
+}
+
+// BisectFailed is isolate for items that have already failed together. It begins with one item, because the row at
+// fault is often the first, and each part that fails may last until its time-out.
+func BisectFailed[T any](items []T, try func([]T) error, refused func(T, error) error) error {
+	return walk(items, 1, try, refused)
+}
+
+// walk begins with parts of step items.
+func walk[T any](items []T, step int, try func([]T) error, refused func(T, error) error) error {
+	passed, bad := false, 0
+	for len(items) > 0 {
+		part := items[:min(step, len(items))]
+		err := try(part)
+		switch {
+		case err == nil:
+			passed = true
+			items, step = items[len(part):], 2*step
+		case !RowsFault(err) || !passed && bad == maxRefused:
+			return err
+		case len(part) == 1:
+			bad++
+			if err := refused(part[0], err); err != nil {
+				return err
+			}
+			items, step = items[1:], 1
+		default:
+			step = (len(part) + 1) / 2
+		}
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/oklog/ulid/v2"
+)
+
+const (
+	SchemaVersion   = 16
+	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
+)
+
+// sqlCheck uses nothing of drover's own, so it works on an empty database.
+const sqlCheck = `
+select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
+	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),
+		(select '; there is one in ' || string_agg('schema ' || n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ', which this role may not use' end, ', ')
+		from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n))`
+
+const sqlSchemaVersion = `select drover_schema_version()`
+
+// sqlOtherRelations checks the schema. It lists the relations that the session finds in another schema than drover's
+// functions, such as an application's own table jobs. Its list of names has all of drover's relations.
+const sqlOtherRelations = `
+select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', n.nspname::text, coalesce((
+	select string_agg(format('%s.%I', c.relnamespace::regnamespace, c.relname), ', ' order by c.relname)
+	from unnest('{jobs,queues,drover_kinds,drover_supervisors,drover_sleepers,drover_set_aside,discarded_jobs,discarded_summary,job_counts,
+		drover_redrives,drover_redrive_queues,drover_ended_supervisors,drover_solo,drover_failure_groups,drover_failure_tallies,drover_builds,
+		failures,drover_budgets,drover_budget_slots,retry_budgets,jobs_archive}'::text[]) as name
+	join pg_class c on c.oid = to_regclass(name) where c.relnamespace <> n.oid), '')
+from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regproc('drover_schema_version')`
+
+// sqlWhichSchema returns the schema in which the session finds drover.
+const sqlWhichSchema = `
+select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regprocedure('drover_schema_version()')), '')::text`
+
+// Check uses a connection of drover's own, so it meets the same errors as a supervisor would. The pool's connections
+// must lead to the same schema, or jobs would be enqueued in one and claimed from another.
+func (p *Pool) Check(ctx context.Context) error {
+	link := Link{Pool: p}
+	defer link.Close(ctx)
+	if err := p.CheckOn(ctx, &link); err != nil {
+		return err
+	}
+	var ours, pools string
+	err := link.Conn.QueryRow(ctx, sqlWhichSchema).Scan(&ours)
+	if err == nil {
+		err = p.QueryRow(ctx, sqlWhichSchema).Scan(&pools)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask where drover is: %w", Classify(err))
+	case ours != pools:
+		return p.Invalid("pool", fmt.Sprintf("its connections find drover in schema %q, a supervisor's own, made with its settings and hooks, in %q: "+
+			"set search_path in the connection string, or for the role", pools, ours), nil)
+	}
+	return nil
+}
+
+// CheckOn checks the server that the link leads to.
+func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
+	var server, schema int
+	var standby, migrated, direct bool
+	var where string
+	conn, err := link.Get(ctx)
+	if err == nil {
+		var pid uint32
+		err = conn.QueryRow(ctx, sqlCheck).Scan(&pid, &server, &standby, &migrated, &where)
+		direct = pid == conn.PgConn().PID()
+	}
+	if err == nil && !direct {
+		err = p.checkPooler(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("ask the server what it is: %w", Classify(err))
+	}
+	switch {
+	case server < 150000:
+		return fmt.Errorf("%w, this is %d.%d", ErrServerTooOld, server/10000, server%10000)
+	case !migrated:
+		return fmt.Errorf("%w (%s)", ErrNotMigrated, where)
+	}
+	if err := conn.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
+		return fmt.Errorf("ask for the schema's version: %w", Classify(err))
+	}
+	if schema < firstMigratable {
+		return fmt.Errorf("%w (version %d is from before the first release: take it down with the files that made it, or drop its schema, then migrate; %s)", ErrNotMigrated, schema, where)
+	}
+	if schema < SchemaVersion {
+		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, SchemaVersion, where)
+	}
+	if err := p.checkRelations(ctx, conn); err != nil || !standby {
+		return err
+	}
+	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
+}
+
+// checkRelations checks that the session's search_path finds drover's tables in the schema where drover's functions
+// work, and that drover's triggers fire.
+func (p *Pool) checkRelations(ctx context.Context, conn *pgx.Conn) error {
+	var home, others string
+	var replica bool
+	if err := conn.QueryRow(ctx, sqlOtherRelations).Scan(nil, &replica, &home, &others); err != nil {
+		return fmt.Errorf("look for drover's tables: %w", Classify(err))
+	}
+	if replica {
+		return p.Invalid("pool", "its sessions have session_replication_role = replica, in which no trigger fires: follow-ups would be lost", nil)
+	}
+	if others != "" {
+		return p.Invalid("pool", fmt.Sprintf("its search_path finds %s in front of drover's in schema %q: "+
+			"give drover a pool with the search_path %[2]q alone, or rename yours", others, home), nil)
+	}
+	return nil
+}
+
+// checkPooler tries on two connections of its own whether a pooler in front of the server breaks the driver's way of
+// sending statements. An idle pooler gives both connections the session that was used last. A busy pooler gives the
+// first connection another session for its second transaction.
+func (p *Pool) checkPooler(ctx context.Context) error {
+	mode := p.Config().ConnConfig.DefaultQueryExecMode
+	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
+		return nil
+	}
+	one, two := Link{Pool: p}, Link{Pool: p}
+	defer one.Close(ctx)
+	defer two.Close(ctx)
+	first, err := one.Get(ctx)
+	if err != nil {
+		return err
+	}
+	second, err := two.Get(ctx)
+	if err != nil {
+		return err
+	}
+	if mode == pgx.QueryExecModeCacheStatement {
+		return prepareOnBoth(ctx, first.PgConn(), second.PgConn())
+	}
+	var pids [3]int // DescribeExec sends a statement in one transaction and its values in the next
+	for i, conn := range []*pgx.Conn{first, second, first} {
+		if err := conn.QueryRow(ctx, `select pg_backend_pid()`, pgx.QueryExecModeSimpleProtocol).Scan(&pids[i]); err != nil {
+			return err
+		}
+	}
+	if pids[0] == pids[1] || pids[0] != pids[2] {
+		return ErrPooler
+	}
+	return nil
+}
+
+// prepareOnBoth fails unless each connection has its prepared statements to itself. Some poolers ensure that.
+func prepareOnBoth(ctx context.Context, first, second *pgconn.PgConn) error {
+	name := "drover_" + ulid.Make().String()
+	if _, err := first.Prepare(ctx, name, `select 1`, nil); err != nil {
+		return err
+	}
+	result := first.ExecPrepared(ctx, name, nil, nil, nil).Read()
+	if _, err := second.Prepare(ctx, name, `select 1`, nil); result.Err == nil {
+		result.Err = err
+	}
+	return errors.Join(result.Err, first.Deallocate(ctx, name)) // a session that is not ours alone must not keep it
+}

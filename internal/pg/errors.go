@@ -1,0 +1,20 @@
+// Package pg is drover's way to Postgres: the application's pool and connections of drover's own, statements in one round
+// trip, what the server's errors mean, and the check of the schema. It knows nothing of jobs.
+package pg
+
+import "errors"
+
+// The errors of drover that this package gives. The root package has them under the same names, and explains them.
+var (
+	ErrInvalid     = errors.New("drover: invalid")
+	ErrIDConflict  = errors.New("drover: a different job has this id")
+	ErrNotStored   = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
+	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
+		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
+	ErrServerTooOld = errors.New("drover: PostgreSQL 15 or newer is needed")
+	ErrReadOnly     = errors.New("drover: the server is read-only")
+	ErrPooler       = errors.New("drover: the session has lost what the driver prepared there: a pooler gives each transaction to another session, " +
+		"or a hook of the pool, such as AfterRelease, runs discard all or deallocate all. Change the hook, or " +
+		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
+	ErrState = errors.New("drover: not in a state for this")
+)

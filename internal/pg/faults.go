@@ -1,0 +1,157 @@
+package pg
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pgurl"
+)
+
+// RowsFault reports whether a single row may have caused an error: by its values, by a constraint or a trigger of the
+// application, by a lock, a time-out, or damage. All other errors are the fault of the connection, the server, the role
+// or the schema, or of a transaction that was in the way. drover_rows_fault has the same list.
+func RowsFault(err error) bool {
+	var server *pgconn.PgError
+	var bad *RowError
+	switch {
+	case errors.Is(err, ErrReadOnly): // a standby refuses with 0A000, which a trigger may raise as well
+		return false
+	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
+		return true
+	case !errors.As(err, &server) || len(server.Code) != 5, server.SeverityUnlocalized == "FATAL" || server.SeverityUnlocalized == "PANIC":
+		return false
+	case server.Code == "53200" || server.Code == "57014":
+		return true
+	}
+	switch server.Code[:2] {
+	case "08", "25", "26", "28", "3D", "3F", "40", "53", "57":
+		return false
+	}
+	return true
+}
+
+// StepFault reports whether one job may have made a statement over many jobs fail, although the statement finds
+// refused rows by itself: by a time-out, or by damage. If the whole statement fails with class 42 (a right or a
+// column is missing), the role or the schema is at fault: within the statement such an error is blamed on a row.
+func StepFault(err error) bool {
+	return RowsFault(err) && !strings.HasPrefix(SQLState(err), "42")
+}
+
+// Lasting reports whether the same row will cause the error again, whatever the application does: a number is out of
+// range, a value is too large or too deep to read, or there is damage. An error inside a function, such as a trigger's,
+// may go away.
+func Lasting(err error) bool {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) || strings.Contains(server.Where, "PL/") {
+		return false
+	}
+	switch server.Code {
+	case "22003", "54000", "54001", "XX001":
+		return true
+	}
+	return false
+}
+
+// RowError is the error of a row that the server sent and drover cannot read.
+type RowError struct{ Err error }
+
+func (e *RowError) Error() string { return "row cannot be read: " + e.Err.Error() }
+
+func (e *RowError) Unwrap() error { return e.Err }
+
+// SQLState returns an error's SQLSTATE, or "" if the server did not raise the error.
+func SQLState(err error) string {
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		return server.Code
+	}
+	return ""
+}
+
+// Classify wraps database errors in the errors of this package that callers test for.
+func Classify(err error) error {
+	err = pgurl.Explain(err)
+	var db interface{ SQLState() string } // of any driver: SQLTx
+	if !errors.As(err, &db) {
+		return err
+	}
+	switch code := db.SQLState(); {
+	case code == "42883" || code == "42P01" || code == "3F000": // undefined function, undefined table, renamed schema
+		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
+	case code == "25006": // read-only
+		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	case code == "0A000" && refusedBegin(err):
+		return fmt.Errorf("%w%s (%w)", ErrReadOnly, aStandby, err)
+	case code == "26000" || code == "42P05": // a prepared statement is missing, or exists already
+		return fmt.Errorf("%w (%w)", ErrPooler, err)
+	case code == "DR001":
+		return fmt.Errorf("%w (%w)", ErrIDConflict, err)
+	case code == "DR002":
+		return fmt.Errorf("%w (%w)", ErrState, err)
+	case code == "DR003":
+		return fmt.Errorf("%w (%w)", ErrNotStored, err)
+	}
+	return err
+}
+
+// aStandby follows the text of ErrReadOnly if the server is known to be a standby.
+const aStandby = ": it is a standby, changes go to the primary"
+
+// refusedBegin reports whether a standby has refused "begin read write". Many errors share its SQLSTATE (feature not
+// supported), and its words depend on lc_messages. But no other error with this SQLSTATE names the server's function
+// that checks a transaction's settings, among the errors that drover's statements can get.
+func refusedBegin(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.Routine == "call_bool_check_hook"
+}
+
+// BadData reports whether the data of a statement caused the error, so that the same data will fail again: data
+// exceptions, violated constraints, limits, and errors that a trigger of the application raises.
+func BadData(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && len(server.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, server.Code[:2])
+}
+
+// NotApplied reports whether the statement behind err certainly changed nothing: the server refused it and goes on, or
+// never got it. A FATAL error proves nothing: the session is gone, and a pooler sends one on behalf of a server that
+// may have committed before it went away.
+func NotApplied(err error) bool {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) {
+		return pgconn.SafeToRetry(err)
+	}
+	return server.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(server.Code, "57P") && !strings.HasPrefix(server.Code, "08") && server.Code != "40003"
+}
+
+// Temporary reports whether a server or a network may get over an error by itself. It is false for errors that an
+// operator has to fix: a wrong password, a missing database or schema, a pooler that breaks the driver's way of sending
+// statements, or a hook's refusal.
+func Temporary(err error) bool {
+	for _, lasting := range []error{ErrNotMigrated, ErrPooler, ErrReadOnly, ErrServerTooOld} {
+		if errors.Is(err, lasting) {
+			return false
+		}
+	}
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		// Connection, transaction, resources, locks and states, an operator's intervention, the system.
+		return len(server.Code) == 5 && slices.Contains([]string{"08", "40", "53", "55", "57", "58"}, server.Code[:2])
+	}
+	var network net.Error
+	if errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNREFUSED) {
+		return true
+	}
+	var certificate *tls.CertificateVerificationError
+	var connect *pgconn.ConnectError // for example, no server now has the target_session_attrs asked for
+	return errors.As(err, &connect) && !errors.Is(err, ErrInvalid) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
+}

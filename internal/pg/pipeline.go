@@ -1,0 +1,204 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	Begin  = `begin isolation level read committed read write`
+	Commit = `commit`
+
+	// CommitAndBegin is sqlCommit and sqlBegin in one.
+	CommitAndBegin = `commit and chain`
+
+	// CheckSchema raises 3F000 if the schema was renamed: its functions then work in any schema that has its old
+	// name.
+	CheckSchema = `select drover_check_schema()`
+
+	// OnePlan leaves the planner one sane plan, whatever the statistics are. The table jobs goes from empty to a
+	// million rows and back. A plan that a connection cached while the table filled one page would later scan all of
+	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state. It
+	// sets plainText as well, and checks the schema.
+	//
+	// Claims and settles go without the check, because its call costs as much as reading a table. They need a row of
+	// the supervisor in the schema. If the check fails, no supervisor can register or beat.
+	OnePlan     = CheckSchema + `, ` + onePlanIs
+	QuickPlan   = `select ` + onePlanIs
+	onePlanIs   = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
+	plainTextIs = `set_config('datestyle', 'ISO', true), set_config('extra_float_digits', '1', true)`
+
+	// PlainText makes the server write times and numbers in the one form that the driver can read. The exec modes
+	// exec and simple_protocol get them as text, and the database or the role may have set a DateStyle such as German.
+	// A transaction that reads a time or a float begins with sqlPlainText, or with a statement that contains it.
+	PlainText = CheckSchema + `, ` + plainTextIs
+
+	// BeginReading begins a transaction that only reads for a caller. Standbys allow it.
+	BeginReading = `begin isolation level read committed read only`
+)
+
+// batcher is a connection, a pool or a transaction.
+type batcher interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// Pipeline is a list of statements for one round trip, each with a function that reads its result.
+type Pipeline struct {
+	Batch pgx.Batch
+	Reads []func(pgx.BatchResults) error
+}
+
+// Exec queues a statement and stores how many rows it touched; n may be nil.
+func (p *Pipeline) Exec(n *int64, sql string, args ...any) {
+	p.Batch.Queue(sql, args...)
+	p.Reads = append(p.Reads, func(results pgx.BatchResults) error {
+		tag, err := results.Exec()
+		if n != nil && err == nil {
+			*n = tag.RowsAffected()
+		}
+		return err
+	})
+}
+
+// Query queues a statement and reads its rows.
+func (p *Pipeline) Query(read func(pgx.Rows) error, sql string, args ...any) {
+	p.Batch.Queue(sql, args...)
+	p.Reads = append(p.Reads, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := read(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// ReadAll runs a query on the pool and collects its rows. The query has a read-only transaction of its own, which
+// begins with sqlPlainText.
+func ReadAll[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return readWith(ctx, p, PlainText, row, sql, args...)
+}
+
+// ReadOnePlan is readAll for a query that needs sqlOnePlan.
+func ReadOnePlan[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return readWith(ctx, p, OnePlan, row, sql, args...)
+}
+
+func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	conn, err := p.Acquire(ctx)
+	if err != nil {
+		return nil, Classify(err)
+	}
+	defer conn.Release()
+	var trip Pipeline
+	trip.BeginReading()
+	trip.Exec(nil, settings)
+	trip.Batch.Queue(sql, args...)
+	trip.Reads = append(trip.Reads, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err == nil {
+			list, err = pgx.CollectRows(rows, row)
+		}
+		return err
+	})
+	trip.Commit()
+	return list, trip.Send(ctx, conn.Conn())
+}
+
+// Call runs fn once the results of the statements before it have been read. After a commit, they are committed by then.
+func (p *Pipeline) Call(fn func()) {
+	p.Reads = append(p.Reads, func(pgx.BatchResults) error { fn(); return nil })
+}
+
+func (p *Pipeline) Begin() { p.Exec(nil, Begin) }
+
+func (p *Pipeline) BeginReading() { p.Exec(nil, BeginReading) }
+
+func (p *Pipeline) Commit() { p.Exec(nil, Commit) }
+
+// Send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
+// read-only, send closes the connection, even one of the pool's: the pool would go on handing it out.
+func (p *Pipeline) Send(ctx context.Context, conn *pgx.Conn) error {
+	results := conn.SendBatch(ctx, &p.Batch)
+	var err error
+	for _, read := range p.Reads {
+		if err = read(results); err != nil {
+			break
+		}
+	}
+	err = errors.Join(err, ignoreRepeat(err, results.Close()))
+	if err == nil {
+		return nil
+	}
+	err = Classify(err)
+	if errors.Is(err, ErrReadOnly) {
+		CloseConn(ctx, conn) // the next connection looks the name up again, which may lead to a primary by then
+	}
+	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		if _, rollback := conn.Exec(ctx, "rollback"); rollback != nil {
+			CloseConn(ctx, conn)
+		}
+	}
+	return err
+}
+
+// ignoreRepeat drops the error that closing a failed batch returns a second time.
+func ignoreRepeat(first, again error) error {
+	if first != nil {
+		return nil
+	}
+	return again
+}
+
+// ConstraintsNow makes the statement that violates a deferred constraint of the application's fail: at the commit
+// it could not be known which row it was.
+const ConstraintsNow = `set constraints all immediate`
+
+// RollBack ends a transaction that an error has left open.
+func RollBack(ctx context.Context, conn *pgx.Conn) {
+	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_, _ = conn.Exec(ctx, "rollback") // if it fails the pool closes the connection
+}
+
+// InTx runs fn in a read committed transaction on the pool, if the schema is in order: one round trip for both.
+func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: Begin + `; ` + CheckSchema})
+	if err != nil {
+		return Classify(err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = tx.Rollback(ctx) // after a commit there is nothing to roll back
+	}()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return Classify(tx.Commit(ctx))
+}
+
+// Bound queues a time-out for the statements after it, stricter than the context's: the server ends a statement, and
+// the connection stays.
+func (p *Pipeline) Bound(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
+
+// sqlBound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
+// time-out: a context that ends a statement costs the connection. sqlBoundPlan does that and what sqlOnePlan does.
+const (
+	boundIs = `set_config('statement_timeout',
+	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`
+
+	Bound     = `select ` + boundIs
+	BoundPlan = OnePlan + `, ` + boundIs
+)

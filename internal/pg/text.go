@@ -1,0 +1,39 @@
+package pg
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Interval is d as Postgres reads it, rounded up to its microsecond.
+func Interval(d time.Duration) string {
+	us := d / time.Microsecond
+	if d%time.Microsecond > 0 && us < math.MaxInt64 {
+		us++
+	}
+	return fmt.Sprintf("%d microseconds", us)
+}
+
+// MaxSpan is the longest duration read from a column. Two of them still add up.
+const MaxSpan = 100 * 365 * 24 * time.Hour
+
+// Span turns a number from the database into a duration. Every such number goes through it, because a row may hold any
+// number. A duration longer than maxSpan becomes maxSpan. A plain conversion would overflow, often to a negative
+// duration.
+func Span[N int64 | float64](n N, unit time.Duration) time.Duration {
+	switch limit := N(MaxSpan / unit); {
+	case n >= limit:
+		return MaxSpan
+	case n <= -limit:
+		return -MaxSpan
+	case n != n: // NaN
+		return 0
+	}
+	whole := time.Duration(n)
+	return whole*unit + time.Duration((n-N(whole))*N(unit))
+}
+
+func Seconds(s float64) time.Duration { return Span(s, time.Second) }
+
+func Millis(ms int64) time.Duration { return Span(ms, time.Millisecond) }
