@@ -11,8 +11,7 @@ import (
 //
 // A job's due time is the time of its own statement, and a statement that writes gets a transaction id. A row that a
 // sweep missed was written by a transaction that was open when the sweep looked, or that started later. So it is newer
-// than any claim of ours with an id below the oldest one that was open. Older rows that a snapshot pins are not read
-// again.
+// than any claim of ours with an id below the oldest one then open. Older rows that a snapshot pins are not read again.
 //
 // Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
 // looked. A fourth sweep covers all of the 20 s for them, for at most a two-hundredth of the time.
