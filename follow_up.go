@@ -11,24 +11,29 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// FollowUp is a job that is enqueued when another one is discarded: to refund, to tell a person, to open a ticket. It
-// is data, kept in the table drover_kinds. The database itself enqueues it in the transaction that discards, whatever the
-// reason and whoever does it: a run's end, a rescue, an operator, psql. A job that is redriven and discarded again has
-// another one. Its args are a DiscardedJob. A follow-up's own follow-up is enqueued in the same way, three deep at most.
-// If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same: the
-// supervisor that prunes tries to enqueue it again until that succeeds, or the job is gone or no longer discarded.
+// FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
+// person or to open a ticket. Its args are a DiscardedJob.
 //
-// Some supervisor must have a worker of its kind and serve its queue, or it waits for ever. One that enqueues follow-ups
-// for others says so in its log when it starts.
+// The database itself enqueues it in the transaction that discards the job, for any reason and by any hand: the end of
+// a run, a rescue, an operator, or psql. A job that is redriven and discarded again gets another follow-up. A follow-up
+// may have a follow-up of its own, at most three deep.
+//
+// If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.
+// The supervisor that prunes tries to enqueue the follow-up again until that succeeds, or the job is gone or no longer
+// discarded.
+//
+// Some supervisor must have a worker of the follow-up's kind and serve its queue, or the follow-up waits for ever. A
+// supervisor that enqueues follow-ups and does not handle them itself logs that when it starts. A FollowUp is stored in
+// the table drover_kinds.
 type FollowUp struct {
-	// Kind of the job. Needed; not the worker's own.
+	// Kind is the kind of the follow-up. It is needed, and must differ from the worker's own kind.
 	Kind string
 
-	// Queue is where it goes. Zero means "default".
+	// Queue is the queue of the follow-up. Zero means "default".
 	Queue string
 }
 
-// DiscardedJob is what a follow-up's args say of the job that was discarded. Embed it to make Args of it:
+// DiscardedJob describes the discarded job in a follow-up's args. Embed it to make Args of it:
 //
 //	type ChargeFailed struct{ drover.DiscardedJob }
 //
@@ -37,9 +42,9 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	Queue       string          `json:"queue"`
 	JobKind     string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Get returns them), or if they cannot be read
+	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Get returns them) or not readable
 	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
-	Error       string          `json:"error"`  // of the last failed run, like Class and Fingerprint; "" if none failed
+	Error       string          `json:"error"`  // of the last failed run, as are Class and Fingerprint; "" if none failed
 	Class       string          `json:"class"`
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`
@@ -67,7 +72,7 @@ func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []strin
 	})
 }
 
-// checkFollowUp checks what the worker asks for, and fills it in.
+// checkFollowUp checks the worker's FollowUp, and fills in its defaults.
 func (c *Client) checkFollowUp(bad *problems, field string, w *Worker) {
 	if w.opts.FollowUp == nil {
 		return

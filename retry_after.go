@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// maxRetryAfter bounds what a server may ask for. A day covers daily quotas; more is taken for a mistake, such
-// as milliseconds or an instant where seconds belong, and a job that comes back after a day can be told again.
+// maxRetryAfter bounds the wait that a server may ask for. A day covers daily quotas. A longer wait is probably a
+// mistake, such as milliseconds or an instant instead of seconds. If it is not, the server can ask for another wait
+// when the job runs again after a day.
 const maxRetryAfter = 24 * time.Hour
 
-// ParseRetryAfter reads an HTTP Retry-After header (RFC 9110, section 10.2.3): whole seconds, or a date in any of
-// the three HTTP formats, counted from this process' clock. It returns 0 to 24 h: longer waits are cut, and a
-// date in the past, a negative number, an empty value and anything else are 0.
+// ParseRetryAfter reads an HTTP Retry-After header (RFC 9110, section 10.2.3) and returns the wait. The header holds
+// whole seconds, or a date in any of the three HTTP formats, which is compared with this process' clock. The result is
+// 0 to 24 h: a longer wait becomes 24 h. It is 0 for a date in the past, a negative number, an empty value and anything
+// else.
 func ParseRetryAfter(value string) time.Duration {
 	return parseRetryAfter(value, time.Now())
 }
@@ -21,8 +23,8 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 	if d, ok := wholeSeconds(value); ok {
 		return d
 	}
-	// The layouts name GMT, the only zone HTTP allows: Go would read another zone's letters as offset 0. A
-	// two-digit year is of this century until 68, then of the last, which is past.
+	// The layouts contain GMT, the only zone that HTTP allows: Go would read any other zone's letters as offset 0. A
+	// two-digit year up to 68 is in this century. A later one is in the last century, so in the past.
 	for _, layout := range [...]string{
 		"Mon, 02 Jan 2006 15:04:05 GMT",
 		"Monday, 02-Jan-06 15:04:05 GMT",
@@ -35,7 +37,7 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 	return 0
 }
 
-// wholeSeconds takes any number of digits and nothing else.
+// wholeSeconds reads a text of digits only, however many, and returns at most maxRetryAfter.
 func wholeSeconds(s string) (d time.Duration, ok bool) {
 	for _, c := range []byte(s) {
 		if c < '0' || c > '9' {

@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Jitter is the random share of a wait, so that jobs that failed together do not come back together. It is
-// written as it is stored: "none", "full", "equal", "up:0.25", "down:0.25", "symmetric:0.1", "abs:100ms". The
-// zero value means the default of the strategy it stands in.
+// Jitter is the random share of a wait. It keeps jobs that failed together from running again together. Its text is
+// "none", "full", "equal", "up:0.25", "down:0.25", "symmetric:0.1" or "abs:100ms", and is stored as it is. The zero
+// value means the default of the strategy that contains it.
 //
-// It is no coin: a hash of the job's id and attempt picks the point, evenly over the range. The same job gets
-// the same wait in every process, and each job its own. A range includes its beginning, which is never below 0,
-// and excludes its end.
+// A hash of the job's id and attempt picks a point in the range, evenly distributed. So the same job and attempt get
+// the same wait in every process, and each job gets its own. A range includes its lower end, which is never below 0,
+// and excludes its upper end.
 type Jitter string
 
-// The jitters without a setting. Full and equal are those of Marc Brooker's "Exponential Backoff And Jitter"
+// The jitters without a setting. Full and equal jitter are described in Marc Brooker's "Exponential Backoff And Jitter"
 // (AWS Architecture Blog, 2015).
 const (
 	NoJitter    Jitter = "none"  // the wait as computed
-	FullJitter  Jitter = "full"  // anything from 0 to the wait: the widest spread, but some jobs come back at once
+	FullJitter  Jitter = "full"  // 0 to the wait: the widest spread, but some jobs run again almost immediately
 	EqualJitter Jitter = "equal" // half the wait to the wait
 )
 
@@ -48,7 +48,7 @@ type jitterRange struct {
 	abs          time.Duration
 }
 
-// parse allocates nothing for a valid Jitter; it runs at every failure.
+// parse allocates nothing for a valid Jitter, because it runs at every failure.
 func (j Jitter) parse() (r jitterRange, err error) {
 	kind, amount, _ := strings.Cut(string(j), ":")
 	switch {
@@ -80,7 +80,7 @@ func (j Jitter) parse() (r jitterRange, err error) {
 
 func parseShare(s string) (float64, error) {
 	share, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(share >= 0 && share <= 1) { // so written, NaN fails too
+	if err != nil || !(share >= 0 && share <= 1) { // written like this, NaN fails too
 		return 0, errors.New("needs a share from 0 to 1")
 	}
 	return share, nil
@@ -96,7 +96,7 @@ func (j Jitter) validate() error {
 	return nil
 }
 
-// canonical is a valid j in the one spelling that the table's check takes: "up:2.5e-1" becomes "up:0.25".
+// canonical returns a valid j in the one spelling that the table's check accepts: "up:2.5e-1" becomes "up:0.25".
 func (j Jitter) canonical() Jitter {
 	r, err := j.parse()
 	if err != nil {
@@ -115,9 +115,9 @@ func (j Jitter) canonical() Jitter {
 	return j
 }
 
-// apply moves d to the job's point of the range; d counts as 0 if negative and as maxBackoff if longer.
+// apply returns the job's point in the range around d. A negative d counts as 0, one above maxBackoff as maxBackoff.
 func (j Jitter) apply(d time.Duration, jobID string, attempt int) time.Duration {
-	r, _ := j.parse() // validated when it was set; an invalid one does not move d
+	r, _ := j.parse() // it was validated when it was set; an invalid one does not move d
 	d = min(max(d, 0), maxBackoff)
 	whole := float64(d)
 	lo := max(0, d-time.Duration(r.below*whole)-r.abs) // whole may be rounded up
@@ -126,8 +126,9 @@ func (j Jitter) apply(d time.Duration, jobID string, attempt int) time.Duration 
 	return lo + time.Duration(offset)                                  //nolint:gosec // below hi - lo
 }
 
-// jitterHash is FNV-1a over id and attempt, then MurmurHash3's finalizer: ids of one millisecond differ in their
-// last characters only, and FNV-1a alone would leave their upper bits alike. Changing it moves every preview.
+// jitterHash is FNV-1a over id and attempt, followed by MurmurHash3's finalizer. Ids from the same millisecond differ
+// only in their last characters, and FNV-1a alone would leave their upper bits similar. Changing it changes every
+// preview.
 func jitterHash(id string, attempt int) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211
 	h := uint64(offset)

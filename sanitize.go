@@ -7,18 +7,18 @@ import (
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// The way of an error into a row: errorText and errorType read it, redact takes the secrets out of the text,
-// sanitizeText makes it fit for a column. In this order, so that no cut leaves half a secret which the
-// redactor does not know any more.
+// An error goes into a row in this order: errorText and errorType read it, redact takes secrets out of its text, and
+// pgtext.Sanitize makes the text valid and short enough for the column. Cutting comes last: a cut could leave half a
+// secret, which the redactor would no longer recognise.
 
 const (
 	maxErrorType  = 200 // bytes
-	maxErrorSteps = 100 // of a chain or tree of errors; a cycle ends here
+	maxErrorSteps = 100 // how many errors of a chain or tree are looked at, which also ends a cycle
 )
 
-// errorText returns err.Error(), "" for nil. A panic in that method is contained and told in the text's place.
-// Of a *pgconn.PgError it holds severity, message and SQLSTATE; the DETAIL, which quotes rows, stays out.
-// The text may be of any size and hold any bytes.
+// errorText returns err.Error(), or "" for nil. If that method panics, the text describes the panic instead. The text
+// of a *pgconn.PgError holds severity, message and SQLSTATE, but not the DETAIL, which quotes rows. The text may have
+// any size and hold any bytes.
 func errorText(err error) (text string) {
 	if err == nil {
 		return ""
@@ -32,16 +32,16 @@ func errorText(err error) (text string) {
 	return err.Error()
 }
 
-// errorType names the Go type to group err by: that of the innermost error which is more than a text, of
-// joined errors the first such. Errors that are texts all the way down are "*errors.errorString", nil is "".
-// It is valid UTF-8 of at most 200 bytes.
+// errorType returns the name of the Go type to group err by: the type of the innermost error that is more than a text.
+// If errors are joined, the first branch with such an error counts. Errors that are texts all the way down give
+// "*errors.errorString", nil gives "". The name is valid UTF-8 of at most 200 bytes.
 func errorType(err error) (name string) {
 	if err == nil {
 		return ""
 	}
 	name = fmt.Sprintf("%T", err)
 	defer func() {
-		_ = recover() // an Unwrap method panicked: the outermost type has to do
+		_ = recover() // an Unwrap method panicked: name is the outermost type then
 		name, _ = pgtext.Sanitize(name, maxErrorType)
 	}()
 	steps := maxErrorSteps
@@ -51,7 +51,8 @@ func errorType(err error) (name string) {
 	return name
 }
 
-// rootType returns "" where neither err nor what it wraps is more than a text.
+// rootType returns the type's name for errorType. It returns "" if neither err nor any error it wraps is more than a
+// text.
 func rootType(err error, steps *int) string {
 	if err == nil || *steps == 0 {
 		return ""
@@ -77,11 +78,11 @@ func rootType(err error, steps *int) string {
 	}
 }
 
-// recoveredText describes a recovered value. Only what the runtime would print of an uncaught panic is formatted:
-// fmt on any other value may never end (a map that holds itself) and may print secrets, so its type must do.
+// recoveredText describes a recovered value. It formats only values that the runtime would print for an uncaught panic.
+// Of any other value it gives the type: fmt might never end (a map that holds itself) or print secrets.
 func recoveredText(p any) (text string) {
 	text = fmt.Sprintf("value of type %T", p)
-	defer func() { _ = recover() }() // an Error or String method panicked: the type has to do
+	defer func() { _ = recover() }() // an Error or String method panicked: text is the type then
 	switch v := p.(type) {
 	case error:
 		return v.Error()
@@ -97,7 +98,8 @@ func recoveredText(p any) (text string) {
 	return text
 }
 
-// redact returns fn(s), s itself for a nil fn. If fn panics or exits, the text is withheld, not leaked.
+// redact returns fn(s), or s itself if fn is nil. If fn panics or calls runtime.Goexit, the result is a fixed text, so
+// that no secret leaks.
 func redact(fn func(string) string, s string) (out string) {
 	if fn == nil {
 		return s
@@ -107,8 +109,8 @@ func redact(fn func(string) string, s string) (out string) {
 	return out
 }
 
-// guarded calls a function of the application's in a goroutine of its own, which runtime.Goexit may end: drover's own must
-// go on. It returns why the function did not return, "" if it did.
+// guarded calls a function of the application in a goroutine of its own, because the function may call runtime.Goexit
+// and drover's goroutine must go on. It returns why the function did not return, or "" if it did.
 func guarded(f func()) (why string) {
 	why = "runtime.Goexit"
 	done := make(chan struct{})

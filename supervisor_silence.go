@@ -2,32 +2,32 @@ package drover
 
 import "time"
 
-// silences is what a supervisor has seen of the heartbeats of others, to find those that have died. It compares no clocks:
-// it measures by its own how long a beat has not changed. Owned by control.
+// silences records the heartbeats that a supervisor has seen of other supervisors, to find the dead ones. It compares
+// no clocks: it measures by its own clock how long a peer's beat has not changed. control owns it.
 type silences struct {
 	peers   map[string]observation
-	beats   int       // our own, that got through
-	stalled int       // their number when one had come late: the database may have stood still
-	since   time.Time // and when that was; zero: none came late
+	beats   int       // how many of our own beats got through
+	stalled int       // the value of beats at our last late beat: the database may have stood still
+	since   time.Time // the time of that beat; zero: none was late
 }
 
-// observation is what a peer looked like when it last changed.
+// observation is a peer's state when its beat last changed.
 type observation struct {
 	epoch int
 	beat  int64
-	since time.Time // by us, or by others before us
-	seen  time.Time // by us
-	beats int       // of ours, then
+	since time.Time // since when it is silent, as seen by us or by others before us
+	seen  time.Time // when we saw this beat first
+	beats int       // the value of silences.beats then
 }
 
 // silence is how long a peer has been silent.
 type silence struct {
 	lasts time.Duration
-	dead  bool // so long that its jobs are to be rescued
-	note  bool // so long that it is to be noted for others
+	dead  bool // long enough to rescue its jobs
+	note  bool // long enough to note it in the database for others
 }
 
-// beat notes a beat of our own that got through.
+// beat records a beat of our own that got through. late is whether it came late.
 func (s *silences) beat(late bool, now time.Time) {
 	s.beats++
 	if late {
@@ -35,10 +35,12 @@ func (s *silences) beat(late bool, now time.Time) {
 	}
 }
 
-// of notes what a beat of our own has read of a peer, and decides what its silence means. A silent peer is dead after its
-// lease. But three beats of our own have to get through meanwhile, over two fifths of that lease at least, and none may
-// come late: a stalled database makes nobody look dead. A silence is noted for supervisors that start later, so that jobs
-// are rescued also where no process lives for a lease.
+// of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A silent peer
+// is dead after its lease. But meanwhile three beats of our own must get through, over at least two fifths of that
+// lease, and none of them late: a stalled database makes no supervisor look dead.
+//
+// A silence is noted after a quarter of the lease, and again after each further eighth, for supervisors that start
+// later. So jobs are rescued even if no process lives as long as a lease.
 func (s *silences) of(x peer, now time.Time) silence {
 	o, known := s.peers[x.id]
 	if !known || o.epoch != x.epoch || o.beat != x.beat {
