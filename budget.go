@@ -7,25 +7,27 @@ import (
 	"time"
 )
 
-// RetryBudget bounds how many retries are due in any time of a length, over all processes, so that many failures at
-// once become a ramp. Zero means no budget: one that stands in the table drover_budgets, from another process or psql, stays.
+// RetryBudget bounds how many retries become due in any window of the length Per, over all processes. So many failures
+// together turn into a steady flow of retries. The zero value sets no budget. A budget that another process or psql has
+// stored in the table drover_budgets stays in force.
 //
-// A retry takes the first free slot at or after its backoff in a calendar that Postgres keeps: slots are Per / Retries
-// apart. A job spends from one budget: its kind's, else its queue's, else the supervisor's for all. What waits for
-// its backoff spends, RetryAfter and a rescue with a backoff included; a first crash, Snooze and jobs handed back do not.
+// A retry takes the first free slot at or after the end of its backoff. Postgres keeps a calendar of the slots, which
+// are Per / Retries apart. A job uses one budget: its kind's, else its queue's, else the supervisor's for all. Every
+// retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first crash, a snooze
+// and a job that is handed back do not.
 type RetryBudget struct {
-	// Retries is how many may be due in any Per: 1 to 1,000,000, and at most one a microsecond.
+	// Retries is how many retries may become due in any Per: 1 to 1,000,000, and at most one a microsecond.
 	Retries int
 
 	// Per is the length of the window, in whole milliseconds, 1 ms to 24 h. Zero means a minute.
 	Per time.Duration
 
-	// Burst is how many may be due in the same instant, at most Retries. A window may then hold Burst - 1 more. Zero
-	// means 1.
+	// Burst is how many retries may become due in the same instant, at most Retries. A window may then hold Burst - 1
+	// more. Zero means 1.
 	Burst int
 
-	// Discard discards a job, reason retry_budget, if the Per after its backoff has no free slot. By default it
-	// waits for the next one, however far off; only its RetryUntil discards it then, reason time_budget.
+	// Discard discards a job, reason retry_budget, if there is no free slot within Per after its backoff. By default
+	// the job waits for the next free slot, however far off. Then only its RetryUntil discards it, reason time_budget.
 	Discard bool
 }
 
@@ -56,7 +58,7 @@ func kindScope(kind string) string { return "kind:" + kind }
 
 func queueScope(queue string) string { return "queue:" + queue }
 
-// reserved puts the retry off to its slot, or discards it if there was none for it.
+// reserved puts the retry off to its slot, or discards the job if there was no slot for it.
 func (o *outcome) reserved(got takenSlot, backoff time.Duration, now time.Time) {
 	switch {
 	case got.reason != "":
@@ -68,7 +70,7 @@ func (o *outcome) reserved(got takenSlot, backoff time.Duration, now time.Time) 
 		o.delay, o.slot = backoff, nil
 	}
 	var e entry
-	if json.Unmarshal(o.entry, &e) != nil { // ours: cannot fail
+	if json.Unmarshal(o.entry, &e) != nil { // drover wrote the entry, so this cannot fail
 		return
 	}
 	e.DelayMS = o.delay.Milliseconds()
@@ -77,7 +79,7 @@ func (o *outcome) reserved(got takenSlot, backoff time.Duration, now time.Time) 
 	}
 }
 
-// due is when the next run is due, by this process' clock.
+// due returns when the next run is due, by this process' clock.
 func (o *outcome) due(now time.Time) time.Time {
 	if o.slot != nil {
 		now = o.slot.taken
@@ -85,16 +87,16 @@ func (o *outcome) due(now time.Time) time.Time {
 	return now.Add(o.delay)
 }
 
-// BudgetInfo is a retry budget as it stands in the table, and what is left of it.
+// BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
 type BudgetInfo struct {
 	Scope string // "kind:charge", "queue:payments" or "all"
 	RetryBudget
-	Reserved int       // retries due in the Per that begins now
-	Free     int       // that may still become due in it
+	Reserved int       // how many retries are due in the Per that begins now
+	Free     int       // how many more may become due in it
 	NextFree time.Time // the first free slot
 }
 
-// RetryBudgets reads all retry budgets, by scope.
+// RetryBudgets returns all retry budgets, sorted by scope.
 func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
 	budgets, err := c.store.budgets(ctx)
 	if err != nil {

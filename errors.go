@@ -12,8 +12,8 @@ var (
 	// anything was written.
 	ErrInvalid = pg.ErrInvalid
 
-	// ErrLeaseLost reports that the job belongs to another supervisor by now; the outcome was not recorded. It is also
-	// the cause of the handler's context when its supervisor lost the lease, or could not keep it up.
+	// ErrLeaseLost reports that the run no longer owns its job; the outcome was not recorded. It is also the cause of
+	// the handler's context when its supervisor lost the lease, or could not keep it up.
 	ErrLeaseLost = errors.New("drover: lease lost")
 
 	// ErrIDConflict reports an enqueue whose ID already belongs to a job with another kind, queue or args.

@@ -14,15 +14,16 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// Args is what a job carries: a struct that names its kind and marshals to JSON. Kind must give the same name for the
-// zero value. A struct that embeds a type with a MarshalJSON, such as time.Time, gets this method from it. If another
-// field of the struct would be lost, Handle and Enqueue refuse the type and name the field.
+// Args are the arguments of a job: a struct that marshals to JSON and names the job's kind. Kind must return the same
+// name for every value of the type, the zero value included. A struct that embeds a type with a MarshalJSON, such as
+// time.Time, inherits that method. If another field of the struct would be lost, Client.Supervisor and Enqueue refuse
+// the type and name the field.
 type Args interface {
 	Kind() string
 }
 
-// Job is one run of a job as its handler sees it. It is valid until the handler returns and is not safe for
-// concurrent changes; its methods may be called from any goroutine of the handler.
+// Job is one run of a job, as its handler sees it. It is valid until the handler returns. Its methods may be called
+// from any goroutine of the handler; changing its fields concurrently is not safe.
 //
 // Args and Metadata hold what jsonb keeps, not the bytes that were enqueued: the order of keys and white space change,
 // the last of several equal keys stays, and numbers are written out, such as 100 for 1e2. So a signature over the
@@ -33,17 +34,17 @@ type Job struct {
 	ID          string          // ULID
 	Queue       string          //
 	Kind        string          //
-	Args        json.RawMessage // as jsonb keeps them; the handler gets them decoded beside the Job
-	Attempt     int             // which run that counts this is, from 1
-	MaxAttempts int             // how many there may be: job over worker over queue over 20
+	Args        json.RawMessage // as jsonb keeps them; the handler also gets them decoded
+	Attempt     int             // the number of this run among the runs that count, from 1
+	MaxAttempts int             // how many such runs there may be: as set for the job, else worker, else queue, else 20
 	Priority    int             // 1 to 9, lower is sooner
 	ScheduledAt time.Time       // when this run was due, by the server's clock
-	LastError   string          // text of the last failed run, "" if none failed
+	LastError   string          // text of the last failed run's error, "" if none failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
-	Failures    int             // runs that failed so far
+	Failures    int             // how many runs have failed so far
 	Crashes     int             // process deaths that it is suspected of, less one for each run survived since
-	Redrives    int             // times an operator made it due again
-	Snoozes     int             // runs that ended in a snooze
+	Redrives    int             // how often an operator has redriven it
+	Snoozes     int             // how many runs ended in a snooze
 	Tags        []string        //
 	Metadata    json.RawMessage // nil if none
 
@@ -52,7 +53,7 @@ type Job struct {
 	run *run // nil outside a supervisor
 }
 
-// LogValue leaves the args out: they may hold what does not belong into a log.
+// LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.
 func (j *Job) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind),
@@ -61,39 +62,41 @@ func (j *Job) LogValue() slog.Value {
 
 // Config are a Client's settings. The zero value is ready to use.
 type Config struct {
-	// Logger gets what people should know. Nil means slog.Default(). A panic of its handler is contained, and drover writes
-	// that line to standard error.
+	// Logger gets drover's log lines. Nil means slog.Default(). If its handler panics, drover contains the panic and
+	// writes the line to standard error.
 	Logger *slog.Logger
 
 	// Hooks are called on every event of this client and its supervisors, in order. See Hooks.
 	Hooks []Hooks
 
-	// Kinds are the kinds this client may enqueue. Empty allows every kind; otherwise an unknown one is refused
-	// before anything is written.
+	// Kinds are the kinds that this client may enqueue. Empty allows every kind. Otherwise a job of another kind is
+	// refused before anything is written.
 	Kinds []string
 
 	// MaxArgsBytes bounds a job's encoded args. Zero means 256 KiB; at most 4 MiB.
 	MaxArgsBytes int
 
-	// Redact takes secrets out of error texts and traces before they are stored or logged. Nil keeps them as
-	// they are; a text it panics on is replaced whole.
+	// Redact removes secrets from error texts and traces before they are stored or logged. Nil keeps the texts as they
+	// are. If Redact panics, a fixed text replaces the whole text.
 	Redact func(string) string
 }
 
-// Client enqueues and operates. It starts nothing, holds no connection and is safe for concurrent use.
+// Client enqueues jobs, makes supervisors and has the operators' methods. It starts no goroutine, holds no connection
+// and is safe for concurrent use.
 type Client struct {
 	store   *store
 	cfg     Config
 	kinds   map[string]bool
 	log     *slog.Logger
-	running *registry // what supervisors of this client run now
-	process string    // names this client in drover_supervisors: they die together
-	lost    sync.Map  // of each type of args that was enqueued the field that is lost, see lostField
+	running *registry // the runs of this client's supervisors
+	process string    // names this client in drover_supervisors, because its supervisors die together
+	lost    sync.Map  // per type of args enqueued so far, the field that is lost; see lostField
 }
 
-// New returns a client on the application's pool. The pool's search_path picks drover's schema. It does not
-// talk to the server. A mistake in cfg is an *InvalidError, and so is a pool with a malformed connection string, such as a
-// URL in quotes: pgx would send it, with its password, to the server of PGHOST.
+// New returns a client that uses the application's pool. The pool's search_path picks drover's schema. New does not
+// connect to the server. It returns an *InvalidError for a mistake in cfg, for a nil pool, and for a pool with a
+// malformed connection string, such as a URL in quotes: pgx would send the URL, with its password, to the server of
+// PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
 	if pool == nil {
@@ -124,15 +127,16 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Check reports whether the client could work: the server answers, is PostgreSQL 15 or newer, accepts writes and is
-// migrated; and that no pooler between breaks the pool's exec mode. It goes over a connection of drover's own, and so
-// meets what Supervisor.Run would meet, and then asks the pool which schema it finds. Errors: ErrServerTooOld,
-// ErrNotMigrated, ErrPooler, an *InvalidError for a pool whose hooks contradict what drover needs, or whose search_path
-// finds another table in front of one of drover's. Check returns ErrReadOnly only if everything else is well, so reads
-// work on that server.
+// Check checks that the client can work: the server answers, is PostgreSQL 15 or newer, accepts writes and is migrated,
+// and no pooler in between breaks the pool's exec mode. It uses a connection of drover's own, so it meets the same
+// errors as Supervisor.Run would. Then it compares the schema that the pool's connections find.
+//
+// Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks break drover's needs,
+// or whose search_path finds another table in front of one of drover's. Check returns ErrReadOnly only if everything
+// else is well, so reads work on that server.
 func (c *Client) Check(ctx context.Context) error { return c.store.pool.Check(ctx) }
 
-// State is where a job is in its life.
+// State is the state of a job. Every job is in one of the states below.
 type State string
 
 // The states. A job is claimed from Available, Scheduled and Retryable as soon as it is due.
@@ -142,9 +146,9 @@ const (
 	Retryable State = "retryable" // failed, waits for its next run
 	Running   State = "running"   // claimed by a supervisor
 	Parked    State = "parked"    // waits for a newer build, or for its place in a redrive
-	Completed State = "completed" // final: the handler was done
-	Discarded State = "discarded" // final: failed for good; kept, with its reason and errors
-	Cancelled State = "cancelled" // final: someone did not want it any more
+	Completed State = "completed" // final: the handler succeeded
+	Discarded State = "discarded" // final: failed for good (a dead letter); kept, with its reason and errors
+	Cancelled State = "cancelled" // final: cancelled, by its handler or from outside
 )
 
 // Final reports whether the job has ended.
@@ -153,13 +157,13 @@ func (s State) Final() bool { return s == Completed || s == Discarded || s == Ca
 // Reasons why a job was discarded, as in the column discard_reason.
 const (
 	ReasonAttemptsExhausted = "attempts_exhausted" // MaxAttempts runs failed
-	ReasonUnrecoverable     = "unrecoverable"      // Discard, RetryIf or the strategy said so
-	ReasonPanic             = "panic"              // it panicked, and its worker says DiscardOnPanic
+	ReasonUnrecoverable     = "unrecoverable"      // by Discard, RetryIf, an ErrorCase or the strategy
+	ReasonPanic             = "panic"              // it panicked, and its worker has DiscardOnPanic
 	ReasonCrashed           = "crashed"            // processes died while it ran
-	ReasonUndecodable       = "undecodable"        // its args do not fit its worker's type
+	ReasonUndecodable       = "undecodable"        // its args do not decode into its worker's type
 	ReasonExpired           = "expired"            // ExpiresAt passed before a run
 	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
-	ReasonOperator          = "operator"           // Client.Discard or DiscardMany said so, or the policy of a failure group
-	ReasonRetryBudget       = "retry_budget"       // its RetryBudget was spent, and says Discard
-	ReasonRefused           = "refused"            // the database refuses to read or to change its row; the last error says why
+	ReasonOperator          = "operator"           // by Client.Discard, DiscardMany or the policy of a failure group
+	ReasonRetryBudget       = "retry_budget"       // its RetryBudget had no free slot, and has Discard
+	ReasonRefused           = "refused"            // the database refuses to read or change its row; see its last error
 )

@@ -11,21 +11,22 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Tx is a transaction of the caller's: a pgx.Tx, what embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its begin
-// and its commit. drover asks its connection, by its method Conn or PgConn, whether a transaction is open, and
-// otherwise refuses it with an *InvalidError before it sends anything. So it refuses a pool, whatever type wraps it, a
+// Tx is a transaction of the caller: a pgx.Tx, a type that embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its
+// begin and its commit. drover gets the connection from the method Conn or PgConn and checks that a transaction is open
+// on it. Otherwise it returns an *InvalidError before it sends anything. So it refuses a pool, even in a wrapper, a
 // mock, and a transaction that has ended or not begun.
 type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// checkTx refuses what would commit each statement by itself. Only the connection knows: a type that wraps a pool looks
-// like one that wraps a transaction. A transaction that has failed passes, and the server's error says so.
+// checkTx refuses a tx on which each statement would commit by itself. It checks the connection, because a type that
+// wraps a pool looks like a type that wraps a transaction. A transaction that has failed passes: the server returns an
+// error for its next statement.
 func checkTx(tx Tx) (err error) {
 	refuse := func(reason string, under error) error {
 		return &InvalidError{Field: "tx", Reason: reason + "; hand in a pgx.Tx that is open, or SQLTx of a *sql.Tx", Err: under}
 	}
-	defer func() { // a nil that is embedded, or a connection that was given back
+	defer func() { // an embedded nil, or a connection that was returned to its pool
 		if p := recover(); p != nil {
 			err = refuse(fmt.Sprintf("%T panics when asked for its connection: %s", tx, recoveredText(p)), nil)
 		}
@@ -40,7 +41,7 @@ func checkTx(tx Tx) (err error) {
 			return refuse("is SQLTx(nil)", nil)
 		}
 		return nil
-	case interface{ PgConn() *pgconn.PgConn }: // a *pgx.Conn, or what embeds one
+	case interface{ PgConn() *pgconn.PgConn }: // a *pgx.Conn, or a type that embeds one
 		conn = tx.PgConn()
 	case interface{ Conn() *pgx.Conn }:
 		if c := tx.Conn(); c != nil {
@@ -56,8 +57,9 @@ func checkTx(tx Tx) (err error) {
 	return nil
 }
 
-// SQLTx makes a database/sql transaction a Tx, so that users of database/sql, GORM, ent, bun or sqlx settle and
-// enqueue in theirs. Any Postgres driver will do: only scalars and JSON text travel.
+// SQLTx makes a database/sql transaction a Tx, so that users of database/sql, GORM, ent, bun or sqlx can settle and
+// enqueue in their transactions. It works with any Postgres driver, because drover sends only scalars and JSON text.
+// drover cannot check whether such a transaction is open; a nil tx is refused with an *InvalidError.
 func SQLTx(tx *sql.Tx) Tx { return sqlTx{tx} }
 
 type sqlTx struct{ tx *sql.Tx }
@@ -68,7 +70,7 @@ func (t sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row 
 
 type sqlRow struct{ row *sql.Row }
 
-// Scan speaks of a missing row as pgx does.
+// Scan returns pgx.ErrNoRows for a missing row.
 func (r sqlRow) Scan(dest ...any) error {
 	err := r.row.Scan(dest...)
 	if err == sql.ErrNoRows {
@@ -77,21 +79,24 @@ func (r sqlRow) Scan(dest ...any) error {
 	return err
 }
 
-// CompleteTx completes the job in the handler's transaction: its rows and the completion commit together, or
-// neither. Return nil after committing. An error returned after the commit is ignored, with a warning in the log.
+// CompleteTx completes the job in the handler's transaction: the handler's rows and the completion commit together, or
+// not at all. Commit, then return nil. If the handler returns an error after the commit, the error is ignored, with a
+// warning in the log.
 //
-// If CompleteTx fails, or its transaction does not commit, the job is not completed, and a handler that returns nil all the
-// same fails the run with ErrNotCommitted. After an error or a rollback it may settle the job in another transaction: the
-// one that commits counts.
+// If CompleteTx fails, or its transaction does not commit, the job is not completed. A handler that then returns nil
+// fails the run with ErrNotCommitted. After an error or a rollback the handler may settle the job in another
+// transaction. The transaction that commits counts.
 //
-// Errors: ErrLeaseLost if the job is someone else's by now, ErrState if this run has settled it already; roll back. A
-// serialization failure (SQLSTATE 40001) is returned as the driver's error, unless the job is someone else's.
+// Errors: ErrLeaseLost if the run no longer owns its job, ErrState if this run has settled it already. Roll back after
+// both. A serialization failure (SQLSTATE 40001) is returned as the driver's error, but as ErrLeaseLost if the run no
+// longer owns its job. A tx that is no open transaction is an *InvalidError.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
-// SettleTx records in the handler's transaction how the run ended: err is read as if the handler returned it, so
-// that Discard, Snooze, RetryAfter, Cancel, a plain error or nil do what they do there. A delay counts from this call. It is
-// fenced like CompleteTx, with the same errors; what the handler returns after committing is ignored likewise, and a nil
-// without a commit fails the run.
+// SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned it, so
+// Discard, Snooze, RetryAfter, Cancel, a plain error and nil have the same effect. A delay counts from this call.
+//
+// SettleTx is fenced like CompleteTx and returns the same errors. After the commit, the handler's own error is ignored,
+// as with CompleteTx. If the handler returns nil without a commit, the run fails with ErrNotCommitted.
 func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 	r := j.run
 	if r == nil {
@@ -137,9 +142,10 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
 	return fencedTx(ctx, tx, sqlSettleTx, r.owner, string(doc))
 }
 
-// EnqueueTx stores another job in the handler's transaction if this job is still the handler's: for work that
-// must be enqueued by one run only. It holds the job's row until the transaction ends. It comes before CompleteTx or
-// SettleTx, after which the job is nobody's any more. Errors as Client.EnqueueTx, and those of CompleteTx.
+// EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
+// for work that only one run may enqueue. It locks this job's row until the transaction ends. Call it before CompleteTx
+// or SettleTx: after them the job no longer belongs to the run. It returns the errors of Client.EnqueueTx and of
+// CompleteTx.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	if j.run == nil {
 		return Receipt{}, ErrLeaseLost

@@ -16,61 +16,66 @@ const NoTimeout time.Duration = math.MaxInt64
 
 // WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table drover_kinds.
 type WorkerOpts struct {
-	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's, then 20. A job's
-	// own EnqueueOpts.MaxAttempts goes before it, that of a matching ErrorCase before both. With 1 a job does not run
-	// again once its handler may have begun: a stop, an outage or a crash that cuts it short discards it.
+	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, then 20. A
+	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, a job does
+	// not run again once its handler may have begun: a stop, an outage or a crash that cuts it short discards it.
 	MaxAttempts int
 
-	// Retry decides how long a failed job waits. Nil means the queue's, then Exponential{}. A job's own goes before it,
-	// that of a matching ErrorCase before both.
+	// Retry decides how long a failed job waits. Nil means the queue's strategy, then Exponential{}. The strategy of a
+	// matching ErrorCase takes precedence, then the job's own.
 	Retry RetryStrategy
 
-	// RetryBudget is for this kind's jobs, in all queues together. Zero means the queue's, then the supervisor's.
+	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's, then the
+	// supervisor's.
 	RetryBudget RetryBudget
 
-	// Timeout bounds one run: its context ends with a deadline, the run fails and is retried. Zero means
-	// SupervisorConfig.Timeout, NoTimeout none; under 1 ms is an error.
+	// Timeout bounds one run. When it is over, the run's context ends (it has a deadline), and the run fails and is
+	// retried. Zero means SupervisorConfig.Timeout, NoTimeout means none. A timeout under 1 ms is an error.
 	Timeout time.Duration
 
-	// DiscardOnPanic discards a job that panics, reason panic. By default it is retried like any failure.
+	// DiscardOnPanic discards a job whose handler panics, reason panic. By default it is retried like any failure.
 	DiscardOnPanic bool
 
-	// RetryIf says whether an error is worth a retry; where it says no the job is discarded as unrecoverable.
-	// Nil means always. It is asked about errors that handlers return, but for Retry, RetryAfter and DontCount, which
-	// say so themselves; not about panics, and handlers that ignore their timeout. It runs concurrently.
+	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
+	// Nil retries all errors. drover calls it for errors that handlers return, except Discard, Retry, RetryAfter and
+	// DontCount, which decide by themselves. It does not call it for panics, or if the handler ignores its timeout. The
+	// function must be safe for concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
-	// Cases treat some errors in a way of their own: the first whose If says yes decides, and RetryIf is not asked.
-	// They are asked about the same errors as RetryIf. What a case sets goes before the job's, the worker's and the
-	// queue's. Discard is for an error that the handler recognises itself, RetryIf for a yes or no about all errors of a
-	// kind, Cases for errors that need a pace, a number of attempts or a name in the history of their own.
+	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not
+	// called. Cases see the same errors as RetryIf. The settings of a case take precedence over the job's, the
+	// worker's and the queue's.
+	//
+	// Return Discard for an error that the handler itself recognises. Use RetryIf for a yes or no about all errors of a
+	// kind. Use Cases for errors that need a pace, a number of attempts or a name in the history of their own.
 	Cases []ErrorCase
 
-	// FollowUp is enqueued when a job of this kind is discarded, by whatever hand. Nil means nothing is.
+	// FollowUp is a job to enqueue when a job of this kind is discarded, by any hand. Nil means none.
 	FollowUp *FollowUp
 }
 
-// Unlimited is a MaxAttempts that lets a job be retried without end: until its RetryUntil, or somebody cancels it.
+// Unlimited is a MaxAttempts without a limit: the job is retried until its RetryUntil, or until it is cancelled.
 const Unlimited = math.MaxInt32
 
-// ErrorCase says what becomes of a run whose error it knows. What it leaves zero comes from the job, then its worker,
-// its queue, and the default.
+// ErrorCase decides about a run that failed with an error it matches. Settings that it leaves zero come from the job,
+// then its worker, its queue, and the default.
 type ErrorCase struct {
-	// Name stands in the run's entry in errors (RunError.Case). Needed, unlike those of the worker's other cases, at most
-	// 64 bytes.
+	// Name is recorded in the run's entry in errors (RunError.Case). It is needed, at most 64 bytes, and must differ
+	// from the names of the worker's other cases.
 	Name string
 
-	// If reports whether an error is of this case. Needed; it runs concurrently. One that panics says no.
+	// If reports whether the case matches an error. It is needed, and must be safe for concurrent use. If it panics,
+	// the case does not match.
 	If func(error) bool
 
-	// Discard discards the job at once, as unrecoverable. It excludes Retry and MaxAttempts.
+	// Discard discards the job without a retry, as unrecoverable. It excludes Retry and MaxAttempts.
 	Discard bool
 
-	// Retry decides how long the job waits, over the strategies of job, worker and queue. Nil leaves it to them.
+	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil leaves it to them.
 	Retry RetryStrategy
 
-	// MaxAttempts is how many runs in all a job may have had that fails so, over what job, worker and queue say. Zero
-	// leaves it to them. See Unlimited.
+	// MaxAttempts is how many runs a job that fails with such an error may have had in all, instead of the MaxAttempts
+	// of job, worker and queue. Zero leaves it to them. See Unlimited.
 	MaxAttempts int
 }
 
@@ -90,7 +95,7 @@ func (c *ErrorCase) validate(bad *problems, field string) {
 	bad.attempts(field+".MaxAttempts", c.MaxAttempts)
 }
 
-// maxCaseName leaves room in an entry of 1 KiB.
+// maxCaseName leaves room for the rest of an entry of 1 KiB.
 const maxCaseName = 64
 
 // Worker handles the jobs of one kind. Handle makes one.
@@ -102,14 +107,14 @@ type Worker struct {
 	problem error
 }
 
-// Handle makes a worker of a function and the kind of its args. The function may run many jobs at once. What it
-// returns decides: nil completes the job, an error fails the run and is retried; see Discard, Retry, RetryAfter,
-// Snooze, Cancel and DontCount. Its context ends when the run's timeout is over, the job is cancelled, the
-// supervisor stops or loses its lease; context.Cause tells which.
+// Handle makes a worker for the kind of A. The worker calls handler for each job, concurrently. The result of handler
+// decides how the run ends: nil completes the job, an error fails the run, and the job is retried. See Discard, Retry,
+// RetryAfter, Snooze, Cancel and DontCount for other ends. The handler's context ends when the run's timeout is over,
+// the job is cancelled, or the supervisor stops or loses its lease. context.Cause returns the reason.
 //
-// Args that do not decode into A discard the job as undecodable. A must not be an interface. It must not lose a field
-// when decoded either: a struct that embeds a time.Time has the UnmarshalJSON of time.Time, which knows nothing of the
-// other fields.
+// A job whose args do not decode into A is discarded as undecodable. A must not be an interface, and must not lose a
+// field when it is decoded: a struct that embeds a time.Time has the UnmarshalJSON of time.Time, which does not know
+// the other fields. Client.Supervisor returns an *InvalidError for such an A, and for a nil handler.
 func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, opts WorkerOpts) Worker {
 	w := Worker{opts: opts}
 	w.kind, w.problem = kindOfType[A]()
@@ -130,7 +135,7 @@ func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, o
 	return w
 }
 
-// kindOfType asks the zero value of A, or a fresh one where A is a pointer.
+// kindOfType returns the kind of the zero value of A. If A is a pointer, it points to a zero value.
 func kindOfType[A Args]() (string, error) {
 	t := reflect.TypeFor[A]()
 	switch t.Kind() { //nolint:exhaustive // all others are plain
@@ -144,7 +149,7 @@ func kindOfType[A Args]() (string, error) {
 	return kindOf(zero)
 }
 
-// validate checks the worker's settings and fills them in.
+// validate checks the worker's settings and fills in the defaults.
 func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Duration) {
 	if w.handle == nil {
 		bad.add(field, "is empty; make it with Handle")
