@@ -6,8 +6,9 @@
 //   - At least once: an enqueue that was acknowledged is not lost, and a job runs again when its process died. So
 //     a handler may run twice, and what it does outside the database must bear that; Job.ID is the same each time.
 //   - One owner at a time: whatever ends a run compares a fence (id, claim_seq, claimed_by, attempted_at). The write of an
-//     owner that has lost its lease changes nothing and says so: ErrLeaseLost. So does that of a handler whose job has gone,
-//     though another job came under the same id.
+//     owner that has lost its lease changes nothing and says so: ErrLeaseLost, or the database's serialization failure in a
+//     transaction at a higher isolation level. So does that of a handler whose job has gone, though another job came under the
+//     same id.
 //   - Exactly-once effects inside the database: Job.CompleteTx commits the handler's rows and the completion
 //     together, or neither.
 //   - Nothing disappears: discarded jobs stay, unless a queue or an operator says otherwise. Every failed run is counted, and the first 5

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Ids are the caller's: a job that has ended and left the table may come again under the same one, while the handler of
@@ -287,7 +286,6 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
 		db := newQuietDB(t)
 		s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 1000}}})
-		s.answers(t)
 		for _, b := range db.beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				for what, settle := range map[string]func(context.Context, *Job, Tx) error{
@@ -320,8 +318,9 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 							look()
 						}
 						before := db.theRows(t, []string{id})
-						if err := settle(t.Context(), first.job, tx.tx); !errors.Is(err, ErrLeaseLost) {
-							t.Errorf("%s: %v, want ErrLeaseLost", name, err)
+						// In a snapshot of the first life the job's row cannot be locked.
+						if err, failed := settle(t.Context(), first.job, tx.tx), early && level != "read committed"; failed && !serialization(err) || !failed && !errors.Is(err, ErrLeaseLost) {
+							t.Errorf("%s: %v", name, err)
 						}
 						_ = tx.commit() // some have failed by then
 						if after := db.theRows(t, []string{id}); after != before {
@@ -497,28 +496,4 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 			}
 		})
 	}
-}
-
-// answers looks for transactions that ask whether their claim is over, on a connection of its own.
-func (s *still) answers(t *testing.T) {
-	t.Helper()
-	conn, err := s.client.store.pool.Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer pg.CloseConn(ctx, conn)
-		for {
-			select {
-			case <-s.settler.signal:
-				s.settler.answer(ctx, conn)
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
 }

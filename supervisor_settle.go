@@ -38,11 +38,10 @@ type settler struct {
 	book   runSet        // claimed and not yet settled
 	apart  runSet        // not in the book: the database refuses their outcomes
 
-	mu        sync.Mutex
-	outcomes  []*outcome
-	asks      []*ask
-	starts    []*start
-	inquiries []*inquiry
+	mu       sync.Mutex
+	outcomes []*outcome
+	asks     []*ask
+	starts   []*start
 
 	// The rest is the settler goroutine's own.
 	link    pg.Link
@@ -187,7 +186,6 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		e.trouble.failed(base, e.sup, "settling", err)
 		return
 	}
-	e.answer(ctx, conn)
 	if out = e.reserve(ctx, conn, out); len(out) == 0 {
 		return
 	}
@@ -244,7 +242,7 @@ func (e *settler) oncePerJob(out []*outcome) []*outcome {
 func (e *settler) asked() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.asks)+len(e.inquiries) > 0
+	return len(e.asks) > 0
 }
 
 // settling is what came of a round trip's settles.

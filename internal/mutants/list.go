@@ -791,8 +791,8 @@ func mutants() []mutant {
 		{
 			name: "guessed-lease-lost", bug: "every serialization failure is told as a lost lease",
 			file:  "tx_refused.go",
-			old:   " && r.sup.settler.claimOver(ctx, r):",
-			new:   ":",
+			old:   "\treturn pg.Classify(err)\n",
+			new:   "\treturn fmt.Errorf(\"%w (%w)\", r.notOurs(), err)\n",
 			tests: []string{"TestASerializationFailureIsNoLostLease"},
 		},
 		{
