@@ -89,7 +89,6 @@
 //	blame.go                       which job killed a process: evidence, suspects, conviction; pure
 //	operate_redrive.go             dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
 //	supervisor_redrive.go          carries redrives on, whoever began them
-//	args_shape.go                  what an args patch is checked against
 //	supervisor_prune.go            deletes or archives jobs that have ended, when their time is over
 //	operate_failures.go            failure groups: what is known of a failure, and what becomes of its jobs
 //	budget.go                      RetryBudget: so many retries in any minute, in every process together

@@ -329,7 +329,8 @@ type RedriveOpts struct {
 	MaxAttempts int
 
 	// ArgsPatch is a JSON merge patch (RFC 7396) of the args, which must be an object: its keys replace theirs, null
-	// takes one out. One that the kind's worker could not decode is refused. Nil leaves them.
+	// takes one out. If the worker cannot decode the result, the job is discarded again, as undecodable, and another
+	// redrive may mend it. Nil leaves them.
 	ArgsPatch json.RawMessage
 }
 

@@ -34,7 +34,7 @@ type RedrivePlan struct {
 	// Limit is how many jobs at most: of discarded ones those that died first, of others by id. Zero means all.
 	Limit int
 
-	// MaxAttempts and ArgsPatch change the jobs, as in RedriveOpts.
+	// MaxAttempts and ArgsPatch change the jobs, as in RedriveOpts. Try a patch on a Canary first.
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
 
@@ -162,8 +162,7 @@ type SkippedJob struct {
 // Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
 // row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
 // begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
-// anything is changed: *InvalidError for a plan that makes no sense or a patch that does not fit the kind's args,
-// ErrState if Filter.IDs names a job that is not dead.
+// anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a job that is not dead.
 func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {
 	doc, err := c.encodePlan(plan)
 	if err != nil {

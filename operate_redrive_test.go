@@ -1,7 +1,6 @@
 package drover
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -459,23 +458,20 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	db.bury(t, 3, 1)
 	done := db.enqueue(t, job{}, nil)
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
-	db.exec(t, `insert into drover_kinds (kind, args_shape) values ('job', '{"N": "integer", "customer": {"id": "string"}}')`)
 	all := Filter{All: true}
 	for want, plan := range map[string]RedrivePlan{
-		"Filter":                          {},
-		"Rate":                            {Filter: all, Rate: -1},
-		"PerKey":                          {Filter: all, PerKey: -5},
-		"Limit":                           {Filter: all, Limit: -1},
-		"Canary":                          {Filter: all, Canary: -1},
-		"CanaryFailures":                  {Filter: all, CanaryFailures: 1},
-		"Plan: none of 3 jobs has a key":  {Filter: all, PerKey: 1, KeyFrom: "customer.idd"},
-		"KeyFrom":                         {Filter: all, KeyFrom: "customer"},
-		"MaxAttempts":                     {Filter: all, MaxAttempts: -1},
-		"ArgsPatch":                       {Filter: all, ArgsPatch: json.RawMessage(`[]`)},
-		"ArgsPatch: N is string":          {Filter: all, ArgsPatch: json.RawMessage(`{"N": "no"}`)},
-		"ArgsPatch: customer.id is array": {Filter: all, ArgsPatch: json.RawMessage(`{"customer": {"id": []}}`)},
-		"By":                              {Filter: all, By: "\x00"},
-		"Why":                             {Filter: all, Why: strings.Repeat("y", 2000)},
+		"Filter":                         {},
+		"Rate":                           {Filter: all, Rate: -1},
+		"PerKey":                         {Filter: all, PerKey: -5},
+		"Limit":                          {Filter: all, Limit: -1},
+		"Canary":                         {Filter: all, Canary: -1},
+		"CanaryFailures":                 {Filter: all, CanaryFailures: 1},
+		"Plan: none of 3 jobs has a key": {Filter: all, PerKey: 1, KeyFrom: "customer.idd"},
+		"KeyFrom":                        {Filter: all, KeyFrom: "customer"},
+		"MaxAttempts":                    {Filter: all, MaxAttempts: -1},
+		"ArgsPatch":                      {Filter: all, ArgsPatch: json.RawMessage(`[]`)},
+		"By":                             {Filter: all, By: "\x00"},
+		"Why":                            {Filter: all, Why: strings.Repeat("y", 2000)},
 	} {
 		field, text, _ := strings.Cut(want, ": ")
 		_, err := db.client.Redrive(t.Context(), plan)
@@ -492,7 +488,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 			t.Errorf("%+v: %v", filter, err)
 		}
 	}
-	for _, plan := range []string{`{}`, `{"filter": {"quene": "x"}}`, `{"filter": {"all": true}, "rate": 0}`, `{"filter": {"all": true}, "speed": 5}`, `{"filter": {"all": false}}`} {
+	for _, plan := range []string{`{}`, `{"filter": {"quene": "x"}}`, `{"filter": {"all": true}, "rate": 0}`, `{"filter": {"all": true}, "speed": 5}`, `{"filter": {"all": false}}`, `{"filter": {"all": true}, "args_patch": [1]}`} {
 		if _, err := db.Exec(t.Context(), `select drover_redrive_start($1)`, plan); err == nil {
 			t.Errorf("%s was taken", plan)
 		}
@@ -620,38 +616,31 @@ func handlingAll() []Worker {
 	return []Worker{dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error { return nil })}
 }
 
-// The shape of a worker's args is what its Go type takes of JSON.
-func TestArgsShape(t *testing.T) {
+// D-3, D-6: a patch after which no worker can decode the args makes an undecodable dead letter of the canary. The others
+// keep their args, and a better patch brings all of them back.
+func TestRedriveWithAPatchThatDoesNotDecode(t *testing.T) {
 	t.Parallel()
-	type inner struct{ A int }
-	type outer struct {
-		inner
-		ID    int64 `json:"id"`
-		Name  *string
-		Price float64 `json:"price,omitempty"`
-		OK    bool
-		At    time.Time
-		Raw   json.RawMessage
-		Tags  []string
-		Blob  []byte
-		Meta  map[string]any
-		Deep  struct{ B string }
-		Quote int    `json:",string"`
-		Skip  string `json:"-"`
-		Any   any
-		Self  *outer
-		hid   int //nolint:unused // not exported: no part of the JSON
+	db := newTestDB(t)
+	db.bury(t, 5, 1)
+	db.exec(t, `create table before as select id, args from jobs`)
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+	plan := RedrivePlan{Filter: Filter{All: true}, Canary: 1, ArgsPatch: json.RawMessage(`{"N": "no"}`)}
+	r, err := db.client.Redrive(t.Context(), plan)
+	if err != nil {
+		t.Fatal(err)
 	}
-	want := `{"A":"integer","Any":"any","At":"any","Blob":"string","Deep":{"B":"string"},"Meta":"object","Name":"string","OK":"boolean",` +
-		`"Quote":"any","Raw":"any","Self":"object","Tags":"array","id":"integer","price":"number"}`
-	if got := *cmp.Or(argsShape(reflect.TypeFor[*outer]()), new(string)); got != want {
-		t.Errorf("%s\nwant %s", got, want)
+	db.waitFor(t, time.Minute, `select state = 'aborted' from drover_redrives where id = $1`, r.ID)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'discarded' and discard_reason = 'undecodable' and args->>'N' = 'no'`); n != 1 {
+		t.Errorf("%d jobs are undecodable, want the canary", n)
 	}
-	for _, none := range []reflect.Type{reflect.TypeFor[map[string]int](), reflect.TypeFor[struct{}](), reflect.TypeFor[time.Time]()} {
-		if got := argsShape(none); got != nil {
-			t.Errorf("%v: %s", none, *got)
-		}
+	if n := value[int](t, db, `select count(*) from jobs join before using (id, args) where state = 'discarded' and discard_reason <> 'undecodable'`); n != 4 {
+		t.Errorf("%d of 4 others are dead letters as before", n)
 	}
+	plan.ArgsPatch = json.RawMessage(`{"N": 7}`)
+	if _, err := db.client.Redrive(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, time.Minute, `select count(*) = 5 from jobs where state = 'completed' and args->>'N' = '7'`)
 }
 
 // The patch is RFC 7396's.

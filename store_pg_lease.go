@@ -29,9 +29,9 @@ where (queues.max_attempts, queues.retry, queues.completed_retention, queues.can
 	is distinct from (excluded.max_attempts, excluded.retry, excluded.completed_retention, excluded.cancelled_retention, excluded.discarded_retention, excluded.archive_discarded_after)`
 
 	sqlRegisterKind = `
-insert into drover_kinds (kind, max_attempts, retry, timeout_ms, build, args_shape, follow_up_kind, follow_up_queue) values ($1, $2, $3, $4, $5, $6, $7, $8)
+insert into drover_kinds (kind, max_attempts, retry, timeout_ms, build, follow_up_kind, follow_up_queue) values ($1, $2, $3, $4, $5, $6, $7)
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms, build = excluded.build,
-	args_shape = excluded.args_shape, follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
+	follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
 	// A build that was seen before keeps its place: after a deploy is taken back the newest is the one taken back.
 	sqlRegisterBuild = `
@@ -68,7 +68,6 @@ type kindPolicy struct {
 	maxAttempts *int
 	retry       *string
 	timeoutMS   *int64
-	argsShape   *string
 	followUp    FollowUp // of no kind: none
 }
 
@@ -80,7 +79,7 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	p.Exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
 	p.queues(reg)
 	for _, k := range reg.kinds {
-		p.Exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, k.argsShape, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
+		p.Exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
 	}
 	p.Exec(nil, sqlRegisterBuild, reg.build)
 	p.registerBudgets(reg.budgets, &reg.scopes)

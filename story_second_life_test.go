@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
 )
 
 // Ids are the caller's: a job that has ended and left the table may come again under the same one, while the handler of

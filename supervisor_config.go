@@ -206,7 +206,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 			ms = &n
 		}
 		policy := kindPolicy{
-			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms, argsShape: w.shape,
+			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms,
 		}
 		if w.opts.FollowUp != nil {
 			policy.followUp = *w.opts.FollowUp

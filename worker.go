@@ -103,7 +103,6 @@ type Worker struct {
 	kind    string
 	opts    WorkerOpts
 	handle  func(context.Context, *Job) error
-	shape   *string // see argsShape
 	problem error
 }
 
@@ -118,7 +117,6 @@ type Worker struct {
 func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, opts WorkerOpts) Worker {
 	w := Worker{opts: opts}
 	w.kind, w.problem = kindOfType[A]()
-	w.shape = argsShape(reflect.TypeFor[A]())
 	if lost := lostField(reflect.TypeFor[A](), true); lost != "" && w.problem == nil {
 		w.problem = errors.New(lost)
 	}

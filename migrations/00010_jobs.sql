@@ -432,14 +432,12 @@ create table drover_kinds (
 	timeout_ms   bigint check (timeout_ms > 0),
 	build        text collate "C" not null default '',
 	seen_at      timestamptz not null default now(),
-	args_shape   jsonb,
 	follow_up_kind  text collate "C",
 	follow_up_queue text collate "C",
 	constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
 	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
 comment on table drover_kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
-comment on column drover_kinds.args_shape is 'JSON types of the args'' fields, as far as the worker''s type tells them: what an args patch is checked against.';
 comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
 comment on column drover_kinds.follow_up_queue is 'The queue of that job.';
 

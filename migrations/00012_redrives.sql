@@ -93,46 +93,6 @@ $$;
 comment on function drover_merge_patch(jsonb, jsonb) is 'JSON merge patch, RFC 7396: keys of the patch replace those of the target, null takes one out, objects merge.';
 
 -- +goose StatementBegin
-create function drover_patch_misfit(patch jsonb, shape jsonb) returns text language plpgsql immutable as $$
-declare
-	misfit text;
-begin
-	-- Field names match as Go's decoder matches them: case ignored. What the shape does not know fits.
-	select coalesce(
-		case when jsonb_typeof(s.value) = 'object' and jsonb_typeof(p.value) = 'object' then p.key || '.' || drover_patch_misfit(p.value, s.value) end,
-		case when s.value #>> '{}' = 'integer' and jsonb_typeof(p.value) = 'number' and (p.value::numeric % 1) = 0 then null
-			when s.value #>> '{}' = 'any' or jsonb_typeof(p.value) in ('null', coalesce(nullif(s.value #>> '{}', ''), '')) then null
-			when jsonb_typeof(s.value) = 'object' and jsonb_typeof(p.value) = 'object' then null
-			else format('%s is %s, the worker takes %s', p.key, jsonb_typeof(p.value), case jsonb_typeof(s.value) when 'object' then 'object' else s.value #>> '{}' end) end)
-	into misfit
-	from jsonb_each(patch) p join jsonb_each(shape) s on lower(s.key) = lower(p.key)
-	order by 1 nulls last limit 1;
-	return misfit;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_patch_misfit(jsonb, jsonb) is 'What in an args patch a worker of this shape could not decode; null if all fits.';
-
--- +goose StatementBegin
-create function drover_check_patch(patch jsonb, of_kinds text[]) returns void language plpgsql stable as $$
-declare
-	misfit text;
-begin
-	if jsonb_typeof(patch) <> 'object' then
-		raise exception 'drover: an args patch is a JSON object' using errcode = '22023';
-	end if;
-	select format('drover: the args patch does not fit kind %s: %s', k.kind, m) into misfit
-	from drover_kinds k, drover_patch_misfit(patch, k.args_shape) m
-	where k.kind = any(of_kinds) and k.args_shape is not null and m is not null order by 1 limit 1;
-	if found then
-		raise exception '%', misfit using errcode = '22023';
-	end if;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_check_patch(jsonb, text[]) is 'Raises if a patch would leave args that workers of these kinds cannot decode.';
-
--- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null) returns setof text language sql as $$
 	-- The jobs' rows are locked by the caller. Dead jobs begin anew; parked ones go on where they were.
 	update jobs j set
@@ -181,11 +141,8 @@ begin
 	if j.expires_at <= clock_timestamp() then
 		raise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';
 	end if;
-	if args_patch is not null then
-		if jsonb_typeof(j.args) <> 'object' then
-			raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
-		end if;
-		perform drover_check_patch(args_patch, array[j.kind]);
+	if args_patch is not null and (jsonb_typeof(j.args) <> 'object' or jsonb_typeof(args_patch) <> 'object') then
+		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
 	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch);
@@ -240,6 +197,8 @@ begin
 		raise exception 'drover: key_from says where a key is, per_key how many of one key may be out' using errcode = '22023';
 	when r.filter->>'state' = 'parked' and (r.max_attempts is not null or r.args_patch is not null) then
 		raise exception 'drover: parked jobs go on as they are, without a patch' using errcode = '22023';
+	when jsonb_typeof(r.args_patch) <> 'object' then
+		raise exception 'drover: an args patch is a JSON object' using errcode = '22023';
 	else
 		return r;
 	end case;
@@ -278,7 +237,6 @@ declare
 	named text;
 	fit bigint;
 	keyed bigint;
-	patched text[];
 begin
 	if r.filter ? 'ids' then
 		execute format('select string_agg(j.id || '' is '' || j.state, '', '' order by j.id) from jobs j where %s and j.state not in (''discarded'', ''cancelled'')
@@ -287,31 +245,25 @@ begin
 			raise exception 'drover: only discarded and cancelled jobs can be redriven: %', left(named, 2000) using errcode = 'DR002';
 		end if;
 	end if;
-	if r.args_patch is null and r.per_key is null then
+	if r.per_key is null then
 		return; -- nothing to check: do not count, which would read every row that fits
 	end if;
 	begin
-		execute format('select count(*), count(%s), case when $1 then array_agg(distinct j.kind) end from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r))
-			into fit, keyed, patched using r.args_patch is not null;
+		execute format('select count(*), count(%s) from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r)) into fit, keyed;
 	exception when others then
-		-- A row cannot be read; the redrive will skip it. The kinds of the jobs are not known then, so the patch must
-		-- fit the filter's kind, or every kind if the filter names none.
+		-- A row cannot be read; the redrive will skip it.
 		if not drover_rows_fault(sqlstate) then
 			raise;
 		end if;
 		fit := 0;
-		patched := array(select kind from drover_kinds where kind = coalesce(r.filter->>'kind', kind));
 	end;
-	if r.args_patch is not null then
-		perform drover_check_patch(r.args_patch, patched);
-	end if;
-	if r.per_key is not null and fit > 0 and keyed = 0 then
+	if fit > 0 and keyed = 0 then
 		raise exception 'drover: none of % jobs has a key (%), so that per_key would cap nothing', fit, coalesce('args ' || r.key_from, 'concurrency_key') using errcode = '22023';
 	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_check(drover_redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a patch that no worker could decode, a cap without keys.';
+comment on function drover_redrive_check(drover_redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a cap without keys.';
 
 -- +goose StatementBegin
 create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
@@ -932,7 +884,7 @@ drop function drover_redrive_abort, drover_redrive_pause, drover_redrive_let_lie
 	drover_redrive_let_go, drover_redrive_next, drover_pace, drover_redrive_skip, drover_redrive_mark,
 	drover_redrive_take_out, drover_redrive_walk, drover_redrive_preview, drover_redrive_start,
 	drover_redrive_check, drover_redrive_key, drover_redrive_candidates, drover_redrive_plan, drover_redrive,
-	drover_release, drover_check_patch, drover_patch_misfit, drover_merge_patch;
+	drover_release, drover_merge_patch;
 drop table drover_redrive_queues;
 drop table drover_redrives;
 -- +goose StatementBegin

@@ -432,8 +432,8 @@ func mutants() []mutant {
 		{
 			name: "redriven-twice", bug: "a redriven job that waits or runs is redriven again",
 			file:  "migrations/00012_redrives.sql",
-			old:   "DR002';\n\t\t\tend if;\n\t\t\treturn j.state;\n\t\tend if;\n\t\traise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';\n\tend if;\n\tif j.expires_at <= clock_timestamp() then\n\t\traise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';\n\tend if;\n\tif args_patch is not null then\n\t\tif jsonb_typeof(j.args) <> 'object' then",
-			new:   "DR002';\n\t\t\tend if;\n\t\tend if;\n\tend if;\n\tif j.expires_at <= clock_timestamp() then\n\t\traise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';\n\tend if;\n\tif args_patch is not null then\n\t\tif jsonb_typeof(j.args) <> 'object' then",
+			old:   "DR002';\n\t\t\tend if;\n\t\t\treturn j.state;\n\t\tend if;\n\t\traise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';\n\tend if;\n\tif j.expires_at <= clock_timestamp() then\n\t\traise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';\n\tend if;\n\tif args_patch is not null and (",
+			new:   "DR002';\n\t\t\tend if;\n\t\tend if;\n\tend if;\n\tif j.expires_at <= clock_timestamp() then\n\t\traise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';\n\tend if;\n\tif args_patch is not null and (",
 			tests: []string{"TestSixteenRedrivesAtOnce", "TestRedriveRefuses"},
 		},
 		{
