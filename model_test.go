@@ -648,7 +648,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
 			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
 	}
-	if done, err := m.client.store.takeBack(r.Context(), conn, s.id, time.Minute, nil); err != nil || !done {
+	if done, err := m.client.store.takeBack(r.Context(), conn, s.id, time.Minute, time.Minute, nil); err != nil || !done {
 		r.Fatalf("takeBack = %v, %v", done, err)
 	}
 	s.judged = false

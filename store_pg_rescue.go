@@ -309,8 +309,11 @@ select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 
 	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
-	// sqlForgotten asks whether the rescue of supervisor $1 is over.
-	sqlForgotten = `select not exists (select from drover_supervisors where id = $1)`
+	// sqlForgotten asks whether the rescue of supervisor $1 is over: its row is gone, and none of its jobs is set aside on
+	// path $2, from where a full sweep would free it later. The scalar subquery keeps to the primary key of jobs.
+	sqlForgotten = `
+select not exists (select from drover_supervisors where id = $1)
+	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
 
 	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
 )
@@ -318,12 +321,12 @@ select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 // takeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
 // on there may be more. If the database refuses to change a job's row, refused is called, and the job keeps its
 // crash.
-func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound time.Duration, refused func(job string, err error)) (done bool, err error) {
+func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id, pathRescue)
 	p.Query(func(rows pgx.Rows) error {
 		var job string
 		err := rows.Scan(&job)
@@ -334,22 +337,31 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound t
 	if err := p.Send(ctx, conn); err != nil {
 		return false, err
 	}
+	tries := 0
+	try := func(jobs []string, bound time.Duration) error {
+		if err := timeFor(ctx, 2*bound); err != nil {
+			return err
+		}
+		var p pipeline
+		p.Begin()
+		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.Exec(nil, sqlTakeBack, id, jobs)
+		p.Commit()
+		return p.Send(ctx, conn)
+	}
 	for part := range slices.Chunk(blamed, maxSettle) {
-		err := pg.Bisect(part, func(jobs []string) error {
-			if err := timeFor(ctx, 2*bound); err != nil {
-				return err
+		err := pg.Bisect(part, func(jobs []string) error { return try(jobs, bound) }, func(job string, err error) error {
+			if timedOut(err) {
+				if tries++; tries <= 3 && try([]string{job}, longer) == nil {
+					return nil
+				}
 			}
-			var p pipeline
-			p.Begin()
-			p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-			p.Exec(nil, sqlTakeBack, id, jobs)
-			p.Commit()
-			return p.Send(ctx, conn)
-		}, func(job string, err error) error {
 			if err := timeFor(ctx, bound); err != nil {
 				return err
 			}
-			refused(job, err)
+			if refused(job, err) {
+				return nil
+			}
 			var p pipeline
 			p.Begin()
 			p.Exec(nil, sqlDropBlamed, id, job)

@@ -195,12 +195,12 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.beat(t)
 	s.beat(t)
-	s.control.was = "paused"
+	s.control.gaveUp("paused")
 	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.control.takeBack(t.Context(), conn); err != nil {
+	if err := s.control.takeBack(t.Context(), conn, s.control.bound()); err != nil {
 		t.Fatal(err)
 	}
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' and crashes = 0 from jobs where id = $1`, id) {

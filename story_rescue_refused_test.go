@@ -341,16 +341,50 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 1)`)
 	var book logbook
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
-	s.control.was = "dead"
+	s.control.gaveUp("dead")
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and crashes = 0 and deaths = 0`); n != 50 {
 		t.Errorf("%d of 50 have their crash back", n)
 	}
-	if s.control.was != "" {
+	if len(s.control.was) > 0 {
 		t.Error("it does not end")
 	}
 	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from drover_ended_supervisors`) {
 		t.Errorf("still blamed: %s", value[string](t, db, `select blamed::text from drover_ended_supervisors`))
+	}
+	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
+		t.Errorf("log: %s", log)
+	}
+}
+
+// A server that is too slow for some moments leaves no job its crash for good. A job whose write always takes too long is
+// given up after some beats.
+func TestTakeBackIsPatient(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create table busy (); insert into busy default values`)
+	db.exec(t, `create function stall() returns trigger language plpgsql as $$ begin if exists (select from busy) then perform pg_sleep(60); end if; return new; end $$`)
+	db.exec(t, `create trigger stall before update on jobs for each row execute function stall()`)
+	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) values ('job', 1, 1, 1)`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
+		select id, '', 0, now(), now(), true, (select array_agg(id) from jobs) from unnest('{dead,too}'::text[]) as id`)
+	var book logbook
+	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: 4 * time.Second})
+	s.control.gaveUp("dead")
+	s.beat(t)
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); n != 1 || len(s.control.was) != 1 {
+		t.Error("a job is given up after its first time-out")
+	}
+	db.exec(t, `delete from busy`)
+	s.beat(t)
+	if !value[bool](t, db, `select crashes = 0 and deaths = 0 from jobs`) || len(s.control.was) > 0 {
+		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
+	}
+	db.exec(t, `insert into busy default values`)
+	s.control.was = []pastLease{{id: "too", late: patientBeats - 1}}
+	s.beat(t)
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.control.was) > 0 {
+		t.Error("it tries for ever")
 	}
 	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
 		t.Errorf("log: %s", log)
@@ -368,7 +402,7 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 	db.exec(t, `alter table drover_solo add constraint nobody check (supervisor is null)`)
 	db.exec(t, `alter table drover_ended_supervisors add constraint living check (died)`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
-	s.control.was = "dead"
+	s.control.gaveUp("dead")
 	for range 3 {
 		s.control.sweepAt, s.control.floorsBy, s.control.sweeps = time.Time{}, time.Time{}, 0
 		s.beat(t)

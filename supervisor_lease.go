@@ -79,8 +79,8 @@ type control struct {
 	sweeps    int64            // the last turn looked at
 	sweepAt   time.Time        // not before
 	behind    sweepOrder
-	floorsBy  time.Time // nor before this as long as there are no floors
-	was       string    // our last id, if others took its lease; takeBack undoes what they did
+	floorsBy  time.Time   // nor before this as long as there are no floors
+	was       []pastLease // that others took, oldest first; takeBack undoes what they did
 	turns     blame.Turns
 	clock     clockTrouble
 	trouble   trouble   // of beats
@@ -359,7 +359,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 		}},
 		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
 		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.solo) }},
-		{"taking back a death", func() error { return c.takeBack(ctx, conn) }},
+		{"taking back a death", func() error { return c.takeBack(ctx, conn, c.bound()) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
 		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.behind) }},
 	} {
@@ -443,11 +443,8 @@ func (c *control) startOver(ctx context.Context, l *lease, why string) error {
 	if c.sup.quiet.may("start over "+l.id, c.sup.now()) { // registering may fail, and be tried again
 		c.sup.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.id))
 	}
-	if err := c.register(ctx); err != nil {
-		return err
-	}
-	c.was = l.id
-	return nil
+	c.gaveUp(l.id) // a stop takes its death back even if registering fails
+	return c.register(ctx)
 }
 
 // observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
@@ -510,6 +507,11 @@ func (c *control) end(ctx context.Context) {
 	c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		return errors.Join(c.tendFailures(ctx, conn), c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id))
 	})
+	if len(c.was) > 0 { // nobody else takes our deaths back
+		c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			return c.takeBack(ctx, conn, min(c.bound(), 300*time.Millisecond))
+		})
+	}
 }
 
 // endStrays takes registrations out of the tables that may stand although the supervisor never ran.

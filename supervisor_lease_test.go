@@ -171,7 +171,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs where id = $1`, convicted) {
 		t.Fatal("it was not convicted")
 	}
-	s.control.was = "dead"
+	s.control.gaveUp("dead")
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +181,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.beat(t)
-	if s.control.was == "" {
+	if len(s.control.was) == 0 {
 		t.Fatal("a job whose row was held is forgotten")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -196,7 +196,115 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		t.Error("it still counts as a death")
 	}
 	s.beat(t)
-	if s.control.was != "" {
+	if len(s.control.was) > 0 {
+		t.Error("taking back does not end")
+	}
+}
+
+// lost is what another supervisor does that takes the lease of s and rescues its jobs while the process of s is paused.
+// It returns the id that s had.
+func (s *still) lost(t testing.TB, db *testDB, rescuer *still) string {
+	t.Helper()
+	id := s.lease.Load().id
+	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1, lease_ms = 1000, beat_at = now() - interval '1 minute', process = 'paused'
+		where id = $1`, id)
+	rescuer.beat(t)
+	return id
+}
+
+// P-3: a process that loses its lease again before it could take its first death back takes back both.
+func TestTwoDeathsThatWereNoneAreTakenBack(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	job := value[string](t, db, `insert into jobs (kind, crashes, deaths) values ('job', 1, 1) returning id`)
+	rescuer, s := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
+	const runs = `update jobs set state = 'running', claimed_by = $1, attempt = $2, claim_seq = $2, attempted_at = now(), scheduled_at = now()`
+	var lives []string
+	for n := range 2 {
+		db.exec(t, runs, s.lease.Load().id, n+1)
+		lives = append(lives, s.lost(t, db, rescuer))
+		db.exec(t, `update drover_ended_supervisors set ended_at = ended_at - interval '10 minutes'`) // long before the next
+		s.beat(t)                                                                                     // starts over
+	}
+	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' and crashes = 3 and deaths = 3 from jobs where id = $1`, job) {
+		t.Fatalf("it was not convicted: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
+	}
+	rescuer.beat(t) // the rescues are over
+	s.beat(t)
+	if !value[bool](t, db, `select state = 'retryable' and discard_reason is null and crashes = 1 and deaths = 1
+		and (select array_agg(e->>'supervisor' order by e->>'supervisor') from jsonb_array_elements(errors) e where e->>'class' = 'operator') = $1
+		from jobs`, lives) {
+		t.Errorf("not both are taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
+	}
+	if n := value[int](t, db, `select count(*) from drover_ended_supervisors where id = any($1) and not died and explained_by is null and blamed = '{}'`, lives); n != 2 {
+		t.Errorf("%d of 2 do not count as deaths", n)
+	}
+	s.beat(t)
+	if len(s.control.was) > 0 {
+		t.Errorf("taking back does not end: %v", s.control.was)
+	}
+	for n := range mostPastLeases + 3 {
+		s.control.gaveUp(fmt.Sprint(n))
+	}
+	if was := s.control.was; len(was) != mostPastLeases || was[0].id != "3" {
+		t.Errorf("it remembers %v", was)
+	}
+}
+
+// P-3: a process that stops before its death is taken back does so with its last words, even if it found no new id.
+func TestAStopTakesBackADeath(t *testing.T) {
+	t.Parallel()
+	for name, refuse := range map[string]string{
+		"right after it started over": `select 1`,
+		"without a new id":            `alter table drover_supervisors add constraint nobody check (false) not valid`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			rescuer, s := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
+			db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', $1, 1, 1, now())`, s.lease.Load().id)
+			old := s.lost(t, db, rescuer)
+			if !value[bool](t, db, `select state = 'retryable' and crashes = 1 from jobs`) {
+				t.Fatal("it was not rescued")
+			}
+			db.exec(t, refuse)
+			for range 2 {
+				if err := s.control.beat(t.Context()); (err != nil) != (name == "without a new id") {
+					t.Fatal(err)
+				}
+				if s.lease.Load().id != old {
+					break
+				}
+			}
+			s.control.end(t.Context())
+			if !value[bool](t, db, `select crashes = 0 and deaths = 0 and errors->-1->>'supervisor' = $1 and errors->-1->>'class' = 'operator' and errors_total = 1 from jobs`, old) {
+				t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
+			}
+		})
+	}
+}
+
+// P-3, F-15: a job that was set aside while it was rescued is freed by a full sweep, after the row of its owner has gone. The
+// owner waits for that, and takes the crash back.
+func TestADeathIsTakenBackFromAJobThatWasSetAside(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'dead', 1, 1, now())`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select $1, id, '', '', now() + interval '1 hour' from jobs`, pathRescue)
+	s := db.stopped(t, SupervisorConfig{})
+	s.control.gaveUp("dead")
+	s.beat(t)
+	db.exec(t, `update drover_set_aside set retry_at = now() - interval '1 second'`)
+	s.sweep(t)
+	if !value[bool](t, db, `select state = 'retryable' and crashes = 1 from jobs`) {
+		t.Fatal("it was not rescued")
+	}
+	s.beat(t)
+	if !value[bool](t, db, `select crashes = 0 and errors->-1->>'supervisor' = 'dead' and errors->-1->>'class' = 'operator' from jobs`) {
+		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
+	}
+	if len(s.control.was) > 0 {
 		t.Error("taking back does not end")
 	}
 }
@@ -216,7 +324,7 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := db.client.store.takeBack(t.Context(), conn, "dead", time.Second, nil); err != nil || !done {
+	if done, err := db.client.store.takeBack(t.Context(), conn, "dead", time.Second, time.Second, nil); err != nil || !done {
 		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {

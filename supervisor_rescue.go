@@ -15,21 +15,59 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// takeBack undoes what other supervisors concluded from our silence, if they took our lease.
-func (c *control) takeBack(ctx context.Context, conn *pgx.Conn) error {
-	if c.was == "" {
-		return nil
+// pastLease is a lease that we lost, while others may be rescuing its jobs.
+type pastLease struct {
+	id   string
+	late int // in how many beats a take-back has timed out
+}
+
+// mostPastLeases is how many lost leases a supervisor remembers. Each costs every beat two round trips, until the rescue of
+// its jobs is over.
+const mostPastLeases = 16
+
+// gaveUp notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
+func (c *control) gaveUp(id string) {
+	if !slices.ContainsFunc(c.was, func(l pastLease) bool { return l.id == id }) { // else registering failed, and is tried again
+		c.was = append(c.was, pastLease{id: id})
 	}
-	done, err := c.sup.client.store.takeBack(ctx, conn, c.was, c.bound(), func(job string, err error) {
+	c.was = c.was[max(len(c.was)-mostPastLeases, 0):]
+}
+
+// takeBack undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
+// The bound is that of a statement.
+func (c *control) takeBack(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
+	var left []pastLease
+	var errs []error
+	for _, l := range c.was {
+		done, err := c.takeBackOne(ctx, conn, &l, bound)
+		if !done {
+			left = append(left, l)
+		}
+		errs = append(errs, err)
+	}
+	c.was = left
+	return errors.Join(errs...)
+}
+
+// takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
+func (c *control) takeBackOne(ctx context.Context, conn *pgx.Conn, l *pastLease, bound time.Duration) (done bool, err error) {
+	late := false
+	done, err = c.sup.client.store.takeBack(ctx, conn, l.id, bound, c.sup.cfg.Lease/12, func(job string, err error) (again bool) {
+		if timedOut(err) && l.late+1 < patientBeats {
+			late = true
+			return true
+		}
 		if c.sup.quiet.may("take back "+job, c.sup.now()) {
 			c.sup.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
 				slog.String("id", job), slog.String("error", err.Error()))
 		}
+		return false
 	})
-	if done {
-		c.was = ""
+	if late {
+		l.late++
+		err = cmp.Or(err, errNoTime)
 	}
-	return err
+	return done, err
 }
 
 // rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who

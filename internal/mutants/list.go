@@ -374,6 +374,34 @@ func mutants() []mutant {
 			tests: []string{"TestPausedProcessIsRefusedAndGoesOnUnderANewID", "TestABeatOfTheDeadIsRefused"},
 		},
 		{
+			name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
+			file:  "supervisor_rescue.go",
+			old:   "\t\tc.was = append(c.was, pastLease{id: id})\n",
+			new:   "\t\tc.was = []pastLease{{id: id}}\n",
+			tests: []string{"TestTwoDeathsThatWereNoneAreTakenBack"},
+		},
+		{
+			name: "no-patience", bug: "a death is not taken back where the server is slow for a moment",
+			file:  "supervisor_rescue.go",
+			old:   "timedOut(err) && l.late+1 < patientBeats",
+			new:   "timedOut(err) && l.late > patientBeats",
+			tests: []string{"TestTakeBackIsPatient"},
+		},
+		{
+			name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
+			file:  "supervisor_lease.go",
+			old:   "if len(c.was) > 0 { // nobody",
+			new:   "if len(c.was) > mostPastLeases { // nobody",
+			tests: []string{"TestAStopTakesBackADeath"},
+		},
+		{
+			name: "set-aside-and-blamed", bug: "a job that was set aside while it was rescued keeps a crash that was none",
+			file:  "store_pg_rescue.go",
+			old:   "where a.path = $2 and (select j.state = 'running'",
+			new:   "where a.path = $2 || '?' and (select j.state = 'running'",
+			tests: []string{"TestADeathIsTakenBackFromAJobThatWasSetAside"},
+		},
+		{
 			name: "no-deadline", bug: "handlers are not told that their lease is not kept up",
 			file:  "supervisor_lease.go",
 			old:   "!c.sup.now().Before(c.deadline()) && l.lose()",
@@ -551,8 +579,8 @@ func mutants() []mutant {
 		{
 			name: "take-back-stops", bug: "a crash that cannot be taken back keeps the others",
 			file:  "store_pg_rescue.go",
-			old:   "\t\t\trefused(job, err)\n",
-			new:   "\t\t\tif refused(job, err); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n",
+			old:   "\t\t\tif refused(job, err) {\n\t\t\t\treturn nil\n",
+			new:   "\t\t\tif !refused(job, err) {\n\t\t\t\treturn err\n",
 			tests: []string{"TestTakeBackPassesWhatTheDatabaseRefuses"},
 		},
 		{
