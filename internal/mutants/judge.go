@@ -94,7 +94,6 @@ func judge(r result) (verdict, error) {
 		return verdict{}, errors.New(r.broken)
 	}
 	assertion := regexp.MustCompile(`(?m)^ +(\w+_test\.go:\d+: .+)$`)
-	patience := regexp.MustCompile(`: not within \d+ ?m?s`)
 	slices.Sort(r.failed)
 	said := r.broken
 	for _, name := range r.failed {
@@ -103,11 +102,17 @@ func judge(r result) (verdict, error) {
 			continue
 		}
 		said = lines[len(lines)-1][1] // what comes before may be a log
-		if !patience.MatchString(said) {
+		if !ranOut(said) {
 			return verdict{caught: r.broken == "", by: name, assertion: said}, nil
 		}
 	}
 	return verdict{by: strings.Join(r.failed, ", "), assertion: said}, nil
+}
+
+// ranOut reports whether a failure is that of a wait: "not within" a duration as a person or Go writes it, then a colon or
+// the end.
+func ranOut(assertion string) bool {
+	return regexp.MustCompile(`: not within (a minute|\d+ m?s|(\d+(\.\d+)?(h|m|s|ms|µs|ns))+)(:|$)`).MatchString(assertion)
 }
 
 // row is the verdict as a row of the report.

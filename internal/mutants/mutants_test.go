@@ -80,6 +80,7 @@ func TestJudge(t *testing.T) {
 		"one of a subtest's":      {log: `{"Action":"output","Test":"TestA/x","Output":"        a_test.go:7: 3, want 4\n"}` + "\n" + failed, caught: true, by: "TestA"},
 		"a wait that ran out":     {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 30 s\n"}` + "\n" + failed, by: "TestA"},
 		"another":                 {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 10s: select\n"}` + "\n" + failed, by: "TestA"},
+		"a long one":              {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: not within 1m0s: select\n"}` + "\n" + failed, by: "TestA"},
 		"a panic":                 {log: `{"Action":"output","Test":"TestA","Output":"panic: nil map\n"}` + "\n" + failed, by: "TestA"},
 		"a time-out":              {log: `{"Action":"output","Test":"TestA","Output":"    a_test.go:7: 3\npanic: test timed out after 4m\n"}` + "\n" + failed, by: "TestA"},
 		"all green":               {log: `{"Action":"pass","Test":"TestA"}` + "\n" + `{"Action":"pass"}`},
@@ -93,6 +94,37 @@ func TestJudge(t *testing.T) {
 		v, err := judge(r)
 		if v.caught != tc.caught || v.by != tc.by || (err != nil) != tc.broken {
 			t.Errorf("%s: %+v, %v", name, v, err)
+		}
+	}
+}
+
+// What is a wait that ran out, and what only reads like one.
+func TestRanOut(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"a_test.go:7: not within 30 s":                      true,
+		"a_test.go:7: not within 300 ms":                    true,
+		"a_test.go:7: not within 100 s: select 1":           true,
+		"a_test.go:7: not within 30s":                       true,
+		"a_test.go:7: not within 10s: select 1":             true,
+		"a_test.go:7: not within 1m0s":                      true,
+		"a_test.go:7: not within 1m0s: select 1":            true,
+		"a_test.go:7: not within 10m0s: select 1":           true,
+		"a_test.go:7: not within 1h0m0s: select 1":          true,
+		"a_test.go:7: not within 1m30.5s: select 1":         true,
+		"a_test.go:7: not within 1.5s":                      true,
+		"a_test.go:7: not within 250ms":                     true,
+		"a_test.go:7: not within 80µs":                      true,
+		"a_test.go:7: the standby has read: not within 20s": true,
+		"a_test.go:7: promote: not within a minute":         true,
+		"a_test.go:7: 3, want 4":                            false,
+		"a_test.go:7: not within 30 s of its time":          false,
+		"a_test.go:7: not within 1m0s of its time":          false,
+		"a_test.go:7: not within 5 of 30":                   false,
+		"a_test.go:7: it ended, but not within 30s":         false,
+	} {
+		if got := ranOut(text); got != want {
+			t.Errorf("%q: %v", text, got)
 		}
 	}
 }
