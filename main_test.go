@@ -2,8 +2,6 @@ package drover
 
 import (
 	"context"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -68,18 +66,10 @@ func slow(t *testing.T) {
 	tier.Slow(t)
 }
 
-// sizeOf is the environment variable of that name, a number from 1, or what is usual: .ci/nightly sets it to more.
+// sizeOf is tier.Size.
 func sizeOf(t testing.TB, name string, usual int) int {
 	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return usual
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s=%s is not a number from 1", name, text)
-	}
-	return n
+	return tier.Size(t, name, usual)
 }
 
 // hold runs a statement in a transaction that stays open until it is ended, at the latest with the test.

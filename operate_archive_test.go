@@ -350,7 +350,7 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 			n := 1300
 			db, set := newQuietDB(t), func(*pgxpool.Config) {}
 			if name == "statement time-out" {
-				n, set = 30, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" }
+				n, set = 30, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "400ms" }
 			}
 			db = db.via(t, Config{Logger: quiet()}, set)
 			ids := db.aged(t, n)

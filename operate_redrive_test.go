@@ -100,7 +100,7 @@ func TestRedriveIsPaced(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	v := newVirtual(t)
-	n := sizeOf(t, "DROVER_REDRIVE_JOBS", 9_000)
+	n := sizeOf(t, "DROVER_REDRIVE_JOBS", 4_500)
 	tick := func(of45000 int) int { return of45000 * n / 45_000 }
 	v.bury(t, n, 7)
 	began := time.Now()

@@ -538,8 +538,8 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 		t.Fatal("it started without a note")
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
+	db.exec(t, `update drover_set_aside set retry_at = now()`) // what is set aside waits for 15 s at least
 	second := db.spawn(t, spec)
-	// What is set aside because a write was refused is tried again after 15 s, then after 30 s.
 	db.waitFor(t, 3*time.Minute, `select started_seq is not null from jobs where id = $1`, unstarted)
 	eventually(t, func() bool { return second.said("started "+unstarted+" 1") == 1 })
 	if !value[bool](t, db, `select started_seq = 2 and claim_seq = 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
@@ -565,7 +565,7 @@ func TestPillsAmongInnocents(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			db.audit(t)
-			opts := &EnqueueOpts{MaxAttempts: 2, Retry: Exponential{Base: 4 * time.Second}}
+			opts := &EnqueueOpts{MaxAttempts: 2, Retry: Exponential{Base: 2 * time.Second}}
 			batch := make([]Batch, innocents)
 			for i := range batch {
 				batch[i] = Batch{Args: errand{Do: "nap", N: i}, Opts: opts}

@@ -82,7 +82,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			var book logbook
 			lease := time.Hour // a beat has a quarter of it to rescue
 			if c.name == "a trigger takes all the time" {
-				lease = time.Minute // and each statement a hundredth: the walk meets some eight time-outs
+				lease = 30 * time.Second // and each statement a hundredth: the walk meets some eight time-outs
 			}
 			s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: lease})
 			s.beat(t)
@@ -115,7 +115,7 @@ func TestRescueIsPatient(t *testing.T) {
 	db.dead(t, "dead")
 	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
 	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+id+`') execute function late()`)
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, SupervisorConfig{Lease: 30 * time.Second}) // each beat waits for a twelfth of it
 	for n := range patientBeats - 1 {
 		s.beat(t)
 		if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 1 || value[bool](t, db, `select exists (select from drover_set_aside)`) {

@@ -294,7 +294,7 @@ func TestEnqueueTxThatOutlastsFallingAsleep(t *testing.T) {
 func TestSleepingSupervisorIsWoken(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	for name, enqueue := range map[string]func(t *testing.T, db *testDB){
+	ways := map[string]func(t *testing.T, db *testDB){
 		"Enqueue":     func(t *testing.T, db *testDB) { t.Helper(); db.enqueue(t, job{}, nil) },
 		"EnqueueMany": func(t *testing.T, db *testDB) { t.Helper(); db.enqueueJobs(t, 1, nil) },
 		"EnqueueTx": func(t *testing.T, db *testDB) {
@@ -312,25 +312,33 @@ func TestSleepingSupervisorIsWoken(t *testing.T) {
 			t.Helper()
 			db.enqueue(t, job{}, &EnqueueOpts{Delay: 50 * time.Millisecond})
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newQuietDB(t)
-			db.enqueue(t, job{}, &EnqueueOpts{Delay: time.Hour})
-			ran := make(chan struct{}, 1)
-			db.launch(t, SupervisorConfig{PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
-				ran <- struct{}{}
-				return nil
-			})})
-			db.asleep(t)
-			after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
-			enqueued := time.Now()
-			enqueue(t, db.via(t, Config{})) // another process
-			receive(t, ran)
-			if d := time.Since(enqueued); d > time.Second {
-				t.Errorf("started after %v", d)
-			}
-		})
+	}
+	type sleeper struct {
+		*testDB
+		ran chan struct{}
+	}
+	sleepers := map[string]sleeper{}
+	for name := range ways { // they fall asleep at the same time, and in one test: it does little else
+		s := sleeper{newQuietDB(t), make(chan struct{}, 1)}
+		s.enqueue(t, job{}, &EnqueueOpts{Delay: time.Hour})
+		s.launch(t, SupervisorConfig{PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
+			s.ran <- struct{}{}
+			return nil
+		})})
+		sleepers[name] = s
+	}
+	for _, s := range sleepers {
+		s.asleep(t)
+	}
+	after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
+	for name, enqueue := range ways {
+		s := sleepers[name]
+		enqueued := time.Now()
+		enqueue(t, s.via(t, Config{})) // another process
+		receive(t, s.ran)
+		if d := time.Since(enqueued); d > time.Second {
+			t.Errorf("%s: started after %v", name, d)
+		}
 	}
 }
 
@@ -551,50 +559,62 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	const window = 16 * time.Second
-	for name, c := range map[string]struct {
+	cases := []struct {
+		name string
 		cfg  SupervisorConfig
 		look time.Duration
 		most float64 // statements a second
 	}{
-		"LISTEN":         {SupervisorConfig{}, 5 * time.Second, 0.5},
-		"without LISTEN": {SupervisorConfig{DisableNotify: true}, time.Second, 1.3},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newQuietDB(t)
-			var book logbook
-			traced, counted := db.traced(t, Config{Logger: slog.New(&book)})
-			sup := traced.launch(t, c.cfg)
-			every := map[string]time.Duration{sqlBeat: sup.cfg.Lease / 6, sqlClaim: c.look, sqlSweep: sweepEvery * time.Second, sqlRetain: sup.pruneEvery}
-			rate := 0.0
-			for _, period := range every {
-				rate += 1 / period.Seconds()
+		{"LISTEN", SupervisorConfig{}, 5 * time.Second, 0.5},
+		{"without LISTEN", SupervisorConfig{DisableNotify: true}, time.Second, 1.3},
+	}
+	type idle struct {
+		*testDB
+		book    logbook
+		counted *statements
+		every   map[string]time.Duration
+	}
+	supervisors := make([]*idle, len(cases))
+	for i, c := range cases { // they wait at the same time, and in one test: it does little else
+		s := &idle{testDB: newQuietDB(t)}
+		traced, counted := s.traced(t, Config{Logger: slog.New(&s.book)})
+		sup := traced.launch(t, c.cfg)
+		s.counted = counted
+		s.every = map[string]time.Duration{sqlBeat: sup.cfg.Lease / 6, sqlClaim: c.look, sqlSweep: sweepEvery * time.Second, sqlRetain: sup.pruneEvery}
+		rate := 0.0
+		for _, period := range s.every {
+			rate += 1 / period.Seconds()
+		}
+		if rate > c.most {
+			t.Errorf("%s: %.3f statements a second, may be %v", c.name, rate, c.most)
+		}
+		supervisors[i] = s
+	}
+	after(t, restAfter+time.Second) // the polls double up to their interval
+	// And come more often while a transaction of any test is in progress that may have found it awake.
+	id := value[int64](t, supervisors[0].testDB, `select pg_current_xact_id()::text::bigint`)
+	supervisors[0].waitFor(t, 3*time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
+	after(t, 2*floors.LookFor)
+	began := make([]time.Time, len(cases))
+	for i, s := range supervisors {
+		began[i] = time.Now()
+		s.counted.since()
+	}
+	after(t, window)
+	for i, s := range supervisors {
+		calls, _ := s.counted.since()
+		took := time.Since(began[i]) // more, if this goroutine was not woken in time
+		for sql, n := range calls {
+			if period := s.every[sql]; period == 0 || n > int(took/period)+1 {
+				t.Errorf("%s: in %v, %d times:\n%s", cases[i].name, took, n, sql)
 			}
-			if rate > c.most {
-				t.Errorf("%.3f statements a second, may be %v", rate, c.most)
-			}
-			after(t, restAfter+time.Second) // the polls double up to their interval
-			// And come more often while a transaction of any test is in progress that may have found it awake.
-			id := value[int64](t, db, `select pg_current_xact_id()::text::bigint`)
-			db.waitFor(t, 3*time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
-			after(t, 2*floors.LookFor)
-			began := time.Now()
-			counted.since()
-			after(t, window)
-			calls, _ := counted.since()
-			took := time.Since(began) // more, if this goroutine was not woken in time
-			for sql, n := range calls {
-				if period := every[sql]; period == 0 || n > int(took/period)+1 {
-					t.Errorf("in %v, %d times:\n%s", took, n, sql)
-				}
-			}
-			if calls[sqlBeat] == 0 || calls[sqlClaim] == 0 {
-				t.Errorf("%d heartbeats and %d looks in %v", calls[sqlBeat], calls[sqlClaim], took)
-			}
-			if messages := book.from(slog.LevelWarn); len(messages) > 0 {
-				t.Errorf("%d warnings, the first: %s", len(messages), messages[0])
-			}
-		})
+		}
+		if calls[sqlBeat] == 0 || calls[sqlClaim] == 0 {
+			t.Errorf("%s: %d heartbeats and %d looks in %v", cases[i].name, calls[sqlBeat], calls[sqlClaim], took)
+		}
+		if messages := s.book.from(slog.LevelWarn); len(messages) > 0 {
+			t.Errorf("%s: %d warnings, the first: %s", cases[i].name, len(messages), messages[0])
+		}
 	}
 }
 

@@ -3,8 +3,10 @@
 package tier
 
 import (
+	"os"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -24,4 +26,18 @@ func Slow(t testing.TB) {
 func Race() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
+}
+
+// Size is the environment variable of that name, a number from 1, or else the usual one: .ci/nightly sets larger ones.
+func Size(t testing.TB, name string, usual int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%s is not a number from 1", name, text)
+	}
+	return n
 }
