@@ -25,11 +25,10 @@ select existing from drover_enqueue(kind => $1, args => $2::jsonb, queue => $3, 
 	tags => $12::jsonb, metadata => $13::jsonb, id => $14, wake => $15, concurrency_key => $16)`
 
 func (j *newJob) params(wake bool) []any {
-	var tags *string
+	var tags any
 	if j.Tags != nil {
 		raw, _ := json.Marshal(j.Tags) // strings only: cannot fail
-		text := string(raw)
-		tags = &text
+		tags = string(raw)
 	}
 	return []any{
 		j.Kind, string(j.Args), j.Queue, j.Priority, j.ScheduledAt, orNull(j.Delay), j.MaxAttempts, orNull(string(j.Retry)),
@@ -37,11 +36,13 @@ func (j *newJob) params(wake bool) []any {
 	}
 }
 
-func orNull(s string) *string {
+// orNull is a parameter of a statement. It is no *string: pgx asks the codec that an application has registered for the
+// parameter's type to write a pointer, and sends a string as it is.
+func orNull(s string) any {
 	if s == "" {
 		return nil
 	}
-	return &s
+	return s
 }
 
 // sqlEnqueuePlain is sqlEnqueue for a job that sets no more than a queue and a priority, without what calling a function

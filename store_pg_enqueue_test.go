@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
@@ -208,6 +210,65 @@ func TestCopyStream(t *testing.T) {
 		if !value[bool](t, db, `select kind = $2 and queue = $3 and priority = $4 and args = $5::jsonb and state = 'available' from jobs where id = $1`,
 			j.ID, j.Kind, j.Queue, j.Priority, string(j.Args)) {
 			t.Errorf("%s of queue %s arrived as another", j.ID, j.Queue)
+		}
+	}
+}
+
+// garbled is a codec that writes every value as another one.
+type garbled struct{ pgtype.Codec }
+
+func (c garbled) PlanEncode(m *pgtype.Map, oid uint32, format int16, _ any) pgtype.EncodePlan {
+	return garbledPlan{c.Codec.PlanEncode(m, oid, format, `"garbled"`)}
+}
+
+type garbledPlan struct{ plain pgtype.EncodePlan }
+
+func (p garbledPlan) Encode(_ any, buf []byte) ([]byte, error) {
+	return p.plain.Encode(`"garbled"`, buf)
+}
+
+// E-3: an application registers codecs of its own. They see no value of a job, however it is enqueued, and are there
+// afterwards.
+func TestCodecsOfTheApplication(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol,
+	} {
+		pool := db.samePool(t, func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode, c.MaxConns = mode, 1
+			c.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+				for _, name := range []string{"jsonb", "json", "text"} {
+					known, _ := conn.TypeMap().TypeForName(name)
+					conn.TypeMap().RegisterType(&pgtype.Type{Name: name, OID: known.OID, Codec: garbled{known.Codec}})
+				}
+				return nil
+			}
+		})
+		other := &testDB{pool, newClientOn(t, pool, Config{})}
+		for _, way := range other.ways(t) {
+			for holds, opts := range map[string]*EnqueueOpts{
+				`queue = 'default' and metadata is null`: nil,
+				`queue = 'q' and priority = 3`:           {Queue: "q", Priority: 3},
+				`metadata = '{"by": "<ann>"}' and tags = '{a}' and retry->>'type' = 'constant' and concurrency_key = 'k'`: {
+					Metadata: map[string]any{"by": "<ann>"}, Tags: []string{"a"}, Retry: Every(time.Second), ConcurrencyKey: "k",
+				},
+			} {
+				r, err := way.enqueue(t.Context(), letter{"<x>"}, opts)
+				if err != nil || !value[bool](t, db, `select kind = 'letter' and args = '{"to": "<x>"}' and `+holds+` from jobs where id = $1`, r.ID) {
+					t.Errorf("%v, %s, %s: %v", mode, way.name, holds, err)
+				}
+			}
+		}
+		err := pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error {
+			if known, _ := c.Conn().TypeMap().TypeForOID(pgtype.JSONBOID); reflect.TypeOf(known.Codec) != reflect.TypeFor[garbled]() {
+				t.Errorf("%v: the connection has %T", mode, known.Codec)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 }
