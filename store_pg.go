@@ -12,7 +12,7 @@ import (
 // (store_pg_claim.go), settle (store_pg_settle.go), liveness (store_pg_lease.go), rescue (store_pg_rescue.go), and the
 // operators' verbs (store_pg_operate.go).
 //
-// Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with sqlBegin,
+// Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with pg.Begin,
 // pipelined. If it used the application's default instead, and that is repeatable read or serializable, a quarter to
 // nine tenths of the claims would fail.
 

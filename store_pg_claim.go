@@ -156,7 +156,7 @@ func (m *moreOfJob) read(text []byte) (err error) {
 // the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
 const sqlTakeTurn = `select drover_take_turn($1, $2)`
 
-// sqlClaimPlan does what sqlQuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
+// sqlClaimPlan does what pg.QuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
 // the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
 // others would take that for a long transaction.
 const sqlClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),

@@ -176,7 +176,7 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// sqlSettlePlan is sqlQuickPlan for sqlSettle, which has to join: by a hash of either side.
+// sqlSettlePlan is pg.QuickPlan for sqlSettle, which has to join: by a hash of either side.
 const sqlSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`

@@ -101,7 +101,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 	err := pg.Bisect(wanting, func(part []wantedSlot) error {
 		slots, err := s.client.store.reserve(ctx, conn, part)
 		if err != nil && (timedOut(err) || ctx.Err() != nil) {
-			return errors.New("the calendar is held: " + err.Error()) // as text, so that isolate blames no retry for it
+			return errors.New("the calendar is held: " + err.Error()) // as text, so that Bisect blames no retry for it
 		}
 		if err != nil {
 			return err

@@ -395,7 +395,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
 			c.refused.slow = &part[0]
 		}
-		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // isolate must not take it for a row's
+		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
 	case !reply.committed:
 		return 0, err
 	case reply.fenced:

@@ -238,7 +238,7 @@ func TestNobodyAsksForCancelsInVain(t *testing.T) {
 func TestAStopTakesWhatIsPromised(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	const closing = time.Second // see closeConn
+	const closing = time.Second // see pg.CloseConn
 	if handBack+lastSettle+closing > endPart || endPart != 5*time.Second {
 		t.Errorf("a stop may take %v and its connections another %v, promised are 5 s", handBack+lastSettle, closing)
 	}

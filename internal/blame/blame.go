@@ -1,3 +1,4 @@
+// Package blame finds the job that killed a process. It decides, and does nothing else: no SQL, no goroutine.
 package blame
 
 import (
@@ -109,6 +110,7 @@ func (b Background) chance(flight time.Duration, crashes int) float64 {
 // its slots. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
 func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots)))) }
 
+// How long a supervisor runs strong suspects alone, and waits for that.
 const (
 	soloTurn     = 5 * time.Minute // how long strong suspects run, one after another, before the other jobs
 	SoloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
@@ -124,8 +126,10 @@ type Turns struct {
 	Patience  time.Duration
 }
 
+// May reports whether a turn may begin.
 func (t *Turns) May(now time.Time) bool { return !now.Before(t.notBefore) }
 
+// Begin notes that a turn begins.
 func (t *Turns) Begin(now time.Time) {
 	t.began, t.Patience = now, max(t.Patience, SoloPatience)
 }

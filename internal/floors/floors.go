@@ -1,3 +1,5 @@
+// Package floors keeps what a supervisor knows of its lanes: where a claim begins to read, how far near sweeps look back,
+// and whether a sleeper may miss a job. It is pure, and safe for concurrent use except for Missed.
 package floors
 
 import (
@@ -19,6 +21,7 @@ type Floors struct {
 	heldAt  int          // claims of an older version move no floor
 }
 
+// Lane is one lane of a queue: N is its tier and priority.
 type Lane struct {
 	Queue string
 	N     int16
@@ -30,10 +33,12 @@ type Floor struct {
 	ID string
 }
 
+// Before reports whether f comes before other in the index.
 func (f Floor) Before(other Floor) bool {
 	return f.At.Before(other.At) || f.At.Equal(other.At) && f.ID < other.ID
 }
 
+// New returns floors that begin before all keys.
 func New() *Floors {
 	return &Floors{Lanes: map[Lane]Floor{}, lowered: map[Lane]int{}}
 }

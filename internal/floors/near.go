@@ -47,6 +47,7 @@ const (
 	writing  = 200 * time.Millisecond // from a statement's time to its transaction's id: planning, on a busy server
 )
 
+// NewNear returns near sweeps that are all due.
 func NewNear() *Near {
 	n := &Near{Sharing: 1}
 	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 20 * time.Second} {

@@ -131,7 +131,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// What cannot go is named, and nothing is written.
+// move names a definition that cannot go, and writes nothing.
 func TestMoveRefuses(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ plan, want string }{
@@ -167,5 +167,27 @@ func TestKnots(t *testing.T) {
 	}
 	if files, arrows, knots := p.knots(); files != 4 || arrows != 4 || !slices.Equal(knots, []int{3}) {
 		t.Errorf("%d files, %d arrows, knots %v; want 4, 4, [3]", files, arrows, knots)
+	}
+}
+
+// The knots of this repository may only shrink. If you untie one, lower the number.
+func TestKnotsOfTheRepository(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	for dir, most := range map[string]int{"../..": 53, "../pg": 0, "../floors": 0, "../blame": 0} {
+		p, err := load(dir, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, knots := p.knots()
+		largest := 0
+		if len(knots) > 0 {
+			largest = knots[0]
+		}
+		if largest > most {
+			t.Errorf("%d files of %s depend on each other in circles, at most %d may", largest, dir, most)
+		} else if largest < most {
+			t.Errorf("%d files of %s depend on each other in circles, and no longer %d: write that here", largest, dir, most)
+		}
 	}
 }

@@ -152,7 +152,7 @@ func origin(o types.Object) types.Object {
 	return o
 }
 
-// homes tells for each object of the package's scope, method and field which definition it belongs to.
+// homes maps each object of the package's scope, method and field to its definition.
 func (p *pkg) homes() map[types.Object]*def {
 	at := map[types.Object]*def{}
 	for name := range p.files {

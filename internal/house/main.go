@@ -11,8 +11,8 @@
 //	known ErrReadOnly internal/pg                     stays, and what goes uses what has the same name there
 //
 // move qualifies names, exports what another package uses, writes the imports, and rewrites the deliberate bugs of
-// internal/mutants that quote a moved line. It writes nothing if a moved definition needs one that stays behind, or if a local
-// name hides a package. It leaves prose alone: comments and documents that name a moved file are for a person.
+// internal/mutants that quote a moved line. It writes nothing if a moved definition needs a definition of the root, or if a
+// local name hides a package. It leaves prose alone: comments and documents that name a moved file are for a person.
 package main
 
 import (

@@ -24,10 +24,10 @@ type mover struct {
 	to      map[string]string       // where a definition goes, by its place: a path such as internal/floors/floors.go; none: it stays
 	whole   map[string]string       // files that go as a whole, comments between definitions included
 	names   map[string]string       // names of their own, by "floor" or "floor.at"
-	known   map[string]string       // what stays and has a twin of its name in another package, which what goes uses
-	export  map[types.Object]bool   // what another package uses
+	known   map[string]string       // stays, and has a twin of its name in that package, which the moved definitions use
+	export  map[types.Object]bool   // used in another package
 	edits   map[string][]edit       // by file, in the order of their places
-	imports map[string][]importSpec // what a part of a file needs, by "file destination"
+	imports map[string][]importSpec // of a part of a file, by "file destination"
 	faults  []string
 }
 

@@ -104,7 +104,7 @@ func value(b *ast.BasicLit) string {
 	return s
 }
 
-// mutant is one such bug afterwards. What both lines say is changed alike.
+// mutant is one such bug afterwards. Both of its lines are changed alike.
 func (m *mover) mutant(file, old, changed string) (where, newOld, newNew string, err error) {
 	from := strings.Index(string(m.src[file]), old)
 	if from < 0 {

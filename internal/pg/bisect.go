@@ -1,6 +1,6 @@
 package pg
 
-// A statement over many rows fails as a whole when the database refuses one of them. isolate finds that row, so that
+// A statement over many rows fails as a whole when the database refuses one of them. Bisect finds that row, so that
 // the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
 
 // maxRefused is how many rows a walk lets the database refuse while none has passed. After that it takes the cause to
@@ -9,12 +9,12 @@ const maxRefused = 100
 
 // Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,
 // which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
-// isolate returns it, and leaves the remaining items as they are. So does an error from refused.
+// Bisect returns it, and leaves the remaining items as they are. So does an error from refused.
 func Bisect[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, len(items), try, refused)
 }
 
-// BisectFailed is isolate for items that have already failed together. It begins with one item, because the row at
+// BisectFailed is Bisect for items that have already failed together. It begins with one item, because the row at
 // fault is often the first, and each part that fails may last until its time-out.
 func BisectFailed[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, 1, try, refused)

@@ -10,6 +10,7 @@ import (
 	"github.com/oklog/ulid/v2"
 )
 
+// SchemaVersion is the version of the schema that this library needs.
 const (
 	SchemaVersion   = 16
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it

@@ -18,7 +18,7 @@ import (
 // Pool is the application's pool, and drover's own connections that are made with its settings.
 type Pool struct {
 	*pgxpool.Pool
-	// invalid makes the error of a setting that is wrong. It matches ErrInvalid.
+	// Invalid makes the error of a setting that is wrong. It matches ErrInvalid.
 	Invalid func(field, reason string, cause error) error
 }
 
@@ -107,7 +107,7 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 }
 
 // Link is the connection of one goroutine, which reconnects after it broke. It leaves a server that turned out to be
-// read-only (see pipeline.send) or that fails again and again (see trouble.failed). It does not outlive the pool's
+// read-only (see Pipeline.Send) or that fails again and again. It does not outlive the pool's
 // MaxConnLifetime, because the server's name may lead to another server by then.
 type Link struct {
 	Pool  *Pool
@@ -154,7 +154,7 @@ func (l *Link) renew(ctx context.Context) {
 }
 
 // put closes the old connection and takes a new one. The new one's lifetime is the pool's MaxConnLifetime, plus up to
-// MaxConnLifetimeJitter; without a MaxConnLifetime it is maxSpan.
+// MaxConnLifetimeJitter; without a MaxConnLifetime it is MaxSpan.
 func (l *Link) put(ctx context.Context, conn *pgx.Conn) {
 	l.Close(ctx)
 	cfg := l.Pool.Config()
@@ -180,6 +180,7 @@ func (l *Link) Close(ctx context.Context) {
 	CloseConn(ctx, l.Conn)
 }
 
+// CloseConn closes a connection, and waits a second for that at most.
 func CloseConn(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()

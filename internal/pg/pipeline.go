@@ -8,11 +8,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// Statements that frame a transaction, or that set it up.
 const (
 	Begin  = `begin isolation level read committed read write`
 	Commit = `commit`
 
-	// CommitAndBegin is sqlCommit and sqlBegin in one.
+	// CommitAndBegin is Commit and Begin in one.
 	CommitAndBegin = `commit and chain`
 
 	// CheckSchema raises 3F000 if the schema was renamed: its functions then work in any schema that has its old
@@ -22,7 +23,7 @@ const (
 	// OnePlan leaves the planner one sane plan, whatever the statistics are. The table jobs goes from empty to a
 	// million rows and back. A plan that a connection cached while the table filled one page would later scan all of
 	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state. It
-	// sets plainText as well, and checks the schema.
+	// sets PlainText as well, and checks the schema.
 	//
 	// Claims and settles go without the check, because its call costs as much as reading a table. They need a row of
 	// the supervisor in the schema. If the check fails, no supervisor can register or beat.
@@ -33,7 +34,7 @@ const (
 
 	// PlainText makes the server write times and numbers in the one form that the driver can read. The exec modes
 	// exec and simple_protocol get them as text, and the database or the role may have set a DateStyle such as German.
-	// A transaction that reads a time or a float begins with sqlPlainText, or with a statement that contains it.
+	// A transaction that reads a time or a float begins with PlainText, or with a statement that contains it.
 	PlainText = CheckSchema + `, ` + plainTextIs
 
 	// BeginReading begins a transaction that only reads for a caller. Standbys allow it.
@@ -82,12 +83,12 @@ func (p *Pipeline) Query(read func(pgx.Rows) error, sql string, args ...any) {
 }
 
 // ReadAll runs a query on the pool and collects its rows. The query has a read-only transaction of its own, which
-// begins with sqlPlainText.
+// begins with PlainText.
 func ReadAll[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return readWith(ctx, p, PlainText, row, sql, args...)
 }
 
-// ReadOnePlan is readAll for a query that needs sqlOnePlan.
+// ReadOnePlan is ReadAll for a query that needs OnePlan.
 func ReadOnePlan[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return readWith(ctx, p, OnePlan, row, sql, args...)
 }
@@ -118,10 +119,13 @@ func (p *Pipeline) Call(fn func()) {
 	p.Reads = append(p.Reads, func(pgx.BatchResults) error { fn(); return nil })
 }
 
+// Begin begins a transaction of drover's own.
 func (p *Pipeline) Begin() { p.Exec(nil, Begin) }
 
+// BeginReading begins a transaction that only reads.
 func (p *Pipeline) BeginReading() { p.Exec(nil, BeginReading) }
 
+// Commit commits it.
 func (p *Pipeline) Commit() { p.Exec(nil, Commit) }
 
 // Send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
@@ -193,8 +197,8 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 // the connection stays.
 func (p *Pipeline) Bound(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
 
-// sqlBound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
-// time-out: a context that ends a statement costs the connection. sqlBoundPlan does that and what sqlOnePlan does.
+// Bound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
+// time-out: a context that ends a statement costs the connection. BoundPlan does that and what OnePlan does.
 const (
 	boundIs = `set_config('statement_timeout',
 	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`

@@ -19,7 +19,7 @@ func Interval(d time.Duration) string {
 const MaxSpan = 100 * 365 * 24 * time.Hour
 
 // Span turns a number from the database into a duration. Every such number goes through it, because a row may hold any
-// number. A duration longer than maxSpan becomes maxSpan. A plain conversion would overflow, often to a negative
+// number. A duration longer than MaxSpan becomes MaxSpan. A plain conversion would overflow, often to a negative
 // duration.
 func Span[N int64 | float64](n N, unit time.Duration) time.Duration {
 	switch limit := N(MaxSpan / unit); {
@@ -34,6 +34,8 @@ func Span[N int64 | float64](n N, unit time.Duration) time.Duration {
 	return whole*unit + time.Duration((n-N(whole))*N(unit))
 }
 
+// Seconds is Span of a number of seconds.
 func Seconds(s float64) time.Duration { return Span(s, time.Second) }
 
+// Millis is Span of a number of milliseconds.
 func Millis(ms int64) time.Duration { return Span(ms, time.Millisecond) }
