@@ -15,9 +15,13 @@ func TestNightlyKnowsEverySizeAndTest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob("*_test.go")
-	if err != nil {
-		t.Fatal(err)
+	var files []string
+	for _, pattern := range []string{"*_test.go", "internal/*/*_test.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
 	}
 	var tests strings.Builder
 	for _, file := range files {
@@ -36,7 +40,7 @@ func TestNightlyKnowsEverySizeAndTest(t *testing.T) {
 			t.Errorf(".ci/nightly runs %s, and there is no such test", name)
 		}
 	}
-	for _, m := range regexp.MustCompile(`(?:sizeOf\(t, |Getenv\()"(DROVER_\w+)"`).FindAllStringSubmatch(tests.String(), -1) {
+	for _, m := range regexp.MustCompile(`(?:sizeOf\(t, |tier\.Size\(t, |Getenv\()"(DROVER_\w+)"`).FindAllStringSubmatch(tests.String(), -1) {
 		if !sizes[m[1]] {
 			t.Errorf(".ci/nightly does not set %s", m[1])
 		}

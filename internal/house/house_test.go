@@ -134,6 +134,7 @@ func TestMove(t *testing.T) {
 // move names a definition that cannot go, and writes nothing.
 func TestMoveRefuses(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	for name, tc := range map[string]struct{ plan, want string }{
 		"needs what stays": {"use -> internal/x/x.go\n", "internal/x goes, and needs user, which stays"},
 		"a hidden package": {"mark.go -> u/u.go\n", "u hides the package"},
