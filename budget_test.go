@@ -523,14 +523,14 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}, Queues: []Queue{{Retry: Constant{Delay: time.Minute}}}})
-	conn, err := s.settler.link.Get(t.Context())
+	conn, err := s.settler.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := runs[0].decide(errBoom)
 	reserve := func() slot {
 		t.Helper()
-		if err := s.reserve(t.Context(), conn, []*outcome{o}); err != nil || o.slot == nil {
+		if err := s.Supervisor.reserve(t.Context(), conn, []*outcome{o}); err != nil || o.slot == nil {
 			t.Fatalf("reserve: %v, %+v", err, o)
 		}
 		return *o.slot
@@ -597,15 +597,15 @@ func TestReservationsAgainstAModel(t *testing.T) {
 		for range 5 {
 			wanting := make([]wantedSlot, 1+random.IntN(700))
 			for i := range wanting {
-				wanting[i].o = &outcome{run: &run{job: &Job{Kind: fmt.Sprintf("k%d", random.IntN(4)), Queue: fmt.Sprintf("q%d", random.IntN(4))}}}
+				wanting[i].kind, wanting[i].queue = fmt.Sprintf("k%d", random.IntN(4)), fmt.Sprintf("q%d", random.IntN(4))
 				wanting[i].backoff = time.Duration(random.IntN(100)*random.IntN(100)) * time.Millisecond
 				if random.IntN(5) == 0 {
 					latest := wanting[i].backoff.Microseconds() + random.Int64N(2_000_000)
 					wanting[i].latest = &latest
 				}
 			}
-			wanting[0].o.run.job.Kind, wanting[0].o.run.job.Queue, wanting[0].latest = "other", "other", nil // granted: tells what the server's clock said
-			slots, err := db.client.store.reserve(t.Context(), conn, wanting)
+			wanting[0].kind, wanting[0].queue, wanting[0].latest = "other", "other", nil // granted: tells what the server's clock said
+			slots, err := session{conn}.reserve(t.Context(), wanting)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -617,9 +617,8 @@ func TestReservationsAgainstAModel(t *testing.T) {
 			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(wanting[a].backoff, wanting[b].backoff) })
 			for _, i := range order {
 				w, got := wanting[i], slots[i]
-				job := w.o.run.job
 				scope := "all"
-				for _, s := range []string{"queue:" + job.Queue, "kind:" + job.Kind} {
+				for _, s := range []string{"queue:" + w.queue, "kind:" + w.kind} {
 					if budgets[s].Retries > 0 {
 						scope = s
 					}
@@ -670,12 +669,12 @@ func TestReservationsAtOnce(t *testing.T) {
 			for range 10 {
 				wanting := make([]wantedSlot, 50)
 				for i := range wanting {
-					wanting[i].o = &outcome{run: &run{job: &Job{Kind: fmt.Sprintf("k%d", random.IntN(3)), Queue: fmt.Sprintf("q%d", random.IntN(2))}}}
+					wanting[i].kind, wanting[i].queue = fmt.Sprintf("k%d", random.IntN(3)), fmt.Sprintf("q%d", random.IntN(2))
 					wanting[i].backoff = time.Duration(random.IntN(60)) * time.Second
 				}
-				slots, err := db.client.store.reserve(t.Context(), conn, wanting)
-				for timedOut(err) && t.Context().Err() == nil { // another may hold the calendar for long: a settler comes again, too
-					slots, err = db.client.store.reserve(t.Context(), conn, wanting)
+				slots, err := session{conn}.reserve(t.Context(), wanting)
+				for pg.TimedOut(err) && t.Context().Err() == nil { // another may hold the calendar for long: a settler comes again, too
+					slots, err = session{conn}.reserve(t.Context(), wanting)
 				}
 				if err != nil {
 					t.Error(err)
@@ -683,12 +682,12 @@ func TestReservationsAtOnce(t *testing.T) {
 				}
 				mu.Lock()
 				for i, got := range slots {
-					job := wanting[i].o.run.job
+					job := wanting[i]
 					scope := "all"
-					if job.Kind != "k2" {
-						scope = job.Kind
-					} else if job.Queue == "q0" {
-						scope = job.Queue
+					if job.kind != "k2" {
+						scope = job.kind
+					} else if job.queue == "q0" {
+						scope = job.queue
 					}
 					dues[scope] = append(dues[scope], time.UnixMicro(got.dueUS))
 				}

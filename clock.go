@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // What happens when the server's clock goes back is in docs/adr/0034-a-clock-that-goes-back.md: nothing, but that jobs wait
@@ -30,7 +28,7 @@ type clockTrouble struct {
 
 // tellClock logs that the server's clock has gone back: at the beginning, once a minute while jobs wait because of it,
 // and when it has got there again.
-func (c *control) tellClock(ctx context.Context, conn *pgx.Conn, behind time.Duration) error {
+func (c *control) tellClock(ctx context.Context, conn session, behind time.Duration) error {
 	now, t := c.sup.now(), &c.clock
 	switch {
 	case behind < clockStep && !t.since.IsZero():
@@ -40,7 +38,7 @@ func (c *control) tellClock(ctx context.Context, conn *pgx.Conn, behind time.Dur
 	case behind < clockStep, !t.since.IsZero() && now.Sub(t.told) < time.Minute:
 		return nil
 	}
-	waits, err := c.sup.client.store.waitForClock(ctx, conn, c.bound())
+	waits, err := conn.waitForClock(ctx, c.bound())
 	first := t.since.IsZero()
 	if t.told = now; first {
 		t.since = now

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -52,9 +50,9 @@ type DiscardedJob struct {
 }
 
 // followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
-func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string) error {
+func (c *Client) followUpsAgain(ctx context.Context, conn session, ids []string) error {
 	return pg.Bisect(ids, func(part []string) error {
-		made, refused, err := c.store.followUpsAgain(ctx, conn, part)
+		made, refused, err := conn.followUpsAgain(ctx, part)
 		if err != nil {
 			return err
 		}
@@ -67,8 +65,8 @@ func (c *Client) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []strin
 		c.tellRefused(ctx, refused)
 		return nil
 	}, func(id string, fault error) error {
-		c.tellRefused(ctx, []refusedRow{{Refusal{id, fault.Error()}, pg.SQLState(fault), pathFollowUp}})
-		return c.store.setAside(ctx, conn, pathFollowUp, id, fault)
+		c.tellRefused(ctx, []refusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
+		return conn.setAside(ctx, pathFollowUp, id, fault)
 	})
 }
 

@@ -361,8 +361,7 @@ func (m *reference) noteStart(r *rapid.T) bool {
 	if claim == nil {
 		return false
 	}
-	noted := map[string]time.Time{}
-	m.send(r, func(p *pipeline) { p.start(noted, claim.owner, []*run{claim.run}) })
+	noted := m.sendStart(r, claim.run.fence())
 	j := m.owned(claim)
 	if noted[claim.job.ID].Equal(claim.attemptedAt) != (j != nil) {
 		r.Fatalf("a start was noted: %v, of %+v", noted, j)
@@ -386,6 +385,33 @@ func (m *reference) send(r *rapid.T, queue func(*pipeline)) {
 	queue(&p)
 	p.Commit()
 	if err := p.Send(r.Context(), conn.Conn()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// on acquires a session, until the test's step ends it.
+func (m *reference) on(r *rapid.T) (s session, end func()) {
+	conn, err := m.Acquire(r.Context())
+	if err != nil {
+		r.Fatal(err)
+	}
+	return session{conn.Conn()}, conn.Release
+}
+
+func (m *reference) sendStart(r *rapid.T, f fence) map[string]time.Time {
+	s, end := m.on(r)
+	defer end()
+	noted, err := s.start(r.Context(), []fence{f}, time.Minute)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return noted
+}
+
+func (m *reference) sendSettle(r *rapid.T, all *settlement) {
+	s, end := m.on(r)
+	defer end()
+	if err := s.settle(r.Context(), all); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -551,12 +577,13 @@ func (m *reference) forge(r *rapid.T) bool {
 		sup: m.sups[0].Supervisor, claimSeq: seq, attemptedAt: at, owner: owner, ctx: r.Context(),
 		job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20},
 	}
-	settled, completed := map[string]State{}, int64(0)
-	m.send(r, func(p *pipeline) {
-		p.settle(settled, owner, []*outcome{forged.handedBack()})
-		p.complete(&completed, []*run{forged}, rapid.Bool().Draw(r, "delete"))
-	})
-	if len(settled) > 0 || completed > 0 {
+	group := fenceGroup{owner, seq, rapid.Bool().Draw(r, "delete")}
+	all := &settlement{
+		changes: map[string][]change{owner: {forged.handedBack().change()}}, became: map[string]rowState{},
+		completions: []completion{group.completion([]*outcome{{run: forged}})},
+	}
+	m.sendSettle(r, all)
+	if len(all.became) > 0 || all.completions[0].n > 0 {
 		r.Fatalf("owner %s, claim_seq %d and %v settled %+v", owner, seq, at, j)
 	}
 	return true
@@ -576,7 +603,7 @@ func (m *reference) die(r *rapid.T) bool {
 	s.zombie, s.judged = true, true
 	m.start(s.small)
 	rescuer := m.sups[len(m.sups)-1]
-	conn, err := rescuer.control.link.Get(r.Context())
+	conn, err := rescuer.control.link.get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -639,7 +666,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		return false
 	}
 	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
-	conn, err := s.control.link.Get(r.Context())
+	conn, err := s.control.link.get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -648,7 +675,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
 			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
 	}
-	if done, err := m.client.store.takeBack(r.Context(), conn, s.id, time.Minute, time.Minute, nil); err != nil || !done {
+	if done, err := conn.takeBack(r.Context(), s.id, time.Minute, time.Minute, nil); err != nil || !done {
 		r.Fatalf("takeBack = %v, %v", done, err)
 	}
 	s.judged = false

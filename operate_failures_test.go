@@ -44,7 +44,7 @@ func (db *testDB) tend(t testing.TB) []FailureGroup {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	reopened, err := db.client.store.tendFailures(t.Context(), conn.Conn())
+	reopened, err := session{conn.Conn()}.tendFailures(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

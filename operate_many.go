@@ -90,7 +90,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		filter.IDs = []string{id}
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", true)
 		if pg.RowsFault(err) && ctx.Err() == nil {
-			b, err = bulkBatch{refused: []Refusal{{ID: id, Error: refusal(err)}}}, nil
+			b, err = bulkBatch{refused: []Refusal{{ID: id, Error: pg.Refusal(err)}}}, nil
 		}
 		done.add(&b)
 		if err != nil {
@@ -127,7 +127,7 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 		if ctx.Err() != nil {
 			return err
 		}
-		all.refused = append(all.refused, Refusal{ID: id, Error: refusal(err)})
+		all.refused = append(all.refused, Refusal{ID: id, Error: pg.Refusal(err)})
 		return nil
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
@@ -215,7 +216,7 @@ func planError(err error) error {
 		if strings.Contains(text, "args patch") {
 			field = "ArgsPatch"
 		}
-		return &InvalidError{Field: field, Reason: refusal(err), Err: err}
+		return &InvalidError{Field: field, Reason: pg.Refusal(err), Err: err}
 	}
 	return err
 }

@@ -212,18 +212,16 @@ func (v *virtual) fail(t testing.TB, fit string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	outcomes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*outcome, error) {
+	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (change, error) {
 		r := &run{job: &Job{}}
 		err := row.Scan(&r.job.ID, &r.claimSeq, &r.attemptedAt)
-		return &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}, err
+		o := &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}
+		return o.change(), err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var p pipeline
-	p.settle(map[string]State{}, "w", outcomes)
-	settle := p.Batch.QueuedQueries[0]
-	v.exec(t, settle.SQL, settle.Arguments...)
+	v.exec(t, sqlSettle, settleArgs("w", changes)...)
 }
 
 // D-5: redrives of one queue share its slots, and none takes another's jobs.

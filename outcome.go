@@ -439,26 +439,27 @@ const (
 func (o *outcome) found(row seenJob, exists bool) finding {
 	r := o.run
 	tx := r.txOutcome.Load()
-	ours := exists && row.lastClaimedBy(r)
-	held := exists && row.heldBy(r)
+	state := State(row.state)
+	ours := exists && row.lastClaimedBy(r.fence())
+	held := exists && row.heldBy(r.fence())
 	switch {
 	case held && tx != nil:
 		return foundNotCommitted
 	case held:
 		return foundHeld
-	case tx != nil && ours && (row.state == Cancelled && tx.state != Cancelled || row.reason == ReasonOperator):
+	case tx != nil && ours && (state == Cancelled && tx.state != Cancelled || row.reason == ReasonOperator):
 		return foundEnded
-	case tx != nil && (!exists || ours && row.state == tx.state || !r.lease.ended.Load()):
+	case tx != nil && (!exists || ours && state == tx.state || !r.lease.ended.Load()):
 		return foundInTx
 	case tx != nil:
 		return foundStale
 	case o.committedLate(row, exists, ours):
 		return foundInTx
-	case ours && (row.state == Cancelled || row.reason == ReasonOperator):
+	case ours && (state == Cancelled || row.reason == ReasonOperator):
 		return foundEnded
-	case o.completes() && (ours && row.state == Completed || !exists && r.deleteCompleted && !r.lease.ended.Load()):
+	case o.completes() && (ours && state == Completed || !exists && r.deleteCompleted && !r.lease.ended.Load()):
 		return foundSettled // with others, one of which was not ours: complete tells only how many there were
-	case r.tries > 1 && (!exists || ours && o.couldBe(row.state) || !r.lease.ended.Load()):
+	case r.tries > 1 && (!exists || ours && o.couldBe(state) || !r.lease.ended.Load()):
 		return foundSettled
 	}
 	return foundStale
@@ -481,7 +482,7 @@ func (o *outcome) committedLate(row seenJob, exists, ours bool) bool {
 	case !ours: // claimed again since, or in its second life
 		return !late.state.Final() && !r.lease.ended.Load()
 	default:
-		return row.state == late.state
+		return State(row.state) == late.state
 	}
 }
 
@@ -513,7 +514,7 @@ func (o *outcome) notCommitted() *outcome {
 // ended is the outcome of a run whose job an operator cancelled or discarded meanwhile.
 func (o *outcome) ended(row seenJob) *outcome {
 	switch {
-	case row.state == Discarded:
+	case State(row.state) == Discarded:
 		return &outcome{run: o.run, state: Discarded, reason: row.reason, event: eventDiscarded, duration: o.duration}
 	case o.state == Cancelled:
 		return o
@@ -538,4 +539,29 @@ func (o *outcome) simplify() {
 		o.entry = raw
 	}
 	o.delay = min(o.delay, maxBackoff)
+}
+
+// change is the outcome as sqlSettle takes it.
+func (o *outcome) change() change {
+	c := change{
+		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: rowState(o.state), Reason: o.reason, //nolint:gosec // an int of the table's
+		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
+		Failed: o.class != "" && o.state != Cancelled,
+	}
+	if !o.run.attemptedAt.IsZero() {
+		c.ClaimedAt = &o.run.attemptedAt
+	}
+	if o.entry != nil {
+		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
+	}
+	if (o.state == Retryable || o.state == Scheduled) && !o.now {
+		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
+		if c.DelayUS = &us; o.slot != nil {
+			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
+		}
+		if o.state == Retryable {
+			c.DelayMS = &ms
+		}
+	}
+	return c
 }

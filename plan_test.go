@@ -33,16 +33,13 @@ func theStatements(s *still, ids []string) []planned {
 	groups := s.queueStates()[0].groups(100)
 	req := s.claimer.lanes(s.lease.Load(), groups, floors.Sweep{})
 	req.rooms = []int32{100}
-	outcomes := make([]*outcome, len(ids))
+	changes := make([]change, len(ids))
 	for i, id := range ids {
 		r := &run{sup: s.Supervisor, owner: req.supervisor, claimSeq: 1, attemptedAt: planClaim(), job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
-		outcomes[i] = &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, fingerprint: "00c0ffee00c0ffee", entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
+		o := &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, fingerprint: "00c0ffee00c0ffee", entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
+		changes[i] = o.change()
 	}
-	var p pipeline
-	p.claim(req, &claimReply{})
-	p.settle(map[string]State{}, req.supervisor, outcomes)
-	inTx, _ := json.Marshal(outcomes[0].change()) // strings and ints only: cannot fail
-	claim, settle := p.Batch.QueuedQueries[2], p.Batch.QueuedQueries[4]
+	inTx, _ := json.Marshal(changes[0]) // strings and ints only: cannot fail
 	at, ones := slices.Repeat([]time.Time{planClaim()}, len(ids)), slices.Repeat([]int32{1}, len(ids))
 	sweep := s.claimer.allLanes()
 	queues := make([]string, len(sweep.lanes))
@@ -50,11 +47,11 @@ func theStatements(s *still, ids []string) []planned {
 		queues[i] = "default"
 	}
 	return []planned{
-		{"claim", claim.SQL, claim.Arguments, false, 100},
+		{"claim", sqlClaim, req.args(), false, 100},
 		{"start", sqlStart, []any{ids, ones, req.supervisor, at}, true, len(ids)},
 		{"complete", sqlComplete, []any{ids, 1, req.supervisor, ones, at[:1]}, true, len(ids)},
 		{"complete and delete", sqlCompleteDelete, []any{ids, 1, req.supervisor, ones, at[:1]}, true, len(ids)},
-		{"settle", settle.SQL, settle.Arguments, true, len(ids)},
+		{"settle", sqlSettle, settleArgs(req.supervisor, changes), true, len(ids)},
 		{"settle in a transaction", sqlSettleTx, []any{req.supervisor, string(inTx)}, true, 1},
 		{"look", sqlLook, []any{ids}, true, len(ids)},
 		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1], false, []string{pathRescue}}, true, 0},

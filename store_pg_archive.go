@@ -169,5 +169,5 @@ func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
 		text := pg.Interval(t.Oldest)
 		oldest = &text
 	}
-	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), pg.Interval(t.Within), positive(t.Quarantined), oldest, orNull(t.Queue))
+	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), pg.Interval(t.Within), positive(t.Quarantined), oldest, pg.OrNull(t.Queue))
 }

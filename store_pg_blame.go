@@ -2,6 +2,9 @@ package drover
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -42,12 +45,12 @@ delete from drover_ended_supervisors where id in (select id from drover_ended_su
 )
 
 // verdict returns what was decided about the death of supervisor id; died is false if nothing was.
-func (s *store) verdict(ctx context.Context, conn *pgx.Conn, id string) (d blame.Death, died bool, err error) {
+func (s session) verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.Begin()
 	p.verdict(id, &d, &died)
 	p.Commit()
-	return d, died, p.Send(ctx, conn)
+	return d, died, p.Send(ctx, s.conn)
 }
 
 func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
@@ -57,7 +60,7 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 }
 
 // judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
-func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d blame.Death) (blame.Death, error) {
+func (s session) judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
 	p.Begin()
@@ -65,7 +68,7 @@ func (s *store) judge(ctx context.Context, conn *pgx.Conn, id string, d blame.De
 	p.Exec(nil, sqlJudge, id, d.Degree, d.Beside)
 	p.verdict(id, &d, &died)
 	p.Commit()
-	return d, p.Send(ctx, conn)
+	return d, p.Send(ctx, s.conn)
 }
 
 // sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
@@ -79,13 +82,13 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
-func (s *store) background(ctx context.Context, conn *pgx.Conn, except []string) (b blame.Background, err error) {
+func (s session) background(ctx context.Context, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
 	p.Begin()
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, pg.Interval(blame.HistoryWindow))
 	p.Commit()
-	err = p.Send(ctx, conn)
+	err = p.Send(ctx, s.conn)
 	b.Ran = pg.Seconds(ran)
 	return b, err
 }
@@ -100,6 +103,34 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
+// freeing is what becomes of jobs of one dead supervisor, and what that says of its death.
+type freeing struct {
+	owner     string
+	changes   []change
+	blamed    []string            // jobs against which the death counts
+	explained map[string][]string // deaths, by the job to which they are put down
+	bound     time.Duration       // of one statement
+}
+
+// free settles them in one transaction: blame for a job that is not settled would be wrong, and a settled job is not looked
+// at again.
+func (s session) free(ctx context.Context, f *freeing) (settled map[string]rowState, err error) {
+	settled = map[string]rowState{}
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, sqlSettlePlan)
+	p.Exec(nil, pg.Bound, f.bound.Milliseconds())
+	p.settle(settled, f.owner, f.changes)
+	if len(f.blamed) > 0 {
+		p.Exec(nil, sqlBlame, f.owner, f.blamed)
+	}
+	for _, job := range slices.Sorted(maps.Keys(f.explained)) {
+		p.Exec(nil, sqlExplain, f.explained[job], job)
+	}
+	p.Commit()
+	return settled, p.Send(ctx, s.conn)
+}
+
 // sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
 // turn was taken is lost, and claims nothing.
 const (
@@ -109,19 +140,19 @@ where supervisor is null or supervisor = $1 or not exists (select from drover_su
 	sqlReleaseSolo = `update drover_solo set supervisor = null where supervisor = $1`
 )
 
-func (s *store) takeSolo(ctx context.Context, conn *pgx.Conn, id string) (bool, error) {
+func (s session) takeSolo(ctx context.Context, id string) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
 	p.Exec(&n, sqlTakeSolo, id)
 	p.Commit()
-	return n == 1, p.Send(ctx, conn)
+	return n == 1, p.Send(ctx, s.conn)
 }
 
-func (s *store) releaseSolo(ctx context.Context, conn *pgx.Conn, id string) error {
+func (s session) releaseSolo(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlReleaseSolo, id)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }

@@ -12,6 +12,14 @@ import (
 
 // Retry budgets: their policies, and the slots that failing batches take.
 
+// budgetPolicy is a row of drover_budgets.
+type budgetPolicy struct {
+	scope          string
+	retries, burst int
+	per            time.Duration
+	discard        bool
+}
+
 const sqlRegisterBudget = `
 insert into drover_budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
 on conflict (scope) do update set retries = excluded.retries, per_ms = excluded.per_ms, burst = excluded.burst, discard = excluded.discard, updated_at = now()
@@ -23,7 +31,7 @@ const sqlBudgetScopes = `select scope from drover_budgets`
 // pipeline that fails has read none.
 func (p *pipeline) registerBudgets(policies []budgetPolicy, scopes *[]string) {
 	for _, b := range policies {
-		p.Exec(nil, sqlRegisterBudget, b.scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
+		p.Exec(nil, sqlRegisterBudget, b.scope, b.retries, b.per.Milliseconds(), b.burst, b.discard)
 	}
 	p.Query(func(rows pgx.Rows) error {
 		var scope string
@@ -43,9 +51,9 @@ const sqlReserveBriefly = `select set_config('synchronous_commit', 'off', true),
 
 // wantedSlot is a retry in need of a slot.
 type wantedSlot struct {
-	o       *outcome
-	backoff time.Duration
-	latest  *int64 // microseconds until its RetryUntil; nil: none
+	kind, queue string
+	backoff     time.Duration
+	latest      *int64 // microseconds until its RetryUntil; nil: none
 }
 
 // takenSlot is what came of it; the zero value says that no budget applies.
@@ -56,11 +64,11 @@ type takenSlot struct {
 	reason   string // of a discard: there was no slot
 }
 
-func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlot) ([]takenSlot, error) {
+func (s session) reserve(ctx context.Context, wanting []wantedSlot) ([]takenSlot, error) {
 	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
 	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))
 	for i, w := range wanting {
-		kinds[i], queues[i] = w.o.run.job.Kind, w.o.run.job.Queue
+		kinds[i], queues[i] = w.kind, w.queue
 		delays[i], latest[i] = w.backoff.Microseconds(), w.latest
 		if w.backoff%time.Microsecond > 0 {
 			delays[i]++ // never earlier than the strategy says
@@ -83,7 +91,7 @@ func (s *store) reserve(ctx context.Context, conn *pgx.Conn, wanting []wantedSlo
 		return nil
 	}, sqlReserve, kinds, queues, delays, latest)
 	p.Commit()
-	return slots, p.Send(ctx, conn)
+	return slots, p.Send(ctx, s.conn)
 }
 
 // reserveWait is how long a reservation waits for a lock: a second, or a third of the time that is left, if that is
@@ -94,17 +102,4 @@ func reserveWait(ctx context.Context) time.Duration {
 		wait = min(wait, time.Until(end)/3)
 	}
 	return max(wait, time.Millisecond)
-}
-
-const sqlBudgets = `
-select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
-
-func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
-		var b BudgetInfo
-		var per float64
-		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
-		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
-		return b, err
-	}, sqlBudgets)
 }

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -181,12 +182,29 @@ type claimRequest struct {
 	belowLane  int16 // of jobs that are named: only those of lanes below this one
 }
 
+// only is the request for some of its lanes.
+func (req *claimRequest) only(lanes []int) *claimRequest {
+	part := *req
+	part.laneGroup, part.lanes, part.floorAt, part.floorID = nil, nil, nil, nil
+	for _, i := range lanes {
+		part.laneGroup, part.lanes = append(part.laneGroup, req.laneGroup[i]), append(part.lanes, req.lanes[i])
+		part.floorAt, part.floorID = append(part.floorAt, req.floorAt[i]), append(part.floorID, req.floorID[i])
+	}
+	return &part
+}
+
+// lane is the i-th lane of the request.
+func (req *claimRequest) lane(i int) floors.Lane {
+	return floors.Lane{Queue: req.queues[req.groupQueue[req.laneGroup[i]-1]-1], N: req.lanes[i]}
+}
+
 // farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
 const farthestDue = time.Hour
 
 // claimReply is what came back; committed once the pipeline has read the commit.
 type claimReply struct {
 	committed bool
+	slept     bool // what it was to say in drover_sleepers is committed
 	fenced    bool // the epoch is over: nothing was claimed, nothing can be
 	outOfTurn bool // it waited for its turn in vain, and was made without
 	seen      floors.Seen
@@ -214,7 +232,14 @@ func (r *claimReply) cost(took time.Duration) time.Duration {
 	return took - min(max(r.waited, 0), took)
 }
 
-func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
+// claim takes due jobs. In the same round trip, before it, it says in drover_sleepers whether the supervisor looks by
+// itself; note may be nil.
+func (s session) claim(ctx context.Context, note *sleep, req *claimRequest, reply *claimReply) error {
+	var p pipeline
+	if note != nil {
+		p.sleep(note)
+		p.Call(func() { reply.slept = true })
+	}
 	p.Begin()
 	if len(req.turns) > 0 {
 		p.Query(func(rows pgx.Rows) error {
@@ -237,6 +262,7 @@ func (p *pipeline) claim(req *claimRequest, reply *claimReply) {
 	p.claimed(reply, sql, args...)
 	p.Commit()
 	p.Call(func() { reply.committed = true })
+	return p.Send(ctx, s.conn)
 }
 
 func (req *claimRequest) args() []any {

@@ -31,20 +31,13 @@ func (j *newJob) params(wake bool) []any {
 		tags = string(raw)
 	}
 	return []any{
-		j.Kind, string(j.Args), j.Queue, j.Priority, j.ScheduledAt, orNull(j.Delay), j.MaxAttempts, orNull(string(j.Retry)),
-		orNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, orNull(string(j.Metadata)), j.ID, wake, orNull(j.ConcurrencyKey),
+		j.Kind, string(j.Args), j.Queue, j.Priority, j.ScheduledAt, pg.OrNull(j.Delay), j.MaxAttempts, pg.OrNull(string(j.Retry)),
+		pg.OrNull(j.Timeout), j.ExpiresAt, j.RetryUntil, tags, pg.OrNull(string(j.Metadata)), j.ID, wake, pg.OrNull(j.ConcurrencyKey),
 	}
 }
 
-// orNull is a parameter of a statement. It is no *string: pgx asks the codec that an application has registered for the
+// pg.OrNull is a parameter of a statement. It is no *string: pgx asks the codec that an application has registered for the
 // parameter's type to write a pointer, and sends a string as it is.
-func orNull(s string) any {
-	if s == "" {
-		return nil
-	}
-	return s
-}
-
 // sqlEnqueuePlain is sqlEnqueue for a job that sets no more than a queue and a priority, without what calling a function
 // of 16 parameters costs, which is as much as the rest of the statement. Its id is fresh: there is no conflict to look for.
 // If a trigger of the application's changes the id, the statement raises. If one drops the row, the number of rows

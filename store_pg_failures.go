@@ -21,7 +21,7 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 
 // tendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
 // other to succeed. It returns the resolved groups that came back.
-func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []FailureGroup, err error) {
+func (s session) tendFailures(ctx context.Context) (reopened []FailureGroup, err error) {
 	var both, rest pipeline
 	both.Begin()
 	both.Exec(nil, pg.OnePlan)
@@ -40,9 +40,9 @@ func (s *store) tendFailures(ctx context.Context, conn *pgx.Conn) (reopened []Fa
 		p.Commit()
 	}
 	unpark(&both)
-	if err = both.Send(ctx, conn); err != nil && pg.SQLState(err) != "" {
+	if err = both.Send(ctx, s.conn); err != nil && pg.SQLState(err) != "" {
 		unpark(&rest) // once more, if it was not this that failed
-		err = errors.Join(err, rest.Send(ctx, conn))
+		err = errors.Join(err, rest.Send(ctx, s.conn))
 	}
 	return reopened, err
 }
@@ -97,7 +97,7 @@ func (s *store) setFailureStatus(ctx context.Context, group string, status Failu
 const sqlFailurePolicy = `select drover_failure_policy($1, $2, $3, $4)`
 
 func (s *store) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by string) error {
-	return s.changeFailure(ctx, group, sqlFailurePolicy, group, orNull(string(policy.Action)), by, orNull(policy.Build))
+	return s.changeFailure(ctx, group, sqlFailurePolicy, group, pg.OrNull(string(policy.Action)), by, pg.OrNull(policy.Build))
 }
 
 // changeFailure calls a function that tells whether there is such a group.

@@ -198,13 +198,13 @@ select count(*) filter (where discard_reason = 'refused') from (
 // sqlClock tells whether the server's clock has gone back, and counts at most $1 jobs a lane that wait because of it.
 const sqlClock = `select latest, since, waiting from drover_clock($1)`
 
-func (s *store) waitForClock(ctx context.Context, conn *pgx.Conn, bound time.Duration) (waits int64, err error) {
+func (s session) waitForClock(ctx context.Context, bound time.Duration) (waits int64, err error) {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
 	p.Commit()
-	return waits, p.Send(ctx, conn)
+	return waits, p.Send(ctx, s.conn)
 }
 
 // onStandby is why a part is not seen that only the primary knows.

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,15 +64,19 @@ type queuePolicy struct {
 	keep        retention
 }
 
+// retention is how long a queue keeps jobs that have ended, as SQL reads it. Nil means as the supervisor that prunes does.
+type retention struct{ completed, cancelled, discarded, archived *string }
+
 type kindPolicy struct {
 	kind        string
 	maxAttempts *int
 	retry       *string
 	timeoutMS   *int64
-	followUp    FollowUp // of no kind: none
+	followUp    string // the kind of it; "": none
+	followQueue string
 }
 
-func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration) error {
+func (s session) register(ctx context.Context, reg *registration) error {
 	var p pipeline
 	names, slots := reg.slots()
 	p.Begin()
@@ -79,12 +84,12 @@ func (s *store) register(ctx context.Context, conn *pgx.Conn, reg *registration)
 	p.Exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
 	p.queues(reg)
 	for _, k := range reg.kinds {
-		p.Exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, orNull(k.followUp.Kind), orNull(k.followUp.Queue))
+		p.Exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, pg.OrNull(k.followUp), pg.OrNull(k.followQueue))
 	}
 	p.Exec(nil, sqlRegisterBuild, reg.build)
 	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }
 
 // slots are the queues' names, and a JSON object of their concurrency.
@@ -118,10 +123,10 @@ func (s *store) serve(ctx context.Context, id string, reg *registration) error {
 		return pg.Classify(err)
 	}
 	defer conn.Release()
-	return s.serveOn(ctx, conn.Conn(), id, reg)
+	return session{conn.Conn()}.serveOn(ctx, id, reg)
 }
 
-func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *registration) error {
+func (s session) serveOn(ctx context.Context, id string, reg *registration) error {
 	var p pipeline
 	names, slots := reg.slots()
 	p.Begin()
@@ -130,7 +135,7 @@ func (s *store) serveOn(ctx context.Context, conn *pgx.Conn, id string, reg *reg
 	p.queues(reg)
 	p.registerBudgets(reg.budgets, &reg.scopes)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }
 
 // sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
@@ -187,7 +192,7 @@ type beatReply struct {
 	peers    []peer
 	clock    float64       // the server's, in seconds
 	behind   time.Duration // the latest that any supervisor has seen; more than 0: it has gone back
-	gone     map[*run]bool // those in flight that are over, and whether an operator ended them
+	gone     map[int]bool  // the runs that are over, by their places in what was sent, and whether an operator ended them
 	scope    []string      // of the retry budgets there are
 	solo     string        // a queue in which a strong suspect is due
 	sleeping int64         // queues in which drover_sleepers says that we sleep
@@ -204,9 +209,9 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 	return of, lanes
 }
 
-func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, running []*run, draining bool, queues, kinds []string) (beatReply, error) {
+func (s session) beat(ctx context.Context, id string, epoch int, running []fence, draining bool, queues, kinds []string) (beatReply, error) {
 	var p pipeline
-	reply := beatReply{gone: map[*run]bool{}}
+	reply := beatReply{gone: map[int]bool{}}
 	of, lanes := strongLanes(queues)
 	inFlight, claimed := claims(running)
 	p.Begin()
@@ -233,33 +238,33 @@ func (s *store) beat(ctx context.Context, conn *pgx.Conn, id string, epoch int, 
 		return nil
 	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
 	if len(running) > 0 {
-		p.gone(reply.gone, id, running, inFlight, claimed)
+		p.gone(reply.gone, id, inFlight, claimed)
 	}
 	p.Commit()
-	return reply, p.Send(ctx, conn)
+	return reply, p.Send(ctx, s.conn)
 }
 
 // gone adds to gone the runs that are over.
-func (p *pipeline) gone(gone map[*run]bool, id string, running []*run, ids []string, claimed []time.Time) {
+func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []time.Time) {
 	p.Query(func(rows pgx.Rows) error {
 		var i int
 		var cancelled bool
 		err := rows.Scan(&i, &cancelled)
-		gone[running[i]] = cancelled
+		gone[i] = cancelled
 		return err
 	}, sqlGone, id, ids, claimed)
 }
 
 // gone asks for the runs that are over, and for nothing else.
-func (s *store) gone(ctx context.Context, conn *pgx.Conn, id string, running []*run, bound time.Duration) (map[*run]bool, error) {
+func (s session) gone(ctx context.Context, id string, running []fence, bound time.Duration) (map[int]bool, error) {
 	var p pipeline
-	gone := map[*run]bool{}
+	gone := map[int]bool{}
 	ids, claimed := claims(running)
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.gone(gone, id, running, ids, claimed)
+	p.gone(gone, id, ids, claimed)
 	p.Commit()
-	return gone, p.Send(ctx, conn)
+	return gone, p.Send(ctx, s.conn)
 }
 
 // sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
@@ -273,7 +278,7 @@ where id = $1 and epoch = $2 and lost_at is null returning epoch`
 const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors where id = $1`
 
 // raiseEpoch returns the new epoch, or ErrLeaseLost.
-func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch int) (int, error) {
+func (s session) raiseEpoch(ctx context.Context, id string, epoch int) (int, error) {
 	var p pipeline
 	var now int
 	lost := true
@@ -281,7 +286,7 @@ func (s *store) raiseEpoch(ctx context.Context, conn *pgx.Conn, id string, epoch
 	p.Exec(nil, sqlRaiseEpoch, id, epoch)
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
 	p.Commit()
-	if err := p.Send(ctx, conn); err != nil {
+	if err := p.Send(ctx, s.conn); err != nil {
 		return 0, err
 	}
 	if lost || now <= epoch {
@@ -295,12 +300,12 @@ const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
 
-func (s *store) noteSilence(ctx context.Context, conn *pgx.Conn, x peer, silence time.Duration) error {
+func (s session) noteSilence(ctx context.Context, x peer, silence time.Duration) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlNoteSilence, x.id, x.epoch, x.beat, silence.Milliseconds())
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }
 
 // sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed. The key must change, even at the
@@ -312,14 +317,14 @@ update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 
 const sqlLostSleeps = `
 delete from drover_sleepers where supervisor = $1 and exists (select from drover_supervisors where id = $1 and lost_at is not null)`
 
-func (s *store) declareLost(ctx context.Context, conn *pgx.Conn, x peer) (bool, error) {
+func (s session) declareLost(ctx context.Context, x peer) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
 	p.Exec(&n, sqlDeclareLost, x.id, x.epoch, x.beat)
 	p.Exec(nil, sqlLostSleeps, x.id)
 	p.Commit()
-	return n == 1, p.Send(ctx, conn)
+	return n == 1, p.Send(ctx, s.conn)
 }
 
 // sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
@@ -332,7 +337,7 @@ on conflict (id) do nothing`
 	sqlForgetSleeper = `delete from drover_sleepers where supervisor = $1`
 )
 
-func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
+func (s session) forget(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlReleaseSolo, id)
@@ -341,7 +346,7 @@ func (s *store) forget(ctx context.Context, conn *pgx.Conn, id string) error {
 	p.Exec(nil, sqlForget, id) // drover_supervisors before drover_sleepers, as everywhere
 	p.Exec(nil, sqlForgetSleeper, id)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }
 
 // sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no
@@ -355,4 +360,69 @@ where supervisor = $1`
 update drover_sleepers set sleeps_until = null where supervisor = $1 and sleeps_until is not null`
 )
 
+// sleep is what drover_sleepers is to say of a supervisor.
+type sleep struct {
+	supervisor string
+	asleep     bool
+	lasts      time.Duration // 0: for good
+	full       []string      // queues without room
+}
+
+func (p *pipeline) sleep(note *sleep) {
+	p.Begin()
+	if note.asleep {
+		var lasts *string
+		if note.lasts > 0 {
+			text := pg.Interval(note.lasts)
+			lasts = &text
+		}
+		p.Exec(nil, sqlFallAsleep, note.supervisor, lasts, note.full)
+	} else {
+		p.Exec(nil, sqlWakeUp, note.supervisor)
+	}
+	p.Commit()
+}
+
+// sleep says it in a round trip of its own.
+func (s session) sleep(ctx context.Context, note *sleep) error {
+	var p pipeline
+	p.sleep(note)
+	return p.Send(ctx, s.conn)
+}
+
+// reassert writes rows of the supervisor's again: that it is awake in some queues, and that the turn to run strong
+// suspects is not its own.
+func (s session) reassert(ctx context.Context, id string, awake []string, releaseSolo bool) error {
+	var p pipeline
+	p.Begin()
+	for _, queue := range awake {
+		p.Exec(nil, sqlRegisterSleeper, queue, id)
+	}
+	if releaseSolo {
+		p.Exec(nil, sqlReleaseSolo, id)
+	}
+	p.Commit()
+	return p.Send(ctx, s.conn)
+}
+
 const sqlListen = `select drover_channel()`
+
+// listen subscribes the connection to drover's channel.
+func (s session) listen(ctx context.Context) error {
+	var channel string
+	err := s.conn.QueryRow(ctx, sqlListen).Scan(&channel)
+	if err == nil {
+		_, err = s.conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
+	}
+	return err
+}
+
+// epoch returns a supervisor's epoch, and whether its lease is lost, or its row is gone.
+func (s session) epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
+	lost = true
+	err = s.conn.QueryRow(ctx, sqlEpoch, id).Scan(&epoch, &lost)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return epoch, lost, err
+}

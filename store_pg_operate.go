@@ -85,7 +85,7 @@ func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	}, sqlParts, id)
 	switch {
 	case pg.RowsFault(err) && ctx.Err() == nil:
-		j.unreadable("args, errors, metadata, retry, tags", refusal(err))
+		j.unreadable("args, errors, metadata, retry, tags", pg.Refusal(err))
 	case err != nil:
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (j
 		case errors.Is(err, ErrNotFound):
 			continue
 		case pg.RowsFault(err) && ctx.Err() == nil:
-			j = &JobInfo{ID: id, Unreadable: "the row: " + refusal(err)}
+			j = &JobInfo{ID: id, Unreadable: "the row: " + pg.Refusal(err)}
 		case err != nil:
 			return nil, nil, err
 		}
@@ -218,10 +218,10 @@ func (s *store) summary(ctx context.Context) ([]DiscardedGroup, error) {
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
 
 func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
-	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), orNull(string(opts.ArgsPatch)))
+	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)))
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: the job's own args are no object
-		err = &InvalidError{Field: "ArgsPatch", Reason: refusal(err), Err: err}
+		err = &InvalidError{Field: "ArgsPatch", Reason: pg.Refusal(err), Err: err}
 	}
 	return was, found, err
 }
@@ -292,4 +292,17 @@ func (s *store) unknown(ctx context.Context, filter string) ([]string, error) {
 	}
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	return ids, pg.Classify(err)
+}
+
+const sqlBudgets = `
+select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
+
+func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
+	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
+		var b BudgetInfo
+		var per float64
+		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
+		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
+		return b, err
+	}, sqlBudgets)
 }

@@ -3,11 +3,9 @@ package drover
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/pg"
 )
@@ -161,13 +159,4 @@ func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error
 		reply.wait = pg.Seconds(*wait)
 	}
 	return reply, json.Unmarshal([]byte(refused), &reply.refused)
-}
-
-// refusal is the text of what the database refused, without the driver's words around it.
-func refusal(err error) string {
-	var server *pgconn.PgError
-	if errors.As(err, &server) {
-		return server.Message
-	}
-	return err.Error()
 }

@@ -62,7 +62,7 @@ type head struct {
 	nth             int // of its lane
 }
 
-func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, last bool, bound time.Duration) (heads []head, err error) {
+func (s session) heads(ctx context.Context, req *claimRequest, last bool, bound time.Duration) (heads []head, err error) {
 	var p pipeline
 	sql := sqlClaimHeads
 	switch {
@@ -80,16 +80,18 @@ func (s *store) heads(ctx context.Context, conn *pgx.Conn, req *claimRequest, la
 		return err
 	}, sql, req.args()...)
 	p.Commit()
-	return heads, p.Send(ctx, conn)
+	return heads, p.Send(ctx, s.conn)
 }
 
-// claimThese queues a claim of certain jobs in a transaction of its own.
-func (p *pipeline) claimThese(req *claimRequest, ids []string, bound time.Duration, reply *claimReply) {
+// claimThese claims certain jobs.
+func (s session) claimThese(ctx context.Context, req *claimRequest, ids []string, bound time.Duration, reply *claimReply) error {
+	var p pipeline
 	p.Begin()
 	p.Bound(bound)
 	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues, req.belowLane)
 	p.Commit()
 	p.Call(func() { reply.committed = true })
+	return p.Send(ctx, s.conn)
 }
 
 // givenUp is a job that the database refuses to hand out or to settle.
@@ -105,34 +107,34 @@ type givenUp struct {
 const setAside = "set aside"
 
 // giveUp returns what became of the job: a state, setAside, or nothing if the job has changed meanwhile.
-func (s *store) giveUp(ctx context.Context, conn *pgx.Conn, g *givenUp, bound time.Duration) (became string, err error) {
+func (s session) giveUp(ctx context.Context, g *givenUp, bound time.Duration) (became string, err error) {
 	if !g.aside {
 		var p pipeline
 		p.Begin()
 		p.Bound(bound)
 		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.path, g.owner, g.id, g.seq, g.words(), pg.SQLState(g.why), g.later)
 		p.Commit()
-		if err = p.Send(ctx, conn); err == nil || !pg.RowsFault(err) || conn.IsClosed() {
+		if err = p.Send(ctx, s.conn); err == nil || !pg.RowsFault(err) || s.conn.IsClosed() {
 			return became, err
 		}
 	}
-	return setAside, s.setAside(ctx, conn, g.path, g.id, g.why) // not even reading its row works
+	return setAside, s.setAside(ctx, g.path, g.id, g.why) // not even reading its row works
 }
 
 func (g *givenUp) words() string { return refusalText(g.why) }
 
 // refusalText is an error's text as drover_set_aside and errors hold it.
 func refusalText(why error) string {
-	text, _ := pgtext.Sanitize(refusal(why), 1000)
+	text, _ := pgtext.Sanitize(pg.Refusal(why), 1000)
 	return text
 }
 
-func (s *store) setAside(ctx context.Context, conn *pgx.Conn, path, id string, why error) error {
+func (s session) setAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlSetAside, path, id, refusalText(why), pg.SQLState(why))
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }
 
 // asideMost is how many rows of a path are read at most.
@@ -145,7 +147,7 @@ type asideJob struct {
 	strong bool // it may only run alone
 }
 
-func (s *store) aside(ctx context.Context, conn *pgx.Conn, queues, kinds []string) (jobs []asideJob, err error) {
+func (s session) aside(ctx context.Context, queues, kinds []string) (jobs []asideJob, err error) {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlForgetAside, pathClaim)
@@ -156,24 +158,24 @@ func (s *store) aside(ctx context.Context, conn *pgx.Conn, queues, kinds []strin
 		return err
 	}, sqlAside, queues, kinds, asideMost)
 	p.Commit()
-	return jobs, p.Send(ctx, conn)
+	return jobs, p.Send(ctx, s.conn)
 }
 
 // tryAside reports whether this process may try the job again.
-func (s *store) tryAside(ctx context.Context, conn *pgx.Conn, path, id string) (bool, error) {
+func (s session) tryAside(ctx context.Context, path, id string) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
 	p.Exec(&n, sqlTryAside, path, id)
 	p.Commit()
-	return n == 1, p.Send(ctx, conn)
+	return n == 1, p.Send(ctx, s.conn)
 }
 
 // passed takes jobs that went through off the list.
-func (s *store) passed(ctx context.Context, conn *pgx.Conn, path string, ids []string) error {
+func (s session) passed(ctx context.Context, path string, ids []string) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlNoLongerAside, path, ids)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }

@@ -156,15 +156,15 @@ type crashEntry struct {
 // hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
 // others still are. That lane is read again without the columns that may be stored outside of a row, and with fewer
 // rows if it takes too long; if that fails too, it is skipped.
-func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run) ([]heldJob, error) {
+func (s session) hunt(ctx context.Context, h *hunt, known []fence) ([]heldJob, error) {
 	var held []heldJob
 	var rest []huntLane
 	tried := 0
 	read := func(lanes []huntLane, bare bool) error {
-		if err := timeFor(ctx, h.bound); err != nil {
+		if err := pg.TimeFor(ctx, h.bound); err != nil {
 			return err
 		}
-		more, full, err := s.huntLanes(ctx, conn, h, lanes, known, bare)
+		more, full, err := s.huntLanes(ctx, h, lanes, known, bare)
 		if err != nil {
 			return err
 		}
@@ -191,7 +191,7 @@ func (s *store) hunt(ctx context.Context, conn *pgx.Conn, h *hunt, known []*run)
 }
 
 // huntLanes returns the jobs on the next page of the lanes, and the lanes that have more.
-func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []huntLane, known []*run, bare bool) (held []heldJob, rest []huntLane, err error) {
+func (s session) huntLanes(ctx context.Context, h *hunt, lanes []huntLane, known []fence, bare bool) (held []heldJob, rest []huntLane, err error) {
 	var p pipeline
 	var queues, fromID []string
 	var numbers []int16
@@ -238,7 +238,7 @@ func (s *store) huntLanes(ctx context.Context, conn *pgx.Conn, h *hunt, lanes []
 		return nil
 	}, sqlHunt, h.owner, queues, numbers, fromAt, fromID, h.page, h.all, knownIDs, knownAt, bare, h.asidePaths())
 	p.Commit()
-	if err := p.Send(ctx, conn); err != nil {
+	if err := p.Send(ctx, s.conn); err != nil {
 		return nil, nil, err
 	}
 	return held, rest, nil
@@ -257,13 +257,13 @@ func (h *hunt) asidePaths() []string {
 const sqlForgive = `
 delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
-func (s *store) forgive(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
+func (s session) forgive(ctx context.Context, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.Exec(nil, sqlForgive, pathRescue)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }
 
 // sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
@@ -321,7 +321,7 @@ select not exists (select from drover_supervisors where id = $1)
 // takeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
 // on there may be more. If the database refuses to change a job's row, refused is called, and the job keeps its
 // crash.
-func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
+func (s session) takeBack(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
 	p.Begin()
@@ -334,12 +334,12 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound, 
 		return err
 	}, sqlBlamed, id)
 	p.Commit()
-	if err := p.Send(ctx, conn); err != nil {
+	if err := p.Send(ctx, s.conn); err != nil {
 		return false, err
 	}
 	tries := 0
 	try := func(jobs []string, bound time.Duration) error {
-		if err := timeFor(ctx, 2*bound); err != nil {
+		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
 		}
 		var p pipeline
@@ -347,16 +347,16 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound, 
 		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 		p.Exec(nil, sqlTakeBack, id, jobs)
 		p.Commit()
-		return p.Send(ctx, conn)
+		return p.Send(ctx, s.conn)
 	}
 	for part := range slices.Chunk(blamed, maxSettle) {
 		err := pg.Bisect(part, func(jobs []string) error { return try(jobs, bound) }, func(job string, err error) error {
-			if timedOut(err) {
+			if pg.TimedOut(err) {
 				if tries++; tries <= 3 && try([]string{job}, longer) == nil {
 					return nil
 				}
 			}
-			if err := timeFor(ctx, bound); err != nil {
+			if err := pg.TimeFor(ctx, bound); err != nil {
 				return err
 			}
 			if refused(job, err) {
@@ -366,7 +366,7 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound, 
 			p.Begin()
 			p.Exec(nil, sqlDropBlamed, id, job)
 			p.Commit()
-			return p.Send(ctx, conn)
+			return p.Send(ctx, s.conn)
 		})
 		if err != nil {
 			return false, err
@@ -377,6 +377,6 @@ func (s *store) takeBack(ctx context.Context, conn *pgx.Conn, id string, bound, 
 	p.Begin()
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
 	p.Commit()
-	err = p.Send(ctx, conn)
+	err = p.Send(ctx, s.conn)
 	return done && !left, err
 }

@@ -30,15 +30,19 @@ type retained struct {
 
 // refusedRow is a row that SQL set aside. If it has no id, it is an error that is no row's fault.
 type refusedRow struct {
-	Refusal
-	Code string `json:"code"`
-	Path string `json:"path"`
+	ID    string `json:"id"`
+	Error string `json:"error"`
+	Code  string `json:"code"`
+	Path  string `json:"path"`
 }
 
+// keeping is how long the supervisor that prunes keeps completed and cancelled jobs, as SQL reads it. Nil means for ever.
+type keeping struct{ completed, cancelled *string }
+
 // retain deletes or archives old final jobs among the next ids after the given one.
-func (s *store) retain(ctx context.Context, conn *pgx.Conn, after string, keep keeping, whole bool, batch int) (step retained, err error) {
+func (s session) retain(ctx context.Context, after string, keep keeping, whole bool, batch int) (step retained, err error) {
 	var last *string
-	err = s.pruning(ctx, conn, func(rows pgx.Rows) error {
+	err = s.pruning(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&last, &step.deleted, &step.archived, &step.refused, &step.odd, &step.followUps)
 	}, sqlRetain, after, keep.completed, keep.cancelled, batch, whole)
 	if last != nil {
@@ -48,32 +52,32 @@ func (s *store) retain(ctx context.Context, conn *pgx.Conn, after string, keep k
 }
 
 // retainNext lists the ids that retain takes up next.
-func (s *store) retainNext(ctx context.Context, conn *pgx.Conn, after string, keep keeping, whole bool, batch int) (ids []string, odd bool, err error) {
-	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&ids, &odd) },
+func (s session) retainNext(ctx context.Context, after string, keep keeping, whole bool, batch int) (ids []string, odd bool, err error) {
+	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&ids, &odd) },
 		sqlRetainNext, after, keep.completed, keep.cancelled, batch, whole)
 	return ids, odd, err
 }
 
 // retainThese is retain for these jobs alone.
-func (s *store) retainThese(ctx context.Context, conn *pgx.Conn, ids []string, keep keeping) (step retained, err error) {
-	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&step.deleted, &step.archived, &step.refused) },
+func (s session) retainThese(ctx context.Context, ids []string, keep keeping) (step retained, err error) {
+	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.deleted, &step.archived, &step.refused) },
 		sqlRetainThese, ids, keep.completed, keep.cancelled)
 	return step, err
 }
 
 // followUpsAgain enqueues follow-ups that were set aside.
-func (s *store) followUpsAgain(ctx context.Context, conn *pgx.Conn, ids []string) (made int64, refused []refusedRow, err error) {
-	err = s.pruning(ctx, conn, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
+func (s session) followUpsAgain(ctx context.Context, ids []string) (made int64, refused []refusedRow, err error) {
+	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
 	return made, refused, err
 }
 
 // pruning is one transaction of the pruner.
-func (s *store) pruning(ctx context.Context, conn *pgx.Conn, read func(pgx.Rows) error, sql string, args ...any) error {
+func (s session) pruning(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, retainTimeout.Milliseconds())
 	p.Exec(nil, pg.ConstraintsNow)
 	p.Query(read, sql, args...)
 	p.Commit()
-	return p.Send(ctx, conn)
+	return p.Send(ctx, s.conn)
 }

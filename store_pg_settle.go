@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
@@ -29,20 +31,46 @@ update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
 returning id, attempted_at`
 
-// start queues sqlStart, and notes of which jobs' claims the start was written down.
-func (p *pipeline) start(started map[string]time.Time, owner string, runs []*run) {
-	ids, at := claims(runs)
-	seqs := make([]int32, len(runs))
-	for i, r := range runs {
-		seqs[i] = int32(r.claimSeq) //nolint:gosec // from the column
+// fence is what every statement that ends a run compares.
+type fence struct {
+	id, owner string // of the job and of the supervisor
+	seq       int
+	claimedAt time.Time
+}
+
+// claims are the jobs of claims, and when each was claimed.
+func claims(list []fence) (ids []string, at []time.Time) {
+	ids, at = make([]string, len(list)), make([]time.Time, len(list))
+	for i, f := range list {
+		ids[i], at[i] = f.id, f.claimedAt
 	}
-	p.Query(func(rows pgx.Rows) error {
-		var id string
-		var at time.Time
-		err := rows.Scan(&id, &at)
-		started[id] = at
-		return err
-	}, sqlStart, ids, seqs, owner, at)
+	return ids, at
+}
+
+// start notes that jobs start. It returns those whose start was noted, and the time of each one's claim, once the commit
+// was read.
+func (s session) start(ctx context.Context, list []fence, bound time.Duration) (noted map[string]time.Time, err error) {
+	byOwner := map[string][]fence{}
+	for _, f := range list {
+		byOwner[f.owner] = append(byOwner[f.owner], f)
+	}
+	var p pipeline
+	read := map[string]time.Time{} // nothing is noted before the commit, which the database may refuse
+	p.Begin()
+	p.Bound(bound)
+	for owner, some := range byOwner {
+		ids, at := claims(some)
+		p.Query(func(rows pgx.Rows) error {
+			var id string
+			var at time.Time
+			err := rows.Scan(&id, &at)
+			read[id] = at
+			return err
+		}, sqlStart, ids, column(some, func(f *fence) int32 { return int32(f.seq) }), owner, at) //nolint:gosec // from the column
+	}
+	p.Commit()
+	p.Call(func() { noted = read })
+	return noted, p.Send(ctx, s.conn)
 }
 
 // sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
@@ -69,23 +97,56 @@ with held as materialized (
 )
 delete from jobs where id = any(array(select id from held))`
 
-// complete queues one of these and stores how many it completed. The runs have one owner and one claim_seq.
-func (p *pipeline) complete(n *int64, runs []*run, del bool) {
-	ids, which := make([]string, len(runs)), make([]int32, len(runs))
-	var at []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
-	known := map[time.Time]int32{}
-	for i, r := range runs {
-		if known[r.attemptedAt] == 0 {
-			at = append(at, r.attemptedAt)
-			known[r.attemptedAt] = int32(len(at)) //nolint:gosec // at most maxComplete
-		}
-		ids[i], which[i] = r.job.ID, known[r.attemptedAt]
-	}
+// completion is one of these statements: runs of one owner and one claim_seq that went well.
+type completion struct {
+	owner  string
+	seq    int
+	delete bool
+	ids    []string
+	which  []int32     // of at, from 1: when each job was claimed
+	at     []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
+	n      int64       // how many it completed
+}
+
+func (p *pipeline) complete(c *completion) {
 	sql := sqlComplete
-	if del {
+	if c.delete {
 		sql = sqlCompleteDelete
 	}
-	p.Exec(n, sql, ids, runs[0].claimSeq, runs[0].owner, which, at)
+	p.Exec(&c.n, sql, c.ids, c.seq, c.owner, c.which, c.at)
+}
+
+// settlement is what one round trip settles, in one transaction.
+type settlement struct {
+	completions []completion
+	changes     map[string][]change // by owner; no two of them are of one job
+	bound       time.Duration       // of one statement; 0: the session's
+
+	committed bool
+	became    map[string]rowState // what the changes made of the jobs that they ended
+}
+
+// settle carries it out: a statement for each completion, and one for the changes of each owner.
+func (s session) settle(ctx context.Context, all *settlement) error {
+	var p pipeline
+	p.Begin()
+	if len(all.changes) == 0 {
+		p.Exec(nil, pg.QuickPlan)
+	} else {
+		p.Exec(nil, sqlSettlePlan)
+	}
+	if all.bound > 0 {
+		p.Bound(all.bound)
+	}
+	for i := range all.completions {
+		p.complete(&all.completions[i])
+	}
+	for owner, changes := range all.changes {
+		p.settle(all.became, owner, changes)
+	}
+	p.Commit()
+	p.Call(func() { all.committed = true })
+	return p.Send(ctx, s.conn)
 }
 
 // settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
@@ -218,19 +279,27 @@ const sqlStillOursTx = `
 select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
 	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
 
+// rowTx is a caller's transaction.
+type rowTx interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
 // fencedTx runs one of these in a caller's transaction and returns what the job became. Its errors are the driver's:
 // run.refused explains them.
-func fencedTx(ctx context.Context, tx Tx, sql string, args ...any) (became State, err error) {
+func fencedTx(ctx context.Context, tx rowTx, sql string, args ...any) (became rowState, err error) {
 	err = tx.QueryRow(ctx, sql, args...).Scan(&became)
 	return became, err
 }
+
+// rowState is a job's state as in its column.
+type rowState string
 
 // change is what sqlSettle does to one row. Absent keys change nothing.
 type change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
 	ClaimedAt   *time.Time      `json:"claimed_at,omitempty"`
-	State       State           `json:"state"`
+	State       rowState        `json:"state"`
 	Reason      string          `json:"reason,omitempty"`
 	DelayUS     *int64          `json:"delay_us,omitempty"`
 	DelayMS     *int64          `json:"delay_ms,omitempty"`
@@ -247,47 +316,24 @@ type change struct {
 	Entry       json.RawMessage `json:"entry,omitempty"`
 }
 
-func (o *outcome) change() change {
-	c := change{
-		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: o.state, Reason: o.reason, //nolint:gosec // an int of the table's
-		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
-		Failed: o.class != "" && o.state != Cancelled,
-	}
-	if !o.run.attemptedAt.IsZero() {
-		c.ClaimedAt = &o.run.attemptedAt
-	}
-	if o.entry != nil {
-		c.Class, c.Fingerprint, c.Entry = o.class, o.fingerprint, o.entry
-	}
-	if (o.state == Retryable || o.state == Scheduled) && !o.now {
-		us, ms := o.delay.Microseconds(), o.delay.Milliseconds()
-		if c.DelayUS = &us; o.slot != nil {
-			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
-		}
-		if o.state == Retryable {
-			c.DelayMS = &ms
-		}
-	}
-	return c
-}
-
-// settle queues sqlSettle and notes what the jobs became. No two outcomes are of one job.
-func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*outcome) {
-	changes := make([]change, len(outcomes))
-	for i, o := range outcomes {
-		changes[i] = o.change()
-	}
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.ID, b.ID) })
+// settle queues sqlSettle and notes what the jobs became. No two changes are of one job.
+func (p *pipeline) settle(settled map[string]rowState, owner string, changes []change) {
 	var row struct {
 		id    string
 		state sameText
 	}
 	p.Query(func(rows pgx.Rows) error {
 		err := rows.Scan(&row.id, &row.state)
-		settled[row.id] = State(row.state)
+		settled[row.id] = rowState(row.state)
 		return err
-	}, sqlSettle, owner,
-		column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
+	}, sqlSettle, settleArgs(owner, changes)...)
+}
+
+// settleArgs sorts the changes, and returns what sqlSettle takes.
+func settleArgs(owner string, changes []change) []any {
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.ID, b.ID) })
+	return []any{
+		owner, column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
 		column(changes, func(c *change) string { return string(c.State) }), rare(changes, func(c *change) string { return c.Reason }),
 		rare(changes, func(c *change) *int64 { return c.DelayUS }), rare(changes, func(c *change) *int64 { return c.DelayMS }),
 		rare(changes, func(c *change) *int64 { return c.DueUS }), rare(changes, func(c *change) bool { return c.AtOnce }),
@@ -296,14 +342,15 @@ func (p *pipeline) settle(settled map[string]State, owner string, outcomes []*ou
 		rare(changes, func(c *change) bool { return c.Survived }), rare(changes, func(c *change) bool { return c.Failed }),
 		rare(changes, func(c *change) string { return c.Class }), rare(changes, func(c *change) string { return c.Fingerprint }),
 		rare(changes, func(c *change) string { return string(c.Entry) }),
-		rare(changes, func(c *change) *time.Time { return c.ClaimedAt }))
+		rare(changes, func(c *change) *time.Time { return c.ClaimedAt }),
+	}
 }
 
-// column is one value of each change.
-func column[T comparable](changes []change, of func(*change) T) []T {
-	values := make([]T, len(changes))
-	for i := range changes {
-		values[i] = of(&changes[i])
+// column is one value of each row.
+func column[R any, T comparable](rows []R, of func(*R) T) []T {
+	values := make([]T, len(rows))
+	for i := range rows {
+		values[i] = of(&rows[i])
 	}
 	return values
 }
@@ -322,7 +369,7 @@ func rare[T comparable](changes []change, of func(*change) T) []T {
 const sqlLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 type seenJob struct {
-	state       State
+	state       rowState
 	claimSeq    int
 	attemptedAt pgtype.Timestamptz
 	owner       string
@@ -330,13 +377,25 @@ type seenJob struct {
 }
 
 // lastClaimedBy reports whether nobody has claimed the job since the run.
-func (j *seenJob) lastClaimedBy(r *run) bool {
-	return j.claimSeq == r.claimSeq && j.attemptedAt.Time.Equal(r.attemptedAt)
+func (j *seenJob) lastClaimedBy(f fence) bool {
+	return j.claimSeq == f.seq && j.attemptedAt.Time.Equal(f.claimedAt)
 }
 
 // heldBy reports whether the run still has its claim.
-func (j *seenJob) heldBy(r *run) bool {
-	return j.state == Running && j.owner == r.owner && j.lastClaimedBy(r)
+func (j *seenJob) heldBy(f fence) bool {
+	return j.state == "running" && j.owner == f.owner && j.lastClaimedBy(f)
+}
+
+// look reads what has become of jobs, and then which supervisors have their lease.
+func (s session) look(ctx context.Context, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
+	seen, alive = map[string]seenJob{}, map[string]bool{}
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, pg.OnePlan)
+	p.look(ids, seen)
+	p.alive(alive)
+	p.Commit()
+	return seen, alive, p.Send(ctx, s.conn)
 }
 
 func (p *pipeline) look(ids []string, seen map[string]seenJob) {

@@ -43,7 +43,7 @@ type sweepLane struct {
 
 // sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
 // steps over all that has died, on the connection that has to beat.
-func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
+func (s session) sweep(ctx context.Context, swept []sweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
 	var p pipeline
 	var queues, floorID []string
 	var numbers []int16
@@ -67,7 +67,7 @@ func (s *store) sweep(ctx context.Context, conn *pgx.Conn, swept []sweepLane, ki
 		return nil
 	}, sqlSweep, queues, numbers, floorAt, floorID, kinds)
 	p.Commit()
-	if err := p.Send(ctx, conn); err != nil {
+	if err := p.Send(ctx, s.conn); err != nil {
 		return nil, nil, err
 	}
 	return behind, lanes, nil

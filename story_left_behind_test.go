@@ -44,13 +44,11 @@ func TestSweepBetweenAClaimsLookAndItsEnd(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	s.claimer.wake()
 	underWay := s.claimer.request(s.now())
-	conn, err := s.claimer.link.Get(t.Context())
+	conn, err := s.claimer.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var p pipeline
-	p.claim(underWay.req, &underWay.reply)
-	if err := p.Send(t.Context(), conn); err != nil {
+	if err := conn.claim(t.Context(), nil, underWay.req, &underWay.reply); err != nil {
 		t.Fatal(err)
 	}
 	late := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
@@ -249,13 +247,11 @@ func (w *scene) answer(p *proc) {
 	if p.sent {
 		return
 	}
-	conn, err := p.claimer.link.Get(w.tb.Context())
+	conn, err := p.claimer.link.get(w.tb.Context())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-	var line pipeline
-	line.claim(p.under.req, &p.under.reply)
-	if err := line.Send(w.tb.Context(), conn); err != nil {
+	if err := conn.claim(w.tb.Context(), nil, p.under.req, &p.under.reply); err != nil {
 		w.tb.Fatal(err)
 	}
 	p.sent = true
@@ -462,7 +458,7 @@ func (w *scene) die(r *rapid.T) bool {
 	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
 	id := dead.lease.Load().id
 	w.exec(w.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
-	conn, err := rescuer.control.link.Get(r.Context())
+	conn, err := rescuer.control.link.get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}

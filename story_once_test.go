@@ -74,7 +74,7 @@ func TestAStartBesideARescue(t *testing.T) {
 			b := db.stopped(t, SupervisorConfig{})
 			owner, called := a.lease.Load().id, false
 			db.exec(t, `update drover_supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
-			conn, err := b.control.link.Get(t.Context())
+			conn, err := b.control.link.get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -82,7 +82,7 @@ func TestAStartBesideARescue(t *testing.T) {
 				called = begins()
 			}
 			h := newHunt(owner, []string{"default"}, false)
-			held, err := b.client.store.hunt(t.Context(), conn, h, nil)
+			held, err := conn.hunt(t.Context(), h, nil)
 			if err != nil || len(held) != 1 {
 				t.Fatal(held, err)
 			}
@@ -117,12 +117,11 @@ func TestDeclaringLostWaitsForAStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	noted := map[string]time.Time{}
-	var p pipeline
-	p.Begin()
-	p.start(noted, r.owner, []*run{r})
-	if err := p.Send(t.Context(), conn.Conn()); err != nil || len(noted) != 1 {
-		t.Fatal(noted, err)
+	if _, err := conn.Exec(t.Context(), pg.Begin); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.QueryRow(t.Context(), sqlStart, []string{r.job.ID}, []int{r.claimSeq}, r.owner, []time.Time{r.attemptedAt}).Scan(nil, nil); err != nil {
+		t.Fatal(err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
 	if _, err := impatient.Exec(t.Context(), `update drover_supervisors set epoch = epoch + 1, lost_at = now()`); pg.SQLState(err) != "55P03" {
@@ -196,7 +195,7 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	s.beat(t)
 	s.beat(t)
 	s.control.gaveUp("paused")
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

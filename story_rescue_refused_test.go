@@ -212,9 +212,9 @@ func TestHuntReadsGarbage(t *testing.T) {
 		where id = (select min(id) from jobs)`)
 	db.dead(t, "dead")
 	db.exec(t, `update drover_supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
-	s := db.stopped(t, SupervisorConfig{})
+	db.stopped(t, SupervisorConfig{})
 	h := newHunt("dead", []string{"default"}, false)
-	held, err := s.client.store.hunt(t.Context(), dialed(t, db), h, nil)
+	held, err := session{dialed(t, db)}.hunt(t.Context(), h, nil)
 	if err != nil || len(held) != 2 || len(h.unread) > 0 {
 		t.Fatalf("%d jobs, %v, %v", len(held), h.unread, err)
 	}
@@ -290,12 +290,12 @@ func TestAReservationThatOverflows(t *testing.T) {
 	}
 	latest := time.Duration(1<<63 - 1)
 	outcomes[7].run.timeBound, outcomes[7].run.timeLeft = true, latest
-	conn, err := s.settler.link.Get(t.Context())
+	conn, err := s.settler.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	outcomes[7].delay = latest
-	if err := s.reserve(t.Context(), conn, outcomes); err != nil {
+	if err := s.Supervisor.reserve(t.Context(), conn, outcomes); err != nil {
 		t.Fatal(err)
 	}
 	slots := 0
@@ -497,11 +497,11 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := newHunt("", []string{"default"}, true)
-	if found, err := db.client.store.hunt(t.Context(), conn, h, nil); err != nil || len(found) != 2 {
+	if found, err := (session{conn}).hunt(t.Context(), h, nil); err != nil || len(found) != 2 {
 		t.Fatal(found, err)
 	}
 	pg.CloseConn(t.Context(), conn)
-	if err := s.control.orphaned(t.Context(), conn, h); err == nil || len(h.found) != 2 {
+	if err := s.control.orphaned(t.Context(), session{conn}, h); err == nil || len(h.found) != 2 {
 		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.found), err)
 	}
 }
@@ -583,7 +583,7 @@ func TestSupervisorsRowsChangedByHand(t *testing.T) {
 			if value[bool](t, db, `select exists (select from drover_supervisors where id in ('dead', 'odd'))`) {
 				t.Error("they are not forgotten")
 			}
-			lost, err := db.client.store.declareLost(t.Context(), dialed(t, db), peer{
+			lost, err := session{dialed(t, db)}.declareLost(t.Context(), peer{
 				id: "silent", epoch: value[int](t, db, `select epoch from drover_supervisors where id = 'silent'`), beat: value[int64](t, db, `select beat from drover_supervisors where id = 'silent'`),
 			})
 			if err != nil || !lost {

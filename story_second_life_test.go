@@ -248,13 +248,11 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention})
 				id := db.enqueueJobs(t, 1, nil)[0]
 				out := []*outcome{s.claimAll(t, 1)[0].decide(end.err)}
-				conn, err := s.settler.link.Get(t.Context())
+				conn, err := s.settler.link.get(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
-				var p pipeline
-				s.settler.settleAll(&p, out, 0)
-				if err := p.Send(t.Context(), conn); err != nil {
+				if err := conn.settle(t.Context(), &settlingOf(out, 0).settlement); err != nil {
 					t.Fatal(err)
 				}
 				s.settler.afterSettle(t.Context(), conn, out, &settling{}, context.DeadlineExceeded) // nobody has read that

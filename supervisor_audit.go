@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -91,7 +89,7 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
 		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
 	}
-	conn, err := t.link.Get(ctx)
+	conn, err := t.link.get(ctx)
 	if err == nil {
 		err = a.look(ctx, conn, l)
 	}
@@ -118,12 +116,12 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 // look audits one page. It asks the settler before the database: a job that is settled in between is known to the
 // settler, and no longer runs in the database. A job with any known run has to wait: its handler may still be at
 // work.
-func (a *audit) look(ctx context.Context, conn *pgx.Conn, l *lease) error {
+func (a *audit) look(ctx context.Context, conn session, l *lease) error {
 	known := map[string]bool{}
 	for _, r := range slices.Concat(a.sup.settler.book.all(), a.sup.settler.apart.all()) {
 		known[r.job.ID] = true
 	}
-	held, err := a.sup.client.store.hunt(ctx, conn, a.hunt, nil)
+	held, err := conn.hunt(ctx, a.hunt, nil)
 	var unknown []heldJob
 	for _, j := range held {
 		if !known[j.id] {
@@ -143,7 +141,7 @@ var errForgotten = errors.New("drover: it is not known how the only run of the j
 
 // giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
 // never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
-func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJob, l *lease) error {
+func (s *Supervisor) giveBack(ctx context.Context, conn session, held []heldJob, l *lease) error {
 	var errs []error
 	for i := range held {
 		j := &held[i]
@@ -167,8 +165,8 @@ func (s *Supervisor) giveBack(ctx context.Context, conn *pgx.Conn, held []heldJo
 
 // giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
 // the job has a single attempt.
-func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn *pgx.Conn, r *run, j *heldJob) error {
-	_, err := s.client.store.giveUp(ctx, conn, &givenUp{
+func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn session, r *run, j *heldJob) error {
+	_, err := conn.giveUp(ctx, &givenUp{
 		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: !j.once(),
 	}, s.cfg.Lease/24)
 	return err

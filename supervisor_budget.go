@@ -9,22 +9,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
 )
-
-// budgetPolicy is a row of drover_budgets.
-type budgetPolicy struct {
-	scope string
-	RetryBudget
-}
 
 // budgetPolicies are this supervisor's budgets, sorted by scope: two that start at once must not deadlock.
 func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []budgetPolicy) {
 	add := func(scope string, b RetryBudget) {
 		if b.Retries > 0 {
-			policies = append(policies, budgetPolicy{scope, b})
+			policies = append(policies, budgetPolicy{scope: scope, retries: b.Retries, per: b.Per, burst: b.Burst, discard: b.Discard})
 		}
 	}
 	add(scopeAll, s.cfg.RetryBudget)
@@ -64,16 +56,22 @@ func (s *Supervisor) wantsSlot(o *outcome) bool {
 	return s.budgeted(o.run.job)
 }
 
+// wanting is an outcome that needs a slot.
+type wanting struct {
+	o *outcome
+	wantedSlot
+}
+
 // reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
 // because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
 // error is returned.
-func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*outcome) error {
-	wanting := make([]wantedSlot, 0, len(outcomes))
+func (s *Supervisor) reserve(ctx context.Context, conn session, outcomes []*outcome) error {
+	all := make([]wanting, 0, len(outcomes))
 	for _, o := range outcomes {
 		if !s.wantsSlot(o) {
 			continue
 		}
-		w := wantedSlot{o: o, backoff: o.delay}
+		w := wanting{o: o, wantedSlot: wantedSlot{kind: o.run.job.Kind, queue: o.run.job.Queue, backoff: o.delay}}
 		if o.slot != nil {
 			w.backoff = o.slot.backoff
 		}
@@ -81,26 +79,30 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 			left := (o.run.timeLeft - s.now().Sub(o.run.claimedAt)).Microseconds()
 			w.latest = &left
 		}
-		wanting = append(wanting, w)
+		all = append(all, w)
 	}
-	if len(wanting) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
 	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
-	slices.SortStableFunc(wanting, func(a, b wantedSlot) int {
-		return cmp.Or(cmp.Compare(a.o.run.job.Queue, b.o.run.job.Queue), cmp.Compare(a.o.run.job.Kind, b.o.run.job.Kind))
+	slices.SortStableFunc(all, func(a, b wanting) int {
+		return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.kind, b.kind))
 	})
-	without := func(w wantedSlot, err error) error {
+	without := func(w wanting, err error) error {
 		w.o.delay, w.o.slot = w.backoff, nil
-		if s.quiet.may("reserve "+w.o.run.job.Queue+" "+w.o.run.job.Kind, s.now()) {
+		if s.quiet.may("reserve "+w.queue+" "+w.kind, s.now()) {
 			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
 		}
 		return nil
 	}
 	tried := 0
-	err := pg.Bisect(wanting, func(part []wantedSlot) error {
-		slots, err := s.client.store.reserve(ctx, conn, part)
-		if err != nil && (timedOut(err) || ctx.Err() != nil) {
+	err := pg.Bisect(all, func(part []wanting) error {
+		wanted := make([]wantedSlot, len(part))
+		for i, w := range part {
+			wanted[i] = w.wantedSlot
+		}
+		slots, err := conn.reserve(ctx, wanted)
+		if err != nil && (pg.TimedOut(err) || ctx.Err() != nil) {
 			return errors.New("the calendar is held: " + err.Error()) // as text, so that Bisect blames no retry for it
 		}
 		if err != nil {
@@ -111,12 +113,12 @@ func (s *Supervisor) reserve(ctx context.Context, conn *pgx.Conn, outcomes []*ou
 			part[i].o.reserved(got, part[i].backoff, s.now())
 		}
 		return nil
-	}, func(w wantedSlot, err error) error {
+	}, func(w wanting, err error) error {
 		tried++
 		return without(w, err)
 	})
 	if pg.RowsFault(err) { // all of them failed
-		for _, w := range wanting[tried:] {
+		for _, w := range all[tried:] {
 			_ = without(w, err)
 		}
 		return nil
@@ -159,7 +161,7 @@ const reservePause = time.Second
 
 // reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
 // that need none.
-func (e *settler) reserve(ctx context.Context, conn *pgx.Conn, out []*outcome) []*outcome {
+func (e *settler) reserve(ctx context.Context, conn session, out []*outcome) []*outcome {
 	e.mu.Lock()
 	asks := e.asks
 	e.asks = nil

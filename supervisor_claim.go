@@ -48,7 +48,7 @@ type claimer struct {
 	due   time.Time // when the next job is known to be due; zero: none known
 
 	// The rest is the claimer goroutine's own.
-	link    pg.Link
+	link    line
 	doubt   []string // queues of a claim whose outcome is unknown: find out before the next
 	hunt    *hunt    // for what it claimed
 	trouble trouble
@@ -70,7 +70,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: pg.Link{Pool: s.client.store.pool},
+		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: line{pg.Link{Pool: s.client.store.pool}},
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
@@ -371,16 +371,17 @@ func (c *claimer) hasRoom(queues []*queueState) bool {
 func (c *claimer) trip(base context.Context, claim *plan) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err != nil {
 		c.failed(base, nil, err)
 		return
 	}
-	var p pipeline
-	c.fallAsleep(&p, claim)
-	p.claim(claim.req, &claim.reply)
 	started := c.sup.now()
-	err = p.Send(ctx, conn)
+	note := c.fallAsleep(claim, started)
+	err = conn.claim(ctx, note, claim.req, &claim.reply)
+	if claim.reply.slept {
+		c.fellAsleep(note, started)
+	}
 	c.refused.asked(claim.rooms(), &claim.reply, err)
 	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
 	if err != nil {

@@ -214,7 +214,7 @@ func TestLateCommitsAreFound(t *testing.T) {
 // sweep is a full sweep of this supervisor's.
 func (s *still) sweep(t testing.TB) {
 	t.Helper()
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,9 +360,7 @@ func (s *still) loseClaim(t testing.TB, db *testDB) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	var p pipeline
-	p.claim(lost.req, &lost.reply)
-	if err := p.Send(t.Context(), conn.Conn()); err != nil {
+	if err := (session{conn.Conn()}).claim(t.Context(), nil, lost.req, &lost.reply); err != nil {
 		t.Fatal(err)
 	}
 	lost.reply = claimReply{}
@@ -628,17 +626,17 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, huntPage+10)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, owner := range []string{"nobody", ""} { // the owner's, and an orphan's
 		h := newHunt(owner, []string{"default"}, false)
-		first, err := s.client.store.hunt(t.Context(), conn, h, nil)
+		first, err := conn.hunt(t.Context(), h, nil)
 		if err != nil || len(first) != 0 || len(h.lanes) != 1 {
 			t.Fatalf("first page: %v, %v, %d lanes to go on with", first, err, len(h.lanes))
 		}
-		second, err := s.client.store.hunt(t.Context(), conn, h, nil)
+		second, err := conn.hunt(t.Context(), h, nil)
 		if err != nil || len(second) != 1 || second[0].owner != "nobody" || !h.ended() {
 			t.Fatalf("second page: %v, %v, %d lanes to go on with", second, err, len(h.lanes))
 		}
@@ -911,7 +909,7 @@ func TestSweepIsBounded(t *testing.T) {
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
 			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
-			conn := s.control.link.Conn
+			conn := s.control.link.current()
 			db.hold(t, `lock table jobs`)
 			l := s.lease.Load()
 			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
@@ -923,8 +921,8 @@ func TestSweepIsBounded(t *testing.T) {
 			}
 			end := looks[len(looks)-1]
 			took := end.Sub(looks[0])
-			if next := s.control.sweepAt.Sub(end); conn.IsClosed() || next < 8*took || took > 20*time.Second {
-				t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.IsClosed(), next)
+			if next := s.control.sweepAt.Sub(end); conn.closed() || next < 8*took || took > 20*time.Second {
+				t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.closed(), next)
 			}
 		})
 	}

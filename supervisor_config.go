@@ -209,7 +209,7 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms,
 		}
 		if w.opts.FollowUp != nil {
-			policy.followUp = *w.opts.FollowUp
+			policy.followUp, policy.followQueue = w.opts.FollowUp.Kind, w.opts.FollowUp.Queue
 		}
 		reg.kinds = append(reg.kinds, policy)
 	}

@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // A database can go back to an older state under the processes that work on it: an asynchronous standby takes over, a
@@ -65,24 +63,17 @@ func (c *claimer) distrust() {
 
 // reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
 // sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
-func (c *control) reassert(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+func (c *control) reassert(ctx context.Context, conn session, l *lease, reply beatReply) error {
 	sleepless := reply.sleeping < c.sup.claimer.sleeping.Load()
 	idle := reply.turn && c.sup.solo.Load() == nil
 	if !sleepless && !idle {
 		return nil
 	}
-	var p pipeline
-	p.Begin()
+	var queues []string
 	if sleepless {
-		for _, queue := range c.sup.queueNames() {
-			p.Exec(nil, sqlRegisterSleeper, queue, l.id)
-		}
+		queues = c.sup.queueNames()
 	}
-	if idle {
-		p.Exec(nil, sqlReleaseSolo, l.id)
-	}
-	p.Commit()
-	err := p.Send(ctx, conn)
+	err := conn.reassert(ctx, l.id, queues, idle)
 	if sleepless {
 		c.sup.claimer.sayAnew()
 		c.sup.claimer.wake()

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/blame"
@@ -65,8 +64,8 @@ func (l *lease) lose() bool {
 type control struct {
 	sup       *Supervisor
 	base      context.Context //nolint:containedctx // the values handlers see
-	link      pg.Link
-	listening *pgx.Conn                 // the connection that has sent LISTEN
+	link      line
+	listening session                   // the connection that has sent LISTEN
 	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
 	timer     *time.Timer               // of the lease's end; nil before Run
 	ending    sync.Mutex                // the lease is either kept up or found to be over
@@ -94,7 +93,7 @@ type control struct {
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: pg.Link{Pool: s.client.store.pool}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: line{pg.Link{Pool: s.client.store.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -103,19 +102,19 @@ func newControl(s *Supervisor) *control {
 // register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
 // for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
 func (c *control) register(ctx context.Context) error {
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
 	for _, stray := range c.strays {
-		if err := c.sup.client.store.forget(ctx, conn, stray); err != nil {
+		if err := conn.forget(ctx, stray); err != nil {
 			return err
 		}
 	}
 	id, sent := ulid.Make().String(), c.sup.now()
 	c.strays = []string{id}
 	reg := c.sup.registration(id, c.sup.queueStates())
-	if err := c.sup.client.store.register(ctx, conn, reg); err != nil {
+	if err := conn.register(ctx, reg); err != nil {
 		if pg.NotApplied(err) {
 			c.strays = nil
 		}
@@ -242,7 +241,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 			<-ctx.Done()
 			return
 		}
-		note, err := c.listening.WaitForNotification(ctx)
+		note, err := c.listening.conn.WaitForNotification(ctx)
 		if err == nil {
 			c.sup.heard(note.Payload)
 		} else if ctx.Err() == nil {
@@ -256,8 +255,8 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 // listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
 // running one was cancelled. Without them the polls find the same.
 func (c *control) listens() bool {
-	conn := c.link.Conn
-	if c.sup.cfg.DisableNotify || conn == nil || conn.IsClosed() {
+	conn := c.link.current()
+	if c.sup.cfg.DisableNotify || conn.closed() {
 		return false
 	}
 	if c.listening == conn {
@@ -265,12 +264,7 @@ func (c *control) listens() bool {
 	}
 	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.sup.now().Add(min(5*time.Second, c.sup.cfg.Lease/6))))
 	defer cancel()
-	var channel string
-	err := conn.QueryRow(ctx, sqlListen).Scan(&channel)
-	if err == nil {
-		_, err = conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
-	}
-	if err != nil {
+	if err := conn.listen(ctx); err != nil {
 		c.deaf.failed(ctx, c.sup, "listening", err)
 		return false
 	}
@@ -303,11 +297,11 @@ func (c *control) beat(ctx context.Context) error {
 	sent := c.sup.now()
 	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
 	defer cancel()
-	conn, err := c.link.Get(beating)
+	conn, err := c.link.get(beating)
 	running, epoch := c.sup.inFlight.under(l.id), int(l.epoch.Load())
 	var reply beatReply
 	if err == nil {
-		reply, err = c.sup.client.store.beat(beating, conn, l.id, epoch, running, c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
+		reply, err = conn.beat(beating, l.id, epoch, fences(running), c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.expire(ctx)
@@ -330,7 +324,7 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.sup.claimer.wake()
 	}
-	c.tellGone(running, reply)
+	c.tellGone(running, reply.gone)
 	if reply.paces {
 		c.sup.redriver.poke()
 	}
@@ -339,7 +333,7 @@ func (c *control) beat(ctx context.Context) error {
 
 // afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
 // ones from running. It returns an error only if the connection is gone or no time is left.
-func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+func (c *control) afterBeat(ctx context.Context, conn session, l *lease, reply beatReply) error {
 	for _, step := range []struct {
 		name string
 		run  func() error
@@ -364,7 +358,7 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.behind) }},
 	} {
 		err := step.run()
-		if conn.IsClosed() || ctx.Err() != nil {
+		if conn.closed() || ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
 		}
 		if err != nil && c.sup.quiet.may(step.name+pg.SQLState(err), c.sup.now()) {
@@ -374,25 +368,15 @@ func (c *control) afterBeat(ctx context.Context, conn *pgx.Conn, l *lease, reply
 	return nil
 }
 
-// errNoTime ends a step early; the next beat goes on with it.
-var errNoTime = errors.New("no time left before the next heartbeat")
-
-// timeFor returns errNoTime if a statement that takes d would be cut off, which would cost the connection.
-func timeFor(ctx context.Context, d time.Duration) error {
-	if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) < d {
-		return errNoTime
-	}
-	return nil
-}
-
+// pg.ErrNoTime ends a step early; the next beat goes on with it.
 // bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
 // time-outs if that job causes them, and a beat should have room for all of these.
 func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
 // whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
-func (c *control) tendFailures(ctx context.Context, conn *pgx.Conn) error {
-	reopened, err := c.sup.client.store.tendFailures(ctx, conn)
+func (c *control) tendFailures(ctx context.Context, conn session) error {
+	reopened, err := conn.tendFailures(ctx)
 	if err != nil {
 		return err
 	}
@@ -404,9 +388,9 @@ func (c *control) tendFailures(ctx context.Context, conn *pgx.Conn) error {
 
 // tellGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
 // its own may work on.
-func (c *control) tellGone(running []*run, reply beatReply) {
-	for _, r := range running {
-		cancelled, gone := reply.gone[r]
+func (c *control) tellGone(running []*run, over map[int]bool) {
+	for i, r := range running {
+		cancelled, gone := over[i]
 		if !gone || r.txOutcome.Load() != nil || !c.sup.inFlight.has(r) {
 			continue
 		}
@@ -421,11 +405,10 @@ func (c *control) tellGone(running []*run, reply beatReply) {
 
 // refused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
 // having heard of it: the next beat has it. Or others have declared us lost, or the database has forgotten the epoch.
-func (c *control) refused(ctx context.Context, conn *pgx.Conn, l *lease, sent int) error {
-	epoch, lost := 0, true
-	err := conn.QueryRow(ctx, sqlEpoch, l.id).Scan(&epoch, &lost)
+func (c *control) refused(ctx context.Context, conn session, l *lease, sent int) error {
+	epoch, lost, err := conn.epoch(ctx, l.id)
 	switch {
-	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+	case err != nil:
 		return err
 	case lost:
 		return c.startOver(ctx, l, "lease lost")
@@ -450,7 +433,7 @@ func (c *control) startOver(ctx context.Context, l *lease, why string) error {
 // observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
 // and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
 // only if the connection is gone.
-func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+func (c *control) observe(ctx context.Context, conn session, l *lease, reply beatReply) error {
 	now, served := c.sup.now(), c.sup.queueNames()
 	seen := map[string]bool{}
 	first, sharing := l.id, 0
@@ -467,13 +450,13 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 		}
 		silence := c.silences.of(x, now)
 		if silence.note {
-			if err := c.sup.client.store.noteSilence(ctx, conn, x, silence.lasts); err != nil {
+			if err := conn.noteSilence(ctx, x, silence.lasts); err != nil {
 				continue // the next beat reports it
 			}
 		}
 		if silence.dead && !x.lost {
-			lost, err := c.sup.client.store.declareLost(ctx, conn, x)
-			if conn.IsClosed() {
+			lost, err := conn.declareLost(ctx, x)
+			if conn.closed() {
 				return err
 			}
 			if err != nil && c.sup.quiet.may("declare lost "+x.id, now) {
@@ -487,7 +470,7 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 		}
 		if x.lost {
 			err := c.rescue(ctx, conn, x)
-			if conn.IsClosed() {
+			if conn.closed() {
 				return err
 			}
 			if err != nil && c.sup.quiet.may("rescue "+x.id+pg.SQLState(err), now) {
@@ -504,11 +487,11 @@ func (c *control) observe(ctx context.Context, conn *pgx.Conn, l *lease, reply b
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
 func (c *control) end(ctx context.Context) {
-	c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		return errors.Join(c.tendFailures(ctx, conn), c.sup.client.store.forget(ctx, conn, c.sup.lease.Load().id))
+	c.signOff(ctx, func(ctx context.Context, conn session) error {
+		return errors.Join(c.tendFailures(ctx, conn), conn.forget(ctx, c.sup.lease.Load().id))
 	})
 	if len(c.was) > 0 { // nobody else takes our deaths back
-		c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		c.signOff(ctx, func(ctx context.Context, conn session) error {
 			return c.takeBack(ctx, conn, min(c.bound(), 300*time.Millisecond))
 		})
 	}
@@ -519,20 +502,20 @@ func (c *control) endStrays(ctx context.Context) {
 	if len(c.strays) == 0 {
 		return
 	}
-	c.signOff(ctx, func(ctx context.Context, conn *pgx.Conn) (err error) {
+	c.signOff(ctx, func(ctx context.Context, conn session) (err error) {
 		for _, id := range c.strays {
-			err = errors.Join(err, c.sup.client.store.forget(ctx, conn, id))
+			err = errors.Join(err, conn.forget(ctx, id))
 		}
 		return err
 	})
 }
 
-func (c *control) signOff(ctx context.Context, forget func(context.Context, *pgx.Conn) error) {
+func (c *control) signOff(ctx context.Context, forget func(context.Context, session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := pg.Link{Pool: c.sup.client.store.pool}
+	link := line{pg.Link{Pool: c.sup.client.store.pool}}
 	defer link.Close(ctx)
-	conn, err := link.Get(ctx)
+	conn, err := link.get(ctx)
 	if err == nil {
 		err = forget(ctx, conn)
 	}

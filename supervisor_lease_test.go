@@ -146,7 +146,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if b, err := db.client.store.background(t.Context(), conn.Conn(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
+	if b, err := (session{conn.Conn()}).background(t.Context(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
 		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
 	}
 	s.reporter.close()
@@ -320,11 +320,11 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := db.client.store.takeBack(t.Context(), conn, "dead", time.Second, time.Second, nil); err != nil || !done {
+	if done, err := conn.takeBack(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
 		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {
@@ -603,7 +603,7 @@ func TestSweepsTakeTurns(t *testing.T) {
 		}
 		swept := 0
 		for _, s := range []*still{a, b} {
-			conn, err := s.control.link.Get(t.Context())
+			conn, err := s.control.link.get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -734,11 +734,11 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 		}
 	}
 	db.exec(t, `update drover_supervisors set silent_at_beat = beat, silent_ms = 3000000 where id = 'other'`)
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.store.raiseEpoch(t.Context(), conn, "other", 1); err != nil {
+	if _, err := conn.raiseEpoch(t.Context(), "other", 1); err != nil {
 		t.Fatal(err)
 	}
 	for range 30 {
@@ -838,20 +838,20 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.control.link.get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, stale := range []peer{{id: "other", epoch: 1, beat: 6}, {id: "other", epoch: 0, beat: 7}, {id: "nobody", epoch: 1, beat: 7}} {
-		if lost, err := db.client.store.declareLost(t.Context(), conn, stale); err != nil || lost {
+		if lost, err := conn.declareLost(t.Context(), stale); err != nil || lost {
 			t.Errorf("declareLost(%+v) = %v, %v", stale, lost, err)
 		}
 	}
 	now := peer{id: "other", epoch: 1, beat: 7}
-	if lost, err := db.client.store.declareLost(t.Context(), conn, now); err != nil || !lost {
+	if lost, err := conn.declareLost(t.Context(), now); err != nil || !lost {
 		t.Errorf("declareLost = %v, %v", lost, err)
 	}
-	if lost, err := db.client.store.declareLost(t.Context(), conn, now); err != nil || lost {
+	if lost, err := conn.declareLost(t.Context(), now); err != nil || lost {
 		t.Errorf("the second declareLost = %v, %v", lost, err)
 	}
 }
@@ -868,7 +868,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 		"and fenced":    `update drover_supervisors set epoch = epoch + 1 where id = $1`,
 	} {
 		db.exec(t, sql, l.id)
-		reply, err := db.client.store.beat(t.Context(), dialed(t, db), l.id, 1, nil, false, []string{"default"}, s.kinds)
+		reply, err := session{dialed(t, db)}.beat(t.Context(), l.id, 1, nil, false, []string{"default"}, s.kinds)
 		if err != nil || reply.alive {
 			t.Errorf("%s: the beat tells alive %v, %v", what, reply.alive, err)
 		}
@@ -907,11 +907,7 @@ func TestEpochFencesClaims(t *testing.T) {
 	defer tx.Rollback(context.Background())
 	req := s.claimer.lanes(s.lease.Load(), s.queueStates()[0].groups(2), floors.Sweep{})
 	req.rooms = []int32{2}
-	var p pipeline
-	var reply claimReply
-	p.claim(req, &reply)
-	claim := p.Batch.QueuedQueries[2]
-	rows, err := tx.Query(t.Context(), claim.SQL, claim.Arguments...)
+	rows, err := tx.Query(t.Context(), sqlClaim, req.args()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -924,7 +920,7 @@ func TestEpochFencesClaims(t *testing.T) {
 	defer conn.Release()
 	raised := make(chan error, 1)
 	go func() {
-		_, err := db.client.store.raiseEpoch(context.Background(), conn.Conn(), id, 1)
+		_, err := session{conn.Conn()}.raiseEpoch(context.Background(), id, 1)
 		raised <- err
 	}()
 	db.waitFor(t, 30*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and pid = $1)
@@ -1254,7 +1250,7 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
 	peers := []peer{{id: a.lease.Load().id}, {id: b.lease.Load().id}}
 	for i, s := range []*still{a, b} {
-		conn, err := s.control.link.Get(t.Context())
+		conn, err := s.control.link.get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1297,7 +1293,7 @@ func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Release()
-			d, err := db.client.store.judge(t.Context(), conn.Conn(), "second", blame.NewDeath([]int{1}))
+			d, err := session{conn.Conn()}.judge(t.Context(), "second", blame.NewDeath([]int{1}))
 			if err != nil || d.Mass != test.mass {
 				t.Errorf("mass = %t, %v; want %t", d.Mass, err, test.mass)
 			}

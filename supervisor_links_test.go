@@ -190,7 +190,7 @@ func TestLinksHaveALifetime(t *testing.T) {
 		}
 	})
 	s := db.stopped(t, SupervisorConfig{})
-	for name, l := range map[string]*pg.Link{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
+	for name, l := range map[string]*line{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
 		old, err := l.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -220,7 +220,7 @@ func TestLinksHaveALifetime(t *testing.T) {
 	s.claimer.poked = false
 	s.control.link.Until = time.Now()
 	s.beat(t)
-	if !s.control.listens() || s.control.listening != s.control.link.Conn {
+	if !s.control.listens() || s.control.listening != s.control.link.current() {
 		t.Error("the fresh connection does not listen")
 	}
 	if !s.claimer.poked || !s.control.interrupted() {
@@ -236,21 +236,21 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	for name, part := range map[string]struct {
 		trouble *trouble
-		link    *pg.Link
+		link    *line
 	}{
 		"control": {&s.control.trouble, &s.control.link}, "claimer": {&s.claimer.trouble, &s.claimer.link}, "settler": {&s.settler.trouble, &s.settler.link},
 	} {
-		conn, err := part.link.Get(t.Context())
+		conn, err := part.link.get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for n := range newSight {
-			if conn.IsClosed() {
+			if conn.closed() {
 				t.Errorf("%s: closed after %d failures", name, n)
 			}
 			part.trouble.failed(t.Context(), s.Supervisor, "a test", errors.New("refused"))
 		}
-		if !conn.IsClosed() {
+		if !conn.closed() {
 			t.Errorf("%s: %d failures, and it stays", name, newSight)
 		}
 	}

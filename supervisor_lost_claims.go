@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"slices"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // findOut ends the doubt about a claim whose reply was lost.
 func (c *claimer) findOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err == nil {
 		err = c.recoverClaim(ctx, conn)
 	}
@@ -27,11 +25,10 @@ func (c *claimer) findOut(base context.Context) {
 // alone could come before its commit. Only then it looks, page by page, at what is held in this supervisor's name and
 // not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
 // and nobody would rescue what is held in its name.
-func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
+func (c *claimer) recoverClaim(ctx context.Context, conn session) error {
 	l := c.sup.lease.Load()
-	store := c.sup.client.store
 	if c.hunt == nil || c.hunt.owner != l.id {
-		epoch, err := store.raiseEpoch(ctx, conn, l.id, int(l.epoch.Load()))
+		epoch, err := conn.raiseEpoch(ctx, l.id, int(l.epoch.Load()))
 		if errors.Is(err, ErrLeaseLost) {
 			l.lose() // all of it is for others to rescue
 			c.doubt = nil
@@ -48,7 +45,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn *pgx.Conn) error {
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
 	known := slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all())
-	held, err := store.hunt(ctx, conn, c.hunt, known)
+	held, err := conn.hunt(ctx, c.hunt, fences(known))
 	if err != nil {
 		return err
 	}

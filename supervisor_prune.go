@@ -5,15 +5,10 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
 )
 
 const pruneBatch = 1000
-
-// keeping is how long the supervisor that prunes keeps completed and cancelled jobs, as SQL wants it; nil is for ever.
-type keeping struct{ completed, cancelled *string }
 
 // prune deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
 // all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
@@ -77,17 +72,18 @@ func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (prune
 		return walk, pg.Classify(err)
 	}
 	defer conn.Release()
+	on := session{conn.Conn()}
 	for after := walk.after; ; {
-		step, err := c.store.retain(ctx, conn.Conn(), after, keep, walk.whole, pruneBatch)
+		step, err := on.retain(ctx, after, keep, walk.whole, pruneBatch)
 		if pg.StepFault(err) {
-			step, err = c.pruneApart(ctx, conn.Conn(), after, keep, walk.whole)
+			step, err = c.pruneApart(ctx, on, after, keep, walk.whole)
 		}
 		if step.deleted+step.archived > 0 {
 			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.deleted), slog.Int64("archived", step.archived))
 		}
 		c.tellRefused(ctx, step.refused)
 		if err == nil && len(step.followUps) > 0 {
-			err = c.followUpsAgain(ctx, conn.Conn(), step.followUps)
+			err = c.followUpsAgain(ctx, on, step.followUps)
 		}
 		switch {
 		case err != nil:
@@ -104,13 +100,13 @@ func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (prune
 
 // pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
 // cannot be read: it tries the step's jobs in parts, and sets aside the one that is at fault.
-func (c *Client) pruneApart(ctx context.Context, conn *pgx.Conn, after string, keep keeping, whole bool) (all retained, err error) {
-	ids, odd, err := c.store.retainNext(ctx, conn, after, keep, whole, pruneBatch)
+func (c *Client) pruneApart(ctx context.Context, conn session, after string, keep keeping, whole bool) (all retained, err error) {
+	ids, odd, err := conn.retainNext(ctx, after, keep, whole, pruneBatch)
 	if err != nil {
 		return all, err
 	}
 	err = pg.Bisect(ids, func(part []string) error {
-		step, err := c.store.retainThese(ctx, conn, part, keep)
+		step, err := conn.retainThese(ctx, part, keep)
 		if err != nil {
 			return err
 		}
@@ -119,10 +115,10 @@ func (c *Client) pruneApart(ctx context.Context, conn *pgx.Conn, after string, k
 		all.refused = append(all.refused, step.refused...)
 		return nil
 	}, func(id string, fault error) error {
-		if err := c.store.setAside(ctx, conn, pathPrune, id, fault); err != nil {
+		if err := conn.setAside(ctx, pathPrune, id, fault); err != nil {
 			return err
 		}
-		all.refused = append(all.refused, refusedRow{Refusal{id, fault.Error()}, pg.SQLState(fault), pathPrune})
+		all.refused = append(all.refused, refusedRow{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathPrune})
 		return nil
 	})
 	if all.odd = odd; len(ids) == pruneBatch {
@@ -151,8 +147,6 @@ func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
 }
 
 // retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
-type retention struct{ completed, cancelled, discarded, archived *string }
-
 func (q *Queue) retention() retention {
 	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
 		if d == 0 {

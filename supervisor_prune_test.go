@@ -69,7 +69,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 	}
 	defer conn.Release()
 	keep := keeping{keepFor(24 * time.Hour), keepFor(24 * time.Hour)}
-	step, err := db.client.store.retain(t.Context(), conn.Conn(), "", keep, false, pruneBatch)
+	step, err := session{conn.Conn()}.retain(t.Context(), "", keep, false, pruneBatch)
 	if err != nil || step.deleted != 900 || step.last == "" {
 		t.Fatalf("the first batch: %+v, %v", step, err)
 	}

@@ -11,9 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 )
@@ -69,10 +66,10 @@ func (c *claimer) readAside(base context.Context) {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
 	now := c.sup.now()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	var jobs []asideJob
 	if err == nil {
-		jobs, err = c.sup.client.store.aside(ctx, conn, c.sup.queueNames(), c.sup.kinds)
+		jobs, err = conn.aside(ctx, c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
@@ -122,11 +119,11 @@ func (c *claimer) tendAside(base context.Context) {
 func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
-	if mine, err := c.sup.client.store.tryAside(ctx, conn, pathClaim, id); err != nil || !mine {
+	if mine, err := conn.tryAside(ctx, pathClaim, id); err != nil || !mine {
 		return err
 	}
 	_, err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}}, c.sup.now().Add(c.sup.cfg.Lease/4))
@@ -140,11 +137,11 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	}
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
-	return c.sup.client.store.passed(ctx, conn, pathClaim, ids)
+	return conn.passed(ctx, pathClaim, ids)
 }
 
 // leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
@@ -234,7 +231,7 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 		if err != nil {
 			return err
 		}
-		heads, err := c.sup.client.store.heads(ctx, conn, p.req.only(lanes), last, c.sup.walkBound())
+		heads, err := conn.heads(ctx, p.req.only(lanes), last, c.sup.walkBound())
 		if err == nil {
 			all = append(all, heads...)
 			read += len(lanes)
@@ -285,34 +282,12 @@ func interleave(heads []head) {
 }
 
 // connect returns the claimer's connection. If there is none, no row is at fault, not even if it took too long.
-func (c *claimer) connect(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := c.link.Get(ctx)
+func (c *claimer) connect(ctx context.Context) (session, error) {
+	conn, err := c.link.get(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+		return session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
 	}
 	return conn, nil
-}
-
-// timedOut reports whether a time-out caused the error, the server's or ours.
-func timedOut(err error) bool {
-	var server *pgconn.PgError
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &server) && (server.Code == "57014" || server.Code == "55P03")
-}
-
-// only is the request for some of its lanes.
-func (req *claimRequest) only(lanes []int) *claimRequest {
-	part := *req
-	part.laneGroup, part.lanes, part.floorAt, part.floorID = nil, nil, nil, nil
-	for _, i := range lanes {
-		part.laneGroup, part.lanes = append(part.laneGroup, req.laneGroup[i]), append(part.lanes, req.lanes[i])
-		part.floorAt, part.floorID = append(part.floorAt, req.floorAt[i]), append(part.floorID, req.floorID[i])
-	}
-	return &part
-}
-
-// lane is the i-th lane of the request.
-func (req *claimRequest) lane(i int) floors.Lane {
-	return floors.Lane{Queue: req.queues[req.groupQueue[req.laneGroup[i]-1]-1], N: req.lanes[i]}
 }
 
 // walked is what came of a walk over jobs to claim.
@@ -386,9 +361,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 		ids[i] = h.id
 	}
 	claim := &plan{lease: p.lease, groups: p.groups, req: p.req}
-	var batch pipeline
-	batch.claimThese(p.req, ids, c.sup.walkBound(), &claim.reply)
-	err = batch.Send(ctx, conn)
+	err = conn.claimThese(ctx, p.req, ids, c.sup.walkBound(), &claim.reply)
 	switch reply := &claim.reply; {
 	case !reply.committed && !pg.NotApplied(err):
 		c.doubt = p.req.queues
@@ -409,7 +382,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 	c.dispatch(ctx, claim, c.sup.now())
 	got := len(claim.reply.jobs)
 	if got > 0 && part[0].claimSeq < 0 { // it was set aside
-		if err := c.sup.client.store.passed(ctx, conn, pathClaim, ids); err != nil {
+		if err := conn.passed(ctx, pathClaim, ids); err != nil {
 			return got, err
 		}
 	}
@@ -432,12 +405,12 @@ func (c *claimer) setSlowAside(base context.Context) {
 func (c *claimer) refuse(base context.Context, h head, why error) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err != nil {
 		return err
 	}
 	g := &givenUp{path: pathClaim, id: h.id, seq: h.claimSeq, why: why, later: !pg.Lasting(why), aside: h.claimSeq < 0} // it is set aside already
-	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.sup.walkBound())
+	became, err := conn.giveUp(ctx, g, c.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
@@ -458,7 +431,7 @@ const (
 
 // tellRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
 func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
-	text := s.client.clean(refusal(why), maxErrorText)
+	text := s.client.clean(pg.Refusal(why), maxErrorText)
 	s.quiet.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
 		slog.String("id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind), slog.String("became", became), slog.String("error", text))
 	if became == string(Discarded) {

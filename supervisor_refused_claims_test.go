@@ -317,12 +317,12 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ask := func() (solo string, stragglers int) {
 		t.Helper()
-		conn, err := s.control.link.Get(t.Context())
+		conn, err := s.control.link.get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		l := s.lease.Load()
-		reply, err := s.client.store.beat(t.Context(), conn, l.id, int(l.epoch.Load()), nil, false, s.queueNames(), s.kinds)
+		reply, err := conn.beat(t.Context(), l.id, int(l.epoch.Load()), nil, false, s.queueNames(), s.kinds)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -330,7 +330,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 		for _, lane := range []int16{tierFresh + 5, tierStrong + 5} {
 			lanes = append(lanes, sweepLane{floors.Lane{Queue: "default", N: lane}, floors.Floor{At: time.Now().Add(time.Hour)}})
 		}
-		behind, _, err := s.client.store.sweep(t.Context(), conn, lanes, s.kinds, time.Minute)
+		behind, _, err := conn.sweep(t.Context(), lanes, s.kinds, time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pg"
 )
@@ -35,7 +33,7 @@ func (c *control) gaveUp(id string) {
 
 // takeBack undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
 // The bound is that of a statement.
-func (c *control) takeBack(ctx context.Context, conn *pgx.Conn, bound time.Duration) error {
+func (c *control) takeBack(ctx context.Context, conn session, bound time.Duration) error {
 	var left []pastLease
 	var errs []error
 	for _, l := range c.was {
@@ -50,10 +48,10 @@ func (c *control) takeBack(ctx context.Context, conn *pgx.Conn, bound time.Durat
 }
 
 // takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
-func (c *control) takeBackOne(ctx context.Context, conn *pgx.Conn, l *pastLease, bound time.Duration) (done bool, err error) {
+func (c *control) takeBackOne(ctx context.Context, conn session, l *pastLease, bound time.Duration) (done bool, err error) {
 	late := false
-	done, err = c.sup.client.store.takeBack(ctx, conn, l.id, bound, c.sup.cfg.Lease/12, func(job string, err error) (again bool) {
-		if timedOut(err) && l.late+1 < patientBeats {
+	done, err = conn.takeBack(ctx, l.id, bound, c.sup.cfg.Lease/12, func(job string, err error) (again bool) {
+		if pg.TimedOut(err) && l.late+1 < patientBeats {
 			late = true
 			return true
 		}
@@ -65,14 +63,14 @@ func (c *control) takeBackOne(ctx context.Context, conn *pgx.Conn, l *pastLease,
 	})
 	if late {
 		l.late++
-		err = cmp.Or(err, errNoTime)
+		err = cmp.Or(err, pg.ErrNoTime)
 	}
 	return done, err
 }
 
 // rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
 // is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
-func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
+func (c *control) rescue(ctx context.Context, conn session, x peer) error {
 	queues := union(x.queues, c.sup.queueNames())
 	h := c.hunts[x.id]
 	if h == nil {
@@ -81,7 +79,7 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 	}
 	h.bound = c.sup.cfg.Lease / 12
 	for !h.ended() {
-		if _, err := c.sup.client.store.hunt(ctx, conn, h, nil); err != nil {
+		if _, err := conn.hunt(ctx, h, nil); err != nil {
 			return err
 		}
 	}
@@ -91,7 +89,7 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 			c.sup.tellUnread(ctx, h)
 			return nil // its row says that there may be more
 		}
-		return c.sup.client.store.forget(ctx, conn, x.id)
+		return conn.forget(ctx, x.id)
 	}
 	if h.started == nil {
 		started := startedJobs(h.found)
@@ -101,7 +99,7 @@ func (c *control) rescue(ctx context.Context, conn *pgx.Conn, x peer) error {
 				crashes = append(crashes, j.crashes)
 			}
 		}
-		d, err := c.sup.client.store.judge(ctx, conn, x.id, blame.NewDeath(crashes))
+		d, err := conn.judge(ctx, x.id, blame.NewDeath(crashes))
 		if err != nil {
 			return err
 		}
@@ -130,7 +128,7 @@ func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
 
 // orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
 // were then. If drover does not know how an owner ended, it counts that as one death among many.
-func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
+func (c *control) orphaned(ctx context.Context, conn session, h *hunt) error {
 	h.bound, h.late = c.sup.cfg.Lease/12, patientBeats
 	for {
 		byOwner := map[string][]heldJob{}
@@ -140,7 +138,7 @@ func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 		h.found = nil
 		var errs []error
 		for owner, held := range byOwner {
-			d, died, err := c.sup.client.store.verdict(ctx, conn, owner)
+			d, died, err := conn.verdict(ctx, owner)
 			if err != nil {
 				h.found, errs = append(h.found, held...), append(errs, err)
 				continue
@@ -155,11 +153,11 @@ func (c *control) orphaned(ctx context.Context, conn *pgx.Conn, h *hunt) error {
 		c.sup.tellUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.ended() {
-			_, err = c.sup.client.store.hunt(ctx, conn, h, nil)
+			_, err = conn.hunt(ctx, h, nil)
 		} else if err == nil {
 			return nil
 		}
-		if errors.Is(err, errNoTime) {
+		if errors.Is(err, pg.ErrNoTime) {
 			return nil // the next sweep goes on with it
 		}
 		if err != nil {
@@ -179,7 +177,7 @@ type freed struct {
 // free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
 // someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
 // left for the next beat, with the reason.
-func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
+func (c *control) free(ctx context.Context, conn session, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
 	var errs []error
 	var noSlots error
 	all, late := len(held), 0
@@ -219,9 +217,9 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 	left = append(left, held...)
 	if late > 0 {
 		h.late++
-		err = cmp.Or(err, errNoTime)
+		err = cmp.Or(err, pg.ErrNoTime)
 	}
-	if errors.Is(err, errNoTime) && len(left) == all {
+	if errors.Is(err, pg.ErrNoTime) && len(left) == all {
 		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
 	} else {
 		h.part = min(2*h.part, maxSettle)
@@ -231,12 +229,12 @@ func (c *control) free(ctx context.Context, conn *pgx.Conn, owner string, h *hun
 }
 
 // decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
-func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *hunt, f *freed) (err error) {
+func (c *control) decide(ctx context.Context, conn session, owner string, h *hunt, f *freed) (err error) {
 	d, started := h.death, h.started[f.j.id]
 	deaths := f.j.deathsBlamed(owner)
 	var b blame.Background
 	if started && d.Alone() && d.Spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
-		if b, err = c.sup.client.store.background(ctx, conn, deaths); err != nil {
+		if b, err = conn.background(ctx, deaths); err != nil {
 			return err
 		}
 	}
@@ -248,7 +246,7 @@ func (c *control) decide(ctx context.Context, conn *pgx.Conn, owner string, h *h
 }
 
 // takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
-func (c *control) takeSlots(ctx context.Context, conn *pgx.Conn, jobs []*freed) error {
+func (c *control) takeSlots(ctx context.Context, conn session, jobs []*freed) error {
 	outcomes := make([]*outcome, len(jobs))
 	for i, f := range jobs {
 		outcomes[i] = f.o
@@ -262,20 +260,19 @@ const patientBeats = 3
 
 // settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed
 // returns how many jobs are left for the next beat because of that.
-func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string, late int, jobs []*freed) (patient int, err error) {
+func (c *control) settleFreed(ctx context.Context, conn session, owner string, late int, jobs []*freed) (patient int, err error) {
 	settle := func(part []*freed, bound time.Duration) error {
-		if err := timeFor(ctx, 2*bound); err != nil {
+		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
 		}
-		settled := map[string]State{}
-		p := c.freeing(owner, part, bound, settled)
-		if err := p.Send(ctx, conn); err != nil {
+		settled, err := conn.free(ctx, freeingOf(owner, part, bound))
+		if err != nil {
 			return err
 		}
 		for _, f := range part {
 			f.done = true
 			if state := settled[f.j.id]; state != "" {
-				f.o.became(state)
+				f.o.became(State(state))
 				c.sup.reporter.tell(f.o.tellAll()...)
 			}
 		}
@@ -299,7 +296,7 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 		passed = passed || err == nil
 		return err
 	}, func(f *freed, err error) error {
-		if !timedOut(err) && f.o.entry != nil && !f.o.replaced {
+		if !pg.TimedOut(err) && f.o.entry != nil && !f.o.replaced {
 			f.o.simplify()
 			if again := settle([]*freed{f}, c.bound()); again == nil || !pg.RowsFault(again) {
 				passed = passed || again == nil
@@ -310,7 +307,7 @@ func (c *control) settleFreed(ctx context.Context, conn *pgx.Conn, owner string,
 		return nil
 	})
 	refused = slices.DeleteFunc(refused, func(b notFreed) bool {
-		if !timedOut(b.err) {
+		if !pg.TimedOut(b.err) {
 			return false
 		}
 		if tries++; tries <= 3 && settle([]*freed{b.f}, c.sup.cfg.Lease/12) == nil { // alone, and with more time
@@ -331,7 +328,7 @@ type notFreed struct {
 }
 
 // giveUpAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
-func (c *control) giveUpAll(ctx context.Context, conn *pgx.Conn, owner string, refused []notFreed, passed bool) error {
+func (c *control) giveUpAll(ctx context.Context, conn session, owner string, refused []notFreed, passed bool) error {
 	for _, b := range refused {
 		if err := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
 			return err
@@ -340,45 +337,32 @@ func (c *control) giveUpAll(ctx context.Context, conn *pgx.Conn, owner string, r
 	return nil
 }
 
-// freeing settles jobs of one dead supervisor, and records in the same transaction what the death counts against
-// them: blame for a job that is not settled would be wrong, and a settled job is not looked at again.
-func (c *control) freeing(owner string, part []*freed, bound time.Duration, settled map[string]State) *pipeline {
-	p := &pipeline{}
-	outcomes := make([]*outcome, len(part))
-	var blamed []string
-	for i, f := range part {
-		outcomes[i] = f.o
-		if f.o.crashed {
-			blamed = append(blamed, f.j.id)
+// freeing is what becomes of jobs of one dead supervisor.
+func freeingOf(owner string, part []*freed, bound time.Duration) *freeing {
+	f := &freeing{owner: owner, changes: make([]change, len(part)), explained: map[string][]string{}, bound: bound}
+	for i, one := range part {
+		f.changes[i] = one.o.change()
+		if one.o.crashed {
+			f.blamed = append(f.blamed, one.j.id)
+		}
+		if one.deaths != nil {
+			f.explained[one.j.id] = one.deaths
 		}
 	}
-	p.Begin()
-	p.Exec(nil, sqlSettlePlan)
-	p.Exec(nil, pg.Bound, bound.Milliseconds())
-	p.settle(settled, owner, outcomes)
-	if len(blamed) > 0 {
-		p.Exec(nil, sqlBlame, owner, blamed)
-	}
-	for _, f := range part {
-		if f.deaths != nil {
-			p.Exec(nil, sqlExplain, f.deaths, f.j.id)
-		}
-	}
-	p.Commit()
-	return p
+	return f
 }
 
 var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
 
 // giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
 // even that is possible, it stays as it is for a pause.
-func (c *control) giveUp(ctx context.Context, conn *pgx.Conn, owner string, f *freed, why error, later, aside bool) error {
-	if err := timeFor(ctx, 2*c.bound()); err != nil {
+func (c *control) giveUp(ctx context.Context, conn session, owner string, f *freed, why error, later, aside bool) error {
+	if err := pg.TimeFor(ctx, 2*c.bound()); err != nil {
 		return err
 	}
-	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: aside || timedOut(why)}
-	text := c.sup.client.clean(refusal(why), maxErrorText)
-	became, err := c.sup.client.store.giveUp(ctx, conn, g, c.bound())
+	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: aside || pg.TimedOut(why)}
+	text := c.sup.client.clean(pg.Refusal(why), maxErrorText)
+	became, err := conn.giveUp(ctx, g, c.bound())
 	if c.sup.quiet.may("rescue "+f.j.id, c.sup.now()) {
 		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
 			slog.String("error", text))

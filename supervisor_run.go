@@ -422,13 +422,17 @@ func (s *runSet) len() int {
 	return len(s.runs)
 }
 
-// claims are the jobs of runs, and when each was claimed.
-func claims(runs []*run) (ids []string, at []time.Time) {
-	ids, at = make([]string, len(runs)), make([]time.Time, len(runs))
+// fences are what settles of the runs compare.
+func fences(runs []*run) []fence {
+	list := make([]fence, len(runs))
 	for i, r := range runs {
-		ids[i], at[i] = r.job.ID, r.attemptedAt
+		list[i] = r.fence()
 	}
-	return ids, at
+	return list
+}
+
+func (r *run) fence() fence {
+	return fence{id: r.job.ID, owner: r.owner, seq: r.claimSeq, claimedAt: r.attemptedAt}
 }
 
 // newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.

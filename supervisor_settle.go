@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -44,7 +42,7 @@ type settler struct {
 	starts   []*start
 
 	// The rest is the settler goroutine's own.
-	link    pg.Link
+	link    line
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
 	worked  time.Time  // when an outcome was last recorded
 	passed  []string   // jobs whose outcomes were refused, and are recorded now
@@ -56,7 +54,7 @@ type settler struct {
 
 func newSettler(s *Supervisor) *settler {
 	e := &settler{
-		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: pg.Link{Pool: s.client.store.pool},
+		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: line{pg.Link{Pool: s.client.store.pool}},
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
@@ -72,10 +70,10 @@ func (e *settler) settle(o *outcome) {
 }
 
 // connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
-func (e *settler) connect(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := e.link.Get(ctx)
+func (e *settler) connect(ctx context.Context) (session, error) {
+	conn, err := e.link.get(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+		return session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
 	}
 	return conn, nil
 }
@@ -180,7 +178,7 @@ func (e *settler) putBack(out []*outcome) {
 func (e *settler) trip(base context.Context, out []*outcome) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := e.link.Get(ctx)
+	conn, err := e.link.get(ctx)
 	if err != nil {
 		e.putBack(out)
 		e.trouble.failed(base, e.sup, "settling", err)
@@ -190,10 +188,9 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 		return
 	}
 	out = e.oncePerJob(out)
-	var p pipeline
-	s := e.settleAll(&p, out, 0)
-	if len(p.Reads) > 0 {
-		if err = p.Send(ctx, conn); err == nil {
+	s := settlingOf(out, 0)
+	if !s.empty() {
+		if err = conn.settle(ctx, &s.settlement); err == nil {
 			failpoint("settled")
 		}
 	}
@@ -214,8 +211,8 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	if len(e.passed) > 0 {
 		ids := e.passed
 		e.passed = nil
-		if conn, err = e.link.Get(ctx); err == nil {
-			err = e.sup.client.store.passed(ctx, conn, pathSettle, ids)
+		if conn, err = e.link.get(ctx); err == nil {
+			err = conn.passed(ctx, pathSettle, ids)
 		}
 		if err != nil {
 			e.passed = ids // with the next round trip
@@ -245,17 +242,10 @@ func (e *settler) asked() bool {
 	return len(e.asks) > 0
 }
 
-// settling is what came of a round trip's settles.
+// settling is a round trip's settles, and the outcomes that they are of.
 type settling struct {
-	committed bool
-	counts    []completion
-	others    map[string]State // what sqlSettle made of the ids that it ended
-}
-
-// completion is one complete statement: all runs of one owner and fence.
-type completion struct {
-	outcomes []*outcome
-	n        int64
+	settlement
+	completed [][]*outcome // of each completion
 }
 
 type fenceGroup struct {
@@ -264,12 +254,11 @@ type fenceGroup struct {
 	del   bool
 }
 
-// settleAll queues the settles in one transaction: a statement for each fence among the completed runs (nearly
-// always one), and one for each owner among the others.
-func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *settling {
-	s := &settling{others: map[string]State{}}
+// settlingOf makes one transaction of the outcomes: a completion for each fence among the completed runs (nearly always
+// one), and the changes of each owner among the others.
+func settlingOf(out []*outcome, bound time.Duration) *settling {
+	s := &settling{settlement: settlement{changes: map[string][]change{}, bound: bound, became: map[string]rowState{}}}
 	complete := map[fenceGroup][]*outcome{}
-	others := map[string][]*outcome{}
 	for _, o := range out {
 		o.run.tries++
 		switch r := o.run; {
@@ -279,42 +268,38 @@ func (e *settler) settleAll(p *pipeline, out []*outcome, bound time.Duration) *s
 			key := fenceGroup{r.owner, r.claimSeq, r.deleteCompleted}
 			complete[key] = append(complete[key], o)
 		default:
-			others[r.owner] = append(others[r.owner], o)
+			s.changes[r.owner] = append(s.changes[r.owner], o.change())
 		}
 	}
-	if len(complete)+len(others) == 0 {
-		s.committed = true
-		return s
-	}
-	p.Begin()
-	if len(others) == 0 {
-		p.Exec(nil, pg.QuickPlan)
-	} else {
-		p.Exec(nil, sqlSettlePlan)
-	}
-	if bound > 0 {
-		p.Bound(bound)
-	}
-	s.counts = make([]completion, 0, len(complete))
+	s.completions = make([]completion, 0, len(complete))
 	for key, group := range complete {
-		runs := make([]*run, len(group))
-		for i, o := range group {
-			runs[i] = o.run
-		}
-		slices.SortFunc(runs, func(a, b *run) int { return strings.Compare(a.job.ID, b.job.ID) })
-		s.counts = append(s.counts, completion{outcomes: group})
-		p.complete(&s.counts[len(s.counts)-1].n, runs, key.del)
+		slices.SortFunc(group, func(a, b *outcome) int { return strings.Compare(a.run.job.ID, b.run.job.ID) })
+		s.completions = append(s.completions, key.completion(group))
+		s.completed = append(s.completed, group)
 	}
-	for owner, group := range others {
-		p.settle(s.others, owner, group)
-	}
-	p.Commit()
-	p.Call(func() { s.committed = true })
+	s.committed = s.empty()
 	return s
 }
 
+// empty reports that there is nothing to send.
+func (s *settling) empty() bool { return len(s.completions)+len(s.changes) == 0 }
+
+func (g fenceGroup) completion(group []*outcome) completion {
+	c := completion{owner: g.owner, seq: g.seq, delete: g.del, ids: make([]string, len(group)), which: make([]int32, len(group))}
+	known := map[time.Time]int32{}
+	for i, o := range group {
+		at := o.run.attemptedAt
+		if known[at] == 0 {
+			c.at = append(c.at, at)
+			known[at] = int32(len(c.at)) //nolint:gosec // at most maxComplete
+		}
+		c.ids[i], c.which[i] = o.run.job.ID, known[at]
+	}
+	return c
+}
+
 // afterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
-func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcome, s *settling, err error) {
+func (e *settler) afterSettle(ctx context.Context, conn session, out []*outcome, s *settling, err error) {
 	switch {
 	case len(out) == 0:
 		return
@@ -326,11 +311,11 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 		return
 	}
 	var unsure []*outcome
-	for _, c := range s.counts {
-		if int(c.n) == len(c.outcomes) {
-			e.done(c.outcomes...)
+	for i, outcomes := range s.completed {
+		if int(s.completions[i].n) == len(outcomes) {
+			e.done(outcomes...)
 		} else {
-			unsure = append(unsure, c.outcomes...)
+			unsure = append(unsure, outcomes...)
 		}
 	}
 	for _, o := range out {
@@ -338,8 +323,8 @@ func (e *settler) afterSettle(ctx context.Context, conn *pgx.Conn, out []*outcom
 		case o.run.txOutcome.Load() != nil:
 			unsure = append(unsure, o)
 		case o.completes():
-		case s.others[o.run.job.ID] != "":
-			o.became(s.others[o.run.job.ID])
+		case s.became[o.run.job.ID] != "":
+			o.became(State(s.became[o.run.job.ID]))
 			e.done(o)
 		default:
 			unsure = append(unsure, o)
@@ -374,7 +359,7 @@ func (e *settler) pickApart(base context.Context, out []*outcome) error {
 		return err
 	}
 	err := pg.BisectFailed(out, settle, func(o *outcome, err error) error {
-		if !o.replaced && (!timedOut(err) || o.refusals > 0) {
+		if !o.replaced && (!pg.TimedOut(err) || o.refusals > 0) {
 			o.simplify()
 			if err = settle([]*outcome{o}); err == nil || !pg.RowsFault(err) {
 				return err
@@ -399,10 +384,9 @@ func (e *settler) settlePart(base context.Context, part []*outcome) error {
 	if err != nil {
 		return err
 	}
-	var p pipeline
-	s := e.settleAll(&p, part, e.sup.walkBound())
-	if len(p.Reads) > 0 {
-		err = p.Send(ctx, conn)
+	s := settlingOf(part, e.sup.walkBound())
+	if !s.empty() {
+		err = conn.settle(ctx, &s.settlement)
 	}
 	if err != nil && !s.committed {
 		if pg.NotApplied(err) {
@@ -428,17 +412,17 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 		o.refusedAt = e.sup.now()
 	}
 	became := ""
-	if o.refusals >= settleTries && !timedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
+	if o.refusals >= settleTries && !pg.TimedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
 		ctx, cancel := e.sup.tripContext(base)
 		defer cancel()
-		conn, err := e.link.Get(ctx)
+		conn, err := e.link.get(ctx)
 		if err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
 		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
-		if became, err = e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound()); err != nil {
+		if became, err = conn.giveUp(ctx, g, e.sup.walkBound()); err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
@@ -459,12 +443,12 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 
 // look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
 // transaction, ended by an operator, held by someone, or not ours any more.
-func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
+func (e *settler) look(ctx context.Context, conn session, unsure []*outcome) {
 	ids := make([]string, len(unsure))
 	for i, o := range unsure {
 		ids[i] = o.run.job.ID
 	}
-	seen, alive, err := e.lookAt(ctx, conn, ids)
+	seen, alive, err := conn.look(ctx, ids)
 	if err != nil {
 		unsent(unsure...)
 		e.putBack(unsure)
@@ -479,8 +463,8 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 		row, exists := seen[o.run.job.ID]
 		switch o.found(row, exists) {
 		case foundSettled:
-			if row.lastClaimedBy(o.run) {
-				o.became(row.state)
+			if row.lastClaimedBy(o.run.fence()) {
+				o.became(State(row.state))
 			}
 			e.done(o)
 		case foundInTx:
@@ -509,18 +493,6 @@ func (e *settler) look(ctx context.Context, conn *pgx.Conn, unsure []*outcome) {
 			}
 		}
 	}
-}
-
-// lookAt reads what has become of jobs, and then which supervisors have their lease.
-func (e *settler) lookAt(ctx context.Context, conn *pgx.Conn, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
-	seen, alive = map[string]seenJob{}, map[string]bool{}
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, pg.OnePlan)
-	p.look(ids, seen)
-	p.alive(alive)
-	p.Commit()
-	return seen, alive, p.Send(ctx, conn)
 }
 
 // later tries an outcome again after a pause.

@@ -2,19 +2,17 @@ package drover
 
 import (
 	"context"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // solo takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
-func (c *control) solo(ctx context.Context, conn *pgx.Conn, l *lease, queue string) error {
-	store, now, order := c.sup.client.store, c.sup.now(), c.sup.solo.Load()
+func (c *control) solo(ctx context.Context, conn session, l *lease, queue string) error {
+	now, order := c.sup.now(), c.sup.solo.Load()
 	draining := c.sup.draining.Load()
 	switch {
 	case order != nil && !order.over.Load():
 		return nil
 	case order != nil && (queue == "" || draining || !c.turns.GoesOn(now, order.ran.Load())):
-		if err := store.releaseSolo(ctx, conn, l.id); err != nil {
+		if err := conn.releaseSolo(ctx, l.id); err != nil {
 			return err
 		}
 		c.turns.End(now, order.idle.Load())
@@ -25,7 +23,7 @@ func (c *control) solo(ctx context.Context, conn *pgx.Conn, l *lease, queue stri
 		if queue == "" || draining || !c.turns.May(now) {
 			return nil
 		}
-		if taken, err := store.takeSolo(ctx, conn, l.id); err != nil || !taken {
+		if taken, err := conn.takeSolo(ctx, l.id); err != nil || !taken {
 			return err
 		}
 		c.turns.Begin(now)

@@ -84,20 +84,13 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	if err != nil {
 		return err
 	}
-	byOwner := map[string][]*run{}
-	for _, s := range part {
-		byOwner[s.run.owner] = append(byOwner[s.run.owner], s.run)
+	list := make([]fence, len(part))
+	for i, s := range part {
+		list[i] = s.run.fence()
 	}
-	var p pipeline
-	read := map[string]time.Time{} // not noted before the commit, which the database may refuse
-	p.Begin()
-	p.Bound(e.sup.cfg.Lease / 12)
-	for owner, runs := range byOwner {
-		p.start(read, owner, runs)
-	}
-	p.Commit()
-	p.Call(func() { maps.Copy(noted, read) })
-	return p.Send(ctx, conn)
+	read, err := conn.start(ctx, list, e.sup.cfg.Lease/12)
+	maps.Copy(noted, read)
+	return err
 }
 
 // startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
@@ -110,7 +103,7 @@ func (e *settler) startRefused(base context.Context, r *run, why error, aside bo
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
 	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !pg.Lasting(why), aside: aside}
-	became, err := e.sup.client.store.giveUp(ctx, conn, g, e.sup.walkBound())
+	became, err := conn.giveUp(ctx, g, e.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}

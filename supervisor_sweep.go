@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 )
@@ -20,7 +18,7 @@ const sweepEvery = 15
 // sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
 // and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
 // jobs whose owner nobody speaks for.
-func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+func (c *control) sweep(ctx context.Context, conn session, l *lease, reply beatReply) error {
 	var alive []string
 	for _, p := range reply.peers {
 		if !p.lost {
@@ -63,7 +61,7 @@ func (c *control) sweep(ctx context.Context, conn *pgx.Conn, l *lease, reply bea
 	}
 	err = errors.Join(err, c.orphaned(ctx, conn, c.orphans))
 	if c.orphans.all && c.orphans.ended() {
-		err = errors.Join(err, c.sup.client.store.forgive(ctx, conn, c.bound()))
+		err = errors.Join(err, conn.forgive(ctx, c.bound()))
 		c.orphans = nil
 	}
 	return err
@@ -81,7 +79,7 @@ type sweepOrder struct {
 }
 
 // lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
-func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []huntLane, err error) {
+func (c *control) lookBehind(ctx context.Context, conn session) (peopled []huntLane, err error) {
 	req := c.sup.claimer.allLanes()
 	lanes := make([]sweepLane, len(req.lanes))
 	for i, g := range req.laneGroup {
@@ -103,11 +101,11 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 	look := func(part []sweepLane) error {
 		bound := time.Until(end)
 		if bound < leastLook {
-			return errNoTime
+			return pg.ErrNoTime
 		}
-		behind, found, err := c.sup.client.store.sweep(ctx, conn, part, req.kinds, bound)
-		if timedOut(err) {
-			return fmt.Errorf("%w (%s)", errNoTime, err.Error()) // half of the lanes would take as long
+		behind, found, err := conn.sweep(ctx, part, req.kinds, bound)
+		if pg.TimedOut(err) {
+			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // half of the lanes would take as long
 		}
 		for _, found := range behind {
 			c.sup.claimer.floors.Lower(found.lane, found.at)
@@ -119,7 +117,7 @@ func (c *control) lookBehind(ctx context.Context, conn *pgx.Conn) (peopled []hun
 	for part := range slices.Chunk(lanes, size) {
 		if time.Until(end) < leastLook {
 			c.behind.single = true
-			return peopled, errNoTime
+			return peopled, pg.ErrNoTime
 		}
 		c.behind.first++
 		err := pg.Bisect(part, look, func(lane sweepLane, err error) error {

@@ -185,7 +185,7 @@ func (s *still) claim(t testing.TB) (runs []*run) {
 
 // ids are the jobs of runs.
 func ids(runs []*run) []string {
-	ids, _ := claims(runs)
+	ids, _ := claims(fences(runs))
 	return ids
 }
 

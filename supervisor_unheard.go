@@ -4,8 +4,6 @@ import (
 	"context"
 	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // What the control goroutine looks after by itself because nobody may have said it: cancelled runs where no notification
@@ -17,7 +15,7 @@ const askEvery = time.Second
 
 // hears reports whether notifications come: as far as the server says, which has taken LISTEN.
 func (c *control) hears() bool {
-	return c.listening != nil && c.listening == c.link.Conn && !c.listening.IsClosed()
+	return !c.listening.closed() && c.listening == c.link.current()
 }
 
 // askAt is when to ask for runs that are over, or the next heartbeat if that is due before.
@@ -31,21 +29,21 @@ func (c *control) askAt(next time.Time) time.Time {
 // askUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
 // what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
 func (c *control) askUnheard(ctx context.Context) {
-	now, conn := c.sup.now(), c.link.Conn
+	now, conn := c.sup.now(), c.link.current()
 	if ctx.Err() != nil || c.hears() || now.Before(c.asked.Add(askEvery)) {
 		return
 	}
 	c.asked = now
 	l := c.sup.lease.Load()
 	running := c.sup.inFlight.under(l.id)
-	if len(running) == 0 || conn == nil || conn.IsClosed() {
+	if len(running) == 0 || conn.closed() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/6)
 	defer cancel()
-	gone, err := c.sup.client.store.gone(ctx, conn, l.id, running, c.bound())
+	gone, err := conn.gone(ctx, l.id, fences(running), c.bound())
 	if err == nil {
-		c.tellGone(running, beatReply{gone: gone})
+		c.tellGone(running, gone)
 	}
 	if took := c.sup.now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
 		c.asked = now.Add(20*took - askEvery)
@@ -54,7 +52,7 @@ func (c *control) askUnheard(ctx context.Context) {
 
 // serveAgain stores the queues anew where the supervisor's row says others. AddQueue and RemoveQueue write to the row of
 // the lease that they know, which may be over by the time: a fresh one is registered with the queues of before.
-func (c *control) serveAgain(ctx context.Context, conn *pgx.Conn, l *lease, reply beatReply) error {
+func (c *control) serveAgain(ctx context.Context, conn session, l *lease, reply beatReply) error {
 	i := slices.IndexFunc(reply.peers, func(p peer) bool { return p.id == l.id })
 	if i < 0 || slices.Equal(reply.peers[i].queues, c.sup.queueNames()) {
 		return nil
@@ -64,7 +62,7 @@ func (c *control) serveAgain(ctx context.Context, conn *pgx.Conn, l *lease, repl
 	}
 	defer c.sup.changing.Unlock()
 	reg := c.sup.registration(l.id, c.sup.queueStates())
-	if err := c.sup.client.store.serveOn(ctx, conn, l.id, reg); err != nil {
+	if err := conn.serveOn(ctx, l.id, reg); err != nil {
 		return err
 	}
 	c.sup.knowBudgets(reg.scopes)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"slices"
 	"time"
-
-	"github.com/drover-queue/drover/internal/pg"
 )
 
 // wake makes the claimer look for jobs at once.
@@ -91,13 +89,9 @@ func (c *claimer) sleepFull(base context.Context) {
 	c.mu.Lock()
 	c.anew = false
 	c.mu.Unlock()
-	conn, err := c.link.Get(ctx)
+	conn, err := c.link.get(ctx)
 	if err == nil {
-		var p pipeline
-		p.Begin()
-		p.Exec(nil, sqlFallAsleep, c.sup.lease.Load().id, nil, all)
-		p.Commit()
-		err = p.Send(ctx, conn)
+		err = conn.sleep(ctx, &sleep{supervisor: c.sup.lease.Load().id, asleep: true, full: all})
 	}
 	if err != nil {
 		c.sayAnew()
@@ -183,8 +177,7 @@ func (t *trickle) over() bool { return t.left < 0 }
 //
 // A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
 // pass for awake. Queues without room in this claim are told apart; where a slot gets free a claim follows.
-func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
-	now, id := c.sup.now(), claim.lease.id
+func (c *claimer) fallAsleep(claim *plan, now time.Time) *sleep {
 	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
 	asleep := idle || c.asleep && !c.trickle.over()
 	over := !c.until.IsZero() && !now.Before(c.until)
@@ -194,23 +187,21 @@ func (c *claimer) fallAsleep(p *pipeline, claim *plan) {
 	c.mu.Unlock()
 	full := claim.full()
 	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
-		return
+		return nil
 	}
-	p.Begin()
+	note := &sleep{supervisor: claim.lease.id, asleep: asleep, full: full}
+	if asleep && claim.due.After(now) {
+		note.lasts = claim.due.Sub(now)
+	}
+	return note
+}
+
+// fellAsleep notes that drover_sleepers was written.
+func (c *claimer) fellAsleep(note *sleep, now time.Time) {
 	var until time.Time
-	if asleep {
-		var rest *string
-		if claim.due.After(now) {
-			text := pg.Interval(claim.due.Sub(now))
-			until, rest = claim.due, &text
-		}
-		p.Exec(nil, sqlFallAsleep, id, rest, full)
-	} else {
-		p.Exec(nil, sqlWakeUp, id)
+	if note.lasts > 0 {
+		until = now.Add(note.lasts)
 	}
-	p.Commit()
-	p.Call(func() {
-		c.says(asleep, until, full)
-		c.hearing.Asleep(now)
-	})
+	c.says(note.asleep, until, note.full)
+	c.hearing.Asleep(now)
 }

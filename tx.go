@@ -124,12 +124,12 @@ func (r *run) trySettleTx(ctx context.Context, tx Tx, err error) error {
 	if err != nil {
 		return r.refused(ctx, tx, err)
 	}
-	o.became(became)
+	o.became(State(became))
 	r.txOutcome.Store(o)
 	return nil
 }
 
-func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (State, error) {
+func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (rowState, error) {
 	switch {
 	case o.completes() && r.deleteCompleted:
 		return fencedTx(ctx, tx, sqlCompleteDeleteTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt)

@@ -553,7 +553,7 @@ func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	t.Parallel()
 	n, text, at := int64(1), "t", time.Now()
-	raw, err := json.Marshal(change{"id", 1, &at, Retryable, text, &n, &n, &n, true, true, true, true, true, true, true, text, text, json.RawMessage(`{}`)})
+	raw, err := json.Marshal(change{"id", 1, &at, "retryable", text, &n, &n, &n, true, true, true, true, true, true, true, text, text, json.RawMessage(`{}`)})
 	if err != nil {
 		t.Fatal(err)
 	}

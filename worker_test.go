@@ -241,7 +241,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rescuer.control.rescue(t.Context(), conn.Conn(), peer{id: dead.lease.Load().id, queues: []string{"q"}}); err != nil {
+		if err := rescuer.control.rescue(t.Context(), session{conn.Conn()}, peer{id: dead.lease.Load().id, queues: []string{"q"}}); err != nil {
 			t.Fatal(err)
 		}
 		conn.Release()

@@ -188,7 +188,7 @@ func mutants() []mutant {
 			name: "near-sweep-of-unread-lanes", bug: "a near sweep passes for one of lanes that its claim did not read",
 			file:  "supervisor_claim.go",
 			old:   "\t\tif limit == 0 {\n\t\t\tcontinue // not looked at\n\t\t}",
-			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.near.read(p.sweep, floors.Lane{g.queue.Name, g.tier + priority}, p.reply.seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
+			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.near.Read(p.sweep, floors.Lane{g.queue.Name, g.tier + priority}, p.reply.seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
 			tests: []string{"TestLateCommitsAreFoundByEachNearSweep"},
 		},
 		{
@@ -271,8 +271,8 @@ func mutants() []mutant {
 		{
 			name: "settle-takes-all", bug: "a settle ignores how many rows it matched",
 			file:  "supervisor_settle.go",
-			old:   "if int(c.n) == len(c.outcomes) {",
-			new:   "if int(c.n) <= len(c.outcomes) {",
+			old:   "if int(s.completions[i].n) == len(outcomes) {",
+			new:   "if int(s.completions[i].n) <= len(outcomes) {",
 			tests: []string{"TestAStaleRunAmongMany"},
 		},
 		{
@@ -326,7 +326,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "process-clock", bug: "a retry is due by the process' clock",
-			file:  "store_pg_settle.go",
+			file:  "outcome.go",
 			old:   "\t\tif c.DelayUS = &us; o.slot != nil {\n",
 			new:   "\t\tif due := o.run.sup.now().UnixMicro() + us; o.slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
 			tests: []string{"TestDelaysGoByTheServersClock"},
@@ -383,8 +383,8 @@ func mutants() []mutant {
 		{
 			name: "no-patience", bug: "a death is not taken back where the server is slow for a moment",
 			file:  "supervisor_rescue.go",
-			old:   "timedOut(err) && l.late+1 < patientBeats",
-			new:   "timedOut(err) && l.late > patientBeats",
+			old:   "pg.TimedOut(err) && l.late+1 < patientBeats",
+			new:   "pg.TimedOut(err) && l.late > patientBeats",
 			tests: []string{"TestTakeBackIsPatient"},
 		},
 		{
@@ -586,8 +586,8 @@ func mutants() []mutant {
 		{
 			name: "beat-stops", bug: "a step of the beat that fails keeps the later ones",
 			file:  "supervisor_lease.go",
-			old:   "\t\tif conn.IsClosed() || ctx.Err() != nil {\n\t\t\treturn fmt",
-			new:   "\t\tif err != nil || conn.IsClosed() || ctx.Err() != nil {\n\t\t\treturn fmt",
+			old:   "\t\tif conn.closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
+			new:   "\t\tif err != nil || conn.closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			tests: []string{"TestBeatGoesOnBehindAStepThatFails"},
 		},
 		{
@@ -699,7 +699,7 @@ func mutants() []mutant {
 			name: "audit-not-asked-for", bug: "a connection that came back asks for no audit",
 			file:  "internal/pg/conn.go",
 			old:   "\tif lost && l.Again != nil {\n",
-			new:   "\tif lost && l.Again != nil && l.store == nil {\n",
+			new:   "\tif lost && l.Again != nil && l.Pool == nil {\n",
 			tests: []string{"TestAuditOfARunningSupervisor"},
 		},
 		{
@@ -748,7 +748,7 @@ func mutants() []mutant {
 			name: "standby-by-its-words", bug: "a standby that speaks another language is not known as one",
 			file:  "internal/pg/faults.go",
 			old:   "server.Routine == \"call_bool_check_hook\"",
-			new:   "strings.Contains(pg.Message, \"recovery\")",
+			new:   "strings.Contains(server.Message, \"recovery\")",
 			tests: []string{"TestAStandbyInAnyLanguage"},
 		},
 		{
@@ -811,9 +811,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "start-not-committed", bug: "a start counts as noted before its transaction commits",
-			file:  "supervisor_start.go",
-			old:   "p.start(read, owner, runs)",
-			new:   "p.start(noted, owner, runs)",
+			file:  "store_pg_settle.go",
+			old:   "\tp.Call(func() { noted = read })\n",
+			new:   "\tnoted = read\n",
 			tests: []string{"TestAStartThatIsNotCommitted"},
 		},
 		{
@@ -1079,7 +1079,7 @@ func mutants() []mutant {
 			name: "reads-need-a-primary", bug: "the health of a standby cannot be looked at",
 			file:  "store_pg_health.go",
 			old:   "limit.BeginReading()",
-			new:   "limit.begin()",
+			new:   "limit.Begin()",
 			tests: []string{"TestStandby"},
 		},
 		{

@@ -186,3 +186,14 @@ func CloseConn(ctx context.Context, conn *pgx.Conn) {
 	defer cancel()
 	_ = conn.Close(ctx) // it is going away either way
 }
+
+// ErrNoTime says that a statement was not sent, because it would have been cut off.
+var ErrNoTime = errors.New("no time left before the next heartbeat")
+
+// TimeFor returns ErrNoTime if a statement that takes d would be cut off, which would cost the connection.
+func TimeFor(ctx context.Context, d time.Duration) error {
+	if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) < d {
+		return ErrNoTime
+	}
+	return nil
+}

@@ -155,3 +155,18 @@ func Temporary(err error) bool {
 	var connect *pgconn.ConnectError // for example, no server now has the target_session_attrs asked for
 	return errors.As(err, &connect) && !errors.Is(err, ErrInvalid) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
 }
+
+// Refusal is the text of what the database refused, without the driver's words around it.
+func Refusal(err error) string {
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		return server.Message
+	}
+	return err.Error()
+}
+
+// TimedOut reports whether a time-out caused the error, the server's or ours.
+func TimedOut(err error) bool {
+	var server *pgconn.PgError
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &server) && (server.Code == "57014" || server.Code == "55P03")
+}

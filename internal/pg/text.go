@@ -39,3 +39,11 @@ func Seconds(s float64) time.Duration { return Span(s, time.Second) }
 
 // Millis is Span of a number of milliseconds.
 func Millis(ms int64) time.Duration { return Span(ms, time.Millisecond) }
+
+// OrNull is nil for an empty text.
+func OrNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
