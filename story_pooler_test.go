@@ -56,7 +56,7 @@ func (p *transactionPooler) serve(conn net.Conn) {
 		}
 		p.server.Frontend.Send(message)
 		switch message.(type) {
-		case *pgproto3.Query, *pgproto3.Sync:
+		case *pgproto3.Query, *pgproto3.Sync, *pgproto3.CopyDone, *pgproto3.CopyFail:
 			if has = p.answer(client) != 'I'; !has {
 				p.mu.Unlock()
 			}
@@ -75,8 +75,11 @@ func (p *transactionPooler) answer(client *pgproto3.Backend) (txStatus byte) {
 			return 'I'
 		}
 		client.Send(message)
-		if ready, is := message.(*pgproto3.ReadyForQuery); is {
-			return ready.TxStatus
+		switch message := message.(type) {
+		case *pgproto3.ReadyForQuery:
+			return message.TxStatus
+		case *pgproto3.CopyInResponse: // the rows come now
+			return 'T'
 		}
 	}
 }
@@ -123,6 +126,11 @@ func TestModesBehindATransactionPooler(t *testing.T) {
 			if works {
 				if err := pooled.client.Check(t.Context()); err != nil {
 					t.Errorf("Check = %v", err)
+				}
+				for range 3 { // by COPY, on whichever session
+					if _, err := pooled.client.EnqueueMany(t.Context(), []Batch{{Args: job{1}}, {Args: job{2}}}); err != nil {
+						t.Errorf("EnqueueMany = %v", err)
+					}
 				}
 				return
 			}
