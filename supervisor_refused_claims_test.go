@@ -76,7 +76,7 @@ func TestARefusedClaimHoldsUpNobody(t *testing.T) {
 					db.enqueue(t, job{1}, nil)
 					db.enqueue(t, job{2}, &EnqueueOpts{Queue: "other"})
 				}
-				db.waitFor(t, time.Minute, `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
+				db.soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
 				within(t, 2*time.Minute, func() bool { // another job has to pass, or no single one may be at fault
 					db.enqueue(t, job{3}, nil)
 					return value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, id)
