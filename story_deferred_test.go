@@ -31,7 +31,7 @@ func TestADeferredConstraintHoldsUpNobody(t *testing.T) {
 	db.launch(t, SupervisorConfig{Build: "b1", Lease: 6 * time.Second, Queues: []Queue{{}, {Name: "other"}}, Workers: []Worker{
 		dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
 	}})
-	db.waitFor(t, time.Minute, `select count(*) = 6 from jobs where state = 'completed'`)
+	db.soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 6 from jobs where state = 'completed'`)
 	db.waitFor(t, 30*time.Second, `select released = 2 and skipped = 1 from drover_redrives where id = $1`, r.ID)
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_set_aside where error like '%not this one%'`)
 	if n := value[int](t, db, `select count(*) from jobs where args ? 'bad' and state not in ('discarded', 'parked')`); n > 0 {

@@ -88,7 +88,7 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 	moving.launch(t, SupervisorConfig{Lease: 5 * time.Second, PollInterval: 500 * time.Millisecond})
 	done := func(n int) {
 		t.Helper()
-		db.waitFor(t, time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, n)
+		db.soon(t, time.Minute, "a job waits for a connection that leads to a standby", `select count(*) = $1 from jobs where state = 'completed'`, n)
 	}
 	db.enqueueJobs(t, 1, nil)
 	done(1)

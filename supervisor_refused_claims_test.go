@@ -186,7 +186,7 @@ func TestClaimsThatAreAllRefusedWait(t *testing.T) {
 	end := time.Now().Add(3 * time.Second)
 	eventually(t, func() bool { return time.Now().After(end) })
 	if !value[bool](t, db, `select count(*) = 30 from jobs where state = 'available' and errors = '[]'`) || value[int](t, db, `select count(*) from drover_set_aside`) > 0 {
-		t.Errorf("while all is refused: %s", value[string](t, db, `select string_agg(distinct state || ' ' || errors::text, ', ') from jobs`))
+		t.Fatalf("while all is refused: %s", value[string](t, db, `select string_agg(distinct state || ' ' || errors::text, ', ') from jobs`))
 	}
 	if lines := book.from(slog.LevelWarn); len(lines) > 1 {
 		t.Errorf("%d lines in three seconds: %v", len(lines), lines)
@@ -214,10 +214,10 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	db.enqueueJobs(t, 20, nil)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 20 from jobs where state = 'completed'`)
 	if lines := book.from(slog.LevelWarn); len(lines) > 0 {
-		t.Errorf("it fell over what was known: %v", lines)
+		t.Fatalf("it fell over what was known: %v", lines)
 	}
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.waitFor(t, 2*time.Minute, `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
+	db.soon(t, 2*time.Minute, "it is not tried by itself", `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	db.waitFor(t, 2*time.Minute, `select state = 'completed' from jobs where id = $1`, bad)
