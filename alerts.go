@@ -47,7 +47,7 @@ func (c *Client) Alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
 	if t.Within == 0 {
 		t.Within = 15 * time.Minute
 	}
-	alerts, err := c.store.alerts(ctx, t)
+	alerts, err := c.desk.alerts(ctx, t)
 	if err != nil {
 		return nil, fmt.Errorf("look for alerts: %w", err)
 	}

@@ -98,7 +98,7 @@ type BudgetInfo struct {
 
 // RetryBudgets returns all retry budgets, sorted by scope.
 func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
-	budgets, err := c.store.budgets(ctx)
+	budgets, err := c.desk.budgets(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read retry budgets: %w", err)
 	}

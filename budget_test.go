@@ -574,7 +574,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	conn, err := db.client.store.pool.Dial(t.Context())
+	conn, err := db.client.desk.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -659,7 +659,7 @@ func TestReservationsAtOnce(t *testing.T) {
 	dues := map[string][]time.Time{}
 	for p := range uint64(8) {
 		processes.Go(func() {
-			conn, err := db.client.store.pool.Dial(t.Context())
+			conn, err := db.client.desk.pool.Dial(t.Context())
 			if err != nil {
 				t.Error(err)
 				return

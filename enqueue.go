@@ -84,7 +84,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 	if err != nil {
 		return Receipt{}, err
 	}
-	existing, err := c.store.enqueue(ctx, job)
+	existing, err := c.desk.enqueue(ctx, job)
 	if err != nil {
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
@@ -105,7 +105,7 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	existing, err := c.store.enqueueTx(ctx, tx, job)
+	existing, err := c.desk.enqueueTx(ctx, tx, job)
 	if err != nil {
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
@@ -125,7 +125,7 @@ func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, err
 	if err != nil || len(jobs) == 0 {
 		return nil, err
 	}
-	existing, err := c.store.enqueueMany(ctx, jobs)
+	existing, err := c.desk.enqueueMany(ctx, jobs)
 	if err != nil {
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}
@@ -142,7 +142,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, batch []Batch) ([]Rec
 	if err := checkTx(tx); err != nil {
 		return nil, err
 	}
-	existing, err := c.store.enqueueManyTx(ctx, tx, jobs)
+	existing, err := c.desk.enqueueManyTx(ctx, tx, jobs)
 	if err != nil {
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}

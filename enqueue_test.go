@@ -411,7 +411,7 @@ func TestConfigOfAnEnqueue(t *testing.T) {
 		"Config.MaxArgsBytes": {MaxArgsBytes: 4<<20 + 1},
 		"Config.Kinds":        {Kinds: []string{"letter", ""}},
 	} {
-		if _, err := New(small.store.pool.Pool, cfg); !slices.Equal(fields(t, err), []string{field}) {
+		if _, err := New(small.desk.pool.Pool, cfg); !slices.Equal(fields(t, err), []string{field}) {
 			t.Errorf("New = %v, want a mistake in %s", err, field)
 		}
 	}

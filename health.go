@@ -175,7 +175,7 @@ const (
 // pg_read_all_stats. What it may not see is in NotSeen, and no error. On a standby, NotSeen also lists what only the
 // primary knows: what holds vacuum back, dead rows, the cost of a claim, its clock. Errors: ErrNotMigrated.
 func (c *Client) Health(ctx context.Context) (*Health, error) {
-	h, err := c.store.health(ctx)
+	h, err := c.desk.health(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look at the health: %w", err)
 	}

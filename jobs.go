@@ -84,7 +84,7 @@ type Config struct {
 // Client enqueues jobs, makes supervisors and has the operators' methods. It starts no goroutine, holds no connection
 // and is safe for concurrent use.
 type Client struct {
-	store   *store
+	desk    *desk
 	cfg     Config
 	kinds   map[string]bool
 	log     *slog.Logger
@@ -122,7 +122,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	c := &Client{store: newStore(pool), cfg: cfg, kinds: kinds, running: newRegistry(), process: ulid.Make().String()}
+	c := &Client{desk: newDesk(pool), cfg: cfg, kinds: kinds, running: newRegistry(), process: ulid.Make().String()}
 	c.log = slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})
 	return c, nil
 }
@@ -134,7 +134,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 // Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks break drover's needs,
 // or whose search_path finds another table in front of one of drover's. Check returns ErrReadOnly only if everything
 // else is well, so reads work on that server.
-func (c *Client) Check(ctx context.Context) error { return c.store.pool.Check(ctx) }
+func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx) }
 
 // State is the state of a job. Every job is in one of the states below.
 type State string

@@ -215,7 +215,7 @@ func (c *Client) Get(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
 	}
-	job, err := c.store.get(ctx, id)
+	job, err := c.desk.get(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("get job %s: %w", id, err)
 	}
@@ -252,7 +252,7 @@ func (c *Client) List(ctx context.Context, filter Filter, after string, limit in
 	if err := bad.err(); err != nil {
 		return Page{}, err
 	}
-	jobs, cursors, err := c.store.list(ctx, doc, after, limit+1)
+	jobs, cursors, err := c.desk.list(ctx, doc, after, limit+1)
 	if pg.BadData(err) { // the filter was checked
 		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page of this filter", Err: err}
 	}
@@ -275,7 +275,7 @@ func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	n, err := c.store.count(ctx, doc)
+	n, err := c.desk.count(ctx, doc)
 	if err != nil {
 		return 0, fmt.Errorf("count jobs: %w", err)
 	}
@@ -292,7 +292,7 @@ type Count struct {
 
 // Counts counts all jobs by queue and state. It reads the whole table.
 func (c *Client) Counts(ctx context.Context) ([]Count, error) {
-	counts, err := c.store.counts(ctx)
+	counts, err := c.desk.counts(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("count jobs: %w", err)
 	}
@@ -316,7 +316,7 @@ type DiscardedGroup struct {
 // Summary counts the dead letters by queue, kind, reason and what they failed of, most first. An index tells, and a
 // million take less than a second.
 func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
-	groups, err := c.store.summary(ctx)
+	groups, err := c.desk.summary(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
 	}
@@ -350,7 +350,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 	if !isID(id) {
 		return fmt.Errorf("redrive job %q: %w", id, ErrNotFound)
 	}
-	was, found, err := c.store.redrive(ctx, id, opts)
+	was, found, err := c.desk.redrive(ctx, id, opts)
 	if err != nil {
 		return fmt.Errorf("redrive job %s: %w", id, err)
 	}
@@ -383,7 +383,7 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
 	}
 	why, _ = pgtext.Sanitize(why, maxWhy)
-	was, found, err := c.store.verb(ctx, sql, id, why)
+	was, found, err := c.desk.verb(ctx, sql, id, why)
 	if err != nil {
 		return "", fmt.Errorf("%s job %s: %w", verb, id, err)
 	}

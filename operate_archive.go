@@ -64,7 +64,7 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 	if err := bad.err(); err != nil {
 		return Moved{}, err
 	}
-	moved, err := c.store.move(ctx, doc, archiveStep(opts.KeepNewest))
+	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest))
 	if err != nil {
 		return moved, fmt.Errorf("archive jobs: %w", err)
 	}
@@ -81,7 +81,7 @@ func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
 	if err := bad.err(); err != nil {
 		return Moved{}, err
 	}
-	moved, err := c.store.move(ctx, doc, restoreStep())
+	moved, err := c.desk.move(ctx, doc, restoreStep())
 	if err != nil {
 		return moved, fmt.Errorf("restore jobs: %w", err)
 	}
@@ -97,7 +97,7 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter) (int64, error)
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	gone, err := c.store.move(ctx, doc, purgeStep())
+	gone, err := c.desk.move(ctx, doc, purgeStep())
 	if err == nil && len(gone.Refused) > 0 {
 		err = &RefusedError{gone.Refused}
 	}
@@ -116,7 +116,7 @@ func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) 
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	unread, err := c.store.export(ctx, doc, func(line []byte) error {
+	unread, err := c.desk.export(ctx, doc, func(line []byte) error {
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}

@@ -84,7 +84,7 @@ func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureG
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	groups, err := c.store.failures(ctx, filter)
+	groups, err := c.desk.failures(ctx, filter)
 	if err != nil {
 		return nil, fmt.Errorf("list failures: %w", err)
 	}
@@ -93,7 +93,7 @@ func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureG
 
 // Failure reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNotFound.
 func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
-	group, err := c.store.failure(ctx, fingerprint)
+	group, err := c.desk.failure(ctx, fingerprint)
 	if err != nil {
 		return nil, failureError("get", fingerprint, err)
 	}
@@ -109,7 +109,7 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.store.setFailureStatus(ctx, fingerprint, status, by); err != nil {
+	if err := c.desk.setFailureStatus(ctx, fingerprint, status, by); err != nil {
 		return failureError("set the status of", fingerprint, err)
 	}
 	return nil
@@ -134,7 +134,7 @@ func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, polic
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.store.setFailurePolicy(ctx, fingerprint, policy, by); err != nil {
+	if err := c.desk.setFailurePolicy(ctx, fingerprint, policy, by); err != nil {
 		return failureError("set the policy of", fingerprint, err)
 	}
 	return nil

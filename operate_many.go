@@ -63,7 +63,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	}
 	v.why, _ = pgtext.Sanitize(v.why, maxWhy)
 	if len(filter.IDs) > 0 {
-		if done.Missing, err = c.store.unknown(ctx, doc); err != nil {
+		if done.Missing, err = c.desk.unknown(ctx, doc); err != nil {
 			return done, fmt.Errorf("%s jobs: %w", v.name, err)
 		}
 	}
@@ -112,7 +112,7 @@ func (d *Bulk) add(b *bulkBatch) {
 // time-out. A job that fails alone is refused.
 func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, after string) (all bulkBatch, err error) {
 	var bad problems
-	ids, last, err := c.store.seek(ctx, v.name, filter.encode(&bad), after)
+	ids, last, err := c.desk.seek(ctx, v.name, filter.encode(&bad), after)
 	if err != nil {
 		return all, v.failed(err)
 	}
@@ -143,7 +143,7 @@ func (v *bulkVerb) failed(err error) error {
 
 // batch does one transaction of a verb and tells of it.
 func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wait bool) (bulkBatch, error) {
-	b, err := c.store.bulk(ctx, v.sql, filter, v.why, after, wait)
+	b, err := c.desk.bulk(ctx, v.sql, filter, v.why, after, wait)
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}

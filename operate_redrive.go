@@ -169,11 +169,11 @@ func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error
 	if err != nil {
 		return nil, err
 	}
-	id, err := c.store.startRedrive(ctx, doc)
+	id, err := c.desk.startRedrive(ctx, doc)
 	if err != nil {
 		return nil, fmt.Errorf("redrive: %w", planError(err))
 	}
-	r, err := c.store.markRedrive(ctx, id)
+	r, err := c.desk.markRedrive(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("redrive %s, which goes on: %w", id, err)
 	}
@@ -201,7 +201,7 @@ func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]Redriv
 	if err != nil {
 		return nil, err
 	}
-	groups, err := c.store.previewRedrive(ctx, doc)
+	groups, err := c.desk.previewRedrive(ctx, doc)
 	if err != nil {
 		return nil, fmt.Errorf("preview redrive: %w", planError(err))
 	}
@@ -226,7 +226,7 @@ func (c *Client) GetRedrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
 	}
-	r, err := c.store.getRedrive(ctx, id)
+	r, err := c.desk.getRedrive(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("get redrive %s: %w", id, err)
 	}
@@ -241,7 +241,7 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	case limit < 0 || limit > 1000:
 		return nil, &InvalidError{Field: "limit", Reason: fmt.Sprintf("%d is not 1 to 1000", limit)}
 	}
-	list, err := c.store.listRedrives(ctx, limit)
+	list, err := c.desk.listRedrives(ctx, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list redrives: %w", err)
 	}
@@ -251,12 +251,12 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 // PauseRedrive stops a redrive from making more jobs due. What it has made due runs; of capped keys, retries wait too.
 // Errors: ErrNotFound; ErrState if it has ended.
 func (c *Client) PauseRedrive(ctx context.Context, id string) error {
-	return c.changeRedrive(ctx, "pause", id, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, true) })
+	return c.changeRedrive(ctx, "pause", id, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true) })
 }
 
 // ResumeRedrive lets a paused redrive go on. Errors: ErrNotFound; ErrState if it has ended.
 func (c *Client) ResumeRedrive(ctx context.Context, id string) error {
-	err := c.changeRedrive(ctx, "resume", id, func() (RedriveState, error) { return c.store.pauseRedrive(ctx, id, false) })
+	err := c.changeRedrive(ctx, "resume", id, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false) })
 	c.running.redrive()
 	return err
 }
@@ -266,7 +266,7 @@ func (c *Client) ResumeRedrive(ctx context.Context, id string) error {
 func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
 	why, _ = pgtext.Sanitize(why, 1024)
 	return c.changeRedrive(ctx, "abort", id, func() (RedriveState, error) {
-		state, err := c.store.abortRedrive(ctx, id, why)
+		state, err := c.desk.abortRedrive(ctx, id, why)
 		if state == RedriveAborted {
 			state = RedriveRunning // as asked
 		}

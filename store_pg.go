@@ -18,15 +18,15 @@ import (
 // pipelined. If it used the application's default instead, and that is repeatable read or serializable, a quarter to
 // nine tenths of the claims would fail.
 
-// store is drover's access to the database. It is safe for concurrent use.
-type store struct {
+// desk is drover's access to the database. It is safe for concurrent use.
+type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
 	wakesBlindly  atomic.Bool // it may not read drover_sleepers, and calls drover_wake each time
 }
 
-func newStore(pool *pgxpool.Pool) *store {
-	return &store{pool: &pg.Pool{Pool: pool, Invalid: func(field, reason string, cause error) error {
+func newDesk(pool *pgxpool.Pool) *desk {
+	return &desk{pool: &pg.Pool{Pool: pool, Invalid: func(field, reason string, cause error) error {
 		return &InvalidError{Field: field, Reason: reason, Err: cause}
 	}}}
 }

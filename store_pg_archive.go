@@ -59,7 +59,7 @@ const (
 )
 
 // move takes steps, each from where the one before got to, and adds up what they did.
-func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Moved, err error) {
+func (s *desk) move(ctx context.Context, filter string, v archiveVerb) (all Moved, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return all, pg.Classify(err)
@@ -81,7 +81,7 @@ func (s *store) move(ctx context.Context, filter string, v archiveVerb) (all Mov
 }
 
 // moveStep is one transaction of a verb.
-func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
+func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
 	var p pipeline
 	var step Moved
 	p.Begin()
@@ -99,7 +99,7 @@ func (s *store) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql st
 }
 
 // moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
-func (s *store) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v archiveVerb, filter, after string) (last *string, err error) {
+func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v archiveVerb, filter, after string) (last *string, err error) {
 	var p pipeline
 	var ids []string
 	var unread []Refusal
@@ -130,7 +130,7 @@ const sqlExport = `select id, line, error from drover_export($1::jsonb, $2, $3)`
 const exportPage = 500
 
 // export hands the archive's jobs to write, one line each. It returns those that could not be read.
-func (s *store) export(ctx context.Context, filter string, write func(line []byte) error) (unread []Refusal, err error) {
+func (s *desk) export(ctx context.Context, filter string, write func(line []byte) error) (unread []Refusal, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, pg.Classify(err)
@@ -163,7 +163,7 @@ func (s *store) export(ctx context.Context, filter string, write func(line []byt
 
 const sqlAlerts = `select name, level, value, threshold from drover_alerts($1, $2, $3::interval, $4, $5::interval, $6)`
 
-func (s *store) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
+func (s *desk) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
 	var oldest *string
 	if t.Oldest > 0 {
 		text := pg.Interval(t.Oldest)

@@ -48,7 +48,7 @@ returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$
 
 // enqueue stores one job and wakes whoever sleeps: two transactions, one round trip. A role that may not write to jobs,
 // a producer's, stores it through the function, and from the first refusal on all that follow.
-func (s *store) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
+func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return false, pg.Classify(err)
@@ -79,7 +79,7 @@ type enqueued struct {
 
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
 // around a supervisor's falling asleep would be lost.
-func (s *store) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
+func (s *desk) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pipeline
 	told := enqueued{rows: 1, committed: -1}
 	p.Begin()
@@ -131,7 +131,7 @@ func (p *pipeline) wake(job *newJob) {
 	}
 }
 
-func (s *store) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
+func (s *desk) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
 	err = tx.QueryRow(ctx, sqlEnqueue, job.params(true)...).Scan(&existing)
 	return existing, pg.Classify(err)
 }
@@ -147,7 +147,7 @@ const (
 
 // enqueueManyTx stores the jobs in chunks, sorted by id: two batches of the same ids must not deadlock. It counts
 // for each id the jobs that were not stored.
-func (s *store) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
+func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
 	existing := map[string]int{}
 	jobs = slices.Clone(jobs)
 	slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(a.ID, b.ID) })
@@ -187,7 +187,7 @@ func chunkLen(jobs []*newJob) int {
 // enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
 // through the function. A role that may not write to jobs, a producer's, does all through the function. So does a role
 // under row security, because Postgres refuses COPY there.
-func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
+func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
 		if job.plain {
@@ -207,7 +207,7 @@ func (s *store) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int
 	return existing, nil
 }
 
-func (s *store) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
+func (s *desk) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (existing map[string]int, err error) {
 	if len(plain) == 0 {
 		err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 			existing, err = s.enqueueManyTx(ctx, tx, others)
@@ -332,7 +332,7 @@ func appendCopyText(b []byte, s string) []byte {
 }
 
 // wakeQueues checks once a queue with jobs due now, behind the commit. Its failure costs one poll interval at most.
-func (s *store) wakeQueues(ctx context.Context, jobs []*newJob) {
+func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return

@@ -203,7 +203,7 @@ func TestCopyStream(t *testing.T) {
 	if err := iotest.TestReader(newCopyStream(jobs), whole); err != nil {
 		t.Error(err)
 	}
-	if err := db.client.store.pool.InTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), jobs) }); err != nil {
+	if err := db.client.desk.pool.InTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), jobs) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, j := range jobs {

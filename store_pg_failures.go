@@ -61,13 +61,13 @@ from failures `
 const sqlFailures = failureColumns + `
 where ($1 = '' or kind = $1) and ($2 = '' or status = $2) order by last_seen desc, fingerprint limit $3`
 
-func (s *store) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
+func (s *desk) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
 	return pg.ReadAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
 }
 
 const sqlFailure = failureColumns + `where fingerprint = $1`
 
-func (s *store) failure(ctx context.Context, group string) (*FailureGroup, error) {
+func (s *desk) failure(ctx context.Context, group string) (*FailureGroup, error) {
 	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
@@ -90,18 +90,18 @@ func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
 
 const sqlFailureStatus = `select drover_failure_status($1, $2, $3) is not null`
 
-func (s *store) setFailureStatus(ctx context.Context, group string, status FailureStatus, by string) error {
+func (s *desk) setFailureStatus(ctx context.Context, group string, status FailureStatus, by string) error {
 	return s.changeFailure(ctx, group, sqlFailureStatus, group, string(status), by)
 }
 
 const sqlFailurePolicy = `select drover_failure_policy($1, $2, $3, $4)`
 
-func (s *store) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by string) error {
+func (s *desk) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by string) error {
 	return s.changeFailure(ctx, group, sqlFailurePolicy, group, pg.OrNull(string(policy.Action)), by, pg.OrNull(policy.Build))
 }
 
 // changeFailure calls a function that tells whether there is such a group.
-func (s *store) changeFailure(ctx context.Context, group, sql string, args ...any) error {
+func (s *desk) changeFailure(ctx context.Context, group, sql string, args ...any) error {
 	if !fingerprint.Valid(group) {
 		return ErrNotFound
 	}

@@ -218,7 +218,7 @@ const (
 )
 
 // health gathers the facts. What takes too long or may not be seen is left out and told in NotSeen.
-func (s *store) health(ctx context.Context) (*Health, error) {
+func (s *desk) health(ctx context.Context) (*Health, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, pg.Classify(err)

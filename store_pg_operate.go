@@ -46,7 +46,7 @@ const (
 	sqlParts   = `select part, coalesce(value, ''), coalesce(why, '') from drover_parts($1)`
 )
 
-func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
+func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
 	job, err := s.queryJob(ctx, sqlGet, id, true)
 	if pg.RowsFault(err) && ctx.Err() == nil {
 		job, err = s.getOdd(ctx, id)
@@ -54,7 +54,7 @@ func (s *store) get(ctx context.Context, id string) (*JobInfo, error) {
 	return job, err
 }
 
-func (s *store) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
+func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
 	jobs, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
 	if err == nil && len(jobs) == 0 {
 		err = ErrNotFound
@@ -66,7 +66,7 @@ func (s *store) queryJob(ctx context.Context, sql, id string, parts bool) (*JobI
 }
 
 // getOdd reads what it can of a row that cannot be read as a whole.
-func (s *store) getOdd(ctx context.Context, id string) (*JobInfo, error) {
+func (s *desk) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	j, err := s.queryJob(ctx, sqlGetBare, id, false)
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ from drover_list($1::jsonb, $2, $3) with ordinality as j` + jobInfoPolicies + `o
 select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1::jsonb, $2, $3) with ordinality as j order by j.ordinality`
 )
 
-func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
+func (s *desk) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
 	jobs, err = pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
 		var cursor string
 		job, err := scanJobInfo(row, true, &cursor)
@@ -117,7 +117,7 @@ func (s *store) list(ctx context.Context, filter, after string, limit int) (jobs
 // listOdd reads a page with rows that cannot be read as a whole: it reads those part by part. It returns the cursors
 // of all rows, even of a row that has gone meanwhile. If there are limit rows, the last one shows only that there are
 // more.
-func (s *store) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
+func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
 	ids, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
 		var cursor string
 		err = row.Scan(&id, &cursor)
@@ -186,7 +186,7 @@ const sqlCounts = `
 select queue, state, jobs, case when oldest_due is not null then least(greatest(oldest_due, '0001-01-02+00'), '9999-12-30+00') end
 from job_counts order by queue, state`
 
-func (s *store) counts(ctx context.Context) ([]Count, error) {
+func (s *desk) counts(ctx context.Context) ([]Count, error) {
 	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (Count, error) {
 		var c Count
 		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
@@ -196,7 +196,7 @@ func (s *store) counts(ctx context.Context) ([]Count, error) {
 
 const sqlCount = `select drover_count($1::jsonb)`
 
-func (s *store) count(ctx context.Context, filter string) (int64, error) {
+func (s *desk) count(ctx context.Context, filter string) (int64, error) {
 	list, err := pg.ReadAll(ctx, s.pool, pgx.RowTo[int64], sqlCount, filter)
 	if err != nil {
 		return 0, err
@@ -211,13 +211,13 @@ select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs
 from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
 
 // summary holds the view to its index: without statistics the planner would rather read the table.
-func (s *store) summary(ctx context.Context) ([]DiscardedGroup, error) {
+func (s *desk) summary(ctx context.Context) ([]DiscardedGroup, error) {
 	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }
 
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
 
-func (s *store) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
+func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
 	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)))
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: the job's own args are no object
@@ -235,7 +235,7 @@ const (
 )
 
 // verb runs one of these, and returns the state the job was in.
-func (s *store) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
+func (s *desk) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql, args...).Scan(&was, nil)
 		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
@@ -263,7 +263,7 @@ type bulkBatch struct {
 	last    *string // where the next batch goes on; nil at the end
 }
 
-func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
+func (s *desk) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
 		if err := tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
@@ -277,7 +277,7 @@ func (s *store) bulk(ctx context.Context, sql, filter, why, after string, wait b
 const sqlSeek = `select coalesce(ids, '{}'), last from drover_seek($1::jsonb, $2, $3)`
 
 // seek lists the jobs that the next batch of a verb would change, and returns where the batch after that goes on.
-func (s *store) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
+func (s *desk) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
 	err = s.pool.QueryRow(ctx, sqlSeek, filter, verb, after).Scan(&ids, &last)
 	return ids, last, pg.Classify(err)
 }
@@ -285,7 +285,7 @@ func (s *store) seek(ctx context.Context, verb, filter, after string) (ids []str
 const sqlUnknown = `select drover_unknown($1::jsonb)`
 
 // unknown lists those of the filter's ids that no job has.
-func (s *store) unknown(ctx context.Context, filter string) ([]string, error) {
+func (s *desk) unknown(ctx context.Context, filter string) ([]string, error) {
 	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
 	if err != nil {
 		return nil, pg.Classify(err)
@@ -297,7 +297,7 @@ func (s *store) unknown(ctx context.Context, filter string) ([]string, error) {
 const sqlBudgets = `
 select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
 
-func (s *store) budgets(ctx context.Context) ([]BudgetInfo, error) {
+func (s *desk) budgets(ctx context.Context) ([]BudgetInfo, error) {
 	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
 		var b BudgetInfo
 		var per float64

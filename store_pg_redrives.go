@@ -33,7 +33,7 @@ from drover_redrives `
 	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
 )
 
-func (s *store) startRedrive(ctx context.Context, plan string) (id string, err error) {
+func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
 	return id, pg.Classify(err)
 }
@@ -42,7 +42,7 @@ func (s *store) startRedrive(ctx context.Context, plan string) (id string, err e
 const markPause = 20 * time.Millisecond
 
 // markRedrive takes up a redrive's jobs, batch by batch, together with the supervisors.
-func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
+func (s *desk) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	for {
 		err := s.pool.InTx(ctx, func(tx pgx.Tx) error {
 			var err error
@@ -69,11 +69,11 @@ func (s *store) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	}
 }
 
-func (s *store) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup, error) {
+func (s *desk) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup, error) {
 	return pg.ReadAll(ctx, s.pool, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
 }
 
-func (s *store) getRedrive(ctx context.Context, id string) (*Redrive, error) {
+func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 	list, err := s.redrives(ctx, sqlGetRedrive, id)
 	if err == nil && len(list) == 0 {
 		err = ErrNotFound
@@ -84,11 +84,11 @@ func (s *store) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 	return &list[0], nil
 }
 
-func (s *store) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {
+func (s *desk) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {
 	return s.redrives(ctx, sqlListRedrives, limit)
 }
 
-func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
+func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
 	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (Redrive, error) {
 		var r Redrive
 		var filter, skips string
@@ -102,15 +102,15 @@ func (s *store) redrives(ctx context.Context, sql string, arg any) ([]Redrive, e
 	}, sql, arg)
 }
 
-func (s *store) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {
+func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {
 	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause)
 }
 
-func (s *store) abortRedrive(ctx context.Context, id, why string) (RedriveState, error) {
+func (s *desk) abortRedrive(ctx context.Context, id, why string) (RedriveState, error) {
 	return s.redriveVerb(ctx, sqlAbortRedrive, id, why)
 }
 
-func (s *store) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
+func (s *desk) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
 	var state *RedriveState
 	err := s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
 	if err == nil && state == nil {
@@ -138,7 +138,7 @@ type refusedJob struct {
 }
 
 // pace is one tick. Each redrive takes up or lets go at most batch jobs in it.
-func (s *store) pace(ctx context.Context, batch int) (reply paceReply, err error) {
+func (s *desk) pace(ctx context.Context, batch int) (reply paceReply, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return reply, pg.Classify(err)

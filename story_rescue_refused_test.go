@@ -492,7 +492,7 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'a', 1, 1, now()), ('job', 'running', 'b', 1, 1, now())`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := db.client.store.pool.Dial(t.Context())
+	conn, err := db.client.desk.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

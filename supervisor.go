@@ -290,7 +290,7 @@ const (
 func (s *Supervisor) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := s.client.store.pool.CheckOn(checking, &s.control.link.Link); err != nil {
+	if err := s.client.desk.pool.CheckOn(checking, &s.control.link.Link); err != nil {
 		return err
 	}
 	registering, cancel := context.WithTimeout(base, startTimeout)

@@ -70,7 +70,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: line{pg.Link{Pool: s.client.store.pool}},
+		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: line{pg.Link{Pool: s.client.desk.pool}},
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}

@@ -93,7 +93,7 @@ type control struct {
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: line{pg.Link{Pool: s.client.store.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: line{pg.Link{Pool: s.client.desk.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -513,7 +513,7 @@ func (c *control) endStrays(ctx context.Context) {
 func (c *control) signOff(ctx context.Context, forget func(context.Context, session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := line{pg.Link{Pool: c.sup.client.store.pool}}
+	link := line{pg.Link{Pool: c.sup.client.desk.pool}}
 	defer link.Close(ctx)
 	conn, err := link.get(ctx)
 	if err == nil {

@@ -885,7 +885,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 // dialed is a connection of the test's own.
 func dialed(t testing.TB, db *testDB) *pgx.Conn {
 	t.Helper()
-	conn, err := db.client.store.pool.Dial(t.Context())
+	conn, err := db.client.desk.pool.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -167,7 +167,7 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // each server gets half of it
 	defer cancel()
-	conn, err := two.client.store.pool.Dial(ctx)
+	conn, err := two.client.desk.pool.Dial(ctx)
 	if err != nil {
 		t.Fatalf("dial = %v", err)
 	}
@@ -341,7 +341,7 @@ func TestHooksOfThePool(t *testing.T) {
 				cfg.ConnConfig.Tracer = &h
 				c.edit(cfg, &h)
 			})
-			l := pg.Link{Pool: other.client.store.pool}
+			l := pg.Link{Pool: other.client.desk.pool}
 			conn, err := l.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)

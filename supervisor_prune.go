@@ -67,7 +67,7 @@ type pruneWalk struct {
 
 // prune walks on until nothing is left to walk, in small transactions, and returns where the next walk begins.
 func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (pruneWalk, error) {
-	conn, err := c.store.pool.Acquire(ctx)
+	conn, err := c.desk.pool.Acquire(ctx)
 	if err != nil {
 		return walk, pg.Classify(err)
 	}

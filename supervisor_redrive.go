@@ -77,7 +77,7 @@ func (r *redriver) run(ctx context.Context) {
 func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	ticking, cancel := context.WithTimeout(ctx, paceTimeout)
 	defer cancel()
-	reply, err := r.sup.client.store.pace(ticking, r.batch)
+	reply, err := r.sup.client.desk.pace(ticking, r.batch)
 	if err != nil {
 		if ctx.Err() == nil {
 			r.failed(ctx, err)

@@ -54,7 +54,7 @@ type settler struct {
 
 func newSettler(s *Supervisor) *settler {
 	e := &settler{
-		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: line{pg.Link{Pool: s.client.store.pool}},
+		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: line{pg.Link{Pool: s.client.desk.pool}},
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}

@@ -80,7 +80,7 @@ func TestRunEndsForWhatStays(t *testing.T) {
 
 func TestTemporaryErrors(t *testing.T) {
 	t.Parallel()
-	pool := newStore(nil).pool
+	pool := newDesk(nil).pool
 	for _, c := range []struct {
 		err  error
 		want bool
