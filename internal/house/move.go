@@ -168,9 +168,19 @@ func (m *mover) newName(o types.Object) string {
 	case m.names[key] != "":
 		return m.names[key]
 	case m.export[o]:
-		return strings.ToUpper(o.Name()[:1]) + o.Name()[1:]
+		return exported(o.Name())
 	}
 	return o.Name()
+}
+
+// exported is a name with a capital, or with several where they stand for words.
+func exported(name string) string {
+	for _, initials := range []string{"id", "ids", "pid", "sql"} {
+		if rest, ok := strings.CutPrefix(name, initials); ok && (rest == "" || rest[0] >= 'A' && rest[0] <= 'Z') {
+			return strings.Replace(strings.ToUpper(initials), "IDS", "IDs", 1) + rest
+		}
+	}
+	return strings.ToUpper(name[:1]) + name[1:]
 }
 
 func (m *mover) edit(id *ast.Ident, o types.Object, in *def, here, there string) {
