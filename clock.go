@@ -38,7 +38,7 @@ func (c *control) tellClock(ctx context.Context, conn session, behind time.Durat
 	case behind < clockStep, !t.since.IsZero() && now.Sub(t.told) < time.Minute:
 		return nil
 	}
-	waits, err := conn.waitForClock(ctx, c.bound())
+	waits, err := waitForClock(ctx, conn, c.bound())
 	first := t.since.IsZero()
 	if t.told = now; first {
 		t.since = now

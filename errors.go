@@ -14,7 +14,7 @@ var (
 
 	// ErrLeaseLost reports that the run no longer owns its job; the outcome was not recorded. It is also the cause of
 	// the handler's context when its supervisor lost the lease, or could not keep it up.
-	ErrLeaseLost = errors.New("drover: lease lost")
+	ErrLeaseLost = pg.ErrLeaseLost
 
 	// ErrIDConflict reports an enqueue whose ID already belongs to a job with another kind, queue or args.
 	ErrIDConflict = pg.ErrIDConflict

@@ -373,13 +373,13 @@ func (m *reference) noteStart(r *rapid.T) bool {
 }
 
 // send runs statements in a transaction as the library does.
-func (m *reference) send(r *rapid.T, queue func(*pipeline)) {
+func (m *reference) send(r *rapid.T, queue func(*pg.Pipeline)) {
 	conn, err := m.Acquire(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	defer conn.Release()
-	var p pipeline
+	var p pg.Pipeline
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
 	queue(&p)
@@ -928,7 +928,7 @@ func (m *reference) pace(r *rapid.T) bool {
 	unclaimed := m.unclaimed(r)
 	late := len(unclaimed) > 0 && rapid.IntRange(0, 2).Draw(r, "late") == 0
 	at := value[time.Time](m.tb, m.testDB, modelTick, late, unclaimed)
-	m.send(r, func(p *pipeline) { p.Exec(nil, `select drover_pace($1)`, at) })
+	m.send(r, func(p *pg.Pipeline) { p.Exec(nil, `select drover_pace($1)`, at) })
 	for _, d := range m.redrives {
 		if d.aborted && !d.done {
 			m.letLie(d)

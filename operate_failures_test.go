@@ -44,7 +44,7 @@ func (db *testDB) tend(t testing.TB) []FailureGroup {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	reopened, err := session{conn.Conn()}.tendFailures(t.Context())
+	reopened, err := tendFailures(t.Context(), session{conn.Conn()})
 	if err != nil {
 		t.Fatal(err)
 	}

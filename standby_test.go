@@ -91,7 +91,7 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	}
 	sup.stop(t)
 	if err := db.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-		_, err := session{conn.Conn()}.tendFailures(t.Context())
+		_, err := tendFailures(t.Context(), session{conn.Conn()})
 		return err
 	}); err != nil {
 		t.Fatal(err)

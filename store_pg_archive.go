@@ -82,7 +82,7 @@ func (s *desk) move(ctx context.Context, filter string, v archiveVerb) (all Move
 
 // moveStep is one transaction of a verb.
 func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
-	var p pipeline
+	var p pg.Pipeline
 	var step Moved
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
@@ -100,7 +100,7 @@ func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql str
 
 // moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
 func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v archiveVerb, filter, after string) (last *string, err error) {
-	var p pipeline
+	var p pg.Pipeline
 	var ids []string
 	var unread []Refusal
 	p.Begin()

@@ -80,7 +80,7 @@ type enqueued struct {
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
 // around a supervisor's falling asleep would be lost.
 func (s *desk) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
-	var p pipeline
+	var p pg.Pipeline
 	told := enqueued{rows: 1, committed: -1}
 	p.Begin()
 	if direct {
@@ -92,7 +92,7 @@ func (s *desk) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direc
 	if direct && !s.wakesBlindly.Load() {
 		p.Exec(nil, sqlWakeAsleep, job.Queue)
 	} else {
-		p.wake(job)
+		wake(&p, job)
 	}
 	p.Commit()
 	if err = p.Send(ctx, conn); told.rows != 1 {
@@ -120,7 +120,7 @@ const (
 	sqlWakeAt     = `select drover_wake($1, $2::timestamptz)`
 )
 
-func (p *pipeline) wake(job *newJob) {
+func wake(p *pg.Pipeline, job *newJob) {
 	switch {
 	case job.ScheduledAt != nil:
 		p.Exec(nil, sqlWakeAt, job.Queue, *job.ScheduledAt)
@@ -220,7 +220,7 @@ func (s *desk) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (exi
 		return nil, pg.Classify(err)
 	}
 	defer conn.Release()
-	var begin pipeline
+	var begin pg.Pipeline
 	changeable := false
 	begin.Begin()
 	begin.Exec(nil, sqlLockJobs)
@@ -338,13 +338,13 @@ func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 		return
 	}
 	defer conn.Release()
-	var p pipeline
+	var p pg.Pipeline
 	p.Begin()
 	seen := map[string]bool{}
 	for _, job := range jobs {
 		if job.ScheduledAt == nil && job.Delay == "" && !seen[job.Queue] {
 			seen[job.Queue] = true
-			p.wake(job)
+			wake(&p, job)
 		}
 	}
 	if p.Commit(); len(seen) > 0 {

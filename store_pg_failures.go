@@ -21,8 +21,8 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 
 // tendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
 // other to succeed. It returns the resolved groups that came back.
-func (s session) tendFailures(ctx context.Context) (reopened []FailureGroup, err error) {
-	var both, rest pipeline
+func tendFailures(ctx context.Context, s session) (reopened []FailureGroup, err error) {
+	var both, rest pg.Pipeline
 	both.Begin()
 	both.Exec(nil, pg.OnePlan)
 	both.Query(func(rows pgx.Rows) error {
@@ -32,7 +32,7 @@ func (s session) tendFailures(ctx context.Context) (reopened []FailureGroup, err
 		return err
 	}, sqlAddFailures)
 	both.Commit()
-	unpark := func(p *pipeline) {
+	unpark := func(p *pg.Pipeline) {
 		p.Begin()
 		p.Exec(nil, pg.OnePlan)
 		p.Exec(nil, pg.ConstraintsNow)

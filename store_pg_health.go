@@ -198,8 +198,8 @@ select count(*) filter (where discard_reason = 'refused') from (
 // sqlClock tells whether the server's clock has gone back, and counts at most $1 jobs a lane that wait because of it.
 const sqlClock = `select latest, since, waiting from drover_clock($1)`
 
-func (s session) waitForClock(ctx context.Context, bound time.Duration) (waits int64, err error) {
-	var p pipeline
+func waitForClock(ctx context.Context, s session, bound time.Duration) (waits int64, err error) {
+	var p pg.Pipeline
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
@@ -235,7 +235,7 @@ func (s *desk) health(ctx context.Context) (*Health, error) {
 			return
 		}
 		// In a round trip of its own: a statement that is being prepared waits for locks already.
-		var limit, query pipeline
+		var limit, query pg.Pipeline
 		limit.BeginReading()
 		limit.Exec(nil, pg.OnePlan)
 		limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))

@@ -144,7 +144,7 @@ func (s *desk) pace(ctx context.Context, batch int) (reply paceReply, err error)
 		return reply, pg.Classify(err)
 	}
 	defer conn.Release()
-	var p pipeline
+	var p pg.Pipeline
 	var wait *float64
 	var refused string
 	p.Begin()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -284,10 +285,41 @@ type rowTx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// fencedTx runs one of these in a caller's transaction and returns what the job became. Its errors are the driver's:
-// run.refused explains them.
-func fencedTx(ctx context.Context, tx rowTx, sql string, args ...any) (became rowState, err error) {
-	err = tx.QueryRow(ctx, sql, args...).Scan(&became)
+// These run one of them, and return what the job became. Their errors are the driver's.
+
+// completeTx completes a run's job in a caller's transaction, or deletes it.
+func completeTx(ctx context.Context, tx rowTx, f fence, del bool) (became rowState, err error) {
+	sql := sqlCompleteTx
+	if del {
+		sql = sqlCompleteDeleteTx
+	}
+	return fencedTx(ctx, tx, sql, f)
+}
+
+// settleTx ends a run of supervisor owner in any other way.
+func settleTx(ctx context.Context, tx rowTx, owner string, c change) (became rowState, err error) {
+	doc, err := json.Marshal(c)
+	if err != nil {
+		return "", fmt.Errorf("encode outcome: %w", err)
+	}
+	err = tx.QueryRow(ctx, sqlSettleTx, owner, string(doc)).Scan(&became)
+	return became, err
+}
+
+// holdTx keeps a run's claim until the transaction ends.
+func holdTx(ctx context.Context, tx rowTx, f fence) error {
+	_, err := fencedTx(ctx, tx, sqlHoldTx, f)
+	return err
+}
+
+// stillOursTx reports whether the claim may still hold.
+func stillOursTx(ctx context.Context, tx rowTx, f fence) (held bool, err error) {
+	err = tx.QueryRow(ctx, sqlStillOursTx, f.id, f.seq, f.owner, f.claimedAt).Scan(&held)
+	return held, err
+}
+
+func fencedTx(ctx context.Context, tx rowTx, sql string, f fence) (became rowState, err error) {
+	err = tx.QueryRow(ctx, sql, f.id, f.seq, f.owner, f.claimedAt).Scan(&became)
 	return became, err
 }
 

@@ -164,7 +164,7 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var p pipeline
+			var p pg.Pipeline
 			committed := false
 			p.Begin()
 			p.Exec(nil, `insert into queues (name) values ('x')`)

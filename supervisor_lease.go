@@ -376,7 +376,7 @@ func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*tim
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
 // whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
 func (c *control) tendFailures(ctx context.Context, conn session) error {
-	reopened, err := conn.tendFailures(ctx)
+	reopened, err := tendFailures(ctx, conn)
 	if err != nil {
 		return err
 	}

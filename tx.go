@@ -3,7 +3,6 @@ package drover
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"reflect"
 
@@ -130,17 +129,10 @@ func (r *run) trySettleTx(ctx context.Context, tx Tx, err error) error {
 }
 
 func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (rowState, error) {
-	switch {
-	case o.completes() && r.deleteCompleted:
-		return fencedTx(ctx, tx, sqlCompleteDeleteTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt)
-	case o.completes():
-		return fencedTx(ctx, tx, sqlCompleteTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt)
+	if o.completes() {
+		return completeTx(ctx, tx, r.fence(), r.deleteCompleted)
 	}
-	doc, err := json.Marshal(o.change())
-	if err != nil {
-		return "", fmt.Errorf("encode outcome: %w", err)
-	}
-	return fencedTx(ctx, tx, sqlSettleTx, r.owner, string(doc))
+	return settleTx(ctx, tx, r.owner, o.change())
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
@@ -155,7 +147,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 		return Receipt{}, err
 	}
 	r := j.run
-	if _, err := fencedTx(ctx, tx, sqlHoldTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt); err != nil {
+	if err := holdTx(ctx, tx, r.fence()); err != nil {
 		return Receipt{}, r.refused(ctx, tx, err)
 	}
 	return r.sup.client.EnqueueTx(ctx, tx, args, opts)

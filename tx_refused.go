@@ -37,8 +37,8 @@ func (r *run) matchedNothing(ctx context.Context, tx Tx) error {
 	if errors.Is(over, ErrState) {
 		return over
 	}
-	var held bool
-	if err := tx.QueryRow(ctx, sqlStillOursTx, r.job.ID, r.claimSeq, r.owner, r.attemptedAt).Scan(&held); err != nil {
+	held, err := stillOursTx(ctx, tx, r.fence())
+	if err != nil {
 		return fmt.Errorf("drover: job %s was not settled, and the reason is not known: %w", r.job.ID, pg.Classify(err))
 	}
 	if held {

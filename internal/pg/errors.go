@@ -7,6 +7,7 @@ import "errors"
 // The errors of drover that this package gives. The root package has them under the same names, and explains them.
 var (
 	ErrInvalid     = errors.New("drover: invalid")
+	ErrLeaseLost   = errors.New("drover: lease lost")
 	ErrIDConflict  = errors.New("drover: a different job has this id")
 	ErrNotStored   = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
 	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
