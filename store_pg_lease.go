@@ -117,8 +117,8 @@ const sqlServe = `update drover_supervisors set queues = $2, slots = $3 where id
 const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue <> all($2::text[])`
 
 // serve changes which queues a running supervisor is known to serve.
-func (s *desk) serve(ctx context.Context, id string, reg *registration) error {
-	conn, err := s.pool.Acquire(ctx)
+func serve(ctx context.Context, pool *pg.Pool, id string, reg *registration) error {
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return pg.Classify(err)
 	}

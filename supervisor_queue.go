@@ -208,7 +208,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	l := s.lease.Load()
 	if l != nil {
 		reg := s.registration(l.id, queues)
-		if err := s.client.desk.serve(ctx, l.id, reg); err != nil {
+		if err := serve(ctx, s.client.desk.pool, l.id, reg); err != nil {
 			return fmt.Errorf("add queue %s: %w", q.Name, err)
 		}
 		s.knowBudgets(reg.scopes)
@@ -255,7 +255,7 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	s.queuesMu.Unlock()
 	s.handBack(gone.buffer.close())
 	if l := s.lease.Load(); l != nil {
-		if err := s.client.desk.serve(ctx, l.id, s.registration(l.id, queues)); err != nil {
+		if err := serve(ctx, s.client.desk.pool, l.id, s.registration(l.id, queues)); err != nil {
 			return fmt.Errorf("remove queue %s: %w", name, err)
 		}
 	}
