@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // RetryBudget bounds how many retries become due in any window of the length Per, over all processes. So many failures
@@ -59,13 +61,13 @@ func kindScope(kind string) string { return "kind:" + kind }
 func queueScope(queue string) string { return "queue:" + queue }
 
 // reserved puts the retry off to its slot, or discards the job if there was no slot for it.
-func (o *outcome) reserved(got takenSlot, backoff time.Duration, now time.Time) {
+func (o *outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.Time) {
 	switch {
-	case got.reason != "":
+	case got.Reason != "":
 		o.delay, o.slot = 0, nil
-		o.discard(got.reason)
-	case got.budgeted:
-		o.delay, o.slot = got.delay, &slot{backoff, now, got.dueUS}
+		o.discard(got.Reason)
+	case got.Budgeted:
+		o.delay, o.slot = got.Delay, &slot{backoff, now, got.DueUS}
 	default: // its budget is gone
 		o.delay, o.slot = backoff, nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // fullest is the most times that fall into any window of a length, its end left out.
@@ -449,7 +450,7 @@ func (c *reserveCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx
 }
 
 func (c *reserveCounter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
-	if d.SQL == sqlReserve || d.SQL == sqlReserveBriefly {
+	if d.SQL == store.SQLReserve || d.SQL == store.SQLReserveBriefly {
 		c.n.Add(1)
 	}
 }
@@ -523,7 +524,7 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}, Queues: []Queue{{Retry: Constant{Delay: time.Minute}}}})
-	conn, err := s.settler.link.get(t.Context())
+	conn, err := s.settler.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -590,43 +591,43 @@ func TestReservationsAgainstAModel(t *testing.T) {
 			b := RetryBudget{Retries: 1 + random.IntN(3000), Per: time.Duration(1+random.IntN(100)) * 777 * time.Millisecond, Discard: random.IntN(3) == 0 && scope != "all"}
 			b.Burst = 1 + random.IntN(min(b.Retries, 7))
 			budgets[scope] = b
-			db.exec(t, sqlRegisterBudget, scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
+			db.exec(t, store.SQLRegisterBudget, scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
 		}
 		calendar := model{}
 		dues := map[string][]time.Time{}
 		for range 5 {
-			wanting := make([]wantedSlot, 1+random.IntN(700))
+			wanting := make([]store.WantedSlot, 1+random.IntN(700))
 			for i := range wanting {
-				wanting[i].kind, wanting[i].queue = fmt.Sprintf("k%d", random.IntN(4)), fmt.Sprintf("q%d", random.IntN(4))
-				wanting[i].backoff = time.Duration(random.IntN(100)*random.IntN(100)) * time.Millisecond
+				wanting[i].Kind, wanting[i].Queue = fmt.Sprintf("k%d", random.IntN(4)), fmt.Sprintf("q%d", random.IntN(4))
+				wanting[i].Backoff = time.Duration(random.IntN(100)*random.IntN(100)) * time.Millisecond
 				if random.IntN(5) == 0 {
-					latest := wanting[i].backoff.Microseconds() + random.Int64N(2_000_000)
-					wanting[i].latest = &latest
+					latest := wanting[i].Backoff.Microseconds() + random.Int64N(2_000_000)
+					wanting[i].Latest = &latest
 				}
 			}
-			wanting[0].kind, wanting[0].queue, wanting[0].latest = "other", "other", nil // granted: tells what the server's clock said
-			slots, err := session{conn}.reserve(t.Context(), wanting)
+			wanting[0].Kind, wanting[0].Queue, wanting[0].Latest = "other", "other", nil // granted: tells what the server's clock said
+			slots, err := store.Session{Conn: conn}.Reserve(t.Context(), wanting)
 			if err != nil {
 				t.Fatal(err)
 			}
-			now := slots[0].dueUS - slots[0].delay.Microseconds()
+			now := slots[0].DueUS - slots[0].Delay.Microseconds()
 			order := make([]int, len(wanting))
 			for i := range order {
 				order[i] = i
 			}
-			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(wanting[a].backoff, wanting[b].backoff) })
+			slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(wanting[a].Backoff, wanting[b].Backoff) })
 			for _, i := range order {
 				w, got := wanting[i], slots[i]
 				scope := "all"
-				for _, s := range []string{"queue:" + w.queue, "kind:" + w.kind} {
+				for _, s := range []string{"queue:" + w.Queue, "kind:" + w.Kind} {
 					if budgets[s].Retries > 0 {
 						scope = s
 					}
 				}
-				b, from := budgets[scope], now+w.backoff.Microseconds()
+				b, from := budgets[scope], now+w.Backoff.Microseconds()
 				stop, reason := int64(0), ""
-				if w.latest != nil {
-					stop, reason = now+*w.latest+1, ReasonTimeBudget
+				if w.Latest != nil {
+					stop, reason = now+*w.Latest+1, ReasonTimeBudget
 				}
 				if spent := from + b.Per.Microseconds(); b.Discard && (stop == 0 || spent < stop) {
 					stop, reason = spent, ReasonRetryBudget
@@ -636,7 +637,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 					reason = ""
 					dues[scope] = append(dues[scope], time.UnixMicro(due))
 				}
-				if got.dueUS != due || got.reason != reason || ok && got.delay.Microseconds() != due-now {
+				if got.DueUS != due || got.Reason != reason || ok && got.Delay.Microseconds() != due-now {
 					t.Fatalf("%s %+v, wanted %+v: got %+v, want due %d, reason %q", scope, b, w, got, due, reason)
 				}
 			}
@@ -667,14 +668,14 @@ func TestReservationsAtOnce(t *testing.T) {
 			defer pg.CloseConn(t.Context(), conn)
 			random := rand.New(rand.NewPCG(p, 8)) //nolint:gosec // the same every time
 			for range 10 {
-				wanting := make([]wantedSlot, 50)
+				wanting := make([]store.WantedSlot, 50)
 				for i := range wanting {
-					wanting[i].kind, wanting[i].queue = fmt.Sprintf("k%d", random.IntN(3)), fmt.Sprintf("q%d", random.IntN(2))
-					wanting[i].backoff = time.Duration(random.IntN(60)) * time.Second
+					wanting[i].Kind, wanting[i].Queue = fmt.Sprintf("k%d", random.IntN(3)), fmt.Sprintf("q%d", random.IntN(2))
+					wanting[i].Backoff = time.Duration(random.IntN(60)) * time.Second
 				}
-				slots, err := session{conn}.reserve(t.Context(), wanting)
+				slots, err := store.Session{Conn: conn}.Reserve(t.Context(), wanting)
 				for pg.TimedOut(err) && t.Context().Err() == nil { // another may hold the calendar for long: a settler comes again, too
-					slots, err = session{conn}.reserve(t.Context(), wanting)
+					slots, err = store.Session{Conn: conn}.Reserve(t.Context(), wanting)
 				}
 				if err != nil {
 					t.Error(err)
@@ -684,12 +685,12 @@ func TestReservationsAtOnce(t *testing.T) {
 				for i, got := range slots {
 					job := wanting[i]
 					scope := "all"
-					if job.kind != "k2" {
-						scope = job.kind
-					} else if job.queue == "q0" {
-						scope = job.queue
+					if job.Kind != "k2" {
+						scope = job.Kind
+					} else if job.Queue == "q0" {
+						scope = job.Queue
 					}
-					dues[scope] = append(dues[scope], time.UnixMicro(got.dueUS))
+					dues[scope] = append(dues[scope], time.UnixMicro(got.DueUS))
 				}
 				mu.Unlock()
 			}

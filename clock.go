@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // What happens when the server's clock goes back is in docs/adr/0034-a-clock-that-goes-back.md: nothing, but that jobs wait
@@ -28,7 +30,7 @@ type clockTrouble struct {
 
 // tellClock logs that the server's clock has gone back: at the beginning, once a minute while jobs wait because of it,
 // and when it has got there again.
-func (c *control) tellClock(ctx context.Context, conn session, behind time.Duration) error {
+func (c *control) tellClock(ctx context.Context, conn store.Session, behind time.Duration) error {
 	now, t := c.sup.now(), &c.clock
 	switch {
 	case behind < clockStep && !t.since.IsZero():

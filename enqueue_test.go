@@ -24,6 +24,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -967,7 +968,7 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	}
 	defer conn.Release()
 	var channel string
-	if err := conn.QueryRow(t.Context(), sqlListen).Scan(&channel); err != nil {
+	if err := conn.QueryRow(t.Context(), store.SQLListen).Scan(&channel); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
@@ -50,9 +51,9 @@ type DiscardedJob struct {
 }
 
 // followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
-func (c *Client) followUpsAgain(ctx context.Context, conn session, ids []string) error {
+func (c *Client) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
 	return pg.Bisect(ids, func(part []string) error {
-		made, refused, err := conn.followUpsAgain(ctx, part)
+		made, refused, err := conn.FollowUpsAgain(ctx, part)
 		if err != nil {
 			return err
 		}
@@ -65,8 +66,8 @@ func (c *Client) followUpsAgain(ctx context.Context, conn session, ids []string)
 		c.tellRefused(ctx, refused)
 		return nil
 	}, func(id string, fault error) error {
-		c.tellRefused(ctx, []refusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
-		return conn.setAside(ctx, pathFollowUp, id, fault)
+		c.tellRefused(ctx, []store.RefusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
+		return conn.SetAside(ctx, pathFollowUp, id, fault)
 	})
 }
 

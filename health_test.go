@@ -19,6 +19,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -157,7 +158,7 @@ func TestHealthLeavesOutWaitingTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer first.Rollback(context.Background())
-	if _, err := first.Exec(t.Context(), sqlTakeTurn, []string{"q"}, time.Minute); err != nil {
+	if _, err := first.Exec(t.Context(), store.SQLTakeTurn, []string{"q"}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	app := "turn " + pgtest.Schema(db.Pool)

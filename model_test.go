@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // A model-based test: random verbs over a real schema, and after each of them every row is what a reference of a few
@@ -390,28 +391,28 @@ func (m *reference) send(r *rapid.T, queue func(*pg.Pipeline)) {
 }
 
 // on acquires a session, until the test's step ends it.
-func (m *reference) on(r *rapid.T) (s session, end func()) {
+func (m *reference) on(r *rapid.T) (s store.Session, end func()) {
 	conn, err := m.Acquire(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
-	return session{conn.Conn()}, conn.Release
+	return store.Session{Conn: conn.Conn()}, conn.Release
 }
 
-func (m *reference) sendStart(r *rapid.T, f fence) map[string]time.Time {
+func (m *reference) sendStart(r *rapid.T, f store.Fence) map[string]time.Time {
 	s, end := m.on(r)
 	defer end()
-	noted, err := s.start(r.Context(), []fence{f}, time.Minute)
+	noted, err := s.Start(r.Context(), []store.Fence{f}, time.Minute)
 	if err != nil {
 		r.Fatal(err)
 	}
 	return noted
 }
 
-func (m *reference) sendSettle(r *rapid.T, all *settlement) {
+func (m *reference) sendSettle(r *rapid.T, all *store.Settlement) {
 	s, end := m.on(r)
 	defer end()
-	if err := s.settle(r.Context(), all); err != nil {
+	if err := s.Settle(r.Context(), all); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -578,12 +579,12 @@ func (m *reference) forge(r *rapid.T) bool {
 		job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20},
 	}
 	group := fenceGroup{owner, seq, rapid.Bool().Draw(r, "delete")}
-	all := &settlement{
-		changes: map[string][]change{owner: {forged.handedBack().change()}}, became: map[string]rowState{},
-		completions: []completion{group.completion([]*outcome{{run: forged}})},
+	all := &store.Settlement{
+		Changes: map[string][]store.Change{owner: {forged.handedBack().change()}}, Became: map[string]store.State{},
+		Completions: []store.Completion{group.completion([]*outcome{{run: forged}})},
 	}
 	m.sendSettle(r, all)
-	if len(all.became) > 0 || all.completions[0].n > 0 {
+	if len(all.Became) > 0 || all.Completions[0].N > 0 {
 		r.Fatalf("owner %s, claim_seq %d and %v settled %+v", owner, seq, at, j)
 	}
 	return true
@@ -603,12 +604,12 @@ func (m *reference) die(r *rapid.T) bool {
 	s.zombie, s.judged = true, true
 	m.start(s.small)
 	rescuer := m.sups[len(m.sups)-1]
-	conn, err := rescuer.control.link.get(r.Context())
+	conn, err := rescuer.control.link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	for range 2 { // the second look finds nothing more
-		if err := rescuer.control.rescue(r.Context(), conn, peer{id: s.id, queues: []string{"default"}}); err != nil {
+		if err := rescuer.control.rescue(r.Context(), conn, store.Peer{ID: s.id, Queues: []string{"default"}}); err != nil {
 			r.Fatal(err)
 		}
 	}
@@ -666,7 +667,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		return false
 	}
 	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
-	conn, err := s.control.link.get(r.Context())
+	conn, err := s.control.link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -675,7 +676,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
 			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
 	}
-	if done, err := conn.takeBack(r.Context(), s.id, time.Minute, time.Minute, nil); err != nil || !done {
+	if done, err := conn.TakeBack(r.Context(), s.id, time.Minute, time.Minute, nil); err != nil || !done {
 		r.Fatalf("takeBack = %v, %v", done, err)
 	}
 	s.judged = false
@@ -1134,7 +1135,7 @@ func (m *reference) prune(r *rapid.T) bool {
 	doomed := m.those(m.jobs, func(j *modelJob) bool {
 		return j.state == Completed || j.state == Cancelled && cancelled != nil && !m.keeps(j)
 	})
-	_, err := m.client.prune(r.Context(), pruneWalk{whole: cancelled != nil}, keeping{&hence, cancelled})
+	_, err := m.client.prune(r.Context(), pruneWalk{whole: cancelled != nil}, store.Keeping{Completed: &hence, Cancelled: cancelled})
 	m.deleted(r, int64(len(doomed)), err, doomed, m.jobs)
 	return true
 }

@@ -101,7 +101,7 @@ func TestClaimsTellOfTransactions(t *testing.T) {
 		s.claimer.wake()
 		p := s.claimer.request(s.now())
 		s.claimer.trip(context.Background(), p)
-		return p.reply.seen
+		return p.reply.Seen
 	}
 	before := claimed()
 	reader, err := db.Begin(t.Context())

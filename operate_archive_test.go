@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // jobRows are all jobs of a table, by id, as JSON.
@@ -434,7 +436,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.finished(t, "completed", 2*aDay)
 	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
-	keep := keeping{keepFor(aDay), nil}
+	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
 	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
@@ -555,7 +557,7 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	}
 	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
 	db.damage(t, "jobs", stored[1])
-	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(aDay), nil}); err != nil {
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // running stores n jobs that supervisor owner runs, each for the first time, and returns their ids.
@@ -44,7 +46,7 @@ func (db *testDB) tend(t testing.TB) []FailureGroup {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	reopened, err := tendFailures(t.Context(), session{conn.Conn()})
+	reopened, err := tendFailures(t.Context(), store.Session{Conn: conn.Conn()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -538,7 +540,7 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
 		t.Fatal(err)
 	}
-	wire.arm(sqlSettle[len(sqlSettle)-60:], "")
+	wire.arm(store.SQLSettle[len(store.SQLSettle)-60:], "")
 	id := plain.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(eventDiscarded, id) == 1 })
 	if n := wire.cutSoFar(); n != 1 || book.count(eventFailed, id) != 0 || book.count(eventStaleSettle, id) != 0 {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // bury stores n discarded jobs of one queue, spread over keys customers.
@@ -212,7 +214,7 @@ func (v *virtual) fail(t testing.TB, fit string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (change, error) {
+	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Change, error) {
 		r := &run{job: &Job{}}
 		err := row.Scan(&r.job.ID, &r.claimSeq, &r.attemptedAt)
 		o := &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}
@@ -221,7 +223,7 @@ func (v *virtual) fail(t testing.TB, fit string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v.exec(t, sqlSettle, settleArgs("w", changes)...)
+	v.exec(t, store.SQLSettle, store.SettleArgs("w", changes)...)
 }
 
 // D-5: redrives of one queue share its slots, and none takes another's jobs.

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // every option has a test that fails when the option is ignored. Whoever adds one names its test here.
@@ -278,7 +279,7 @@ func (*countClaims) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trac
 }
 func (*countClaims) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 func (c *countClaims) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
-	if q.SQL == sqlClaim {
+	if q.SQL == store.SQLClaim {
 		c.n.Add(1)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pgtext"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job. Of several
@@ -436,18 +437,18 @@ const (
 
 // found compares the row with the run. Nobody but its owner changes a running row, except a rescuer, which takes
 // the lease first, and an operator's cancel or discard.
-func (o *outcome) found(row seenJob, exists bool) finding {
+func (o *outcome) found(row store.SeenJob, exists bool) finding {
 	r := o.run
 	tx := r.txOutcome.Load()
-	state := State(row.state)
-	ours := exists && row.lastClaimedBy(r.fence())
-	held := exists && row.heldBy(r.fence())
+	state := State(row.State)
+	ours := exists && row.LastClaimedBy(r.fence())
+	held := exists && row.HeldBy(r.fence())
 	switch {
 	case held && tx != nil:
 		return foundNotCommitted
 	case held:
 		return foundHeld
-	case tx != nil && ours && (state == Cancelled && tx.state != Cancelled || row.reason == ReasonOperator):
+	case tx != nil && ours && (state == Cancelled && tx.state != Cancelled || row.Reason == ReasonOperator):
 		return foundEnded
 	case tx != nil && (!exists || ours && state == tx.state || !r.lease.ended.Load()):
 		return foundInTx
@@ -455,7 +456,7 @@ func (o *outcome) found(row seenJob, exists bool) finding {
 		return foundStale
 	case o.committedLate(row, exists, ours):
 		return foundInTx
-	case ours && (state == Cancelled || row.reason == ReasonOperator):
+	case ours && (state == Cancelled || row.Reason == ReasonOperator):
 		return foundEnded
 	case o.completes() && (ours && state == Completed || !exists && r.deleteCompleted && !r.lease.ended.Load()):
 		return foundSettled // with others, one of which was not ours: complete tells only how many there were
@@ -472,7 +473,7 @@ func (o *outcome) couldBe(state State) bool {
 
 // committedLate reports whether the handler's transaction committed after it had been seen open: the handler was
 // given up before it was done.
-func (o *outcome) committedLate(row seenJob, exists, ours bool) bool {
+func (o *outcome) committedLate(row store.SeenJob, exists, ours bool) bool {
 	r := o.run
 	switch late := r.lateTx; {
 	case late == nil:
@@ -482,7 +483,7 @@ func (o *outcome) committedLate(row seenJob, exists, ours bool) bool {
 	case !ours: // claimed again since, or in its second life
 		return !late.state.Final() && !r.lease.ended.Load()
 	default:
-		return State(row.state) == late.state
+		return State(row.State) == late.state
 	}
 }
 
@@ -512,10 +513,10 @@ func (o *outcome) notCommitted() *outcome {
 }
 
 // ended is the outcome of a run whose job an operator cancelled or discarded meanwhile.
-func (o *outcome) ended(row seenJob) *outcome {
+func (o *outcome) ended(row store.SeenJob) *outcome {
 	switch {
-	case State(row.state) == Discarded:
-		return &outcome{run: o.run, state: Discarded, reason: row.reason, event: eventDiscarded, duration: o.duration}
+	case State(row.State) == Discarded:
+		return &outcome{run: o.run, state: Discarded, reason: row.Reason, event: eventDiscarded, duration: o.duration}
 	case o.state == Cancelled:
 		return o
 	}
@@ -542,9 +543,9 @@ func (o *outcome) simplify() {
 }
 
 // change is the outcome as sqlSettle takes it.
-func (o *outcome) change() change {
-	c := change{
-		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: rowState(o.state), Reason: o.reason, //nolint:gosec // an int of the table's
+func (o *outcome) change() store.Change {
+	c := store.Change{
+		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: store.State(o.state), Reason: o.reason, //nolint:gosec // an int of the table's
 		AtOnce: o.now, GiveBack: o.giveBack, Snoozed: o.snoozed, Uncounted: o.uncounted, Crashed: o.crashed, Survived: o.survived(),
 		Failed: o.class != "" && o.state != Cancelled,
 	}

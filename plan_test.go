@@ -15,6 +15,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // planned is a statement of the queue's with arguments as the library sends them.
@@ -32,37 +33,37 @@ func planClaim() time.Time { return time.Unix(1e9, 0) }
 func theStatements(s *still, ids []string) []planned {
 	groups := s.queueStates()[0].groups(100)
 	req := s.claimer.lanes(s.lease.Load(), groups, floors.Sweep{})
-	req.rooms = []int32{100}
-	changes := make([]change, len(ids))
+	req.Rooms = []int32{100}
+	changes := make([]store.Change, len(ids))
 	for i, id := range ids {
-		r := &run{sup: s.Supervisor, owner: req.supervisor, claimSeq: 1, attemptedAt: planClaim(), job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
+		r := &run{sup: s.Supervisor, owner: req.Supervisor, claimSeq: 1, attemptedAt: planClaim(), job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
 		o := &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, fingerprint: "00c0ffee00c0ffee", entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
 		changes[i] = o.change()
 	}
 	inTx, _ := json.Marshal(changes[0]) // strings and ints only: cannot fail
 	at, ones := slices.Repeat([]time.Time{planClaim()}, len(ids)), slices.Repeat([]int32{1}, len(ids))
 	sweep := s.claimer.allLanes()
-	queues := make([]string, len(sweep.lanes))
+	queues := make([]string, len(sweep.Lanes))
 	for i := range queues {
 		queues[i] = "default"
 	}
 	return []planned{
-		{"claim", sqlClaim, req.args(), false, 100},
-		{"start", sqlStart, []any{ids, ones, req.supervisor, at}, true, len(ids)},
-		{"complete", sqlComplete, []any{ids, 1, req.supervisor, ones, at[:1]}, true, len(ids)},
-		{"complete and delete", sqlCompleteDelete, []any{ids, 1, req.supervisor, ones, at[:1]}, true, len(ids)},
-		{"settle", sqlSettle, settleArgs(req.supervisor, changes), true, len(ids)},
-		{"settle in a transaction", sqlSettleTx, []any{req.supervisor, string(inTx)}, true, 1},
-		{"look", sqlLook, []any{ids}, true, len(ids)},
-		{"hunt", sqlHunt, []any{"nobody", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1], false, []string{pathRescue}}, true, 0},
-		{"heartbeat", sqlBeat, []any{req.supervisor, 1, ids, false, queues[:1], []int16{tierStrong}, []string{"job"}}, true, 0},
-		{"sweep", sqlSweep, []any{queues, sweep.lanes, sweep.floorAt, sweep.floorID, []string{"job"}}, true, 0},
-		{"hunt for orphans", sqlHunt, []any{"", queues, sweep.lanes, sweep.floorAt, sweep.floorID, huntPage, false, ids[:1], at[:1], false, []string{pathRescue}}, true, 0},
-		{"gone", sqlGone, []any{req.supervisor, ids, at}, true, len(ids)},
-		{"complete in a transaction", sqlCompleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
-		{"delete in a transaction", sqlCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
-		{"hold in a transaction", sqlHoldTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
-		{"still held in a transaction", sqlStillOursTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
+		{"claim", store.SQLClaim, req.Args(), false, 100},
+		{"start", store.SQLStart, []any{ids, ones, req.Supervisor, at}, true, len(ids)},
+		{"complete", store.SQLComplete, []any{ids, 1, req.Supervisor, ones, at[:1]}, true, len(ids)},
+		{"complete and delete", store.SQLCompleteDelete, []any{ids, 1, req.Supervisor, ones, at[:1]}, true, len(ids)},
+		{"settle", store.SQLSettle, store.SettleArgs(req.Supervisor, changes), true, len(ids)},
+		{"settle in a transaction", store.SQLSettleTx, []any{req.Supervisor, string(inTx)}, true, 1},
+		{"look", store.SQLLook, []any{ids}, true, len(ids)},
+		{"hunt", store.SQLHunt, []any{"nobody", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
+		{"heartbeat", store.SQLBeat, []any{req.Supervisor, 1, ids, false, queues[:1], []int16{floors.TierStrong}, []string{"job"}}, true, 0},
+		{"sweep", store.SQLSweep, []any{queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, []string{"job"}}, true, 0},
+		{"hunt for orphans", store.SQLHunt, []any{"", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
+		{"gone", store.SQLGone, []any{req.Supervisor, ids, at}, true, len(ids)},
+		{"complete in a transaction", store.SQLCompleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
+		{"delete in a transaction", store.SQLCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
+		{"hold in a transaction", store.SQLHoldTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
+		{"still held in a transaction", store.SQLStillOursTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 	}
 }
 
@@ -99,8 +100,8 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 	}
 	exec(pg.Begin)
 	defer exec("rollback")
-	if st.sql == sqlSettle {
-		exec(sqlSettlePlan)
+	if st.sql == store.SQLSettle {
+		exec(store.SQLSettlePlan)
 	} else {
 		exec(pg.OnePlan)
 	}
@@ -184,7 +185,7 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, st := range theStatements(s, []string{"01K00000000000000000000000"}) {
-				if st.sql != sqlHunt {
+				if st.sql != store.SQLHunt {
 					continue
 				}
 				plan := p.explain(t, st, "verbose, costs off")

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -91,7 +92,7 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	}
 	sup.stop(t)
 	if err := db.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-		_, err := tendFailures(t.Context(), session{conn.Conn()})
+		_, err := tendFailures(t.Context(), store.Session{Conn: conn.Conn()})
 		return err
 	}); err != nil {
 		t.Fatal(err)

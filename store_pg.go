@@ -1,10 +1,8 @@
 package drover
 
 import (
-	"context"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pg"
@@ -29,23 +27,4 @@ func newDesk(pool *pgxpool.Pool) *desk {
 	return &desk{pool: &pg.Pool{Pool: pool, Invalid: func(field, reason string, cause error) error {
 		return &InvalidError{Field: field, Reason: reason, Err: cause}
 	}}}
-}
-
-// pipeline has the statements of the queue, in one round trip.
-type pipeline struct{ pg.Pipeline }
-
-// session is a connection on which a supervisor's statements run.
-type session struct{ conn *pgx.Conn }
-
-func (s session) closed() bool { return s.conn == nil || s.conn.IsClosed() }
-
-// line is the connection of one goroutine, which comes back after it broke.
-type line struct{ pg.Link }
-
-// current is the connection that get returned last.
-func (l *line) current() session { return session{l.Conn} }
-
-func (l *line) get(ctx context.Context) (session, error) {
-	conn, err := l.Link.Get(ctx)
-	return session{conn}, err
 }

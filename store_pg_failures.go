@@ -8,6 +8,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg_settle.go.
@@ -21,7 +22,7 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 
 // tendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
 // other to succeed. It returns the resolved groups that came back.
-func tendFailures(ctx context.Context, s session) (reopened []FailureGroup, err error) {
+func tendFailures(ctx context.Context, s store.Session) (reopened []FailureGroup, err error) {
 	var both, rest pg.Pipeline
 	both.Begin()
 	both.Exec(nil, pg.OnePlan)
@@ -40,9 +41,9 @@ func tendFailures(ctx context.Context, s session) (reopened []FailureGroup, err 
 		p.Commit()
 	}
 	unpark(&both)
-	if err = both.Send(ctx, s.conn); err != nil && pg.SQLState(err) != "" {
+	if err = both.Send(ctx, s.Conn); err != nil && pg.SQLState(err) != "" {
 		unpark(&rest) // once more, if it was not this that failed
-		err = errors.Join(err, rest.Send(ctx, s.conn))
+		err = errors.Join(err, rest.Send(ctx, s.Conn))
 	}
 	return reopened, err
 }

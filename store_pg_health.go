@@ -13,6 +13,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // What a look at the health reads. Nothing here needs more than select on drover's tables; what a role may not see is
@@ -198,13 +199,13 @@ select count(*) filter (where discard_reason = 'refused') from (
 // sqlClock tells whether the server's clock has gone back, and counts at most $1 jobs a lane that wait because of it.
 const sqlClock = `select latest, since, waiting from drover_clock($1)`
 
-func waitForClock(ctx context.Context, s session, bound time.Duration) (waits int64, err error) {
+func waitForClock(ctx context.Context, s store.Session, bound time.Duration) (waits int64, err error) {
 	var p pg.Pipeline
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
 	p.Commit()
-	return waits, p.Send(ctx, s.conn)
+	return waits, p.Send(ctx, s.Conn)
 }
 
 // onStandby is why a part is not seen that only the primary knows.

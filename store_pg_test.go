@@ -13,6 +13,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -157,10 +158,10 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for name, broken := range map[string]string{"at run time": `select 1 / (select count(*) from jobs)`, "when planned": `select nothing from jobs`} {
-		link := line{pg.Link{Pool: db.client.desk.pool}}
+		link := store.Line{Link: pg.Link{Pool: db.client.desk.pool}}
 		defer link.Close(context.Background())
 		for range 3 {
-			conn, err := link.get(t.Context())
+			conn, err := link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -171,11 +172,11 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 			p.Exec(nil, broken)
 			p.Commit()
 			p.Call(func() { committed = true })
-			if err := p.Send(t.Context(), conn.conn); err == nil || committed {
+			if err := p.Send(t.Context(), conn.Conn); err == nil || committed {
 				t.Errorf("%s: send = %v, committed %v", name, err, committed)
 			}
-			if !conn.closed() && conn.conn.PgConn().TxStatus() != 'I' {
-				t.Errorf("%s: a transaction is open: %c", name, conn.conn.PgConn().TxStatus())
+			if !conn.Closed() && conn.Conn.PgConn().TxStatus() != 'I' {
+				t.Errorf("%s: a transaction is open: %c", name, conn.Conn.PgConn().TxStatus())
 			}
 		}
 		if n := value[int](t, db, `select count(*) from queues`); n > 0 {

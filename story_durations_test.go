@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // F-15: a number from a row, however large, becomes a duration of the same sign, and two of them still add up.
@@ -37,11 +38,11 @@ func TestNumbersBeyondAnyDuration(t *testing.T) {
 	if pg.Seconds(1e300)+pg.Millis(math.MaxInt64) < 0 {
 		t.Error("the sum of two overflows")
 	}
-	j := heldJob{flight: pg.MaxSpan}
+	j := store.Held{Flight: pg.MaxSpan}
 	for range 20 {
-		j.before = append(j.before, crashEntry{DurationMS: math.MaxInt64}, crashEntry{DurationMS: math.MinInt64})
+		j.Before = append(j.Before, store.CrashEntry{DurationMS: math.MaxInt64}, store.CrashEntry{DurationMS: math.MinInt64})
 	}
-	if flight := j.suspect().Flight; flight < 0 || flight > pg.MaxSpan {
+	if flight := j.Suspect().Flight; flight < 0 || flight > pg.MaxSpan {
 		t.Errorf("mean flight %v", flight)
 	}
 }
@@ -51,10 +52,10 @@ func TestNumbersBeyondAnyDuration(t *testing.T) {
 func TestClaimOfAFarJob(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[float64]time.Duration{2.5e11: time.Hour, 1e300: time.Hour, 7200: time.Hour, 60: time.Minute, -1e300: time.Microsecond, 0: time.Microsecond} {
-		var reply claimReply
-		row := claimRow{reply: &reply, secondsToNext: pgtype.Float8{Float64: s, Valid: true}}
-		if row.add(); reply.nextDue != want {
-			t.Errorf("%v s ahead: next due in %v, want %v", s, reply.nextDue, want)
+		var reply store.ClaimReply
+		row := store.ClaimRow{Reply: &reply, SecondsToNext: pgtype.Float8{Float64: s, Valid: true}}
+		if row.Add(); reply.NextDue != want {
+			t.Errorf("%v s ahead: next due in %v, want %v", s, reply.NextDue, want)
 		}
 	}
 }
@@ -142,7 +143,7 @@ func TestIdleBesideAFarJob(t *testing.T) {
 	after(t, 4*time.Second)
 	calls, _ := counted.since()
 	// It was 40 a second; other tests' transactions make it look now and then.
-	if n, took := calls[sqlClaim], time.Since(began).Seconds(); float64(n) > 15*took {
+	if n, took := calls[store.SQLClaim], time.Since(began).Seconds(); float64(n) > 15*took {
 		t.Errorf("%d claims in %.1f s", n, took)
 	}
 	if !value[bool](t, db, `select bool_and(sleeps_until > now() + interval '50 min') from drover_sleepers`) {

@@ -16,6 +16,7 @@ import (
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Three processes step by step over one schema, in any order, with whatever puts a job behind a floor: transactions
@@ -45,11 +46,11 @@ func TestSweepBetweenAClaimsLookAndItsEnd(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	s.claimer.wake()
 	underWay := s.claimer.request(s.now())
-	conn, err := s.claimer.link.get(t.Context())
+	conn, err := s.claimer.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.claim(t.Context(), nil, underWay.req, &underWay.reply); err != nil {
+	if err := conn.Claim(t.Context(), nil, underWay.req, &underWay.reply); err != nil {
 		t.Fatal(err)
 	}
 	late := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
@@ -248,11 +249,11 @@ func (w *scene) answer(p *proc) {
 	if p.sent {
 		return
 	}
-	conn, err := p.claimer.link.get(w.tb.Context())
+	conn, err := p.claimer.link.Get(w.tb.Context())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-	if err := conn.claim(w.tb.Context(), nil, p.under.req, &p.under.reply); err != nil {
+	if err := conn.Claim(w.tb.Context(), nil, p.under.req, &p.under.reply); err != nil {
 		w.tb.Fatal(err)
 	}
 	p.sent = true
@@ -304,7 +305,7 @@ func (w *scene) lose(r *rapid.T) bool {
 	}
 	w.answer(p)
 	lost := p.under
-	p.under, lost.reply = nil, claimReply{}
+	p.under, lost.reply = nil, store.ClaimReply{}
 	p.claimer.afterClaim(r.Context(), lost, context.DeadlineExceeded, 0)
 	p.claimer.findOut(r.Context())
 	p.settle(w.tb)
@@ -334,13 +335,13 @@ func (w *scene) claimAll(p *proc, width time.Duration) bool {
 		return false
 	}
 	w.answer(p)
-	at := p.under.reply.at
+	at := p.under.reply.At
 	w.finish(p)
 	if p.slots < 100 {
 		return true
 	}
 	for key, f := range were {
-		if now := p.claimer.floors.Get(key); now.At.After(at) && key.N < tierSuspect && slices.Contains(p.queueNames(), key.Queue) {
+		if now := p.claimer.floors.Get(key); now.At.After(at) && key.N < floors.TierSuspect && slices.Contains(p.queueNames(), key.Queue) {
 			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.At)
 		}
 		if width > 0 {
@@ -373,7 +374,7 @@ func (w *scene) nothingLeft(p *proc, at time.Time, were map[floors.Lane]floors.F
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.Queue, &left.N, &key.At, &key.ID}, func() error {
 			now := p.claimer.floors.Get(left)
-			waits := were != nil && left.N >= tierSuspect && suspects[left.Queue] >= blame.SuspectRoom(p.slots) && now.Before(key)
+			waits := were != nil && left.N >= floors.TierSuspect && suspects[left.Queue] >= blame.SuspectRoom(p.slots) && now.Before(key)
 			if f := were[left]; f.Before(key) && !waits {
 				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
 					by, key.ID, at.Sub(key.At), left, at.Sub(f.At), at.Sub(now.At))
@@ -407,7 +408,7 @@ func (w *scene) sweepAll(p *proc) {
 			continue
 		}
 		w.answer(p)
-		at = p.under.reply.at
+		at = p.under.reply.At
 		if empty++; w.finish(p) > 0 {
 			empty = 0
 		}
@@ -467,12 +468,12 @@ func (w *scene) die(r *rapid.T) bool {
 	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
 	id := dead.lease.Load().id
 	w.exec(w.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
-	conn, err := rescuer.control.link.get(r.Context())
+	conn, err := rescuer.control.link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	for range 2 {
-		if err := rescuer.control.rescue(r.Context(), conn, peer{id: id, queues: []string{"default", "other"}}); err != nil {
+		if err := rescuer.control.rescue(r.Context(), conn, store.Peer{ID: id, Queues: []string{"default", "other"}}); err != nil {
 			r.Fatal(err)
 		}
 	}

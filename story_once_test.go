@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Jobs with a single attempt: once a handler may have begun, no other is called.
@@ -74,22 +75,22 @@ func TestAStartBesideARescue(t *testing.T) {
 			b := db.stopped(t, SupervisorConfig{})
 			owner, called := a.lease.Load().id, false
 			db.exec(t, `update drover_supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
-			conn, err := b.control.link.get(t.Context())
+			conn, err := b.control.link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if where == "before the look" {
 				called = begins()
 			}
-			h := newHunt(owner, []string{"default"}, false)
-			held, err := conn.hunt(t.Context(), h, nil)
+			h := store.NewHunt(owner, []string{"default"}, false)
+			held, err := conn.Hunt(t.Context(), h, nil)
 			if err != nil || len(held) != 1 {
 				t.Fatal(held, err)
 			}
 			if where == "after the look" {
 				called = begins()
 			}
-			h.started = startedJobs(held)
+			h.Started = startedJobs(held)
 			if left, err := b.control.free(t.Context(), conn, owner, h, held); err != nil || len(left) > 0 {
 				t.Fatal(left, err)
 			}
@@ -120,7 +121,7 @@ func TestDeclaringLostWaitsForAStart(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), pg.Begin); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.QueryRow(t.Context(), sqlStart, []string{r.job.ID}, []int{r.claimSeq}, r.owner, []time.Time{r.attemptedAt}).Scan(nil, nil); err != nil {
+	if err := conn.QueryRow(t.Context(), store.SQLStart, []string{r.job.ID}, []int{r.claimSeq}, r.owner, []time.Time{r.attemptedAt}).Scan(nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
@@ -195,7 +196,7 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	s.beat(t)
 	s.beat(t)
 	s.control.gaveUp("paused")
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // held puts so many jobs into the hands of a supervisor; they started one second ago.
@@ -213,17 +214,17 @@ func TestHuntReadsGarbage(t *testing.T) {
 	db.dead(t, "dead")
 	db.exec(t, `update drover_supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
 	db.stopped(t, SupervisorConfig{})
-	h := newHunt("dead", []string{"default"}, false)
-	held, err := session{dialed(t, db)}.hunt(t.Context(), h, nil)
-	if err != nil || len(held) != 2 || len(h.unread) > 0 {
-		t.Fatalf("%d jobs, %v, %v", len(held), h.unread, err)
+	h := store.NewHunt("dead", []string{"default"}, false)
+	held, err := store.Session{Conn: dialed(t, db)}.Hunt(t.Context(), h, nil)
+	if err != nil || len(held) != 2 || len(h.Unread) > 0 {
+		t.Fatalf("%d jobs, %v, %v", len(held), h.Unread, err)
 	}
-	slices.SortFunc(held, func(a, b heldJob) int { return strings.Compare(a.id, b.id) })
-	if got, want := fmt.Sprint(held[0].before, held[1].before), "[{5 0} { 10000000000}] [{old 1500}]"; got != want {
+	slices.SortFunc(held, func(a, b store.Held) int { return strings.Compare(a.ID, b.ID) })
+	if got, want := fmt.Sprint(held[0].Before, held[1].Before), "[{5 0} { 10000000000}] [{old 1500}]"; got != want {
 		t.Errorf("crashes before: %s, want %s", got, want)
 	}
-	if !held[1].inFlight || held[1].slots != 10 {
-		t.Errorf("in flight %v, %d slots", held[1].inFlight, held[1].slots)
+	if !held[1].InFlight || held[1].Slots != 10 {
+		t.Errorf("in flight %v, %d slots", held[1].InFlight, held[1].Slots)
 	}
 }
 
@@ -290,7 +291,7 @@ func TestAReservationThatOverflows(t *testing.T) {
 	}
 	latest := time.Duration(1<<63 - 1)
 	outcomes[7].run.timeBound, outcomes[7].run.timeLeft = true, latest
-	conn, err := s.settler.link.get(t.Context())
+	conn, err := s.settler.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -496,13 +497,13 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := newHunt("", []string{"default"}, true)
-	if found, err := (session{conn}).hunt(t.Context(), h, nil); err != nil || len(found) != 2 {
+	h := store.NewHunt("", []string{"default"}, true)
+	if found, err := (store.Session{Conn: conn}).Hunt(t.Context(), h, nil); err != nil || len(found) != 2 {
 		t.Fatal(found, err)
 	}
 	pg.CloseConn(t.Context(), conn)
-	if err := s.control.orphaned(t.Context(), session{conn}, h); err == nil || len(h.found) != 2 {
-		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.found), err)
+	if err := s.control.orphaned(t.Context(), store.Session{Conn: conn}, h); err == nil || len(h.Found) != 2 {
+		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.Found), err)
 	}
 }
 
@@ -583,8 +584,8 @@ func TestSupervisorsRowsChangedByHand(t *testing.T) {
 			if value[bool](t, db, `select exists (select from drover_supervisors where id in ('dead', 'odd'))`) {
 				t.Error("they are not forgotten")
 			}
-			lost, err := session{dialed(t, db)}.declareLost(t.Context(), peer{
-				id: "silent", epoch: value[int](t, db, `select epoch from drover_supervisors where id = 'silent'`), beat: value[int64](t, db, `select beat from drover_supervisors where id = 'silent'`),
+			lost, err := store.Session{Conn: dialed(t, db)}.DeclareLost(t.Context(), store.Peer{
+				ID: "silent", Epoch: value[int](t, db, `select epoch from drover_supervisors where id = 'silent'`), Beat: value[int64](t, db, `select beat from drover_supervisors where id = 'silent'`),
 			})
 			if err != nil || !lost {
 				t.Errorf("declared lost: %v, %v", lost, err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Ids are the caller's: a job that has ended and left the table may come again under the same one, while the handler of
@@ -101,7 +103,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
 			hence := "-1 hour"
-			if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{&hence, &hence}); err != nil {
+			if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: &hence, Cancelled: &hence}); err != nil {
 				t.Fatal(err)
 			}
 			db.again(t, ids(runs)...)
@@ -248,11 +250,11 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention})
 				id := db.enqueueJobs(t, 1, nil)[0]
 				out := []*outcome{s.claimAll(t, 1)[0].decide(end.err)}
-				conn, err := s.settler.link.get(t.Context())
+				conn, err := s.settler.link.Get(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := conn.settle(t.Context(), &settlingOf(out, 0).settlement); err != nil {
+				if err := conn.Settle(t.Context(), &settlingOf(out, 0).Settlement); err != nil {
 					t.Fatal(err)
 				}
 				s.settler.afterSettle(t.Context(), conn, out, &settling{}, context.DeadlineExceeded) // nobody has read that

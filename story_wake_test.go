@@ -17,6 +17,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // asleep waits until all supervisors have said that they sleep.
@@ -50,7 +51,7 @@ func (db *testDB) ears(t testing.TB) *ears {
 	}
 	t.Cleanup(func() { pg.CloseConn(t.Context(), e.Conn) })
 	e.echo = fmt.Sprintf("echo %d", e.PgConn().PID())
-	for _, channel := range []string{value[string](t, db, sqlListen), e.echo} {
+	for _, channel := range []string{value[string](t, db, store.SQLListen), e.echo} {
 		if _, err := e.Exec(t.Context(), "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +116,7 @@ func (d *dozing) poll(t testing.TB) bool {
 	for _, r := range q.buffer.rest() {
 		d.settler.book.remove(r)
 	}
-	return len(plan.reply.jobs) > 0
+	return len(plan.reply.Jobs) > 0
 }
 
 // beside runs f at a random moment of a poll, or a little before or after it.
@@ -514,10 +515,10 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	if strings.HasPrefix(sql, "listen ") {
 		s.conns[conn] = true
 	}
-	if sql == sqlBeat && !s.conns[conn] {
+	if sql == store.SQLBeat && !s.conns[conn] {
 		s.deaf++
 	}
-	if !slices.Contains([]string{pg.Begin, pg.Commit, pg.CommitAndBegin, pg.OnePlan, pg.QuickPlan, sqlClaimPlan, sqlSettlePlan, pg.BoundPlan}, sql) {
+	if !slices.Contains([]string{pg.Begin, pg.Commit, pg.CommitAndBegin, pg.OnePlan, pg.QuickPlan, store.SQLClaimPlan, store.SQLSettlePlan, pg.BoundPlan}, sql) {
 		s.calls[sql]++
 	}
 }
@@ -580,7 +581,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		traced, counted := s.traced(t, Config{Logger: slog.New(&s.book)})
 		sup := traced.launch(t, c.cfg)
 		s.counted = counted
-		s.every = map[string]time.Duration{sqlBeat: sup.cfg.Lease / 6, sqlClaim: c.look, sqlSweep: sweepEvery * time.Second, sqlRetain: sup.pruneEvery}
+		s.every = map[string]time.Duration{store.SQLBeat: sup.cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: sweepEvery * time.Second, store.SQLRetain: sup.pruneEvery}
 		rate := 0.0
 		for _, period := range s.every {
 			rate += 1 / period.Seconds()
@@ -609,8 +610,8 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 				t.Errorf("%s: in %v, %d times:\n%s", cases[i].name, took, n, sql)
 			}
 		}
-		if calls[sqlBeat] == 0 || calls[sqlClaim] == 0 {
-			t.Errorf("%s: %d heartbeats and %d looks in %v", cases[i].name, calls[sqlBeat], calls[sqlClaim], took)
+		if calls[store.SQLBeat] == 0 || calls[store.SQLClaim] == 0 {
+			t.Errorf("%s: %d heartbeats and %d looks in %v", cases[i].name, calls[store.SQLBeat], calls[store.SQLClaim], took)
 		}
 		if messages := s.book.from(slog.LevelWarn); len(messages) > 0 {
 			t.Errorf("%s: %d warnings, the first: %s", cases[i].name, len(messages), messages[0])

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 const (
@@ -32,7 +33,7 @@ type audit struct {
 	ended time.Time // when the last audit ended
 
 	// The rest is the claimer goroutine's own.
-	hunt *hunt
+	hunt *store.Hunt
 	next time.Time // no page is read before this
 }
 
@@ -82,14 +83,14 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 	}
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, a.sup.cfg.Lease/6))
 	defer cancel()
-	if a.hunt == nil || a.hunt.owner != l.id {
+	if a.hunt == nil || a.hunt.Owner != l.id {
 		a.mu.Lock()
 		a.due = time.Time{} // an audit that is wanted from now on comes after this one
 		a.mu.Unlock()
-		a.hunt = newHunt(l.id, a.sup.queueNames(), false)
-		a.hunt.own, a.hunt.page, a.hunt.bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
+		a.hunt = store.NewHunt(l.id, a.sup.queueNames(), false)
+		a.hunt.Own, a.hunt.Page, a.hunt.Bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
 	}
-	conn, err := t.link.get(ctx)
+	conn, err := t.link.Get(ctx)
 	if err == nil {
 		err = a.look(ctx, conn, l)
 	}
@@ -105,7 +106,7 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 		}
 		return
 	}
-	if a.hunt.ended() {
+	if a.hunt.Ended() {
 		a.hunt = nil
 		a.mu.Lock()
 		a.ended = a.sup.now()
@@ -116,19 +117,19 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 // look audits one page. It asks the settler before the database: a job that is settled in between is known to the
 // settler, and no longer runs in the database. A job with any known run has to wait: its handler may still be at
 // work.
-func (a *audit) look(ctx context.Context, conn session, l *lease) error {
+func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 	known := map[string]bool{}
 	for _, r := range slices.Concat(a.sup.settler.book.all(), a.sup.settler.apart.all()) {
 		known[r.job.ID] = true
 	}
-	held, err := conn.hunt(ctx, a.hunt, nil)
-	var unknown []heldJob
+	held, err := conn.Hunt(ctx, a.hunt, nil)
+	var unknown []store.Held
 	for _, j := range held {
-		if !known[j.id] {
+		if !known[j.ID] {
 			unknown = append(unknown, j)
 		}
 	}
-	a.hunt.found = nil
+	a.hunt.Found = nil
 	a.sup.tellUnread(ctx, a.hunt)
 	if len(unknown) > 0 {
 		a.sup.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
@@ -141,18 +142,18 @@ var errForgotten = errors.New("drover: it is not known how the only run of the j
 
 // giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
 // never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
-func (s *Supervisor) giveBack(ctx context.Context, conn session, held []heldJob, l *lease) error {
+func (s *Supervisor) giveBack(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {
 		j := &held[i]
 		r := s.unstarted(j, l)
-		if j.unfenced() {
+		if j.Unfenced() {
 			errs = append(errs, s.giveUpUnfenced(ctx, conn, r, j))
 			continue
 		}
 		o := r.handedBack()
-		o.giveBack = j.attempt > 0
-		if j.startedSeq {
+		o.giveBack = j.Attempt > 0
+		if j.StartedSeq {
 			o = &outcome{run: r, err: errForgotten, class: classError}
 			o.discard(ReasonCrashed)
 			o.entry = r.errorEntry(o)
@@ -165,9 +166,9 @@ func (s *Supervisor) giveBack(ctx context.Context, conn session, held []heldJob,
 
 // giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
 // the job has a single attempt.
-func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn session, r *run, j *heldJob) error {
-	_, err := conn.giveUp(ctx, &givenUp{
-		path: pathRescue, owner: r.owner, id: j.id, seq: j.claimSeq, why: errUnfenced, later: !j.once(),
+func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn store.Session, r *run, j *store.Held) error {
+	_, err := conn.GiveUp(ctx, &store.Refused{
+		Path: store.PathRescue, Owner: r.owner, ID: j.ID, Seq: j.ClaimSeq, Why: errUnfenced, Later: !j.Once(),
 	}, s.cfg.Lease/24)
 	return err
 }

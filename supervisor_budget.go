@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // budgetPolicies are this supervisor's budgets, sorted by scope: two that start at once must not deadlock.
-func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []budgetPolicy) {
+func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []store.BudgetPolicy) {
 	add := func(scope string, b RetryBudget) {
 		if b.Retries > 0 {
-			policies = append(policies, budgetPolicy{scope: scope, retries: b.Retries, per: b.Per, burst: b.Burst, discard: b.Discard})
+			policies = append(policies, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
 		}
 	}
 	add(scopeAll, s.cfg.RetryBudget)
@@ -59,25 +60,25 @@ func (s *Supervisor) wantsSlot(o *outcome) bool {
 // wanting is an outcome that needs a slot.
 type wanting struct {
 	o *outcome
-	wantedSlot
+	store.WantedSlot
 }
 
 // reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
 // because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
 // error is returned.
-func (s *Supervisor) reserve(ctx context.Context, conn session, outcomes []*outcome) error {
+func (s *Supervisor) reserve(ctx context.Context, conn store.Session, outcomes []*outcome) error {
 	all := make([]wanting, 0, len(outcomes))
 	for _, o := range outcomes {
 		if !s.wantsSlot(o) {
 			continue
 		}
-		w := wanting{o: o, wantedSlot: wantedSlot{kind: o.run.job.Kind, queue: o.run.job.Queue, backoff: o.delay}}
+		w := wanting{o: o, WantedSlot: store.WantedSlot{Kind: o.run.job.Kind, Queue: o.run.job.Queue, Backoff: o.delay}}
 		if o.slot != nil {
-			w.backoff = o.slot.backoff
+			w.Backoff = o.slot.backoff
 		}
 		if o.run.timeBound {
 			left := (o.run.timeLeft - s.now().Sub(o.run.claimedAt)).Microseconds()
-			w.latest = &left
+			w.Latest = &left
 		}
 		all = append(all, w)
 	}
@@ -86,22 +87,22 @@ func (s *Supervisor) reserve(ctx context.Context, conn session, outcomes []*outc
 	}
 	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
 	slices.SortStableFunc(all, func(a, b wanting) int {
-		return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.kind, b.kind))
+		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
 	})
 	without := func(w wanting, err error) error {
-		w.o.delay, w.o.slot = w.backoff, nil
-		if s.quiet.may("reserve "+w.queue+" "+w.kind, s.now()) {
+		w.o.delay, w.o.slot = w.Backoff, nil
+		if s.quiet.may("reserve "+w.Queue+" "+w.Kind, s.now()) {
 			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
 		}
 		return nil
 	}
 	tried := 0
 	err := pg.Bisect(all, func(part []wanting) error {
-		wanted := make([]wantedSlot, len(part))
+		wanted := make([]store.WantedSlot, len(part))
 		for i, w := range part {
-			wanted[i] = w.wantedSlot
+			wanted[i] = w.WantedSlot
 		}
-		slots, err := conn.reserve(ctx, wanted)
+		slots, err := conn.Reserve(ctx, wanted)
 		if err != nil && (pg.TimedOut(err) || ctx.Err() != nil) {
 			return errors.New("the calendar is held: " + err.Error()) // as text, so that Bisect blames no retry for it
 		}
@@ -110,7 +111,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn session, outcomes []*outc
 		}
 		tried += len(part)
 		for i, got := range slots {
-			part[i].o.reserved(got, part[i].backoff, s.now())
+			part[i].o.reserved(got, part[i].Backoff, s.now())
 		}
 		return nil
 	}, func(w wanting, err error) error {
@@ -161,7 +162,7 @@ const reservePause = time.Second
 
 // reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
 // that need none.
-func (e *settler) reserve(ctx context.Context, conn session, out []*outcome) []*outcome {
+func (e *settler) reserve(ctx context.Context, conn store.Session, out []*outcome) []*outcome {
 	e.mu.Lock()
 	asks := e.asks
 	e.asks = nil

@@ -12,6 +12,7 @@ import (
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 const (
@@ -48,9 +49,9 @@ type claimer struct {
 	due   time.Time // when the next job is known to be due; zero: none known
 
 	// The rest is the claimer goroutine's own.
-	link    line
-	doubt   []string // queues of a claim whose outcome is unknown: find out before the next
-	hunt    *hunt    // for what it claimed
+	link    store.Line
+	doubt   []string    // queues of a claim whose outcome is unknown: find out before the next
+	hunt    *store.Hunt // for what it claimed
 	trouble trouble
 	next    time.Time     // look not before
 	step    time.Duration // the last wait
@@ -70,7 +71,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: line{pg.Link{Pool: s.client.desk.pool}},
+		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
@@ -147,14 +148,6 @@ func (c *claimer) handBackStale(now time.Time) {
 	}
 }
 
-// The classes of lanes, as in the column lane: each has its own limit, in this order, and shares the queue's.
-const (
-	tierFresh   int16 = 0
-	tierRetry   int16 = 10
-	tierSuspect int16 = 20
-	tierStrong  int16 = 30
-)
-
 // claimGroup is one tier of one queue in a claim.
 type claimGroup struct {
 	queue *queueState
@@ -171,38 +164,38 @@ func (q *queueState) groups(room int) []claimGroup {
 		retries = int(q.retries)
 	}
 	return []claimGroup{
-		{q, tierRetry, retries},
-		{q, tierSuspect, max(0, blame.SuspectRoom(q.Concurrency)-int(q.suspect.Load()))},
-		{q, tierFresh, room},
+		{q, floors.TierRetry, retries},
+		{q, floors.TierSuspect, max(0, blame.SuspectRoom(q.Concurrency)-int(q.suspect.Load()))},
+		{q, floors.TierFresh, room},
 	}
 }
 
 // lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
-func (c *claimer) lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *claimRequest {
-	req := &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds}
+func (c *claimer) lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
+	req := &store.ClaimRequest{Supervisor: l.id, Epoch: int(l.epoch.Load()), Kinds: c.sup.kinds}
 	for i, g := range groups {
-		if n := len(req.queues); n == 0 || req.queues[n-1] != g.queue.Name {
-			req.queues = append(req.queues, g.queue.Name)
+		if n := len(req.Queues); n == 0 || req.Queues[n-1] != g.queue.Name {
+			req.Queues = append(req.Queues, g.queue.Name)
 		}
-		req.groupQueue = append(req.groupQueue, int32(len(req.queues))) //nolint:gosec // few
-		req.groupRoom = append(req.groupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
+		req.GroupQueue = append(req.GroupQueue, int32(len(req.Queues))) //nolint:gosec // few
+		req.GroupRoom = append(req.GroupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
 		for priority := int16(1); priority <= 9; priority++ {
 			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
 			f := c.near.Lower(sweep, key, c.floors.Get(key))
-			req.laneGroup = append(req.laneGroup, int32(i+1))
-			req.lanes = append(req.lanes, g.tier+priority)
-			req.floorAt = append(req.floorAt, f.At)
-			req.floorID = append(req.floorID, f.ID)
+			req.LaneGroup = append(req.LaneGroup, int32(i+1))
+			req.Lanes = append(req.Lanes, g.tier+priority)
+			req.FloorAt = append(req.FloorAt, f.At)
+			req.FloorID = append(req.FloorID, f.ID)
 		}
 	}
 	return req
 }
 
 // allLanes is what a full sweep looks through.
-func (c *claimer) allLanes() *claimRequest {
+func (c *claimer) allLanes() *store.ClaimRequest {
 	var groups []claimGroup
 	for _, q := range c.sup.queueStates() {
-		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
+		for _, tier := range []int16{floors.TierFresh, floors.TierRetry, floors.TierSuspect, floors.TierStrong} {
 			groups = append(groups, claimGroup{queue: q, tier: tier})
 		}
 	}
@@ -214,11 +207,11 @@ type plan struct {
 	lease  *lease // as it was then: control may replace it while the claim is under way
 	floors int    // their version
 	due    time.Time
-	req    *claimRequest
+	req    *store.ClaimRequest
 	groups []claimGroup
 	order  *soloOrder // that it carries out; nil: none
 	sweep  floors.Sweep
-	reply  claimReply
+	reply  store.ClaimReply
 	unread map[floors.Lane]bool // lanes that it leaves out; nil: none
 }
 
@@ -258,9 +251,9 @@ func (c *claimer) request(now time.Time) *plan {
 		p.groups = append(p.groups, queues[i].groups(room)...)
 	}
 	p.req = c.lanes(l, p.groups, p.sweep)
-	p.req.rooms = rooms
+	p.req.Rooms = rooms
 	c.leaveOut(p, now)
-	p.req.turns, p.req.patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
+	p.req.Turns, p.req.Patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
 	return p
 }
 
@@ -286,9 +279,9 @@ func (c *claimer) turns(queues []*queueState, rooms []int32, now time.Time) (tur
 // full are the queues that it has no room for.
 func (p *plan) full() []string {
 	full := []string{}
-	for i, room := range p.req.rooms {
+	for i, room := range p.req.Rooms {
 		if room == 0 {
-			full = append(full, p.req.queues[i])
+			full = append(full, p.req.Queues[i])
 		}
 	}
 	return full
@@ -321,12 +314,12 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 	case !idle:
 		return nil
 	}
-	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], tierStrong, 1}}}
+	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], floors.TierStrong, 1}}}
 	p.req = c.lanes(l, p.groups, floors.Sweep{})
-	p.req.rooms = []int32{1}
+	p.req.Rooms = []int32{1}
 	c.leaveOut(p, now)
-	clear(p.req.floorAt) // so few look there that floors are not worth keeping
-	clear(p.req.floorID)
+	clear(p.req.FloorAt) // so few look there that floors are not worth keeping
+	clear(p.req.FloorID)
 	return p
 }
 
@@ -371,19 +364,19 @@ func (c *claimer) hasRoom(queues []*queueState) bool {
 func (c *claimer) trip(base context.Context, claim *plan) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		c.failed(base, nil, err)
 		return
 	}
 	started := c.sup.now()
 	note := c.fallAsleep(claim, started)
-	err = conn.claim(ctx, note, claim.req, &claim.reply)
-	if claim.reply.slept {
+	err = conn.Claim(ctx, note, claim.req, &claim.reply)
+	if claim.reply.Slept {
 		c.fellAsleep(note, started)
 	}
 	c.refused.asked(claim.rooms(), &claim.reply, err)
-	c.afterClaim(base, claim, err, claim.reply.cost(c.sup.now().Sub(started)))
+	c.afterClaim(base, claim, err, claim.reply.Cost(c.sup.now().Sub(started)))
 	if err != nil {
 		c.failed(base, claim, err)
 		return
@@ -405,7 +398,7 @@ func (c *claimer) failed(ctx context.Context, p *plan, err error) {
 
 // rooms is how many jobs the claim asks for.
 func (p *plan) rooms() (n int) {
-	for _, room := range p.req.rooms {
+	for _, room := range p.req.Rooms {
 		n += int(room)
 	}
 	return n
@@ -416,33 +409,33 @@ func (p *plan) rooms() (n int) {
 func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.Duration) {
 	now := c.sup.now()
 	reply := &p.reply
-	if reply.outOfTurn || !reply.committed && len(p.req.turns) > 0 {
+	if reply.OutOfTurn || !reply.Committed && len(p.req.Turns) > 0 {
 		c.outOfTurn = now.Add(turnPause)
 	}
 	switch {
-	case !reply.committed:
+	case !reply.Committed:
 		if !pg.NotApplied(err) {
-			c.doubt = p.req.queues
+			c.doubt = p.req.Queues
 		}
 		return
-	case reply.fenced:
+	case reply.Fenced:
 		p.lease.lose()
 		c.sup.control.interrupt()
 		return
 	}
-	if c.near.Saw(reply.seen) {
+	if c.near.Saw(reply.Seen) {
 		c.sup.goneBack()
 	}
 	c.near.Swept(p.sweep, took, now)
 	if p.order != nil {
-		p.order.ran.Store(len(reply.jobs) > 0)
+		p.order.ran.Store(len(reply.Jobs) > 0)
 		p.order.idle.Store(true)
 	} else {
 		c.sort(p)
 		c.advance(p)
 	}
 	c.dispatch(ctx, p, now)
-	if n := len(reply.jobs); n > 0 && n <= trickleBurst {
+	if n := len(reply.Jobs); n > 0 && n <= trickleBurst {
 		runtime.Gosched() // so that they start before the next look is sent
 	}
 	c.setPace(p, now)
@@ -450,14 +443,14 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 
 // sort puts the jobs in the order of the index: an update returns them in any.
 func (c *claimer) sort(p *plan) {
-	slices.SortFunc(p.reply.jobs, func(a, b claimedJob) int {
-		if c := cmp.Compare(a.lane, b.lane); c != 0 {
+	slices.SortFunc(p.reply.Jobs, func(a, b store.Job) int {
+		if c := cmp.Compare(a.Lane, b.Lane); c != 0 {
 			return c
 		}
-		if c := a.scheduledAt.Compare(b.scheduledAt); c != 0 {
+		if c := a.ScheduledAt.Compare(b.ScheduledAt); c != 0 {
 			return c
 		}
-		return cmp.Compare(a.id, b.id)
+		return cmp.Compare(a.ID, b.ID)
 	})
 }
 
@@ -466,16 +459,16 @@ func (c *claimer) sort(p *plan) {
 func (c *claimer) advance(p *plan) {
 	last := map[floors.Lane]floors.Floor{}
 	counts := map[floors.Lane]int{}
-	for i := range p.reply.jobs {
-		j := &p.reply.jobs[i]
-		key := floors.Lane{Queue: j.queue, N: j.lane}
-		last[key] = floors.Floor{At: j.scheduledAt, ID: j.id}
+	for i := range p.reply.Jobs {
+		j := &p.reply.Jobs[i]
+		key := floors.Lane{Queue: j.Queue, N: j.Lane}
+		last[key] = floors.Floor{At: j.ScheduledAt, ID: j.ID}
 		counts[key]++
 	}
 	left := 0
 	for i, g := range p.groups {
 		if i == 0 || g.queue != p.groups[i-1].queue {
-			left = int(p.req.rooms[p.req.groupQueue[i]-1])
+			left = int(p.req.Rooms[p.req.GroupQueue[i]-1])
 		}
 		limit, n, final := min(g.room, left), 0, int16(0)
 		for priority := int16(1); priority <= 9; priority++ {
@@ -483,7 +476,7 @@ func (c *claimer) advance(p *plan) {
 				n, final = n+count, priority
 			}
 		}
-		if g.tier == tierRetry {
+		if g.tier == floors.TierRetry {
 			g.queue.retries = max(0, g.queue.retries-float64(n))
 		}
 		left -= n
@@ -499,15 +492,15 @@ func (c *claimer) advance(p *plan) {
 			if p.unread[key] {
 				continue
 			}
-			c.floors.Advance(key, last[key], priority < final, p.reply.at, p.floors)
-			c.near.Read(p.sweep, key, p.reply.seen)
+			c.floors.Advance(key, last[key], priority < final, p.reply.At, p.floors)
+			c.near.Read(p.sweep, key, p.reply.Seen)
 		}
 	}
 }
 
 // dispatch hands claimed jobs to their queues' workers.
 func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
-	if len(p.reply.jobs) > 0 {
+	if len(p.reply.Jobs) > 0 {
 		failpoint("claimed")
 	}
 	runs := map[*queueState][]*run{}
@@ -520,11 +513,11 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	for q := range runs {
 		byName[q.Name] = q
 	}
-	for i := range p.reply.jobs {
-		j := &p.reply.jobs[i]
-		q := byName[j.queue]
-		r := c.sup.newRun(j, q, p.lease, p.reply.at, now)
-		if j.left {
+	for i := range p.reply.Jobs {
+		j := &p.reply.Jobs[i]
+		q := byName[j.Queue]
+		r := c.sup.newRun(j, q, p.lease, p.reply.At, now)
+		if j.Left {
 			c.sup.settler.book.add(r)
 			q.enter([]*run{r})
 			c.sup.giveUp([]*run{r})

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // after is a channel to wait on where time itself is the event.
@@ -214,13 +215,13 @@ func TestLateCommitsAreFound(t *testing.T) {
 // sweep is a full sweep of this supervisor's.
 func (s *still) sweep(t testing.TB) {
 	t.Helper()
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := s.lease.Load()
 	s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
-	reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
+	reply := store.BeatReply{Alive: true, Clock: float64((s.control.sweeps + 1) * sweepEvery), Peers: []store.Peer{{ID: l.id}}}
 	if err := s.control.sweep(t.Context(), conn, l, reply); err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +329,7 @@ func TestClaimWhoseReplyWasLostIsHandedBack(t *testing.T) {
 	plain.enqueue(t, job{0}, nil)
 	plain.waitFor(t, 20*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
 	for round := range 3 {
-		wire.arm(sqlClaim[:80], `"n": 777`)
+		wire.arm(store.SQLClaim[:80], `"n": 777`)
 		id := plain.enqueue(t, job{777}, nil)
 		plain.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, id)
 		if wire.cutSoFar() != round+1 {
@@ -360,10 +361,10 @@ func (s *still) loseClaim(t testing.TB, db *testDB) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if err := (session{conn.Conn()}).claim(t.Context(), nil, lost.req, &lost.reply); err != nil {
+	if err := (store.Session{Conn: conn.Conn()}).Claim(t.Context(), nil, lost.req, &lost.reply); err != nil {
 		t.Fatal(err)
 	}
-	lost.reply = claimReply{}
+	lost.reply = store.ClaimReply{}
 	s.claimer.afterClaim(t.Context(), lost, context.DeadlineExceeded, 0)
 	if s.claimer.doubt == nil {
 		t.Fatal("the claimer is in no doubt")
@@ -623,22 +624,22 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, huntPage+10)
+	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, store.HuntPage+10)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, owner := range []string{"nobody", ""} { // the owner's, and an orphan's
-		h := newHunt(owner, []string{"default"}, false)
-		first, err := conn.hunt(t.Context(), h, nil)
-		if err != nil || len(first) != 0 || len(h.lanes) != 1 {
-			t.Fatalf("first page: %v, %v, %d lanes to go on with", first, err, len(h.lanes))
+		h := store.NewHunt(owner, []string{"default"}, false)
+		first, err := conn.Hunt(t.Context(), h, nil)
+		if err != nil || len(first) != 0 || len(h.Lanes) != 1 {
+			t.Fatalf("first page: %v, %v, %d lanes to go on with", first, err, len(h.Lanes))
 		}
-		second, err := conn.hunt(t.Context(), h, nil)
-		if err != nil || len(second) != 1 || second[0].owner != "nobody" || !h.ended() {
-			t.Fatalf("second page: %v, %v, %d lanes to go on with", second, err, len(h.lanes))
+		second, err := conn.Hunt(t.Context(), h, nil)
+		if err != nil || len(second) != 1 || second[0].Owner != "nobody" || !h.Ended() {
+			t.Fatalf("second page: %v, %v, %d lanes to go on with", second, err, len(h.Lanes))
 		}
 	}
 }
@@ -646,7 +647,7 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 // takeTurn holds the turn of the queue "default" until it is ended.
 func (db *testDB) takeTurn(t testing.TB) (end func()) {
 	t.Helper()
-	return db.hold(t, sqlTakeTurn, []string{"default"}, time.Second)
+	return db.hold(t, store.SQLTakeTurn, []string{"default"}, time.Second)
 }
 
 // Claims of a backlog wait for one another, and see what the one before has left.
@@ -666,10 +667,10 @@ func TestClaimsOfABacklogTakeTurns(t *testing.T) {
 	for _, s := range []*still{first, second} {
 		s.claimer.wake()
 		plan := s.claimer.request(s.now())
-		plan.req.patience = tripTimeout * 4 / 5 // until both have been seen to wait
+		plan.req.Patience = tripTimeout * 4 / 5 // until both have been seen to wait
 		go func() {
 			s.claimer.trip(t.Context(), plan)
-			claimed <- len(plan.reply.jobs)
+			claimed <- len(plan.reply.Jobs)
 		}()
 	}
 	eventually(t, func() bool {
@@ -702,14 +703,14 @@ func TestClaimDoesWithoutItsTurn(t *testing.T) {
 		for _, r := range runs {
 			r.finish()
 		}
-		if calls, _ := sent.since(); calls[sqlTakeTurn] != want {
-			t.Errorf("claim %d waited for %d turns, want %d", n, calls[sqlTakeTurn], want)
+		if calls, _ := sent.since(); calls[store.SQLTakeTurn] != want {
+			t.Errorf("claim %d waited for %d turns, want %d", n, calls[store.SQLTakeTurn], want)
 		}
 	}
 	s.claimer.outOfTurn = s.now()
 	sent.since()
 	s.claim(t)
-	if calls, _ := sent.since(); calls[sqlTakeTurn] != 1 {
+	if calls, _ := sent.since(); calls[store.SQLTakeTurn] != 1 {
 		t.Error("waits for no turn any more")
 	}
 }
@@ -743,8 +744,8 @@ func TestClaimThatFailsTakesNoTurn(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.claimer.trip(gone, plan)
-	if len(plan.req.turns) != 1 || s.claimer.trouble.failures != 1 || s.claimer.outOfTurn.IsZero() {
-		t.Errorf("turns %q, %d failures, out of turn until %v", plan.req.turns, s.claimer.trouble.failures, s.claimer.outOfTurn)
+	if len(plan.req.Turns) != 1 || s.claimer.trouble.failures != 1 || s.claimer.outOfTurn.IsZero() {
+		t.Errorf("turns %q, %d failures, out of turn until %v", plan.req.Turns, s.claimer.trouble.failures, s.claimer.outOfTurn)
 	}
 }
 
@@ -762,14 +763,14 @@ func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
 	began := s.now()
 	s.claimer.trip(t.Context(), plan)
 	waited := s.now().Sub(began)
-	if plan.sweep.Width == 0 || waited < plan.req.patience {
+	if plan.sweep.Width == 0 || waited < plan.req.Patience {
 		t.Fatalf("a sweep of %v that waited %v proves nothing", plan.sweep.Width, waited)
 	}
-	if cost := s.claimer.near.Windows[plan.sweep.Window].Cost; cost > waited-plan.req.patience/2 {
+	if cost := s.claimer.near.Windows[plan.sweep.Window].Cost; cost > waited-plan.req.Patience/2 {
 		t.Errorf("a sweep that waited %v is said to have taken %v", waited, cost)
 	}
-	if len(plan.reply.jobs) != minTurn || !plan.reply.jobs[0].more.Expired {
-		t.Errorf("%d jobs, or not told that they have expired: %+v", len(plan.reply.jobs), plan.reply.jobs[0].more)
+	if len(plan.reply.Jobs) != minTurn || !plan.reply.Jobs[0].More.Expired {
+		t.Errorf("%d jobs, or not told that they have expired: %+v", len(plan.reply.Jobs), plan.reply.Jobs[0].More)
 	}
 }
 
@@ -780,7 +781,7 @@ func TestClockStepsInTheWaitForATurn(t *testing.T) {
 	for waited, want := range map[time.Duration]time.Duration{
 		0: time.Second, 600 * time.Millisecond: 400 * time.Millisecond, time.Hour: 0, -time.Hour: time.Second,
 	} {
-		if got := (&claimReply{waited: waited}).cost(time.Second); got != want {
+		if got := (&store.ClaimReply{Waited: waited}).Cost(time.Second); got != want {
 			t.Errorf("of a second, %v of it in the queue: %v, want %v", waited, got, want)
 		}
 	}
@@ -820,8 +821,8 @@ func TestFewJobsWaitForNoTurn(t *testing.T) {
 			r.finish()
 		}
 	}
-	if calls, _ := sent.since(); calls[sqlTakeTurn] != 0 || calls[sqlClaim] != 2 {
-		t.Errorf("%d claims waited for %d turns", calls[sqlClaim], calls[sqlTakeTurn])
+	if calls, _ := sent.since(); calls[store.SQLTakeTurn] != 0 || calls[store.SQLClaim] != 2 {
+		t.Errorf("%d claims waited for %d turns", calls[store.SQLClaim], calls[store.SQLTakeTurn])
 	}
 }
 
@@ -840,7 +841,7 @@ func TestTurnLeavesTheLockTimeout(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `set local lock_timeout = '7s'`); err != nil {
 			t.Fatal(err)
 		}
-		if err := tx.QueryRow(t.Context(), sqlTakeTurn, []string{"b", "a", "b"}, time.Millisecond).Scan(&got); err != nil {
+		if err := tx.QueryRow(t.Context(), store.SQLTakeTurn, []string{"b", "a", "b"}, time.Millisecond).Scan(&got); err != nil {
 			t.Fatal(err)
 		}
 		if err := tx.QueryRow(t.Context(), `show lock_timeout`).Scan(&timeout); err != nil {
@@ -909,11 +910,11 @@ func TestSweepIsBounded(t *testing.T) {
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
 			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
-			conn := s.control.link.current()
+			conn := s.control.link.Current()
 			db.hold(t, `lock table jobs`)
 			l := s.lease.Load()
 			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
-			reply := beatReply{alive: true, clock: float64((s.control.sweeps + 1) * sweepEvery), peers: []peer{{id: l.id}}}
+			reply := store.BeatReply{Alive: true, Clock: float64((s.control.sweeps + 1) * sweepEvery), Peers: []store.Peer{{ID: l.id}}}
 			var looks []time.Time // at the clock
 			s.Supervisor.now = func() time.Time { looks = append(looks, time.Now()); return looks[len(looks)-1] }
 			if err := s.control.sweep(t.Context(), conn, l, reply); err == nil {
@@ -921,8 +922,8 @@ func TestSweepIsBounded(t *testing.T) {
 			}
 			end := looks[len(looks)-1]
 			took := end.Sub(looks[0])
-			if next := s.control.sweepAt.Sub(end); conn.closed() || next < 8*took || took > 20*time.Second {
-				t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.closed(), next)
+			if next := s.control.sweepAt.Sub(end); conn.Closed() || next < 8*took || took > 20*time.Second {
+				t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.Closed(), next)
 			}
 		})
 	}

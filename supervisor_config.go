@@ -12,6 +12,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pgtext"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // tellUnservedFollowUps logs which follow-ups need another supervisor.
@@ -189,14 +190,14 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 const maxBuild = 128 // bytes
 
 // registration is what the tables should say of this supervisor.
-func (s *Supervisor) registration(id string, queues []*queueState) *registration {
+func (s *Supervisor) registration(id string, queues []*queueState) *store.Registration {
 	host, _ := os.Hostname() // for people; empty will do
-	reg := &registration{
-		id: id, host: host, build: s.cfg.Build, pid: os.Getpid(), process: s.client.process, lease: s.cfg.Lease, listens: !s.cfg.DisableNotify,
-		budgets: s.budgetPolicies(queues),
+	reg := &store.Registration{
+		ID: id, Host: host, Build: s.cfg.Build, PID: os.Getpid(), Process: s.client.process, Lease: s.cfg.Lease, Listens: !s.cfg.DisableNotify,
+		Budgets: s.budgetPolicies(queues),
 	}
 	for _, q := range queues {
-		reg.queues = append(reg.queues, queuePolicy{q.Name, q.Concurrency, positive(q.MaxAttempts), stored(q.Retry), q.retention()})
+		reg.Queues = append(reg.Queues, store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()})
 	}
 	for _, kind := range s.kinds {
 		w := s.workers[kind]
@@ -205,13 +206,13 @@ func (s *Supervisor) registration(id string, queues []*queueState) *registration
 			n := w.opts.Timeout.Milliseconds()
 			ms = &n
 		}
-		policy := kindPolicy{
-			kind: kind, maxAttempts: positive(w.opts.MaxAttempts), retry: stored(w.opts.Retry), timeoutMS: ms,
+		policy := store.KindPolicy{
+			Kind: kind, MaxAttempts: positive(w.opts.MaxAttempts), Retry: stored(w.opts.Retry), TimeoutMS: ms,
 		}
 		if w.opts.FollowUp != nil {
-			policy.followUp, policy.followQueue = w.opts.FollowUp.Kind, w.opts.FollowUp.Queue
+			policy.FollowUp, policy.FollowQueue = w.opts.FollowUp.Kind, w.opts.FollowUp.Queue
 		}
-		reg.kinds = append(reg.kinds, policy)
+		reg.Kinds = append(reg.Kinds, policy)
 	}
 	return reg
 }

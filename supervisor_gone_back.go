@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // A database can go back to an older state under the processes that work on it: an asynchronous standby takes over, a
@@ -19,16 +21,16 @@ const wentBack = "the database has gone back to an older state"
 
 // forgotten reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
 // may have changed it by hand, too.
-func (c *control) forgotten(id string, epoch int, peers []peer) bool {
+func (c *control) forgotten(id string, epoch int, peers []store.Peer) bool {
 	for _, x := range peers {
-		if x.id != id || x.epoch != epoch {
+		if x.ID != id || x.Epoch != epoch {
 			continue
 		}
-		if x.beat < c.counted {
+		if x.Beat < c.counted {
 			c.counted = math.MaxInt64 // until there is a new id: registering may fail, and these beats count
 			return true
 		}
-		c.counted = x.beat + 1
+		c.counted = x.Beat + 1
 	}
 	return false
 }
@@ -41,10 +43,10 @@ func (s *Supervisor) goneBack() {
 
 // withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
 // forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
-func (s *Supervisor) withoutReruns(held []heldJob, known []*run) []heldJob {
-	return slices.DeleteFunc(held, func(j heldJob) bool {
+func (s *Supervisor) withoutReruns(held []store.Held, known []*run) []store.Held {
+	return slices.DeleteFunc(held, func(j store.Held) bool {
 		again := slices.ContainsFunc(known, func(r *run) bool {
-			return r.job.ID == j.id && r.attemptedAt.After(j.attemptedAt.Time)
+			return r.job.ID == j.ID && r.attemptedAt.After(j.AttemptedAt.Time)
 		})
 		if again {
 			s.goneBack()
@@ -63,9 +65,9 @@ func (c *claimer) distrust() {
 
 // reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
 // sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
-func (c *control) reassert(ctx context.Context, conn session, l *lease, reply beatReply) error {
-	sleepless := reply.sleeping < c.sup.claimer.sleeping.Load()
-	idle := reply.turn && c.sup.solo.Load() == nil
+func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	sleepless := reply.Sleeping < c.sup.claimer.sleeping.Load()
+	idle := reply.Turn && c.sup.solo.Load() == nil
 	if !sleepless && !idle {
 		return nil
 	}
@@ -73,7 +75,7 @@ func (c *control) reassert(ctx context.Context, conn session, l *lease, reply be
 	if sleepless {
 		queues = c.sup.queueNames()
 	}
-	err := conn.reassert(ctx, l.id, queues, idle)
+	err := conn.Reassert(ctx, l.id, queues, idle)
 	if sleepless {
 		c.sup.claimer.sayAnew()
 		c.sup.claimer.wake()

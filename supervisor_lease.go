@@ -16,6 +16,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // lease is a supervisor's claim to its jobs under one id: what handlers' contexts hang on.
@@ -64,19 +65,19 @@ func (l *lease) lose() bool {
 type control struct {
 	sup       *Supervisor
 	base      context.Context //nolint:containedctx // the values handlers see
-	link      line
-	listening session                   // the connection that has sent LISTEN
+	link      store.Line
+	listening store.Session             // the connection that has sent LISTEN
 	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
 	timer     *time.Timer               // of the lease's end; nil before Run
 	ending    sync.Mutex                // the lease is either kept up or found to be over
 	counted   int64                     // by our row: beats, the last successful one included
 	urgent    hurry                     // beats that come before their time
 	silences  silences
-	hunts     map[string]*hunt // for the jobs of lost peers
-	orphans   *hunt            // for jobs whose owner no row speaks for
-	allBy     time.Time        // when the next such hunt also reads jobs that are not due
-	sweeps    int64            // the last turn looked at
-	sweepAt   time.Time        // not before
+	hunts     map[string]*store.Hunt // for the jobs of lost peers
+	orphans   *store.Hunt            // for jobs whose owner no row speaks for
+	allBy     time.Time              // when the next such hunt also reads jobs that are not due
+	sweeps    int64                  // the last turn looked at
+	sweepAt   time.Time              // not before
 	behind    sweepOrder
 	floorsBy  time.Time   // nor before this as long as there are no floors
 	was       []pastLease // that others took, oldest first; takeBack undoes what they did
@@ -93,7 +94,7 @@ type control struct {
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: line{pg.Link{Pool: s.client.desk.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*hunt{}}
+	c := &control{sup: s, link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -102,26 +103,26 @@ func newControl(s *Supervisor) *control {
 // register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
 // for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
 func (c *control) register(ctx context.Context) error {
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
 	for _, stray := range c.strays {
-		if err := conn.forget(ctx, stray); err != nil {
+		if err := conn.Forget(ctx, stray); err != nil {
 			return err
 		}
 	}
 	id, sent := ulid.Make().String(), c.sup.now()
 	c.strays = []string{id}
 	reg := c.sup.registration(id, c.sup.queueStates())
-	if err := conn.register(ctx, reg); err != nil {
+	if err := conn.Register(ctx, reg); err != nil {
 		if pg.NotApplied(err) {
 			c.strays = nil
 		}
 		return err
 	}
 	c.strays = nil
-	c.sup.knowBudgets(reg.scopes)
+	c.sup.knowBudgets(reg.Scopes)
 	c.counted = 0
 	c.turns = blame.Turns{}
 	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
@@ -241,7 +242,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 			<-ctx.Done()
 			return
 		}
-		note, err := c.listening.conn.WaitForNotification(ctx)
+		note, err := c.listening.Conn.WaitForNotification(ctx)
 		if err == nil {
 			c.sup.heard(note.Payload)
 		} else if ctx.Err() == nil {
@@ -255,8 +256,8 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 // listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
 // running one was cancelled. Without them the polls find the same.
 func (c *control) listens() bool {
-	conn := c.link.current()
-	if c.sup.cfg.DisableNotify || conn.closed() {
+	conn := c.link.Current()
+	if c.sup.cfg.DisableNotify || conn.Closed() {
 		return false
 	}
 	if c.listening == conn {
@@ -264,7 +265,7 @@ func (c *control) listens() bool {
 	}
 	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.sup.now().Add(min(5*time.Second, c.sup.cfg.Lease/6))))
 	defer cancel()
-	if err := conn.listen(ctx); err != nil {
+	if err := conn.Listen(ctx); err != nil {
 		c.deaf.failed(ctx, c.sup, "listening", err)
 		return false
 	}
@@ -297,11 +298,11 @@ func (c *control) beat(ctx context.Context) error {
 	sent := c.sup.now()
 	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
 	defer cancel()
-	conn, err := c.link.get(beating)
+	conn, err := c.link.Get(beating)
 	running, epoch := c.sup.inFlight.under(l.id), int(l.epoch.Load())
-	var reply beatReply
+	var reply store.BeatReply
 	if err == nil {
-		reply, err = conn.beat(beating, l.id, epoch, fences(running), c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
+		reply, err = conn.Beat(beating, l.id, epoch, fences(running), c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.expire(ctx)
@@ -311,12 +312,12 @@ func (c *control) beat(ctx context.Context) error {
 	ctx, cancelRest := context.WithTimeout(ctx, c.sup.cfg.Lease/3)
 	defer cancelRest()
 	switch {
-	case !reply.alive:
+	case !reply.Alive:
 		return c.refused(ctx, conn, l, epoch)
-	case c.forgotten(l.id, epoch, reply.peers):
+	case c.forgotten(l.id, epoch, reply.Peers):
 		return c.startOver(ctx, l, wentBack)
 	}
-	c.sup.knowBudgets(reply.scope)
+	c.sup.knowBudgets(reply.Scope)
 	c.silences.beat(sent.Sub(*c.beaten.Load()) > c.sup.cfg.Lease/3, c.sup.now())
 	c.kept(sent)
 	if l.ended.Load() {
@@ -324,8 +325,8 @@ func (c *control) beat(ctx context.Context) error {
 		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.sup.claimer.wake()
 	}
-	c.tellGone(running, reply.gone)
-	if reply.paces {
+	c.tellGone(running, reply.Gone)
+	if reply.Paces {
 		c.sup.redriver.poke()
 	}
 	return c.afterBeat(ctx, conn, l, reply)
@@ -333,7 +334,7 @@ func (c *control) beat(ctx context.Context) error {
 
 // afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
 // ones from running. It returns an error only if the connection is gone or no time is left.
-func (c *control) afterBeat(ctx context.Context, conn session, l *lease, reply beatReply) error {
+func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	for _, step := range []struct {
 		name string
 		run  func() error
@@ -346,19 +347,19 @@ func (c *control) afterBeat(ctx context.Context, conn session, l *lease, reply b
 			return c.observe(ctx, conn, l, reply)
 		}},
 		{"tending failure groups", func() error {
-			if !reply.failures || !c.sup.pruner.Load() {
+			if !reply.Failures || !c.sup.pruner.Load() {
 				return nil
 			}
 			return c.tendFailures(ctx, conn)
 		}},
 		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
-		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.solo) }},
+		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.Solo) }},
 		{"taking back a death", func() error { return c.takeBack(ctx, conn, c.bound()) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
-		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.behind) }},
+		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.Behind) }},
 	} {
 		err := step.run()
-		if conn.closed() || ctx.Err() != nil {
+		if conn.Closed() || ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
 		}
 		if err != nil && c.sup.quiet.may(step.name+pg.SQLState(err), c.sup.now()) {
@@ -375,7 +376,7 @@ func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*tim
 
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
 // whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
-func (c *control) tendFailures(ctx context.Context, conn session) error {
+func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
 	reopened, err := tendFailures(ctx, conn)
 	if err != nil {
 		return err
@@ -405,8 +406,8 @@ func (c *control) tellGone(running []*run, over map[int]bool) {
 
 // refused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
 // having heard of it: the next beat has it. Or others have declared us lost, or the database has forgotten the epoch.
-func (c *control) refused(ctx context.Context, conn session, l *lease, sent int) error {
-	epoch, lost, err := conn.epoch(ctx, l.id)
+func (c *control) refused(ctx context.Context, conn store.Session, l *lease, sent int) error {
+	epoch, lost, err := conn.Epoch(ctx, l.id)
 	switch {
 	case err != nil:
 		return err
@@ -433,53 +434,53 @@ func (c *control) startOver(ctx context.Context, l *lease, why string) error {
 // observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
 // and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
 // only if the connection is gone.
-func (c *control) observe(ctx context.Context, conn session, l *lease, reply beatReply) error {
+func (c *control) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, served := c.sup.now(), c.sup.queueNames()
 	seen := map[string]bool{}
 	first, sharing := l.id, 0
-	for _, x := range reply.peers {
-		seen[x.id] = true
-		if !x.lost {
-			first = min(first, x.id)
-			if slices.ContainsFunc(x.queues, func(q string) bool { return slices.Contains(served, q) }) {
+	for _, x := range reply.Peers {
+		seen[x.ID] = true
+		if !x.Lost {
+			first = min(first, x.ID)
+			if slices.ContainsFunc(x.Queues, func(q string) bool { return slices.Contains(served, q) }) {
 				sharing++
 			}
 		}
-		if x.id == l.id {
+		if x.ID == l.id {
 			continue
 		}
 		silence := c.silences.of(x, now)
 		if silence.note {
-			if err := conn.noteSilence(ctx, x, silence.lasts); err != nil {
+			if err := conn.NoteSilence(ctx, x, silence.lasts); err != nil {
 				continue // the next beat reports it
 			}
 		}
-		if silence.dead && !x.lost {
-			lost, err := conn.declareLost(ctx, x)
-			if conn.closed() {
+		if silence.dead && !x.Lost {
+			lost, err := conn.DeclareLost(ctx, x)
+			if conn.Closed() {
 				return err
 			}
-			if err != nil && c.sup.quiet.may("declare lost "+x.id, now) {
-				c.sup.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.id), slog.String("error", err.Error()))
+			if err != nil && c.sup.quiet.may("declare lost "+x.ID, now) {
+				c.sup.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 			if err != nil || !lost {
 				continue
 			}
-			x.lost = true
-			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.id))
+			x.Lost = true
+			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.ID))
 		}
-		if x.lost {
+		if x.Lost {
 			err := c.rescue(ctx, conn, x)
-			if conn.closed() {
+			if conn.Closed() {
 				return err
 			}
-			if err != nil && c.sup.quiet.may("rescue "+x.id+pg.SQLState(err), now) {
-				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.id), slog.String("error", err.Error()))
+			if err != nil && c.sup.quiet.may("rescue "+x.ID+pg.SQLState(err), now) {
+				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 		}
 	}
 	maps.DeleteFunc(c.silences.peers, func(id string, _ observation) bool { return !seen[id] })
-	maps.DeleteFunc(c.hunts, func(id string, _ *hunt) bool { return !seen[id] })
+	maps.DeleteFunc(c.hunts, func(id string, _ *store.Hunt) bool { return !seen[id] })
 	c.sup.claimer.near.Share(sharing)
 	c.sup.pruner.Store(first == l.id)
 	return nil
@@ -487,11 +488,11 @@ func (c *control) observe(ctx context.Context, conn session, l *lease, reply bea
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
 func (c *control) end(ctx context.Context) {
-	c.signOff(ctx, func(ctx context.Context, conn session) error {
-		return errors.Join(c.tendFailures(ctx, conn), conn.forget(ctx, c.sup.lease.Load().id))
+	c.signOff(ctx, func(ctx context.Context, conn store.Session) error {
+		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.sup.lease.Load().id))
 	})
 	if len(c.was) > 0 { // nobody else takes our deaths back
-		c.signOff(ctx, func(ctx context.Context, conn session) error {
+		c.signOff(ctx, func(ctx context.Context, conn store.Session) error {
 			return c.takeBack(ctx, conn, min(c.bound(), 300*time.Millisecond))
 		})
 	}
@@ -502,20 +503,20 @@ func (c *control) endStrays(ctx context.Context) {
 	if len(c.strays) == 0 {
 		return
 	}
-	c.signOff(ctx, func(ctx context.Context, conn session) (err error) {
+	c.signOff(ctx, func(ctx context.Context, conn store.Session) (err error) {
 		for _, id := range c.strays {
-			err = errors.Join(err, conn.forget(ctx, id))
+			err = errors.Join(err, conn.Forget(ctx, id))
 		}
 		return err
 	})
 }
 
-func (c *control) signOff(ctx context.Context, forget func(context.Context, session) error) {
+func (c *control) signOff(ctx context.Context, forget func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := line{pg.Link{Pool: c.sup.client.desk.pool}}
+	link := store.Line{Link: pg.Link{Pool: c.sup.client.desk.pool}}
 	defer link.Close(ctx)
-	conn, err := link.get(ctx)
+	conn, err := link.Get(ctx)
 	if err == nil {
 		err = forget(ctx, conn)
 	}

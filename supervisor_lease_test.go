@@ -18,6 +18,7 @@ import (
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -146,7 +147,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if b, err := (session{conn.Conn()}).background(t.Context(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
+	if b, err := (store.Session{Conn: conn.Conn()}).Background(t.Context(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
 		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
 	}
 	s.reporter.close()
@@ -291,7 +292,7 @@ func TestADeathIsTakenBackFromAJobThatWasSetAside(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'dead', 1, 1, now())`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
-	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select $1, id, '', '', now() + interval '1 hour' from jobs`, pathRescue)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select $1, id, '', '', now() + interval '1 hour' from jobs`, store.PathRescue)
 	s := db.stopped(t, SupervisorConfig{})
 	s.control.gaveUp("dead")
 	s.beat(t)
@@ -320,11 +321,11 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := conn.takeBack(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
+	if done, err := conn.TakeBack(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
 		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {
@@ -597,13 +598,13 @@ func TestSweepsTakeTurns(t *testing.T) {
 	db := newQuietDB(t)
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
 	for turn := range int64(6) {
-		reply := beatReply{alive: true, clock: float64((turn + 1000) * sweepEvery)}
+		reply := store.BeatReply{Alive: true, Clock: float64((turn + 1000) * sweepEvery)}
 		for _, s := range []*still{a, b} {
-			reply.peers = append(reply.peers, peer{id: s.lease.Load().id})
+			reply.Peers = append(reply.Peers, store.Peer{ID: s.lease.Load().id})
 		}
 		swept := 0
 		for _, s := range []*still{a, b} {
-			conn, err := s.control.link.get(t.Context())
+			conn, err := s.control.link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -734,11 +735,11 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 		}
 	}
 	db.exec(t, `update drover_supervisors set silent_at_beat = beat, silent_ms = 3000000 where id = 'other'`)
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.raiseEpoch(t.Context(), "other", 1); err != nil {
+	if _, err := conn.RaiseEpoch(t.Context(), "other", 1); err != nil {
 		t.Fatal(err)
 	}
 	for range 30 {
@@ -838,20 +839,20 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
-	conn, err := s.control.link.get(t.Context())
+	conn, err := s.control.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, stale := range []peer{{id: "other", epoch: 1, beat: 6}, {id: "other", epoch: 0, beat: 7}, {id: "nobody", epoch: 1, beat: 7}} {
-		if lost, err := conn.declareLost(t.Context(), stale); err != nil || lost {
+	for _, stale := range []store.Peer{{ID: "other", Epoch: 1, Beat: 6}, {ID: "other", Epoch: 0, Beat: 7}, {ID: "nobody", Epoch: 1, Beat: 7}} {
+		if lost, err := conn.DeclareLost(t.Context(), stale); err != nil || lost {
 			t.Errorf("declareLost(%+v) = %v, %v", stale, lost, err)
 		}
 	}
-	now := peer{id: "other", epoch: 1, beat: 7}
-	if lost, err := conn.declareLost(t.Context(), now); err != nil || !lost {
+	now := store.Peer{ID: "other", Epoch: 1, Beat: 7}
+	if lost, err := conn.DeclareLost(t.Context(), now); err != nil || !lost {
 		t.Errorf("declareLost = %v, %v", lost, err)
 	}
-	if lost, err := conn.declareLost(t.Context(), now); err != nil || lost {
+	if lost, err := conn.DeclareLost(t.Context(), now); err != nil || lost {
 		t.Errorf("the second declareLost = %v, %v", lost, err)
 	}
 }
@@ -868,9 +869,9 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 		"and fenced":    `update drover_supervisors set epoch = epoch + 1 where id = $1`,
 	} {
 		db.exec(t, sql, l.id)
-		reply, err := session{dialed(t, db)}.beat(t.Context(), l.id, 1, nil, false, []string{"default"}, s.kinds)
-		if err != nil || reply.alive {
-			t.Errorf("%s: the beat tells alive %v, %v", what, reply.alive, err)
+		reply, err := store.Session{Conn: dialed(t, db)}.Beat(t.Context(), l.id, 1, nil, false, []string{"default"}, s.kinds)
+		if err != nil || reply.Alive {
+			t.Errorf("%s: the beat tells alive %v, %v", what, reply.Alive, err)
 		}
 	}
 	if n := value[int](t, db, `select beat from drover_supervisors where id = $1`, l.id); n != 0 {
@@ -906,8 +907,8 @@ func TestEpochFencesClaims(t *testing.T) {
 	}
 	defer tx.Rollback(context.Background())
 	req := s.claimer.lanes(s.lease.Load(), s.queueStates()[0].groups(2), floors.Sweep{})
-	req.rooms = []int32{2}
-	rows, err := tx.Query(t.Context(), sqlClaim, req.args()...)
+	req.Rooms = []int32{2}
+	rows, err := tx.Query(t.Context(), store.SQLClaim, req.Args()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -920,7 +921,7 @@ func TestEpochFencesClaims(t *testing.T) {
 	defer conn.Release()
 	raised := make(chan error, 1)
 	go func() {
-		_, err := session{conn.Conn()}.raiseEpoch(context.Background(), id, 1)
+		_, err := store.Session{Conn: conn.Conn()}.RaiseEpoch(context.Background(), id, 1)
 		raised <- err
 	}()
 	db.waitFor(t, 30*time.Second, `select epoch = 2 or exists (select from pg_stat_activity where wait_event_type = 'Lock' and pid = $1)
@@ -941,7 +942,7 @@ func TestEpochFencesClaims(t *testing.T) {
 	s.claimer.wake()
 	plan := s.claimer.request(s.now())
 	s.claimer.trip(t.Context(), plan)
-	if !plan.reply.fenced || len(plan.reply.jobs) > 0 {
+	if !plan.reply.Fenced || len(plan.reply.Jobs) > 0 {
 		t.Error("a claim under the old epoch got through")
 	}
 }
@@ -1248,9 +1249,9 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
-	peers := []peer{{id: a.lease.Load().id}, {id: b.lease.Load().id}}
+	peers := []store.Peer{{ID: a.lease.Load().id}, {ID: b.lease.Load().id}}
 	for i, s := range []*still{a, b} {
-		conn, err := s.control.link.get(t.Context())
+		conn, err := s.control.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1258,7 +1259,7 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 		for beat := range int64(6) { // every second turn
 			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
 			clock := float64((1000 + int64(i) + 2*beat) * sweepEvery)
-			if err := s.control.sweep(t.Context(), conn, s.lease.Load(), beatReply{alive: true, clock: clock, peers: peers}); err != nil {
+			if err := s.control.sweep(t.Context(), conn, s.lease.Load(), store.BeatReply{Alive: true, Clock: clock, Peers: peers}); err != nil {
 				t.Fatal(err)
 			}
 			if !s.control.sweepAt.IsZero() {
@@ -1293,7 +1294,7 @@ func TestAJobsOwnFirstDeathIsNoMassDeath(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Release()
-			d, err := session{conn.Conn()}.judge(t.Context(), "second", blame.NewDeath([]int{1}))
+			d, err := store.Session{Conn: conn.Conn()}.Judge(t.Context(), "second", blame.NewDeath([]int{1}))
 			if err != nil || d.Mass != test.mass {
 				t.Errorf("mass = %t, %v; want %t", d.Mass, err, test.mass)
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -190,7 +191,7 @@ func TestLinksHaveALifetime(t *testing.T) {
 		}
 	})
 	s := db.stopped(t, SupervisorConfig{})
-	for name, l := range map[string]*line{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
+	for name, l := range map[string]*store.Line{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
 		old, err := l.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -203,13 +204,13 @@ func TestLinksHaveALifetime(t *testing.T) {
 		}
 		l.Until = time.Now()
 		refuse.Store(true)
-		if kept, err := l.Get(t.Context()); err != nil || kept != old || old.IsClosed() {
+		if kept, err := l.Get(t.Context()); err != nil || kept != old || old.Closed() {
 			t.Errorf("%s: with no other to be had, %v", name, err)
 		}
 		refuse.Store(false)
 		l.Until = time.Now()
 		fresh, err := l.Get(t.Context())
-		if err != nil || fresh == old || !old.IsClosed() {
+		if err != nil || fresh == old || !old.Closed() {
 			t.Errorf("%s: at the end of its life, %v", name, err)
 		}
 	}
@@ -220,7 +221,7 @@ func TestLinksHaveALifetime(t *testing.T) {
 	s.claimer.poked = false
 	s.control.link.Until = time.Now()
 	s.beat(t)
-	if !s.control.listens() || s.control.listening != s.control.link.current() {
+	if !s.control.listens() || s.control.listening != s.control.link.Current() {
 		t.Error("the fresh connection does not listen")
 	}
 	if !s.claimer.poked || !s.control.interrupted() {
@@ -236,21 +237,21 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	for name, part := range map[string]struct {
 		trouble *trouble
-		link    *line
+		link    *store.Line
 	}{
 		"control": {&s.control.trouble, &s.control.link}, "claimer": {&s.claimer.trouble, &s.claimer.link}, "settler": {&s.settler.trouble, &s.settler.link},
 	} {
-		conn, err := part.link.get(t.Context())
+		conn, err := part.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for n := range newSight {
-			if conn.closed() {
+			if conn.Closed() {
 				t.Errorf("%s: closed after %d failures", name, n)
 			}
 			part.trouble.failed(t.Context(), s.Supervisor, "a test", errors.New("refused"))
 		}
-		if !conn.closed() {
+		if !conn.Closed() {
 			t.Errorf("%s: %d failures, and it stays", name, newSight)
 		}
 	}

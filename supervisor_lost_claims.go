@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // findOut ends the doubt about a claim whose reply was lost.
 func (c *claimer) findOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err == nil {
 		err = c.recoverClaim(ctx, conn)
 	}
@@ -25,10 +27,10 @@ func (c *claimer) findOut(base context.Context) {
 // alone could come before its commit. Only then it looks, page by page, at what is held in this supervisor's name and
 // not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
 // and nobody would rescue what is held in its name.
-func (c *claimer) recoverClaim(ctx context.Context, conn session) error {
+func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.sup.lease.Load()
-	if c.hunt == nil || c.hunt.owner != l.id {
-		epoch, err := conn.raiseEpoch(ctx, l.id, int(l.epoch.Load()))
+	if c.hunt == nil || c.hunt.Owner != l.id {
+		epoch, err := conn.RaiseEpoch(ctx, l.id, int(l.epoch.Load()))
 		if errors.Is(err, ErrLeaseLost) {
 			l.lose() // all of it is for others to rescue
 			c.doubt = nil
@@ -40,19 +42,19 @@ func (c *claimer) recoverClaim(ctx context.Context, conn session) error {
 		}
 		l.raise(epoch)
 		c.floors.Reset()
-		c.hunt = newHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
-		c.hunt.own = true
+		c.hunt = store.NewHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
+		c.hunt.Own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
 	known := slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all())
-	held, err := conn.hunt(ctx, c.hunt, fences(known))
+	held, err := conn.Hunt(ctx, c.hunt, fences(known))
 	if err != nil {
 		return err
 	}
 	if err := c.sup.giveBack(ctx, conn, c.sup.withoutReruns(held, known), l); err != nil {
 		return err
 	}
-	if c.hunt.ended() {
+	if c.hunt.Ended() {
 		c.doubt, c.hunt = nil, nil
 	}
 	return nil

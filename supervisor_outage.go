@@ -14,13 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
 // each time, and tells the supervisor's outage.
 type trouble struct {
-	means string // what does not happen meanwhile
-	link  *line  // the part's own connection; may be nil
+	means string      // what does not happen meanwhile
+	link  *store.Line // the part's own connection; may be nil
 
 	failures int
 	until    time.Time // no round trip before

@@ -217,7 +217,7 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 	a, c := s.claimer.audit, s.claimer
 	a.reconnected()
 	for n := 1; n <= 2; n++ {
-		if _, err := c.link.get(t.Context()); err != nil {
+		if _, err := c.link.Get(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		db.exec(t, `select pg_terminate_backend($1)`, int(c.link.Conn.PgConn().PID()))

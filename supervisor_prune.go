@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 const pruneBatch = 1000
@@ -13,7 +14,7 @@ const pruneBatch = 1000
 // prune deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
 // all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
 func (s *Supervisor) prune(ctx context.Context) {
-	keep := keeping{keepFor(s.cfg.CompletedRetention), keepFor(s.cfg.CancelledRetention)}
+	keep := store.Keeping{Completed: keepFor(s.cfg.CompletedRetention), Cancelled: keepFor(s.cfg.CancelledRetention)}
 	trouble := trouble{means: "jobs that have ended are kept for longer"}
 	timer := time.NewTimer(s.pruneEvery)
 	defer timer.Stop()
@@ -66,33 +67,33 @@ type pruneWalk struct {
 }
 
 // prune walks on until nothing is left to walk, in small transactions, and returns where the next walk begins.
-func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (pruneWalk, error) {
+func (c *Client) prune(ctx context.Context, walk pruneWalk, keep store.Keeping) (pruneWalk, error) {
 	conn, err := c.desk.pool.Acquire(ctx)
 	if err != nil {
 		return walk, pg.Classify(err)
 	}
 	defer conn.Release()
-	on := session{conn.Conn()}
+	on := store.Session{Conn: conn.Conn()}
 	for after := walk.after; ; {
-		step, err := on.retain(ctx, after, keep, walk.whole, pruneBatch)
+		step, err := on.Retain(ctx, after, keep, walk.whole, pruneBatch)
 		if pg.StepFault(err) {
 			step, err = c.pruneApart(ctx, on, after, keep, walk.whole)
 		}
-		if step.deleted+step.archived > 0 {
-			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.deleted), slog.Int64("archived", step.archived))
+		if step.Deleted+step.Archived > 0 {
+			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
 		}
-		c.tellRefused(ctx, step.refused)
-		if err == nil && len(step.followUps) > 0 {
-			err = c.followUpsAgain(ctx, on, step.followUps)
+		c.tellRefused(ctx, step.Refused)
+		if err == nil && len(step.FollowUps) > 0 {
+			err = c.followUpsAgain(ctx, on, step.FollowUps)
 		}
 		switch {
 		case err != nil:
 			return walk, err
-		case step.last == "":
+		case step.Last == "":
 			walk.whole = false
 			return walk, nil
 		}
-		if after = step.last; !step.odd { // jobs that grow old sort in front of the odd ids, so do not go on behind those
+		if after = step.Last; !step.Odd { // jobs that grow old sort in front of the odd ids, so do not go on behind those
 			walk.after = after
 		}
 	}
@@ -100,29 +101,29 @@ func (c *Client) prune(ctx context.Context, walk pruneWalk, keep keeping) (prune
 
 // pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
 // cannot be read: it tries the step's jobs in parts, and sets aside the one that is at fault.
-func (c *Client) pruneApart(ctx context.Context, conn session, after string, keep keeping, whole bool) (all retained, err error) {
-	ids, odd, err := conn.retainNext(ctx, after, keep, whole, pruneBatch)
+func (c *Client) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
+	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, pruneBatch)
 	if err != nil {
 		return all, err
 	}
 	err = pg.Bisect(ids, func(part []string) error {
-		step, err := conn.retainThese(ctx, part, keep)
+		step, err := conn.RetainThese(ctx, part, keep)
 		if err != nil {
 			return err
 		}
-		all.deleted += step.deleted
-		all.archived += step.archived
-		all.refused = append(all.refused, step.refused...)
+		all.Deleted += step.Deleted
+		all.Archived += step.Archived
+		all.Refused = append(all.Refused, step.Refused...)
 		return nil
 	}, func(id string, fault error) error {
-		if err := conn.setAside(ctx, pathPrune, id, fault); err != nil {
+		if err := conn.SetAside(ctx, pathPrune, id, fault); err != nil {
 			return err
 		}
-		all.refused = append(all.refused, refusedRow{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathPrune})
+		all.Refused = append(all.Refused, store.RefusedRow{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathPrune})
 		return nil
 	})
-	if all.odd = odd; len(ids) == pruneBatch {
-		all.last = ids[pruneBatch-1]
+	if all.Odd = odd; len(ids) == pruneBatch {
+		all.Last = ids[pruneBatch-1]
 	}
 	return all, err
 }
@@ -135,7 +136,7 @@ const (
 
 // tellRefused logs the jobs that were set aside. A job is tried and logged again when the pruner comes by after the
 // job's pause, which grows to a day: never twice within a minute.
-func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
+func (c *Client) tellRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {
 			c.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
@@ -147,7 +148,7 @@ func (c *Client) tellRefused(ctx context.Context, refused []refusedRow) {
 }
 
 // retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
-func (q *Queue) retention() retention {
+func (q *Queue) retention() store.Retention {
 	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
 		if d == 0 {
 			return nil
@@ -155,7 +156,7 @@ func (q *Queue) retention() retention {
 		text := pg.Interval(d)
 		return &text
 	}
-	return retention{own(q.CompletedRetention), own(q.CancelledRetention), own(q.DiscardedRetention), own(q.ArchiveDiscardedAfter)}
+	return store.Retention{Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention), Archived: own(q.ArchiveDiscardedAfter)}
 }
 
 // checkRetention checks how long the queue's jobs are kept.

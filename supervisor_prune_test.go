@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // finished stores a job that ended some time ago, with an id of its time.
@@ -42,7 +43,7 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 				ids[state+" "+name] = db.finished(t, state, ago)
 			}
 		}
-		if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(c.completed), keepFor(c.cancelled)}); err != nil {
+		if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(c.completed), Cancelled: keepFor(c.cancelled)}); err != nil {
 			t.Fatal(err)
 		}
 		gone := map[string]bool{}
@@ -68,9 +69,9 @@ func TestPruneWalksInBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	keep := keeping{keepFor(24 * time.Hour), keepFor(24 * time.Hour)}
-	step, err := session{conn.Conn()}.retain(t.Context(), "", keep, false, pruneBatch)
-	if err != nil || step.deleted != 900 || step.last == "" {
+	keep := store.Keeping{Completed: keepFor(24 * time.Hour), Cancelled: keepFor(24 * time.Hour)}
+	step, err := store.Session{Conn: conn.Conn()}.Retain(t.Context(), "", keep, false, pruneBatch)
+	if err != nil || step.Deleted != 900 || step.Last == "" {
 		t.Fatalf("the first batch: %+v, %v", step, err)
 	}
 	tx, err := db.Begin(t.Context())
@@ -78,10 +79,10 @@ func TestPruneWalksInBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.last); err != nil {
+	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.Last); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.prune(t.Context(), pruneWalk{after: step.last}, keep); err != nil {
+	if _, err := db.client.prune(t.Context(), pruneWalk{after: step.Last}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 7 {
@@ -306,7 +307,7 @@ const aDay = 24 * time.Hour
 func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	keep := keeping{keepFor(aDay), keepFor(aDay)}
+	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: keepFor(aDay)}
 	for name, c := range map[string]struct {
 		hang func(t *testing.T, db *testDB, id string)
 		drop string
@@ -390,7 +391,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	ids := db.aged(t, 900)
 	db.exec(t, `create table mine (job text references jobs(id))`)
 	db.exec(t, `insert into mine select unnest($1::text[])`, ids[:250])
-	keep := keeping{keepFor(aDay), nil}
+	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
 	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
@@ -429,7 +430,7 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 			}
 			check := func(want string) {
 				t.Helper()
-				if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{keepFor(aDay), nil}); err != nil {
+				if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 					t.Error(err)
 				}
 				if got := value[string](t, db, `select concat_ws(' ', count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
@@ -484,7 +485,7 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values
 		('prune', 'gone', '', '', 'infinity'), ('claim', 'gone', '', '', 'infinity'), ('archive', $1, '', '', now() - interval '3 days'),
 		('prune', $1, '', '', now() - interval '1 day'), ('claim', $1, '', '', now() - interval '3 days')`, id)
-	if _, err := db.client.prune(t.Context(), pruneWalk{}, keeping{}); err != nil {
+	if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := value[string](t, db, `select string_agg(path, ' ' order by path) from drover_set_aside where job = $1`, id); got != "claim prune" {
@@ -510,7 +511,7 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 		put(id[:25]+"3", "available", 0)
 	}
 	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, pruneBatch) // the walk ends among them
-	keep := keeping{keepFor(aDay), nil}
+	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
 	walk, err := db.client.prune(t.Context(), pruneWalk{whole: true}, keep)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job'`); err != nil || n != 10 {
 		t.Errorf("%d jobs are left, want 10; %v", n, err)
@@ -558,7 +559,7 @@ func TestARetentionThatMakesNoSense(t *testing.T) {
 			want := []string{db.ended(t, "odd", "completed", time.Hour), db.ended(t, "odd", "discarded", time.Hour)}
 			db.ended(t, "sane", "completed", 2*aDay)
 			db.ended(t, "default", "completed", 2*aDay)
-			if _, err := db.client.prune(t.Context(), pruneWalk{whole: true}, keeping{keepFor(aDay), nil}); err != nil {
+			if _, err := db.client.prune(t.Context(), pruneWalk{whole: true}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 				t.Fatal(err)
 			}
 			slices.Sort(want)

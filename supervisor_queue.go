@@ -8,6 +8,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // queueState is one queue in a supervisor: its buffer, its slots, its pace.
@@ -39,7 +42,7 @@ func (q *queueState) ran(d time.Duration) {
 // enter takes places for claimed jobs.
 func (q *queueState) enter(runs []*run) {
 	for _, r := range runs {
-		if r.tier == tierSuspect {
+		if r.tier == floors.TierSuspect {
 			q.suspect.Add(1)
 		}
 	}
@@ -48,7 +51,7 @@ func (q *queueState) enter(runs []*run) {
 
 // leave gives a claimed job's place back, and reports whether that makes the room the claimer waits for.
 func (q *queueState) leave(tier int16) bool {
-	if tier == tierSuspect {
+	if tier == floors.TierSuspect {
 		q.suspect.Add(-1)
 	}
 	return q.pending.Add(-1) == q.watched.Load()
@@ -208,10 +211,10 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	l := s.lease.Load()
 	if l != nil {
 		reg := s.registration(l.id, queues)
-		if err := serve(ctx, s.client.desk.pool, l.id, reg); err != nil {
+		if err := store.Serve(ctx, s.client.desk.pool, l.id, reg); err != nil {
 			return fmt.Errorf("add queue %s: %w", q.Name, err)
 		}
-		s.knowBudgets(reg.scopes)
+		s.knowBudgets(reg.Scopes)
 	}
 	if !s.open(queues, state) {
 		return ErrShutdown
@@ -255,7 +258,7 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	s.queuesMu.Unlock()
 	s.handBack(gone.buffer.close())
 	if l := s.lease.Load(); l != nil {
-		if err := serve(ctx, s.client.desk.pool, l.id, s.registration(l.id, queues)); err != nil {
+		if err := store.Serve(ctx, s.client.desk.pool, l.id, s.registration(l.id, queues)); err != nil {
 			return fmt.Errorf("remove queue %s: %w", name, err)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
 )
 
 func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
@@ -60,7 +62,7 @@ func TestRoomIsNeverMissed(t *testing.T) {
 		signals := make(chan struct{}, 2)
 		for range 2 { // the third runs on: one slot is free
 			left.Go(func() {
-				if q.leave(tierFresh) {
+				if q.leave(floors.TierFresh) {
 					signals <- struct{}{}
 				}
 			})

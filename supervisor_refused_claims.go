@@ -13,6 +13,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
@@ -33,7 +34,7 @@ const skipLane = time.Minute
 type refusedClaims struct {
 	failed  *plan                     // the last claim, if it failed for the fault of a row
 	why     error                     // its error
-	slow    *head                     // a job whose claim alone did not come back in time; set aside once the doubt is over
+	slow    *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
 	aside   []string                  // jobs that no claim asks for, the first of them
 	reread  atomic.Bool               // others have set a job aside
 	due     []string                  // those of them whose pause is over
@@ -48,15 +49,15 @@ var errClaimInDoubt = errors.New("drover: claim in doubt")
 
 // asked notes how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks for
 // fewer jobs; after one that was full and small, for twice as many.
-func (r *refusedClaims) asked(n int, reply *claimReply, err error) {
-	got := len(reply.jobs)
+func (r *refusedClaims) asked(n int, reply *store.ClaimReply, err error) {
+	got := len(reply.Jobs)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		r.most = max(1, n/2)
-	case !reply.committed:
-	case reply.bytes > largeReply:
-		r.most = max(1, int(int64(got)*largeReply/int64(reply.bytes)))
-	case got >= r.most && reply.bytes <= largeReply/2:
+	case !reply.Committed:
+	case reply.Bytes > store.LargeReply:
+		r.most = max(1, int(int64(got)*store.LargeReply/int64(reply.Bytes)))
+	case got >= r.most && reply.Bytes <= store.LargeReply/2:
 		r.most = min(maxClaim, 2*r.most)
 	}
 }
@@ -66,10 +67,10 @@ func (c *claimer) readAside(base context.Context) {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
 	now := c.sup.now()
-	conn, err := c.link.get(ctx)
-	var jobs []asideJob
+	conn, err := c.link.Get(ctx)
+	var jobs []store.AsideJob
 	if err == nil {
-		jobs, err = conn.aside(ctx, c.sup.queueNames(), c.sup.kinds)
+		jobs, err = conn.Aside(ctx, c.sup.queueNames(), c.sup.kinds)
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
@@ -82,13 +83,13 @@ func (c *claimer) readAside(base context.Context) {
 	}
 	c.refused.aside, c.refused.due, c.refused.strong, c.refused.readAt = nil, nil, nil, time.Time{}
 	for _, j := range jobs {
-		c.refused.aside = append(c.refused.aside, j.id)
+		c.refused.aside = append(c.refused.aside, j.ID)
 		switch {
-		case !j.due:
-		case j.strong:
-			c.refused.strong = append(c.refused.strong, j.id)
+		case !j.Due:
+		case j.Strong:
+			c.refused.strong = append(c.refused.strong, j.ID)
 		case len(c.refused.due) < asideTries:
-			c.refused.due = append(c.refused.due, j.id)
+			c.refused.due = append(c.refused.due, j.ID)
 		}
 	}
 	if len(jobs) > 0 {
@@ -119,14 +120,14 @@ func (c *claimer) tendAside(base context.Context) {
 func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
-	if mine, err := conn.tryAside(ctx, pathClaim, id); err != nil || !mine {
+	if mine, err := conn.TryAside(ctx, store.PathClaim, id); err != nil || !mine {
 		return err
 	}
-	_, err = c.claimParts(base, p, []head{{id: id, claimSeq: -1}}, c.sup.now().Add(c.sup.cfg.Lease/4))
+	_, err = c.claimParts(base, p, []store.Head{{ID: id, ClaimSeq: -1}}, c.sup.now().Add(c.sup.cfg.Lease/4))
 	return err
 }
 
@@ -137,31 +138,31 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	}
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
-	return conn.passed(ctx, pathClaim, ids)
+	return conn.Passed(ctx, store.PathClaim, ids)
 }
 
 // leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
 func (c *claimer) leaveOut(p *plan, now time.Time) {
-	p.req.but = len(c.refused.aside) > 0
+	p.req.But = len(c.refused.aside) > 0
 	if len(c.refused.skipped) == 0 {
 		return
 	}
 	p.unread = map[floors.Lane]bool{}
 	var rest []int
-	for i := range p.req.lanes {
-		switch until, skip := c.refused.skipped[p.req.lane(i)]; {
+	for i := range p.req.Lanes {
+		switch until, skip := c.refused.skipped[p.req.Lane(i)]; {
 		case skip && now.Before(until):
-			p.unread[p.req.lane(i)] = true
+			p.unread[p.req.Lane(i)] = true
 		default:
-			delete(c.refused.skipped, p.req.lane(i))
+			delete(c.refused.skipped, p.req.Lane(i))
 			rest = append(rest, i)
 		}
 	}
-	p.req = p.req.only(rest)
+	p.req = p.req.Only(rest)
 }
 
 // planOf is a claim of certain jobs.
@@ -172,7 +173,7 @@ func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
 		p.groups = append(p.groups, claimGroup{queue: q})
 		names = append(names, q.Name)
 	}
-	p.req = &claimRequest{supervisor: l.id, epoch: int(l.epoch.Load()), kinds: c.sup.kinds, queues: names, belowLane: tierStrong}
+	p.req = &store.ClaimRequest{Supervisor: l.id, Epoch: int(l.epoch.Load()), Kinds: c.sup.kinds, Queues: names, BelowLane: floors.TierStrong}
 	return p
 }
 
@@ -185,9 +186,9 @@ func (c *claimer) pickApart(base context.Context) {
 		return
 	}
 	p.lease = c.sup.lease.Load()
-	p.req.epoch, p.req.belowLane = int(p.lease.epoch.Load()), tierStrong+10
+	p.req.Epoch, p.req.BelowLane = int(p.lease.epoch.Load()), floors.TierStrong+10
 	c.readAside(base)
-	p.req.but = len(c.refused.aside) > 0
+	p.req.But = len(c.refused.aside) > 0
 	if order := p.order; order != nil {
 		order.idle.Store(true)
 	}
@@ -197,7 +198,7 @@ func (c *claimer) pickApart(base context.Context) {
 		w, err = c.claimParts(base, p, heads, c.sup.now().Add(c.sup.cfg.Lease/4))
 	}
 	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
-		var others []head
+		var others []store.Head
 		if others, err = c.heads(base, p, true); err == nil {
 			more, fault := c.claimParts(base, p, w.without(others), c.sup.now().Add(c.sup.cfg.Lease/4))
 			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
@@ -222,7 +223,7 @@ func (c *claimer) pickApart(base context.Context) {
 
 // heads lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
 // while, if others can be read.
-func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, err error) {
+func (c *claimer) heads(base context.Context, p *plan, last bool) (all []store.Head, err error) {
 	read := 0
 	list := func(lanes []int) error {
 		ctx, cancel := c.sup.tripContext(base)
@@ -231,7 +232,7 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 		if err != nil {
 			return err
 		}
-		heads, err := conn.heads(ctx, p.req.only(lanes), last, c.sup.walkBound())
+		heads, err := conn.Heads(ctx, p.req.Only(lanes), last, c.sup.walkBound())
 		if err == nil {
 			all = append(all, heads...)
 			read += len(lanes)
@@ -239,7 +240,7 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 		}
 		return err
 	}
-	lanes := make([]int, len(p.req.lanes))
+	lanes := make([]int, len(p.req.Lanes))
 	for i := range lanes {
 		lanes[i] = i
 	}
@@ -249,7 +250,7 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 	}
 	damaged := map[floors.Lane]error{}
 	err = pg.BisectFailed(lanes, list, func(i int, err error) error {
-		damaged[p.req.lane(i)] = err
+		damaged[p.req.Lane(i)] = err
 		return nil
 	})
 	if err != nil || read == 0 {
@@ -271,21 +272,21 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []head, e
 
 // interleave puts the first job of each lane in front, then the second of each: a lane in which every job takes its time
 // must not hold up the others.
-func interleave(heads []head) {
+func interleave(heads []store.Head) {
 	nth := map[floors.Lane]int{}
 	for i := range heads {
-		key := floors.Lane{Queue: heads[i].queue, N: heads[i].lane}
-		heads[i].nth = nth[key]
+		key := floors.Lane{Queue: heads[i].Queue, N: heads[i].Lane}
+		heads[i].Nth = nth[key]
 		nth[key]++
 	}
-	slices.SortStableFunc(heads, func(a, b head) int { return cmp.Compare(a.nth, b.nth) })
+	slices.SortStableFunc(heads, func(a, b store.Head) int { return cmp.Compare(a.Nth, b.Nth) })
 }
 
 // connect returns the claimer's connection. If there is none, no row is at fault, not even if it took too long.
-func (c *claimer) connect(ctx context.Context) (session, error) {
-	conn, err := c.link.get(ctx)
+func (c *claimer) connect(ctx context.Context) (store.Session, error) {
+	conn, err := c.link.Get(ctx)
 	if err != nil {
-		return session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+		return store.Session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
 	}
 	return conn, nil
 }
@@ -297,35 +298,35 @@ type walked struct {
 }
 
 type refusedHead struct {
-	head
+	store.Head
 	err error
 }
 
 // without leaves the refused ones out of a list.
-func (w *walked) without(heads []head) []head {
-	return slices.DeleteFunc(heads, func(h head) bool {
-		return slices.ContainsFunc(w.refused, func(r refusedHead) bool { return r.id == h.id })
+func (w *walked) without(heads []store.Head) []store.Head {
+	return slices.DeleteFunc(heads, func(h store.Head) bool {
+		return slices.ContainsFunc(w.refused, func(r refusedHead) bool { return r.ID == h.ID })
 	})
 }
 
 // claimParts claims the jobs in parts, first one, then two, four and so on, and starts them, until the end has come.
-func (c *claimer) claimParts(base context.Context, p *plan, heads []head, end time.Time) (w walked, err error) {
+func (c *claimer) claimParts(base context.Context, p *plan, heads []store.Head, end time.Time) (w walked, err error) {
 	tried := 0
-	err = pg.BisectFailed(heads, func(part []head) error {
+	err = pg.BisectFailed(heads, func(part []store.Head) error {
 		if tried++; tried > 1 && (c.sup.now().After(end) || c.sup.draining.Load()) {
 			return errWalkTooLong
 		}
 		n, err := c.claimPart(base, p, part)
 		w.claimed += n
 		return err
-	}, func(h head, err error) error {
+	}, func(h store.Head, err error) error {
 		w.refused = append(w.refused, refusedHead{h, err})
 		return nil
 	})
 	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // all of a hundred were refused
 		err = nil // the next claim goes on
 	}
-	if len(heads) > 0 && heads[0].claimSeq < 0 && err == nil { // it was set aside, and stays so
+	if len(heads) > 0 && heads[0].ClaimSeq < 0 && err == nil { // it was set aside, and stays so
 		err = c.refuseAll(base, w.refused)
 	}
 	return w, err
@@ -338,7 +339,7 @@ func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
 		if i > 0 && (c.sup.now().After(end) || c.sup.draining.Load()) {
 			break // the next walk meets them again
 		}
-		if err := c.refuse(base, r.head, r.err); err != nil {
+		if err := c.refuse(base, r.Head, r.err); err != nil {
 			return err
 		}
 	}
@@ -349,7 +350,7 @@ func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
 var errWalkTooLong = errors.New("drover: walk took too long")
 
 // claimPart claims some jobs, and starts what it got.
-func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, err error) {
+func (c *claimer) claimPart(base context.Context, p *plan, part []store.Head) (n int, err error) {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
 	conn, err := c.connect(ctx)
@@ -358,31 +359,31 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 	}
 	ids := make([]string, len(part))
 	for i, h := range part {
-		ids[i] = h.id
+		ids[i] = h.ID
 	}
 	claim := &plan{lease: p.lease, groups: p.groups, req: p.req}
-	err = conn.claimThese(ctx, p.req, ids, c.sup.walkBound(), &claim.reply)
+	err = conn.ClaimThese(ctx, p.req, ids, c.sup.walkBound(), &claim.reply)
 	switch reply := &claim.reply; {
-	case !reply.committed && !pg.NotApplied(err):
-		c.doubt = p.req.queues
+	case !reply.Committed && !pg.NotApplied(err):
+		c.doubt = p.req.Queues
 		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
 			c.refused.slow = &part[0]
 		}
 		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
-	case !reply.committed:
+	case !reply.Committed:
 		return 0, err
-	case reply.fenced:
+	case reply.Fenced:
 		p.lease.lose()
 		c.sup.control.interrupt()
 		return 0, ErrLeaseLost
 	}
-	if p.order != nil && len(claim.reply.jobs) > 0 {
+	if p.order != nil && len(claim.reply.Jobs) > 0 {
 		p.order.ran.Store(true)
 	}
 	c.dispatch(ctx, claim, c.sup.now())
-	got := len(claim.reply.jobs)
-	if got > 0 && part[0].claimSeq < 0 { // it was set aside
-		if err := conn.passed(ctx, pathClaim, ids); err != nil {
+	got := len(claim.reply.Jobs)
+	if got > 0 && part[0].ClaimSeq < 0 { // it was set aside
+		if err := conn.Passed(ctx, store.PathClaim, ids); err != nil {
 			return got, err
 		}
 	}
@@ -393,7 +394,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []head) (n int, 
 // claim took it.
 func (c *claimer) setSlowAside(base context.Context) {
 	h := *c.refused.slow
-	h.claimSeq = -1
+	h.ClaimSeq = -1
 	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(tripTimeout, c.sup.cfg.Lease/2))); err != nil {
 		c.failed(base, nil, err)
 		return
@@ -402,32 +403,25 @@ func (c *claimer) setSlowAside(base context.Context) {
 }
 
 // refuse takes a job out of the way of others.
-func (c *claimer) refuse(base context.Context, h head, why error) error {
+func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
 	ctx, cancel := c.sup.tripContext(base)
 	defer cancel()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
-	g := &givenUp{path: pathClaim, id: h.id, seq: h.claimSeq, why: why, later: !pg.Lasting(why), aside: h.claimSeq < 0} // it is set aside already
-	became, err := conn.giveUp(ctx, g, c.sup.walkBound())
+	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0} // it is set aside already
+	became, err := conn.GiveUp(ctx, g, c.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
-	if became == setAside {
-		c.refused.aside = append(c.refused.aside, h.id)
+	if became == store.SetAside {
+		c.refused.aside = append(c.refused.aside, h.ID)
 		c.refused.readAt = c.sup.now().Add(asideEvery)
 	}
-	c.sup.tellRefused(ctx, pathClaim, &Job{ID: h.id, Queue: h.queue, Kind: h.kind}, became, why)
+	c.sup.tellRefused(ctx, store.PathClaim, &Job{ID: h.ID, Queue: h.Queue, Kind: h.Kind}, became, why)
 	return nil
 }
-
-// The paths in drover_set_aside that belong to single jobs of a supervisor.
-const (
-	pathClaim  = "claim"
-	pathSettle = "settle"
-	pathRescue = "rescue"
-)
 
 // tellRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
 func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {

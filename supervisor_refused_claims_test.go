@@ -14,6 +14,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // unguarded takes the table's own bounds away, as an owner or a restored dump might.
@@ -281,25 +282,25 @@ func TestALaneThatCannotBeRead(t *testing.T) {
 // A claim that brings too much, or too late, is followed by smaller ones, and these by larger ones again.
 func TestClaimsAskForWhatTheyCanTake(t *testing.T) {
 	t.Parallel()
-	reply := func(jobs, bytes int) *claimReply {
-		return &claimReply{committed: true, jobs: make([]claimedJob, jobs), bytes: bytes}
+	reply := func(jobs, bytes int) *store.ClaimReply {
+		return &store.ClaimReply{Committed: true, Jobs: make([]store.Job, jobs), Bytes: bytes}
 	}
 	r := refusedClaims{most: maxClaim}
 	for _, c := range []struct {
 		name  string
 		n     int
-		reply *claimReply
+		reply *store.ClaimReply
 		err   error
 		want  int
 	}{
 		{"usual", 2000, reply(2000, 1<<20), nil, 2000},
 		{"large", 2000, reply(2000, 512<<20), nil, 250},
 		{"just right", 250, reply(250, 60<<20), nil, 250},
-		{"a time-out", 250, &claimReply{}, fmt.Errorf("timeout: %w", context.DeadlineExceeded), 125},
+		{"a time-out", 250, &store.ClaimReply{}, fmt.Errorf("timeout: %w", context.DeadlineExceeded), 125},
 		{"small, not filled", 125, reply(3, 300), nil, 125},
 		{"small and filled", 125, reply(125, 12500), nil, 250},
 		{"one huge job", 250, reply(1, 200<<20), nil, 1},
-		{"refused", 1, &claimReply{}, errors.New("no"), 1},
+		{"refused", 1, &store.ClaimReply{}, errors.New("no"), 1},
 		{"filled", 1, reply(1, 100), nil, 2},
 	} {
 		if r.asked(c.n, c.reply, c.err); r.most != c.want {
@@ -317,24 +318,24 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ask := func() (solo string, stragglers int) {
 		t.Helper()
-		conn, err := s.control.link.get(t.Context())
+		conn, err := s.control.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		l := s.lease.Load()
-		reply, err := conn.beat(t.Context(), l.id, int(l.epoch.Load()), nil, false, s.queueNames(), s.kinds)
+		reply, err := conn.Beat(t.Context(), l.id, int(l.epoch.Load()), nil, false, s.queueNames(), s.kinds)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var lanes []sweepLane
-		for _, lane := range []int16{tierFresh + 5, tierStrong + 5} {
-			lanes = append(lanes, sweepLane{floors.Lane{Queue: "default", N: lane}, floors.Floor{At: time.Now().Add(time.Hour)}})
+		var lanes []store.SweepLane
+		for _, lane := range []int16{floors.TierFresh + 5, floors.TierStrong + 5} {
+			lanes = append(lanes, store.SweepLane{Key: floors.Lane{Queue: "default", N: lane}, Floor: floors.Floor{At: time.Now().Add(time.Hour)}})
 		}
-		behind, _, err := conn.sweep(t.Context(), lanes, s.kinds, time.Minute)
+		behind, _, err := conn.Sweep(t.Context(), lanes, s.kinds, time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return reply.solo, len(behind)
+		return reply.Solo, len(behind)
 	}
 	if solo, stragglers := ask(); solo != "default" || stragglers != 2 {
 		t.Fatalf("before: solo %q, %d stragglers", solo, stragglers)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // pastLease is a lease that we lost, while others may be rescuing its jobs.
@@ -33,7 +34,7 @@ func (c *control) gaveUp(id string) {
 
 // takeBack undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
 // The bound is that of a statement.
-func (c *control) takeBack(ctx context.Context, conn session, bound time.Duration) error {
+func (c *control) takeBack(ctx context.Context, conn store.Session, bound time.Duration) error {
 	var left []pastLease
 	var errs []error
 	for _, l := range c.was {
@@ -48,9 +49,9 @@ func (c *control) takeBack(ctx context.Context, conn session, bound time.Duratio
 }
 
 // takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
-func (c *control) takeBackOne(ctx context.Context, conn session, l *pastLease, bound time.Duration) (done bool, err error) {
+func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *pastLease, bound time.Duration) (done bool, err error) {
 	late := false
-	done, err = conn.takeBack(ctx, l.id, bound, c.sup.cfg.Lease/12, func(job string, err error) (again bool) {
+	done, err = conn.TakeBack(ctx, l.id, bound, c.sup.cfg.Lease/12, func(job string, err error) (again bool) {
 		if pg.TimedOut(err) && l.late+1 < patientBeats {
 			late = true
 			return true
@@ -70,90 +71,90 @@ func (c *control) takeBackOne(ctx context.Context, conn session, l *pastLease, b
 
 // rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
 // is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
-func (c *control) rescue(ctx context.Context, conn session, x peer) error {
-	queues := union(x.queues, c.sup.queueNames())
-	h := c.hunts[x.id]
+func (c *control) rescue(ctx context.Context, conn store.Session, x store.Peer) error {
+	queues := union(x.Queues, c.sup.queueNames())
+	h := c.hunts[x.ID]
 	if h == nil {
-		h = newHunt(x.id, queues, false)
-		c.hunts[x.id] = h
+		h = store.NewHunt(x.ID, queues, false)
+		c.hunts[x.ID] = h
 	}
-	h.bound = c.sup.cfg.Lease / 12
-	for !h.ended() {
-		if _, err := conn.hunt(ctx, h, nil); err != nil {
+	h.Bound = c.sup.cfg.Lease / 12
+	for !h.Ended() {
+		if _, err := conn.Hunt(ctx, h, nil); err != nil {
 			return err
 		}
 	}
-	if h.all && len(h.found) == 0 {
-		delete(c.hunts, x.id)
-		if len(h.unread) > 0 {
+	if h.All && len(h.Found) == 0 {
+		delete(c.hunts, x.ID)
+		if len(h.Unread) > 0 {
 			c.sup.tellUnread(ctx, h)
 			return nil // its row says that there may be more
 		}
-		return conn.forget(ctx, x.id)
+		return conn.Forget(ctx, x.ID)
 	}
-	if h.started == nil {
-		started := startedJobs(h.found)
+	if h.Started == nil {
+		started := startedJobs(h.Found)
 		var crashes []int
-		for _, j := range h.found {
-			if started[j.id] {
-				crashes = append(crashes, j.crashes)
+		for _, j := range h.Found {
+			if started[j.ID] {
+				crashes = append(crashes, j.Crashes)
 			}
 		}
-		d, err := conn.judge(ctx, x.id, blame.NewDeath(crashes))
+		d, err := conn.Judge(ctx, x.ID, blame.NewDeath(crashes))
 		if err != nil {
 			return err
 		}
-		h.started, h.death = started, d
+		h.Started, h.Death = started, d
 	}
-	left, err := c.free(ctx, conn, x.id, h, h.found)
+	left, err := c.free(ctx, conn, x.ID, h, h.Found)
 	if err != nil {
-		h.found = left
+		h.Found = left
 		return err
 	}
 	c.sup.tellUnread(ctx, h)
-	c.hunts[x.id] = newHunt(x.id, queues, true) // what someone held just now
+	c.hunts[x.ID] = store.NewHunt(x.ID, queues, true) // what someone held just now
 	return nil
 }
 
 // tellUnread logs the lanes that a hunt had to skip.
-func (s *Supervisor) tellUnread(ctx context.Context, h *hunt) {
-	for _, lane := range h.unread {
-		if s.quiet.may(fmt.Sprint("unread ", lane.key), s.now()) {
+func (s *Supervisor) tellUnread(ctx context.Context, h *store.Hunt) {
+	for _, lane := range h.Unread {
+		if s.quiet.may(fmt.Sprint("unread ", lane.Key), s.now()) {
 			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
-				slog.String("queue", lane.key.Queue), slog.Int("lane", int(lane.key.N)), slog.String("error", lane.err.Error()))
+				slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", lane.Err.Error()))
 		}
 	}
-	h.unread = nil
+	h.Unread = nil
 }
 
 // orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
 // were then. If drover does not know how an owner ended, it counts that as one death among many.
-func (c *control) orphaned(ctx context.Context, conn session, h *hunt) error {
-	h.bound, h.late = c.sup.cfg.Lease/12, patientBeats
+func (c *control) orphaned(ctx context.Context, conn store.Session, h *store.Hunt) error {
+	h.Bound, h.Late = c.sup.cfg.Lease/12, patientBeats
 	for {
-		byOwner := map[string][]heldJob{}
-		for _, j := range h.found {
-			byOwner[j.owner] = append(byOwner[j.owner], j)
+		byOwner := map[string][]store.Held{}
+		for _, j := range h.Found {
+			byOwner[j.Owner] = append(byOwner[j.Owner], j)
 		}
-		h.found = nil
+		h.Found = nil
 		var errs []error
 		for owner, held := range byOwner {
-			d, died, err := conn.verdict(ctx, owner)
+			d, died, err := conn.Verdict(ctx, owner)
 			if err != nil {
-				h.found, errs = append(h.found, held...), append(errs, err)
+				h.Found, errs = append(h.Found, held...), append(errs, err)
 				continue
 			}
 			if !died {
 				d = blame.Death{Mass: true}
 			}
-			h.started, h.death = startedJobs(held), d
+			h.Started, h.Death = startedJobs(held), d
 			left, err := c.free(ctx, conn, owner, h, held)
-			h.found, errs = append(h.found, left...), append(errs, err)
+			h.Found, errs = append(h.Found, left...), append(errs, err)
 		}
 		c.sup.tellUnread(ctx, h)
 		err := errors.Join(errs...)
-		if err == nil && !h.ended() {
-			_, err = conn.hunt(ctx, h, nil)
+		if err == nil && !h.Ended() {
+			_, err = conn.Hunt(ctx, h, nil)
 		} else if err == nil {
 			return nil
 		}
@@ -168,7 +169,7 @@ func (c *control) orphaned(ctx context.Context, conn session, h *hunt) error {
 
 // freed is a job of a dead supervisor, and what becomes of it.
 type freed struct {
-	j      *heldJob
+	j      *store.Held
 	o      *outcome
 	deaths []string // of supervisors, which the job is convicted of
 	done   bool
@@ -177,12 +178,12 @@ type freed struct {
 // free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
 // someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
 // left for the next beat, with the reason.
-func (c *control) free(ctx context.Context, conn session, owner string, h *hunt, held []heldJob) (left []heldJob, err error) {
+func (c *control) free(ctx context.Context, conn store.Session, owner string, h *store.Hunt, held []store.Held) (left []store.Held, err error) {
 	var errs []error
 	var noSlots error
 	all, late := len(held), 0
 	for len(held) > 0 && err == nil {
-		chunk := held[:min(max(h.part, 1), len(held))]
+		chunk := held[:min(max(h.Part, 1), len(held))]
 		held = held[len(chunk):]
 		jobs, wait := make([]*freed, 0, len(chunk)), []*freed(nil)
 		for i := range chunk {
@@ -206,7 +207,7 @@ func (c *control) free(ctx context.Context, conn session, owner string, h *hunt,
 			})
 		}
 		var n int
-		n, err = c.settleFreed(ctx, conn, owner, h.late, jobs)
+		n, err = c.settleFreed(ctx, conn, owner, h.Late, jobs)
 		late += n
 		for _, f := range append(jobs, wait...) {
 			if !f.done {
@@ -216,25 +217,25 @@ func (c *control) free(ctx context.Context, conn session, owner string, h *hunt,
 	}
 	left = append(left, held...)
 	if late > 0 {
-		h.late++
+		h.Late++
 		err = cmp.Or(err, pg.ErrNoTime)
 	}
 	if errors.Is(err, pg.ErrNoTime) && len(left) == all {
-		h.part = max(h.part/8, 1) // else a job that took all the time would do so again
+		h.Part = max(h.Part/8, 1) // else a job that took all the time would do so again
 	} else {
-		h.part = min(2*h.part, maxSettle)
+		h.Part = min(2*h.Part, store.MaxSettle)
 	}
 	c.sup.claimer.wake()
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
 // decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
-func (c *control) decide(ctx context.Context, conn session, owner string, h *hunt, f *freed) (err error) {
-	d, started := h.death, h.started[f.j.id]
-	deaths := f.j.deathsBlamed(owner)
+func (c *control) decide(ctx context.Context, conn store.Session, owner string, h *store.Hunt, f *freed) (err error) {
+	d, started := h.Death, h.Started[f.j.ID]
+	deaths := f.j.DeathsBlamed(owner)
 	var b blame.Background
-	if started && d.Alone() && d.Spares(f.j.crashes) == "" && f.j.crashes+1 >= c.sup.cfg.QuarantineAfter {
-		if b, err = conn.background(ctx, deaths); err != nil {
+	if started && d.Alone() && d.Spares(f.j.Crashes) == "" && f.j.Crashes+1 >= c.sup.cfg.QuarantineAfter {
+		if b, err = conn.Background(ctx, deaths); err != nil {
 			return err
 		}
 	}
@@ -246,7 +247,7 @@ func (c *control) decide(ctx context.Context, conn session, owner string, h *hun
 }
 
 // takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
-func (c *control) takeSlots(ctx context.Context, conn session, jobs []*freed) error {
+func (c *control) takeSlots(ctx context.Context, conn store.Session, jobs []*freed) error {
 	outcomes := make([]*outcome, len(jobs))
 	for i, f := range jobs {
 		outcomes[i] = f.o
@@ -260,18 +261,18 @@ const patientBeats = 3
 
 // settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed
 // returns how many jobs are left for the next beat because of that.
-func (c *control) settleFreed(ctx context.Context, conn session, owner string, late int, jobs []*freed) (patient int, err error) {
+func (c *control) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*freed) (patient int, err error) {
 	settle := func(part []*freed, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
 		}
-		settled, err := conn.free(ctx, freeingOf(owner, part, bound))
+		settled, err := conn.Free(ctx, freeingOf(owner, part, bound))
 		if err != nil {
 			return err
 		}
 		for _, f := range part {
 			f.done = true
-			if state := settled[f.j.id]; state != "" {
+			if state := settled[f.j.ID]; state != "" {
 				f.o.became(State(state))
 				c.sup.reporter.tell(f.o.tellAll()...)
 			}
@@ -280,11 +281,11 @@ func (c *control) settleFreed(ctx context.Context, conn session, owner string, l
 	}
 	var fenced []*freed
 	for _, f := range jobs {
-		if !f.j.unfenced() {
+		if !f.j.Unfenced() {
 			fenced = append(fenced, f)
 			continue
 		}
-		later := !f.j.once() && f.o.state != Discarded
+		later := !f.j.Once() && f.o.state != Discarded
 		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
 			return 0, err
 		}
@@ -328,7 +329,7 @@ type notFreed struct {
 }
 
 // giveUpAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
-func (c *control) giveUpAll(ctx context.Context, conn session, owner string, refused []notFreed, passed bool) error {
+func (c *control) giveUpAll(ctx context.Context, conn store.Session, owner string, refused []notFreed, passed bool) error {
 	for _, b := range refused {
 		if err := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
 			return err
@@ -338,15 +339,15 @@ func (c *control) giveUpAll(ctx context.Context, conn session, owner string, ref
 }
 
 // freeing is what becomes of jobs of one dead supervisor.
-func freeingOf(owner string, part []*freed, bound time.Duration) *freeing {
-	f := &freeing{owner: owner, changes: make([]change, len(part)), explained: map[string][]string{}, bound: bound}
+func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing {
+	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {
-		f.changes[i] = one.o.change()
+		f.Changes[i] = one.o.change()
 		if one.o.crashed {
-			f.blamed = append(f.blamed, one.j.id)
+			f.Blamed = append(f.Blamed, one.j.ID)
 		}
 		if one.deaths != nil {
-			f.explained[one.j.id] = one.deaths
+			f.Explained[one.j.ID] = one.deaths
 		}
 	}
 	return f
@@ -356,14 +357,14 @@ var errUnfenced = errors.New("its attempted_at is no time that a settle can name
 
 // giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
 // even that is possible, it stays as it is for a pause.
-func (c *control) giveUp(ctx context.Context, conn session, owner string, f *freed, why error, later, aside bool) error {
+func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, f *freed, why error, later, aside bool) error {
 	if err := pg.TimeFor(ctx, 2*c.bound()); err != nil {
 		return err
 	}
-	g := &givenUp{path: pathRescue, owner: owner, id: f.j.id, seq: f.j.claimSeq, why: why, later: later, aside: aside || pg.TimedOut(why)}
+	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
 	text := c.sup.client.clean(pg.Refusal(why), maxErrorText)
-	became, err := conn.giveUp(ctx, g, c.bound())
-	if c.sup.quiet.may("rescue "+f.j.id, c.sup.now()) {
+	became, err := conn.GiveUp(ctx, g, c.bound())
+	if c.sup.quiet.may("rescue "+f.j.ID, c.sup.now()) {
 		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
 			slog.String("error", text))
 	}
@@ -387,42 +388,22 @@ func (o *outcome) refuse(why string) {
 	o.discard(ReasonRefused)
 }
 
-// deathsBlamed are the supervisors whose deaths count against the job, the present one included.
-func (j *heldJob) deathsBlamed(owner string) []string {
-	deaths := []string{owner}
-	for _, e := range j.before {
-		deaths = append(deaths, e.Supervisor)
-	}
-	return deaths
-}
-
-// suspect is the job's record, with the mean time that its runs lasted until the process died.
-func (j *heldJob) suspect() blame.Suspect {
-	flight := j.flight
-	for _, e := range j.before {
-		flight = min(flight+pg.Millis(max(e.DurationMS, 0)), pg.MaxSpan)
-	}
-	return blame.Suspect{
-		Crashes: j.crashes, Deaths: j.deaths, Redrives: j.redrives, Flight: flight / time.Duration(1+len(j.before)),
-	}
-}
-
 // startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
 // is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
 // a single attempt the row says so, or the last beat does: the dead process may have known of more attempts.
-func startedJobs(held []heldJob) map[string]bool {
+func startedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {
-		if j.inFlight {
-			busy[j.queue]++
+		if j.InFlight {
+			busy[j.Queue]++
 		}
 	}
 	started := make(map[string]bool, len(held))
 	for _, j := range held {
-		if j.once() {
-			started[j.id] = j.inFlight || j.startedSeq
+		if j.Once() {
+			started[j.ID] = j.InFlight || j.StartedSeq
 		} else {
-			started[j.id] = j.inFlight || j.slots == 0 || busy[j.queue] < j.slots
+			started[j.ID] = j.InFlight || j.Slots == 0 || busy[j.Queue] < j.Slots
 		}
 	}
 	return started
@@ -433,32 +414,32 @@ var errCrashed = errors.New("drover: the process died while it held the job")
 // rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
 // been. A crash counts as a run, but does not exhaust a job: only one with a single run, or one that is convicted of the
 // death, is discarded.
-func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d blame.Death, b blame.Background) *outcome {
+func (s *Supervisor) rescued(j *store.Held, owner string, started bool, d blame.Death, b blame.Background) *outcome {
 	r := &run{
-		sup: s, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, owner: owner, host: j.host,
+		sup: s, claimSeq: j.ClaimSeq, attemptedAt: j.AttemptedAt.Time, owner: owner, host: j.Host,
 		job: &Job{
-			ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts,
-			LastDelay: j.lastDelay, Crashes: j.crashes,
+			ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
+			LastDelay: j.LastDelay, Crashes: j.Crashes,
 		},
 	}
 	if !started {
 		o := r.handedBack()
-		o.event, o.giveBack = eventRescued, j.attempt > 0
+		o.event, o.giveBack = eventRescued, j.Attempt > 0
 		return o
 	}
-	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.flight, death: &d}
-	o.crashed = d.Spares(j.crashes) == ""
-	o.quarantined = o.crashed && d.Convicts(j.suspect(), s.cfg.QuarantineAfter, b)
+	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.Flight, death: &d}
+	o.crashed = d.Spares(j.Crashes) == ""
+	o.quarantined = o.crashed && d.Convicts(j.Suspect(), s.cfg.QuarantineAfter, b)
 	switch {
-	case o.quarantined || j.once():
+	case o.quarantined || j.Once():
 		o.discard(ReasonCrashed)
 	default:
-		o.state, o.event, o.giveBack = Retryable, eventRescued, j.attempt >= j.maxAttempts && j.attempt > 0
-		if o.now = j.crashes == 0 || !o.crashed && !d.Mass; !o.now {
+		o.state, o.event, o.giveBack = Retryable, eventRescued, j.Attempt >= j.MaxAttempts && j.Attempt > 0
+		if o.now = j.Crashes == 0 || !o.crashed && !d.Mass; !o.now {
 			o.delay, _ = s.wait(s.strategyOf(j), Failure{
-				Attempt: j.attempt, RetryIndex: j.attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.lastDelay,
+				Attempt: j.Attempt, RetryIndex: j.Attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.LastDelay,
 			})
-			o.delay += FullJitter.apply(d.Spread(j.crashes, s.cfg.Lease), j.id, j.claimSeq)
+			o.delay += FullJitter.apply(d.Spread(j.Crashes, s.cfg.Lease), j.ID, j.ClaimSeq)
 		}
 	}
 	o.entry = r.errorEntry(o)
@@ -467,14 +448,14 @@ func (s *Supervisor) rescued(j *heldJob, owner string, started bool, d blame.Dea
 
 // strategyOf is the strategy of a job by the usual order: its own, its worker's where this process has one, what kinds
 // and queues say, the default. A stored one that this process cannot read is passed over, and told of.
-func (s *Supervisor) strategyOf(j *heldJob) RetryStrategy {
-	if strategy := s.readStrategy(j.id, j.retry); strategy != nil {
+func (s *Supervisor) strategyOf(j *store.Held) RetryStrategy {
+	if strategy := s.readStrategy(j.ID, j.Retry); strategy != nil {
 		return strategy
 	}
-	if w := s.workers[j.kind]; w != nil && w.opts.Retry != nil {
+	if w := s.workers[j.Kind]; w != nil && w.opts.Retry != nil {
 		return w.opts.Retry
 	}
-	return orDefault(s.readStrategy(j.id, j.policy))
+	return orDefault(s.readStrategy(j.ID, j.Policy))
 }
 
 func (s *Supervisor) readStrategy(id string, stored *string) RetryStrategy {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // errTimeout is the cause of a context whose run took too long.
@@ -423,35 +424,35 @@ func (s *runSet) len() int {
 }
 
 // fences are what settles of the runs compare.
-func fences(runs []*run) []fence {
-	list := make([]fence, len(runs))
+func fences(runs []*run) []store.Fence {
+	list := make([]store.Fence, len(runs))
 	for i, r := range runs {
 		list[i] = r.fence()
 	}
 	return list
 }
 
-func (r *run) fence() fence {
-	return fence{id: r.job.ID, owner: r.owner, seq: r.claimSeq, claimedAt: r.attemptedAt}
+func (r *run) fence() store.Fence {
+	return store.Fence{ID: r.job.ID, Owner: r.owner, Seq: r.claimSeq, ClaimedAt: r.attemptedAt}
 }
 
 // newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.
-func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time.Time) *run {
-	w := s.workers[j.kind]
+func (s *Supervisor) newRun(j *store.Job, q *queueState, l *lease, at, now time.Time) *run {
+	w := s.workers[j.Kind]
 	r := &run{
-		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: at, tier: j.lane / 10 * 10, claimedAt: now, late: at.Sub(j.scheduledAt),
+		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.ClaimSeq, attemptedAt: at, tier: j.Lane / 10 * 10, claimedAt: now, late: at.Sub(j.ScheduledAt),
 		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, s.cfg.CompletedRetention) == DeleteOnCompletion,
 		space: Job{
-			ID: j.id, Queue: j.queue, Kind: j.kind, Args: j.args, Attempt: j.attempt, Priority: int(j.lane % 10),
-			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.scheduledAt,
+			ID: j.ID, Queue: j.Queue, Kind: j.Kind, Args: j.Args, Attempt: j.Attempt, Priority: int(j.Lane % 10),
+			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.ScheduledAt,
 		},
 	}
 	r.job, r.space.run = &r.space, r
 	if r.strategy == nil {
 		r.strategy = q.Retry
 	}
-	if j.more != nil {
-		r.override(j.more)
+	if j.More != nil {
+		r.override(j.More)
 	}
 	if r.strategy == nil {
 		r.strategy = DefaultRetry()
@@ -463,13 +464,13 @@ func (s *Supervisor) newRun(j *claimedJob, q *queueState, l *lease, at, now time
 const defaultMaxAttempts = 20
 
 // override applies what this one job says.
-func (r *run) override(more *moreOfJob) {
+func (r *run) override(more *store.More) {
 	job := r.job
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
 	job.LastError, job.LastDelay = more.LastError, pg.Millis(more.LastDelayMS)
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
-	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.unreadable
+	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {
 		r.timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)
 	}
@@ -487,6 +488,6 @@ func (r *run) override(more *moreOfJob) {
 }
 
 // unstarted is a run this supervisor holds without having known of it.
-func (s *Supervisor) unstarted(j *heldJob, l *lease) *run {
-	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.claimSeq, attemptedAt: j.attemptedAt.Time, job: &Job{ID: j.id, Queue: j.queue, Kind: j.kind, Attempt: j.attempt, MaxAttempts: j.maxAttempts}}
+func (s *Supervisor) unstarted(j *store.Held, l *lease) *run {
+	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.ClaimSeq, attemptedAt: j.AttemptedAt.Time, job: &Job{ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts}}
 }

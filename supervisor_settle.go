@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 const (
 	maxComplete = 2000             // completed runs in one round trip
-	maxSettle   = 500              // other outcomes in one round trip: theirs carry JSON
 	maxWaiting  = maxComplete      // outcomes that wait while claims go on
 	tripTimeout = 15 * time.Second // of one round trip: half a default lease
 
@@ -42,7 +42,7 @@ type settler struct {
 	starts   []*start
 
 	// The rest is the settler goroutine's own.
-	link    line
+	link    store.Line
 	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
 	worked  time.Time  // when an outcome was last recorded
 	passed  []string   // jobs whose outcomes were refused, and are recorded now
@@ -54,7 +54,7 @@ type settler struct {
 
 func newSettler(s *Supervisor) *settler {
 	e := &settler{
-		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: line{pg.Link{Pool: s.client.desk.pool}},
+		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
@@ -70,10 +70,10 @@ func (e *settler) settle(o *outcome) {
 }
 
 // connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
-func (e *settler) connect(ctx context.Context) (session, error) {
-	conn, err := e.link.get(ctx)
+func (e *settler) connect(ctx context.Context) (store.Session, error) {
+	conn, err := e.link.Get(ctx)
 	if err != nil {
-		return session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+		return store.Session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
 	}
 	return conn, nil
 }
@@ -159,7 +159,7 @@ func (e *settler) take(now time.Time) (out []*outcome) {
 		} else {
 			other++
 		}
-		if complete == maxComplete || other == maxSettle {
+		if complete == maxComplete || other == store.MaxSettle {
 			out, e.outcomes = e.outcomes[:i+1:i+1], e.outcomes[i+1:]
 			return out
 		}
@@ -178,7 +178,7 @@ func (e *settler) putBack(out []*outcome) {
 func (e *settler) trip(base context.Context, out []*outcome) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
 	defer cancel()
-	conn, err := e.link.get(ctx)
+	conn, err := e.link.Get(ctx)
 	if err != nil {
 		e.putBack(out)
 		e.trouble.failed(base, e.sup, "settling", err)
@@ -190,11 +190,11 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	out = e.oncePerJob(out)
 	s := settlingOf(out, 0)
 	if !s.empty() {
-		if err = conn.settle(ctx, &s.settlement); err == nil {
+		if err = conn.Settle(ctx, &s.Settlement); err == nil {
 			failpoint("settled")
 		}
 	}
-	if err != nil && !s.committed && pg.RowsFault(err) {
+	if err != nil && !s.Committed && pg.RowsFault(err) {
 		if pg.NotApplied(err) {
 			unsent(out...)
 		}
@@ -211,8 +211,8 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	if len(e.passed) > 0 {
 		ids := e.passed
 		e.passed = nil
-		if conn, err = e.link.get(ctx); err == nil {
-			err = conn.passed(ctx, pathSettle, ids)
+		if conn, err = e.link.Get(ctx); err == nil {
+			err = conn.Passed(ctx, store.PathSettle, ids)
 		}
 		if err != nil {
 			e.passed = ids // with the next round trip
@@ -244,7 +244,7 @@ func (e *settler) asked() bool {
 
 // settling is a round trip's settles, and the outcomes that they are of.
 type settling struct {
-	settlement
+	store.Settlement
 	completed [][]*outcome // of each completion
 }
 
@@ -257,7 +257,7 @@ type fenceGroup struct {
 // settlingOf makes one transaction of the outcomes: a completion for each fence among the completed runs (nearly always
 // one), and the changes of each owner among the others.
 func settlingOf(out []*outcome, bound time.Duration) *settling {
-	s := &settling{settlement: settlement{changes: map[string][]change{}, bound: bound, became: map[string]rowState{}}}
+	s := &settling{Settlement: store.Settlement{Changes: map[string][]store.Change{}, Bound: bound, Became: map[string]store.State{}}}
 	complete := map[fenceGroup][]*outcome{}
 	for _, o := range out {
 		o.run.tries++
@@ -268,42 +268,42 @@ func settlingOf(out []*outcome, bound time.Duration) *settling {
 			key := fenceGroup{r.owner, r.claimSeq, r.deleteCompleted}
 			complete[key] = append(complete[key], o)
 		default:
-			s.changes[r.owner] = append(s.changes[r.owner], o.change())
+			s.Changes[r.owner] = append(s.Changes[r.owner], o.change())
 		}
 	}
-	s.completions = make([]completion, 0, len(complete))
+	s.Completions = make([]store.Completion, 0, len(complete))
 	for key, group := range complete {
 		slices.SortFunc(group, func(a, b *outcome) int { return strings.Compare(a.run.job.ID, b.run.job.ID) })
-		s.completions = append(s.completions, key.completion(group))
+		s.Completions = append(s.Completions, key.completion(group))
 		s.completed = append(s.completed, group)
 	}
-	s.committed = s.empty()
+	s.Committed = s.empty()
 	return s
 }
 
 // empty reports that there is nothing to send.
-func (s *settling) empty() bool { return len(s.completions)+len(s.changes) == 0 }
+func (s *settling) empty() bool { return len(s.Completions)+len(s.Changes) == 0 }
 
-func (g fenceGroup) completion(group []*outcome) completion {
-	c := completion{owner: g.owner, seq: g.seq, delete: g.del, ids: make([]string, len(group)), which: make([]int32, len(group))}
+func (g fenceGroup) completion(group []*outcome) store.Completion {
+	c := store.Completion{Owner: g.owner, Seq: g.seq, Delete: g.del, IDs: make([]string, len(group)), Which: make([]int32, len(group))}
 	known := map[time.Time]int32{}
 	for i, o := range group {
 		at := o.run.attemptedAt
 		if known[at] == 0 {
-			c.at = append(c.at, at)
-			known[at] = int32(len(c.at)) //nolint:gosec // at most maxComplete
+			c.At = append(c.At, at)
+			known[at] = int32(len(c.At)) //nolint:gosec // at most maxComplete
 		}
-		c.ids[i], c.which[i] = o.run.job.ID, known[at]
+		c.IDs[i], c.Which[i] = o.run.job.ID, known[at]
 	}
 	return c
 }
 
 // afterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
-func (e *settler) afterSettle(ctx context.Context, conn session, out []*outcome, s *settling, err error) {
+func (e *settler) afterSettle(ctx context.Context, conn store.Session, out []*outcome, s *settling, err error) {
 	switch {
 	case len(out) == 0:
 		return
-	case !s.committed:
+	case !s.Committed:
 		if pg.NotApplied(err) {
 			unsent(out...)
 		}
@@ -312,7 +312,7 @@ func (e *settler) afterSettle(ctx context.Context, conn session, out []*outcome,
 	}
 	var unsure []*outcome
 	for i, outcomes := range s.completed {
-		if int(s.completions[i].n) == len(outcomes) {
+		if int(s.Completions[i].N) == len(outcomes) {
 			e.done(outcomes...)
 		} else {
 			unsure = append(unsure, outcomes...)
@@ -323,8 +323,8 @@ func (e *settler) afterSettle(ctx context.Context, conn session, out []*outcome,
 		case o.run.txOutcome.Load() != nil:
 			unsure = append(unsure, o)
 		case o.completes():
-		case s.became[o.run.job.ID] != "":
-			o.became(State(s.became[o.run.job.ID]))
+		case s.Became[o.run.job.ID] != "":
+			o.became(State(s.Became[o.run.job.ID]))
 			e.done(o)
 		default:
 			unsure = append(unsure, o)
@@ -386,9 +386,9 @@ func (e *settler) settlePart(base context.Context, part []*outcome) error {
 	}
 	s := settlingOf(part, e.sup.walkBound())
 	if !s.empty() {
-		err = conn.settle(ctx, &s.settlement)
+		err = conn.Settle(ctx, &s.Settlement)
 	}
-	if err != nil && !s.committed {
+	if err != nil && !s.Committed {
 		if pg.NotApplied(err) {
 			unsent(part...)
 		}
@@ -415,22 +415,22 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	if o.refusals >= settleTries && !pg.TimedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
 		ctx, cancel := e.sup.tripContext(base)
 		defer cancel()
-		conn, err := e.link.get(ctx)
+		conn, err := e.link.Get(ctx)
 		if err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
-		g := &givenUp{path: pathSettle, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, aside: o.refusals == 1}
-		if became, err = conn.giveUp(ctx, g, e.sup.walkBound()); err != nil {
+		g := &store.Refused{Path: store.PathSettle, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, Why: why, Aside: o.refusals == 1}
+		if became, err = conn.GiveUp(ctx, g, e.sup.walkBound()); err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
 		if became != "" {
-			e.sup.tellRefused(base, pathSettle, r.job, became, why)
+			e.sup.tellRefused(base, store.PathSettle, r.job, became, why)
 		}
 		switch became {
-		case setAside:
+		case store.SetAside:
 		case "": // its row is locked, or not as it was: the next try finds out
 		default:
 			e.gone(o)
@@ -443,12 +443,12 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 
 // look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
 // transaction, ended by an operator, held by someone, or not ours any more.
-func (e *settler) look(ctx context.Context, conn session, unsure []*outcome) {
+func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcome) {
 	ids := make([]string, len(unsure))
 	for i, o := range unsure {
 		ids[i] = o.run.job.ID
 	}
-	seen, alive, err := conn.look(ctx, ids)
+	seen, alive, err := conn.Look(ctx, ids)
 	if err != nil {
 		unsent(unsure...)
 		e.putBack(unsure)
@@ -463,8 +463,8 @@ func (e *settler) look(ctx context.Context, conn session, unsure []*outcome) {
 		row, exists := seen[o.run.job.ID]
 		switch o.found(row, exists) {
 		case foundSettled:
-			if row.lastClaimedBy(o.run.fence()) {
-				o.became(State(row.state))
+			if row.LastClaimedBy(o.run.fence()) {
+				o.became(State(row.State))
 			}
 			e.done(o)
 		case foundInTx:

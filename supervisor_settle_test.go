@@ -16,6 +16,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // A cutter stands between a client and the server. Armed, it waits for the reply to the next COMMIT on a connection that
@@ -169,7 +171,7 @@ func (q *queryCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryE
 func TestCompletionsShareRoundTrips(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	counter := &queryCounter{text: sqlComplete}
+	counter := &queryCounter{text: store.SQLComplete}
 	traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counter })
 	db.enqueueJobs(t, 500, nil)
 	release := make(chan struct{})
@@ -313,11 +315,11 @@ func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 		kind  eventKind
 		state string
 	}{
-		"completed":             {nil, sqlComplete, 0, eventCompleted, "completed"},
-		"completed and deleted": {nil, sqlCompleteDelete, DeleteOnCompletion, eventCompleted, ""},
-		"failed":                {errors.New("no"), sqlSettle, 0, eventFailed, "retryable"},
-		"snoozed":               {Snooze(time.Hour), sqlSettle, 0, eventSnoozed, "scheduled"},
-		"discarded":             {Discard(errors.New("no")), sqlSettle, 0, eventDiscarded, "discarded"},
+		"completed":             {nil, store.SQLComplete, 0, eventCompleted, "completed"},
+		"completed and deleted": {nil, store.SQLCompleteDelete, DeleteOnCompletion, eventCompleted, ""},
+		"failed":                {errors.New("no"), store.SQLSettle, 0, eventFailed, "retryable"},
+		"snoozed":               {Snooze(time.Hour), store.SQLSettle, 0, eventSnoozed, "scheduled"},
+		"discarded":             {Discard(errors.New("no")), store.SQLSettle, 0, eventDiscarded, "discarded"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

@@ -1,6 +1,10 @@
 package drover
 
-import "time"
+import (
+	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+)
 
 // silences records the heartbeats that a supervisor has seen of other supervisors, to find the dead ones. It compares
 // no clocks: it measures by its own clock how long a peer's beat has not changed. control owns it.
@@ -41,20 +45,20 @@ func (s *silences) beat(late bool, now time.Time) {
 //
 // A silence is noted after a quarter of the lease, and again after each further eighth, for supervisors that start
 // later. So jobs are rescued even if no process lives as long as a lease.
-func (s *silences) of(x peer, now time.Time) silence {
-	o, known := s.peers[x.id]
-	if !known || o.epoch != x.epoch || o.beat != x.beat {
-		o = observation{epoch: x.epoch, beat: x.beat, since: now, seen: now, beats: s.beats}
+func (s *silences) of(x store.Peer, now time.Time) silence {
+	o, known := s.peers[x.ID]
+	if !known || o.epoch != x.Epoch || o.beat != x.Beat {
+		o = observation{epoch: x.Epoch, beat: x.Beat, since: now, seen: now, beats: s.beats}
 	}
-	if noted := now.Add(-x.silence); noted.Before(o.since) {
+	if noted := now.Add(-x.Silence); noted.Before(o.since) {
 		o.since = noted
 	}
-	s.peers[x.id] = o
+	s.peers[x.ID] = o
 	lasts, beats, watched := now.Sub(o.since), s.beats-max(o.beats, s.stalled), now.Sub(o.seen)
 	if !s.since.IsZero() {
 		watched = min(watched, now.Sub(s.since))
 	}
-	dead := lasts >= x.lease && beats >= 3 && watched >= x.lease/5*2
-	note := !dead && !x.lost && beats >= 1 && lasts >= x.lease/4 && lasts-x.silence >= x.lease/8
+	dead := lasts >= x.Lease && beats >= 3 && watched >= x.Lease/5*2
+	note := !dead && !x.Lost && beats >= 1 && lasts >= x.Lease/4 && lasts-x.Silence >= x.Lease/8
 	return silence{lasts: lasts, dead: dead, note: note}
 }

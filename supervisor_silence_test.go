@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 func TestWhoIsDead(t *testing.T) {
@@ -38,12 +40,12 @@ func TestWhoIsDead(t *testing.T) {
 		dead, note := -1, -1
 		for i, beat := range c.beat {
 			now := begin.Add(time.Duration(i) * cmp.Or(c.every, 5*time.Second))
-			x := peer{id: "peer", epoch: 1, beat: beat, lease: lease}
+			x := store.Peer{ID: "peer", Epoch: 1, Beat: beat, Lease: lease}
 			if beat < 0 {
-				x.epoch, x.beat = 2, -beat
+				x.Epoch, x.Beat = 2, -beat
 			}
 			if c.noted > 0 {
-				x.silence = c.noted
+				x.Silence = c.noted
 			}
 			s.beat(c.late[i], now)
 			got := s.of(x, now)

@@ -2,17 +2,19 @@ package drover
 
 import (
 	"context"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // solo takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
-func (c *control) solo(ctx context.Context, conn session, l *lease, queue string) error {
+func (c *control) solo(ctx context.Context, conn store.Session, l *lease, queue string) error {
 	now, order := c.sup.now(), c.sup.solo.Load()
 	draining := c.sup.draining.Load()
 	switch {
 	case order != nil && !order.over.Load():
 		return nil
 	case order != nil && (queue == "" || draining || !c.turns.GoesOn(now, order.ran.Load())):
-		if err := conn.releaseSolo(ctx, l.id); err != nil {
+		if err := conn.ReleaseSolo(ctx, l.id); err != nil {
 			return err
 		}
 		c.turns.End(now, order.idle.Load())
@@ -23,7 +25,7 @@ func (c *control) solo(ctx context.Context, conn session, l *lease, queue string
 		if queue == "" || draining || !c.turns.May(now) {
 			return nil
 		}
-		if taken, err := conn.takeSolo(ctx, l.id); err != nil || !taken {
+		if taken, err := conn.TakeSolo(ctx, l.id); err != nil || !taken {
 			return err
 		}
 		c.turns.Begin(now)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // start is a run that waits for the note that it starts.
@@ -84,11 +85,11 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	if err != nil {
 		return err
 	}
-	list := make([]fence, len(part))
+	list := make([]store.Fence, len(part))
 	for i, s := range part {
 		list[i] = s.run.fence()
 	}
-	read, err := conn.start(ctx, list, e.sup.cfg.Lease/12)
+	read, err := conn.Start(ctx, list, e.sup.cfg.Lease/12)
 	maps.Copy(noted, read)
 	return err
 }
@@ -102,17 +103,17 @@ func (e *settler) startRefused(base context.Context, r *run, why error, aside bo
 		return err
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
-	g := &givenUp{path: pathClaim, owner: r.owner, id: r.job.ID, seq: r.claimSeq, why: why, later: !pg.Lasting(why), aside: aside}
-	became, err := conn.giveUp(ctx, g, e.sup.walkBound())
+	g := &store.Refused{Path: store.PathClaim, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, Why: why, Later: !pg.Lasting(why), Aside: aside}
+	became, err := conn.GiveUp(ctx, g, e.sup.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
-	if became == setAside {
+	if became == store.SetAside {
 		e.sup.claimer.refused.reread.Store(true)
 	} else {
 		r.putOff.Store(true)
 		e.book.remove(r)
 	}
-	e.sup.tellRefused(base, pathClaim, r.job, became, why)
+	e.sup.tellRefused(base, store.PathClaim, r.job, became, why)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // sweepEvery is the turn of one supervisor to look behind everybody's floors.
@@ -18,17 +19,17 @@ const sweepEvery = 15
 // sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
 // and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
 // jobs whose owner nobody speaks for.
-func (c *control) sweep(ctx context.Context, conn session, l *lease, reply beatReply) error {
+func (c *control) sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	var alive []string
-	for _, p := range reply.peers {
-		if !p.lost {
-			alive = append(alive, p.id)
+	for _, p := range reply.Peers {
+		if !p.Lost {
+			alive = append(alive, p.ID)
 		}
 	}
 	slices.Sort(alive)
 	// Any turn since the last look: where beats are further apart than turns, one that looked at this turn alone
 	// could miss its own every time.
-	turn, n, mine := int64(reply.clock)/sweepEvery, int64(len(alive)), false
+	turn, n, mine := int64(reply.Clock)/sweepEvery, int64(len(alive)), false
 	if c.sweeps == 0 || c.sweeps > turn { // the first look, or the server's clock has gone back
 		c.sweeps = turn - 1
 	}
@@ -51,17 +52,17 @@ func (c *control) sweep(ctx context.Context, conn session, l *lease, reply beatR
 	peopled, err := c.lookBehind(ctx, conn)
 	// Nobody else rescues jobs whose owner has no row in drover_supervisors.
 	switch {
-	case c.orphans != nil && !c.orphans.ended():
+	case c.orphans != nil && !c.orphans.Ended():
 	case !started.Before(c.allBy):
 		c.allBy = started.Add(allOrphansEvery)
-		c.orphans = newHunt("", c.sup.queueNames(), true)
+		c.orphans = store.NewHunt("", c.sup.queueNames(), true)
 	default:
-		c.orphans = newHunt("", nil, false)
-		c.orphans.lanes = peopled
+		c.orphans = store.NewHunt("", nil, false)
+		c.orphans.Lanes = peopled
 	}
 	err = errors.Join(err, c.orphaned(ctx, conn, c.orphans))
-	if c.orphans.all && c.orphans.ended() {
-		err = errors.Join(err, conn.forgive(ctx, c.bound()))
+	if c.orphans.All && c.orphans.Ended() {
+		err = errors.Join(err, conn.Forgive(ctx, c.bound()))
 		c.orphans = nil
 	}
 	return err
@@ -79,11 +80,11 @@ type sweepOrder struct {
 }
 
 // lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
-func (c *control) lookBehind(ctx context.Context, conn session) (peopled []huntLane, err error) {
+func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled []store.HuntLane, err error) {
 	req := c.sup.claimer.allLanes()
-	lanes := make([]sweepLane, len(req.lanes))
-	for i, g := range req.laneGroup {
-		lanes[i] = sweepLane{floors.Lane{Queue: req.queues[req.groupQueue[g-1]-1], N: req.lanes[i]}, floors.Floor{At: req.floorAt[i], ID: req.floorID[i]}}
+	lanes := make([]store.SweepLane, len(req.Lanes))
+	for i, g := range req.LaneGroup {
+		lanes[i] = store.SweepLane{Key: floors.Lane{Queue: req.Queues[req.GroupQueue[g-1]-1], N: req.Lanes[i]}, Floor: floors.Floor{At: req.FloorAt[i], ID: req.FloorID[i]}}
 	}
 	size := len(lanes)
 	if c.behind.single {
@@ -98,17 +99,17 @@ func (c *control) lookBehind(ctx context.Context, conn session) (peopled []huntL
 	}()
 	const leastLook = 10 * time.Millisecond
 	end := time.Now().Add(c.sup.cfg.Lease / 4)
-	look := func(part []sweepLane) error {
+	look := func(part []store.SweepLane) error {
 		bound := time.Until(end)
 		if bound < leastLook {
 			return pg.ErrNoTime
 		}
-		behind, found, err := conn.sweep(ctx, part, req.kinds, bound)
+		behind, found, err := conn.Sweep(ctx, part, req.Kinds, bound)
 		if pg.TimedOut(err) {
 			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // half of the lanes would take as long
 		}
 		for _, found := range behind {
-			c.sup.claimer.floors.Lower(found.lane, found.at)
+			c.sup.claimer.floors.Lower(found.Lane, found.At)
 			lowered = true
 		}
 		peopled = append(peopled, found...)
@@ -120,10 +121,10 @@ func (c *control) lookBehind(ctx context.Context, conn session) (peopled []huntL
 			return peopled, pg.ErrNoTime
 		}
 		c.behind.first++
-		err := pg.Bisect(part, look, func(lane sweepLane, err error) error {
-			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.key), c.sup.now()) {
+		err := pg.Bisect(part, look, func(lane store.SweepLane, err error) error {
+			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.Key), c.sup.now()) {
 				c.sup.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
-					slog.String("queue", lane.key.Queue), slog.Int("lane", int(lane.key.N)), slog.String("error", err.Error()))
+					slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", err.Error()))
 			}
 			return nil
 		})

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // newQuietDB is newTestDB without a log.
@@ -185,7 +187,7 @@ func (s *still) claim(t testing.TB) (runs []*run) {
 
 // ids are the jobs of runs.
 func ids(runs []*run) []string {
-	ids, _ := claims(fences(runs))
+	ids, _ := store.Claims(fences(runs))
 	return ids
 }
 

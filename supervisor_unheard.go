@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // What the control goroutine looks after by itself because nobody may have said it: cancelled runs where no notification
@@ -15,7 +17,7 @@ const askEvery = time.Second
 
 // hears reports whether notifications come: as far as the server says, which has taken LISTEN.
 func (c *control) hears() bool {
-	return !c.listening.closed() && c.listening == c.link.current()
+	return !c.listening.Closed() && c.listening == c.link.Current()
 }
 
 // askAt is when to ask for runs that are over, or the next heartbeat if that is due before.
@@ -29,19 +31,19 @@ func (c *control) askAt(next time.Time) time.Time {
 // askUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
 // what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
 func (c *control) askUnheard(ctx context.Context) {
-	now, conn := c.sup.now(), c.link.current()
+	now, conn := c.sup.now(), c.link.Current()
 	if ctx.Err() != nil || c.hears() || now.Before(c.asked.Add(askEvery)) {
 		return
 	}
 	c.asked = now
 	l := c.sup.lease.Load()
 	running := c.sup.inFlight.under(l.id)
-	if len(running) == 0 || conn.closed() {
+	if len(running) == 0 || conn.Closed() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/6)
 	defer cancel()
-	gone, err := conn.gone(ctx, l.id, fences(running), c.bound())
+	gone, err := conn.Gone(ctx, l.id, fences(running), c.bound())
 	if err == nil {
 		c.tellGone(running, gone)
 	}
@@ -52,9 +54,9 @@ func (c *control) askUnheard(ctx context.Context) {
 
 // serveAgain stores the queues anew where the supervisor's row says others. AddQueue and RemoveQueue write to the row of
 // the lease that they know, which may be over by the time: a fresh one is registered with the queues of before.
-func (c *control) serveAgain(ctx context.Context, conn session, l *lease, reply beatReply) error {
-	i := slices.IndexFunc(reply.peers, func(p peer) bool { return p.id == l.id })
-	if i < 0 || slices.Equal(reply.peers[i].queues, c.sup.queueNames()) {
+func (c *control) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.id })
+	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.sup.queueNames()) {
 		return nil
 	}
 	if !c.sup.changing.TryLock() {
@@ -62,10 +64,10 @@ func (c *control) serveAgain(ctx context.Context, conn session, l *lease, reply 
 	}
 	defer c.sup.changing.Unlock()
 	reg := c.sup.registration(l.id, c.sup.queueStates())
-	if err := conn.serveOn(ctx, l.id, reg); err != nil {
+	if err := conn.ServeOn(ctx, l.id, reg); err != nil {
 		return err
 	}
-	c.sup.knowBudgets(reg.scopes)
+	c.sup.knowBudgets(reg.Scopes)
 	c.sup.claimer.sayAnew()
 	c.sup.claimer.wake()
 	return nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // wake makes the claimer look for jobs at once.
@@ -89,9 +91,9 @@ func (c *claimer) sleepFull(base context.Context) {
 	c.mu.Lock()
 	c.anew = false
 	c.mu.Unlock()
-	conn, err := c.link.get(ctx)
+	conn, err := c.link.Get(ctx)
 	if err == nil {
-		err = conn.sleep(ctx, &sleep{supervisor: c.sup.lease.Load().id, asleep: true, full: all})
+		err = conn.Sleep(ctx, &store.Sleep{Supervisor: c.sup.lease.Load().id, Asleep: true, Full: all})
 	}
 	if err != nil {
 		c.sayAnew()
@@ -115,7 +117,7 @@ func (c *claimer) says(asleep bool, until time.Time, full []string) {
 // setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
 // doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
 func (c *claimer) setPace(p *plan, now time.Time) {
-	if n := len(p.reply.jobs); n > 0 {
+	if n := len(p.reply.Jobs); n > 0 {
 		c.next, c.step, c.idleAt = now, 0, time.Time{}
 		c.trickle.add(n, now)
 		return
@@ -131,15 +133,15 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		longest = c.sup.restInterval
 	}
 	if c.asleep {
-		longest = c.hearing.Step(p.reply.seen, now, awakePoll, longest)
+		longest = c.hearing.Step(p.reply.Seen, now, awakePoll, longest)
 	}
 	c.step = max(firstPoll, min(2*c.step, longest))
 	c.next = now.Add(c.step)
-	if p.reply.nextDue == 0 {
+	if p.reply.NextDue == 0 {
 		return
 	}
-	due := now.Add(p.reply.nextDue)
-	if missed := !p.due.IsZero() && !now.Before(p.due); missed && p.reply.nextDue < minDueGap {
+	due := now.Add(p.reply.NextDue)
+	if missed := !p.due.IsZero() && !now.Before(p.due); missed && p.reply.NextDue < minDueGap {
 		due = now.Add(minDueGap)
 	}
 	c.noteDue(due)
@@ -177,7 +179,7 @@ func (t *trickle) over() bool { return t.left < 0 }
 //
 // A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
 // pass for awake. Queues without room in this claim are told apart; where a slot gets free a claim follows.
-func (c *claimer) fallAsleep(claim *plan, now time.Time) *sleep {
+func (c *claimer) fallAsleep(claim *plan, now time.Time) *store.Sleep {
 	idle := !c.idleAt.IsZero() && now.Sub(c.idleAt) >= sleepAfter
 	asleep := idle || c.asleep && !c.trickle.over()
 	over := !c.until.IsZero() && !now.Before(c.until)
@@ -189,19 +191,19 @@ func (c *claimer) fallAsleep(claim *plan, now time.Time) *sleep {
 	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
 		return nil
 	}
-	note := &sleep{supervisor: claim.lease.id, asleep: asleep, full: full}
+	note := &store.Sleep{Supervisor: claim.lease.id, Asleep: asleep, Full: full}
 	if asleep && claim.due.After(now) {
-		note.lasts = claim.due.Sub(now)
+		note.Lasts = claim.due.Sub(now)
 	}
 	return note
 }
 
 // fellAsleep notes that drover_sleepers was written.
-func (c *claimer) fellAsleep(note *sleep, now time.Time) {
+func (c *claimer) fellAsleep(note *store.Sleep, now time.Time) {
 	var until time.Time
-	if note.lasts > 0 {
-		until = now.Add(note.lasts)
+	if note.Lasts > 0 {
+		until = now.Add(note.Lasts)
 	}
-	c.says(note.asleep, until, note.full)
+	c.says(note.Asleep, until, note.Full)
 	c.hearing.Asleep(now)
 }

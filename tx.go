@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Tx is a transaction of the caller: a pgx.Tx, a type that embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its
@@ -128,11 +130,11 @@ func (r *run) trySettleTx(ctx context.Context, tx Tx, err error) error {
 	return nil
 }
 
-func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (rowState, error) {
+func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (store.State, error) {
 	if o.completes() {
-		return completeTx(ctx, tx, r.fence(), r.deleteCompleted)
+		return store.CompleteTx(ctx, tx, r.fence(), r.deleteCompleted)
 	}
-	return settleTx(ctx, tx, r.owner, o.change())
+	return store.SettleTx(ctx, tx, r.owner, o.change())
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
@@ -147,7 +149,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 		return Receipt{}, err
 	}
 	r := j.run
-	if err := holdTx(ctx, tx, r.fence()); err != nil {
+	if err := store.HoldTx(ctx, tx, r.fence()); err != nil {
 		return Receipt{}, r.refused(ctx, tx, err)
 	}
 	return r.sup.client.EnqueueTx(ctx, tx, args, opts)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that hears ErrLeaseLost may return nil, for its
@@ -37,7 +38,7 @@ func (r *run) matchedNothing(ctx context.Context, tx Tx) error {
 	if errors.Is(over, ErrState) {
 		return over
 	}
-	held, err := stillOursTx(ctx, tx, r.fence())
+	held, err := store.StillOursTx(ctx, tx, r.fence())
 	if err != nil {
 		return fmt.Errorf("drover: job %s was not settled, and the reason is not known: %w", r.job.ID, pg.Classify(err))
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // testTx is a transaction of either kind.
@@ -553,7 +555,7 @@ func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	t.Parallel()
 	n, text, at := int64(1), "t", time.Now()
-	raw, err := json.Marshal(change{"id", 1, &at, "retryable", text, &n, &n, &n, true, true, true, true, true, true, true, text, text, json.RawMessage(`{}`)})
+	raw, err := json.Marshal(store.Change{ID: "id", Seq: 1, ClaimedAt: &at, State: "retryable", Reason: text, DelayUS: &n, DelayMS: &n, DueUS: &n, AtOnce: true, GiveBack: true, Snoozed: true, Uncounted: true, Crashed: true, Survived: true, Failed: true, Class: text, Fingerprint: text, Entry: json.RawMessage(`{}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,7 +565,7 @@ func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	}
 	var unread []string
 	for key := range keys {
-		if !regexp.MustCompile(`[(\s]` + key + ` (text|int|bigint|bool|timestamptz)[,)]`).MatchString(sqlSettleTx) {
+		if !regexp.MustCompile(`[(\s]` + key + ` (text|int|bigint|bool|timestamptz)[,)]`).MatchString(store.SQLSettleTx) {
 			unread = append(unread, key)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // E-10: what a handler is told about its job.
@@ -241,7 +243,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rescuer.control.rescue(t.Context(), session{conn.Conn()}, peer{id: dead.lease.Load().id, queues: []string{"q"}}); err != nil {
+		if err := rescuer.control.rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.lease.Load().id, Queues: []string{"q"}}); err != nil {
 			t.Fatal(err)
 		}
 		conn.Release()

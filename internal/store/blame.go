@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -44,13 +44,13 @@ on conflict (id) do nothing`
 delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
-// verdict returns what was decided about the death of supervisor id; died is false if nothing was.
-func (s session) verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
+// Verdict returns what was decided about the death of supervisor id; died is false if nothing was.
+func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.Begin()
 	p.verdict(id, &d, &died)
 	p.Commit()
-	return d, died, p.Send(ctx, s.conn)
+	return d, died, p.Send(ctx, s.Conn)
 }
 
 func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
@@ -59,8 +59,8 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 	}, sqlVerdict, id)
 }
 
-// judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
-func (s session) judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
+// Judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
+func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
 	p.Begin()
@@ -68,7 +68,7 @@ func (s session) judge(ctx context.Context, id string, d blame.Death) (blame.Dea
 	p.Exec(nil, sqlJudge, id, d.Degree, d.Beside)
 	p.verdict(id, &d, &died)
 	p.Commit()
-	return d, p.Send(ctx, s.conn)
+	return d, p.Send(ctx, s.Conn)
 }
 
 // sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
@@ -82,13 +82,13 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
-func (s session) background(ctx context.Context, except []string) (b blame.Background, err error) {
+func (s Session) Background(ctx context.Context, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
 	p.Begin()
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, pg.Interval(blame.HistoryWindow))
 	p.Commit()
-	err = p.Send(ctx, s.conn)
+	err = p.Send(ctx, s.Conn)
 	b.Ran = pg.Seconds(ran)
 	return b, err
 }
@@ -103,32 +103,32 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// freeing is what becomes of jobs of one dead supervisor, and what that says of its death.
-type freeing struct {
-	owner     string
-	changes   []change
-	blamed    []string            // jobs against which the death counts
-	explained map[string][]string // deaths, by the job to which they are put down
-	bound     time.Duration       // of one statement
+// Freeing is what becomes of jobs of one dead supervisor, and what that says of its death.
+type Freeing struct {
+	Owner     string
+	Changes   []Change
+	Blamed    []string            // jobs against which the death counts
+	Explained map[string][]string // deaths, by the job to which they are put down
+	Bound     time.Duration       // of one statement
 }
 
-// free settles them in one transaction: blame for a job that is not settled would be wrong, and a settled job is not looked
+// Free settles them in one transaction: blame for a job that is not settled would be wrong, and a settled job is not looked
 // at again.
-func (s session) free(ctx context.Context, f *freeing) (settled map[string]rowState, err error) {
-	settled = map[string]rowState{}
+func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
+	settled = map[string]State{}
 	var p pipeline
 	p.Begin()
-	p.Exec(nil, sqlSettlePlan)
-	p.Exec(nil, pg.Bound, f.bound.Milliseconds())
-	p.settle(settled, f.owner, f.changes)
-	if len(f.blamed) > 0 {
-		p.Exec(nil, sqlBlame, f.owner, f.blamed)
+	p.Exec(nil, SQLSettlePlan)
+	p.Exec(nil, pg.Bound, f.Bound.Milliseconds())
+	p.settle(settled, f.Owner, f.Changes)
+	if len(f.Blamed) > 0 {
+		p.Exec(nil, sqlBlame, f.Owner, f.Blamed)
 	}
-	for _, job := range slices.Sorted(maps.Keys(f.explained)) {
-		p.Exec(nil, sqlExplain, f.explained[job], job)
+	for _, job := range slices.Sorted(maps.Keys(f.Explained)) {
+		p.Exec(nil, sqlExplain, f.Explained[job], job)
 	}
 	p.Commit()
-	return settled, p.Send(ctx, s.conn)
+	return settled, p.Send(ctx, s.Conn)
 }
 
 // sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
@@ -140,19 +140,19 @@ where supervisor is null or supervisor = $1 or not exists (select from drover_su
 	sqlReleaseSolo = `update drover_solo set supervisor = null where supervisor = $1`
 )
 
-func (s session) takeSolo(ctx context.Context, id string) (bool, error) {
+func (s Session) TakeSolo(ctx context.Context, id string) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
 	p.Exec(&n, sqlTakeSolo, id)
 	p.Commit()
-	return n == 1, p.Send(ctx, s.conn)
+	return n == 1, p.Send(ctx, s.Conn)
 }
 
-func (s session) releaseSolo(ctx context.Context, id string) error {
+func (s Session) ReleaseSolo(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlReleaseSolo, id)
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }

@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -43,71 +44,71 @@ insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothin
 insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
 )
 
-// registration is what a supervisor tells of itself.
-type registration struct {
-	id, host, build string
-	process         string // the client's
-	pid             int
-	lease           time.Duration
-	queues          []queuePolicy
-	kinds           []kindPolicy
-	budgets         []budgetPolicy
-	scopes          []string // of all budgets there are: what registering tells
-	listens         bool
+// Registration is what a supervisor tells of itself.
+type Registration struct {
+	ID, Host, Build string
+	Process         string // the client's
+	PID             int
+	Lease           time.Duration
+	Queues          []QueuePolicy
+	Kinds           []KindPolicy
+	Budgets         []BudgetPolicy
+	Scopes          []string // of all budgets there are: what registering tells
+	Listens         bool
 }
 
-type queuePolicy struct {
-	name        string
-	slots       int
-	maxAttempts *int
-	retry       *string
-	keep        retention
+type QueuePolicy struct {
+	Name        string
+	Slots       int
+	MaxAttempts *int
+	Retry       *string
+	Keep        Retention
 }
 
-// retention is how long a queue keeps jobs that have ended, as SQL reads it. Nil means as the supervisor that prunes does.
-type retention struct{ completed, cancelled, discarded, archived *string }
+// Retention is how long a queue keeps jobs that have ended, as SQL reads it. Nil means as the supervisor that prunes does.
+type Retention struct{ Completed, Cancelled, Discarded, Archived *string }
 
-type kindPolicy struct {
-	kind        string
-	maxAttempts *int
-	retry       *string
-	timeoutMS   *int64
-	followUp    string // the kind of it; "": none
-	followQueue string
+type KindPolicy struct {
+	Kind        string
+	MaxAttempts *int
+	Retry       *string
+	TimeoutMS   *int64
+	FollowUp    string // the kind of it; "": none
+	FollowQueue string
 }
 
-func (s session) register(ctx context.Context, reg *registration) error {
+func (s Session) Register(ctx context.Context, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
 	p.Begin()
 	p.Exec(nil, pg.CheckSchema)
-	p.Exec(nil, sqlRegister, reg.id, reg.lease.Milliseconds(), names, slots, reg.host, reg.pid, reg.build, reg.process)
+	p.Exec(nil, sqlRegister, reg.ID, reg.Lease.Milliseconds(), names, slots, reg.Host, reg.PID, reg.Build, reg.Process)
 	p.queues(reg)
-	for _, k := range reg.kinds {
-		p.Exec(nil, sqlRegisterKind, k.kind, k.maxAttempts, k.retry, k.timeoutMS, reg.build, pg.OrNull(k.followUp), pg.OrNull(k.followQueue))
+	for _, k := range reg.Kinds {
+		p.Exec(nil, sqlRegisterKind, k.Kind, k.MaxAttempts, k.Retry, k.TimeoutMS, reg.Build, pg.OrNull(k.FollowUp), pg.OrNull(k.FollowQueue))
 	}
-	p.Exec(nil, sqlRegisterBuild, reg.build)
-	p.registerBudgets(reg.budgets, &reg.scopes)
+	p.Exec(nil, sqlRegisterBuild, reg.Build)
+	p.registerBudgets(reg.Budgets, &reg.Scopes)
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
 // slots are the queues' names, and a JSON object of their concurrency.
-func (reg *registration) slots() (names []string, doc string) {
-	slots := make(map[string]int, len(reg.queues))
-	for _, q := range reg.queues {
-		names, slots[q.name] = append(names, q.name), q.slots
+func (reg *Registration) slots() (names []string, doc string) {
+	slots := make(map[string]int, len(reg.Queues))
+	for _, q := range reg.Queues {
+		names, slots[q.Name] = append(names, q.Name), q.Slots
 	}
 	raw, _ := json.Marshal(slots) // strings and ints only: cannot fail
 	return names, string(raw)
 }
 
 // queues stores the queues' policies, sorted by name as the kinds are: two that start at once must not deadlock.
-func (p *pipeline) queues(reg *registration) {
-	for _, q := range reg.queues {
-		p.Exec(nil, sqlRegisterQueue, q.name, q.maxAttempts, q.retry, q.keep.completed, q.keep.cancelled, q.keep.discarded, q.keep.archived)
-		if reg.listens {
-			p.Exec(nil, sqlRegisterSleeper, q.name, reg.id)
+func (p *pipeline) queues(reg *Registration) {
+	for _, q := range reg.Queues {
+		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived)
+		if reg.Listens {
+			p.Exec(nil, sqlRegisterSleeper, q.Name, reg.ID)
 		}
 	}
 }
@@ -116,32 +117,32 @@ const sqlServe = `update drover_supervisors set queues = $2, slots = $3 where id
 
 const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue <> all($2::text[])`
 
-// serve changes which queues a running supervisor is known to serve.
-func serve(ctx context.Context, pool *pg.Pool, id string, reg *registration) error {
+// Serve changes which queues a running supervisor is known to serve.
+func Serve(ctx context.Context, pool *pg.Pool, id string, reg *Registration) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return pg.Classify(err)
 	}
 	defer conn.Release()
-	return session{conn.Conn()}.serveOn(ctx, id, reg)
+	return Session{conn.Conn()}.ServeOn(ctx, id, reg)
 }
 
-func (s session) serveOn(ctx context.Context, id string, reg *registration) error {
+func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
 	p.Begin()
 	p.Exec(nil, sqlServe, id, names, slots)
 	p.Exec(nil, sqlUnserve, id, names)
 	p.queues(reg)
-	p.registerBudgets(reg.budgets, &reg.scopes)
+	p.registerBudgets(reg.Budgets, &reg.Scopes)
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
-// sqlBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
+// SQLBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
 // budgets, and in which of the lanes $5, $6 a strong suspect that we could run has been due for longest. It does not
 // touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
-const sqlBeat = `
+const SQLBeat = `
 with mine as (
 	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4,
 		clock_at = greatest(clock_at, now()), behind_since = case when clock_at >= now() + interval '10 s' then coalesce(behind_since, now()) end
@@ -166,82 +167,82 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1)
 from drover_supervisors s`
 
-// sqlGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
+// SQLGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
 // operator, or the job is someone else's. A notification that was lost, or could not be had, is made good here.
-const sqlGone = `
+const SQLGone = `
 select f.n - 1, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
 from unnest($2::text[], $3::timestamptz[]) with ordinality as f(id, at, n)
 where not exists (select from jobs j where j.id = f.id and j.state = 'running' and j.claimed_by = $1 and j.attempted_at = f.at)`
 
-// peer is a supervisor as another one sees it.
-type peer struct {
-	id      string
-	epoch   int
-	beat    int64
-	lease   time.Duration
-	silence time.Duration // that others have noted
-	lost    bool
-	queues  []string
+// Peer is a supervisor as another one sees it.
+type Peer struct {
+	ID      string
+	Epoch   int
+	Beat    int64
+	Lease   time.Duration
+	Silence time.Duration // that others have noted
+	Lost    bool
+	Queues  []string
 }
 
-// beatReply is what a heartbeat tells.
-type beatReply struct {
-	alive    bool // our own row took the beat
-	paces    bool // a redrive is under way
-	failures bool // failure groups are to be tended
-	peers    []peer
-	clock    float64       // the server's, in seconds
-	behind   time.Duration // the latest that any supervisor has seen; more than 0: it has gone back
-	gone     map[int]bool  // the runs that are over, by their places in what was sent, and whether an operator ended them
-	scope    []string      // of the retry budgets there are
-	solo     string        // a queue in which a strong suspect is due
-	sleeping int64         // queues in which drover_sleepers says that we sleep
-	turn     bool          // to run strong suspects: it is ours
+// BeatReply is what a heartbeat tells.
+type BeatReply struct {
+	Alive    bool // our own row took the beat
+	Paces    bool // a redrive is under way
+	Failures bool // failure groups are to be tended
+	Peers    []Peer
+	Clock    float64       // the server's, in seconds
+	Behind   time.Duration // the latest that any supervisor has seen; more than 0: it has gone back
+	Gone     map[int]bool  // the runs that are over, by their places in what was sent, and whether an operator ended them
+	Scope    []string      // of the retry budgets there are
+	Solo     string        // a queue in which a strong suspect is due
+	Sleeping int64         // queues in which drover_sleepers says that we sleep
+	Turn     bool          // to run strong suspects: it is ours
 }
 
 // strongLanes are those of strong suspects.
 func strongLanes(queues []string) (of []string, lanes []int16) {
 	for _, queue := range queues {
 		for priority := int16(1); priority <= 9; priority++ {
-			of, lanes = append(of, queue), append(lanes, tierStrong+priority)
+			of, lanes = append(of, queue), append(lanes, floors.TierStrong+priority)
 		}
 	}
 	return of, lanes
 }
 
-func (s session) beat(ctx context.Context, id string, epoch int, running []fence, draining bool, queues, kinds []string) (beatReply, error) {
+func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string) (BeatReply, error) {
 	var p pipeline
-	reply := beatReply{gone: map[int]bool{}}
+	reply := BeatReply{Gone: map[int]bool{}}
 	of, lanes := strongLanes(queues)
-	inFlight, claimed := claims(running)
+	inFlight, claimed := Claims(running)
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
 	p.Query(func(rows pgx.Rows) error {
-		var other peer
+		var other Peer
 		var leaseMS, silentMS int64
 		var behind *float64
 		var queues []*string
-		if err := rows.Scan(&other.id, &other.epoch, &other.beat, &leaseMS, &silentMS, &other.lost, &queues, &reply.clock, &behind, &reply.alive,
-			&reply.paces, &reply.failures, &reply.scope, &reply.solo, &reply.sleeping, &reply.turn); err != nil {
+		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &behind, &reply.Alive,
+			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Solo, &reply.Sleeping, &reply.Turn); err != nil {
 			return err
 		}
 		if behind != nil {
-			reply.behind = pg.Seconds(*behind)
+			reply.Behind = pg.Seconds(*behind)
 		}
 		for _, queue := range queues {
 			if queue != nil {
-				other.queues = append(other.queues, *queue)
+				other.Queues = append(other.Queues, *queue)
 			}
 		}
-		other.lease, other.silence = max(pg.Millis(leaseMS), time.Second), pg.Millis(silentMS)
-		reply.peers = append(reply.peers, other)
+		other.Lease, other.Silence = max(pg.Millis(leaseMS), time.Second), pg.Millis(silentMS)
+		reply.Peers = append(reply.Peers, other)
 		return nil
-	}, sqlBeat, id, epoch, inFlight, draining, of, lanes, kinds)
+	}, SQLBeat, id, epoch, inFlight, draining, of, lanes, kinds)
 	if len(running) > 0 {
-		p.gone(reply.gone, id, inFlight, claimed)
+		p.gone(reply.Gone, id, inFlight, claimed)
 	}
 	p.Commit()
-	return reply, p.Send(ctx, s.conn)
+	return reply, p.Send(ctx, s.Conn)
 }
 
 // gone adds to gone the runs that are over.
@@ -252,19 +253,19 @@ func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []ti
 		err := rows.Scan(&i, &cancelled)
 		gone[i] = cancelled
 		return err
-	}, sqlGone, id, ids, claimed)
+	}, SQLGone, id, ids, claimed)
 }
 
-// gone asks for the runs that are over, and for nothing else.
-func (s session) gone(ctx context.Context, id string, running []fence, bound time.Duration) (map[int]bool, error) {
+// Gone asks for the runs that are over, and for nothing else.
+func (s Session) Gone(ctx context.Context, id string, running []Fence, bound time.Duration) (map[int]bool, error) {
 	var p pipeline
 	gone := map[int]bool{}
-	ids, claimed := claims(running)
+	ids, claimed := Claims(running)
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.gone(gone, id, ids, claimed)
 	p.Commit()
-	return gone, p.Send(ctx, s.conn)
+	return gone, p.Send(ctx, s.Conn)
 }
 
 // sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
@@ -277,8 +278,8 @@ where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
 const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors where id = $1`
 
-// raiseEpoch returns the new epoch, or ErrLeaseLost.
-func (s session) raiseEpoch(ctx context.Context, id string, epoch int) (int, error) {
+// RaiseEpoch returns the new epoch, or ErrLeaseLost.
+func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, error) {
 	var p pipeline
 	var now int
 	lost := true
@@ -286,11 +287,11 @@ func (s session) raiseEpoch(ctx context.Context, id string, epoch int) (int, err
 	p.Exec(nil, sqlRaiseEpoch, id, epoch)
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
 	p.Commit()
-	if err := p.Send(ctx, s.conn); err != nil {
+	if err := p.Send(ctx, s.Conn); err != nil {
 		return 0, err
 	}
 	if lost || now <= epoch {
-		return 0, ErrLeaseLost
+		return 0, pg.ErrLeaseLost
 	}
 	return now, nil
 }
@@ -300,12 +301,12 @@ const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
 
-func (s session) noteSilence(ctx context.Context, x peer, silence time.Duration) error {
+func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration) error {
 	var p pipeline
 	p.Begin()
-	p.Exec(nil, sqlNoteSilence, x.id, x.epoch, x.beat, silence.Milliseconds())
+	p.Exec(nil, sqlNoteSilence, x.ID, x.Epoch, x.Beat, silence.Milliseconds())
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
 // sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed. The key must change, even at the
@@ -317,14 +318,14 @@ update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 
 const sqlLostSleeps = `
 delete from drover_sleepers where supervisor = $1 and exists (select from drover_supervisors where id = $1 and lost_at is not null)`
 
-func (s session) declareLost(ctx context.Context, x peer) (bool, error) {
+func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
-	p.Exec(&n, sqlDeclareLost, x.id, x.epoch, x.beat)
-	p.Exec(nil, sqlLostSleeps, x.id)
+	p.Exec(&n, sqlDeclareLost, x.ID, x.Epoch, x.Beat)
+	p.Exec(nil, sqlLostSleeps, x.ID)
 	p.Commit()
-	return n == 1, p.Send(ctx, s.conn)
+	return n == 1, p.Send(ctx, s.Conn)
 }
 
 // sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
@@ -337,7 +338,7 @@ on conflict (id) do nothing`
 	sqlForgetSleeper = `delete from drover_sleepers where supervisor = $1`
 )
 
-func (s session) forget(ctx context.Context, id string) error {
+func (s Session) Forget(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlReleaseSolo, id)
@@ -346,7 +347,7 @@ func (s session) forget(ctx context.Context, id string) error {
 	p.Exec(nil, sqlForget, id) // drover_supervisors before drover_sleepers, as everywhere
 	p.Exec(nil, sqlForgetSleeper, id)
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
 // sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no
@@ -360,39 +361,39 @@ where supervisor = $1`
 update drover_sleepers set sleeps_until = null where supervisor = $1 and sleeps_until is not null`
 )
 
-// sleep is what drover_sleepers is to say of a supervisor.
-type sleep struct {
-	supervisor string
-	asleep     bool
-	lasts      time.Duration // 0: for good
-	full       []string      // queues without room
+// Sleep is what drover_sleepers is to say of a supervisor.
+type Sleep struct {
+	Supervisor string
+	Asleep     bool
+	Lasts      time.Duration // 0: for good
+	Full       []string      // queues without room
 }
 
-func (p *pipeline) sleep(note *sleep) {
+func (p *pipeline) sleep(note *Sleep) {
 	p.Begin()
-	if note.asleep {
+	if note.Asleep {
 		var lasts *string
-		if note.lasts > 0 {
-			text := pg.Interval(note.lasts)
+		if note.Lasts > 0 {
+			text := pg.Interval(note.Lasts)
 			lasts = &text
 		}
-		p.Exec(nil, sqlFallAsleep, note.supervisor, lasts, note.full)
+		p.Exec(nil, sqlFallAsleep, note.Supervisor, lasts, note.Full)
 	} else {
-		p.Exec(nil, sqlWakeUp, note.supervisor)
+		p.Exec(nil, sqlWakeUp, note.Supervisor)
 	}
 	p.Commit()
 }
 
-// sleep says it in a round trip of its own.
-func (s session) sleep(ctx context.Context, note *sleep) error {
+// Sleep says it in a round trip of its own.
+func (s Session) Sleep(ctx context.Context, note *Sleep) error {
 	var p pipeline
 	p.sleep(note)
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
-// reassert writes rows of the supervisor's again: that it is awake in some queues, and that the turn to run strong
+// Reassert writes rows of the supervisor's again: that it is awake in some queues, and that the turn to run strong
 // suspects is not its own.
-func (s session) reassert(ctx context.Context, id string, awake []string, releaseSolo bool) error {
+func (s Session) Reassert(ctx context.Context, id string, awake []string, releaseSolo bool) error {
 	var p pipeline
 	p.Begin()
 	for _, queue := range awake {
@@ -402,25 +403,25 @@ func (s session) reassert(ctx context.Context, id string, awake []string, releas
 		p.Exec(nil, sqlReleaseSolo, id)
 	}
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
-const sqlListen = `select drover_channel()`
+const SQLListen = `select drover_channel()`
 
-// listen subscribes the connection to drover's channel.
-func (s session) listen(ctx context.Context) error {
+// Listen subscribes the connection to drover's channel.
+func (s Session) Listen(ctx context.Context) error {
 	var channel string
-	err := s.conn.QueryRow(ctx, sqlListen).Scan(&channel)
+	err := s.Conn.QueryRow(ctx, SQLListen).Scan(&channel)
 	if err == nil {
-		_, err = s.conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
+		_, err = s.Conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
 	}
 	return err
 }
 
-// epoch returns a supervisor's epoch, and whether its lease is lost, or its row is gone.
-func (s session) epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
+// Epoch returns a supervisor's epoch, and whether its lease is lost, or its row is gone.
+func (s Session) Epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
 	lost = true
-	err = s.conn.QueryRow(ctx, sqlEpoch, id).Scan(&epoch, &lost)
+	err = s.Conn.QueryRow(ctx, sqlEpoch, id).Scan(&epoch, &lost)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = nil
 	}

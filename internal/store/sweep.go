@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -10,10 +10,10 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
+// SQLSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
 // It gives the lanes that are not empty, as far as a hunt reads them, and of each the first such key: its floor goes
 // back to it.
-const sqlSweep = `
+const SQLSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
 cross join lateral (
@@ -31,26 +31,26 @@ left join lateral (
 
 // straggler is a due job behind a floor.
 type straggler struct {
-	lane floors.Lane
-	at   time.Time
+	Lane floors.Lane
+	At   time.Time
 }
 
-// sweepLane is a lane, and the floor that a full sweep looks behind.
-type sweepLane struct {
-	key   floors.Lane
-	floor floors.Floor
+// SweepLane is a lane, and the floor that a full sweep looks behind.
+type SweepLane struct {
+	Key   floors.Lane
+	Floor floors.Floor
 }
 
-// sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
+// Sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
 // steps over all that has died, on the connection that has to beat.
-func (s session) sweep(ctx context.Context, swept []sweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []huntLane, err error) {
+func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []HuntLane, err error) {
 	var p pipeline
 	var queues, floorID []string
 	var numbers []int16
 	var floorAt []time.Time
 	for _, l := range swept {
-		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
-		floorAt, floorID = append(floorAt, l.floor.At), append(floorID, l.floor.ID)
+		queues, numbers = append(queues, l.Key.Queue), append(numbers, l.Key.N)
+		floorAt, floorID = append(floorAt, l.Floor.At), append(floorID, l.Floor.ID)
 	}
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
@@ -65,9 +65,9 @@ func (s session) sweep(ctx context.Context, swept []sweepLane, kinds []string, b
 			behind = append(behind, straggler{key, *at})
 		}
 		return nil
-	}, sqlSweep, queues, numbers, floorAt, floorID, kinds)
+	}, SQLSweep, queues, numbers, floorAt, floorID, kinds)
 	p.Commit()
-	if err := p.Send(ctx, s.conn); err != nil {
+	if err := p.Send(ctx, s.Conn); err != nil {
 		return nil, nil, err
 	}
 	return behind, lanes, nil

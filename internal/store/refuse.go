@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -54,74 +54,74 @@ update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' w
 	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
 )
 
-// head is a job that a claim would take.
-type head struct {
-	id, queue, kind string
-	claimSeq        int
-	lane            int16
-	nth             int // of its lane
+// Head is a job that a claim would take.
+type Head struct {
+	ID, Queue, Kind string
+	ClaimSeq        int
+	Lane            int16
+	Nth             int // of its lane
 }
 
-func (s session) heads(ctx context.Context, req *claimRequest, last bool, bound time.Duration) (heads []head, err error) {
+func (s Session) Heads(ctx context.Context, req *ClaimRequest, last bool, bound time.Duration) (heads []Head, err error) {
 	var p pipeline
 	sql := sqlClaimHeads
 	switch {
 	case last:
 		sql = sqlClaimTails
-	case req.but:
+	case req.But:
 		sql = sqlClaimHeadsBut
 	}
 	p.Begin()
 	p.Bound(bound)
 	p.Query(func(rows pgx.Rows) error {
-		var h head
-		err := rows.Scan(&h.id, &h.claimSeq, &h.queue, &h.kind, &h.lane)
+		var h Head
+		err := rows.Scan(&h.ID, &h.ClaimSeq, &h.Queue, &h.Kind, &h.Lane)
 		heads = append(heads, h)
 		return err
-	}, sql, req.args()...)
+	}, sql, req.Args()...)
 	p.Commit()
-	return heads, p.Send(ctx, s.conn)
+	return heads, p.Send(ctx, s.Conn)
 }
 
-// claimThese claims certain jobs.
-func (s session) claimThese(ctx context.Context, req *claimRequest, ids []string, bound time.Duration, reply *claimReply) error {
+// ClaimThese claims certain jobs.
+func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string, bound time.Duration, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
 	p.Bound(bound)
-	p.claimed(reply, sqlClaimThese, req.supervisor, req.epoch, req.kinds, ids, req.queues, req.belowLane)
+	p.claimed(reply, sqlClaimThese, req.Supervisor, req.Epoch, req.Kinds, ids, req.Queues, req.BelowLane)
 	p.Commit()
-	p.Call(func() { reply.committed = true })
-	return p.Send(ctx, s.conn)
+	p.Call(func() { reply.Committed = true })
+	return p.Send(ctx, s.Conn)
 }
 
-// givenUp is a job that the database refuses to hand out or to settle.
-type givenUp struct {
-	path, owner, id string // owner is empty if the job waits
-	seq             int
-	why             error
-	later           bool // put it off rather than discard it
-	aside           bool // leave its row as it is: what was in the way may pass
+// Refused is a job that the database refuses to hand out or to settle.
+type Refused struct {
+	Path, Owner, ID string // owner is empty if the job waits
+	Seq             int
+	Why             error
+	Later           bool // put it off rather than discard it
+	Aside           bool // leave its row as it is: what was in the way may pass
 }
 
-// setAside is what became of a job whose row cannot be changed.
-const setAside = "set aside"
+// SetAside is what became of a job whose row cannot be changed.
+const SetAside = "set aside"
 
-// giveUp returns what became of the job: a state, setAside, or nothing if the job has changed meanwhile.
-func (s session) giveUp(ctx context.Context, g *givenUp, bound time.Duration) (became string, err error) {
-	if !g.aside {
+// GiveUp returns what became of the job: a state, setAside, or nothing if the job has changed meanwhile.
+func (s Session) GiveUp(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
+	if !g.Aside {
 		var p pipeline
 		p.Begin()
 		p.Bound(bound)
-		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.path, g.owner, g.id, g.seq, g.words(), pg.SQLState(g.why), g.later)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, g.words(), pg.SQLState(g.Why), g.Later)
 		p.Commit()
-		if err = p.Send(ctx, s.conn); err == nil || !pg.RowsFault(err) || s.conn.IsClosed() {
+		if err = p.Send(ctx, s.Conn); err == nil || !pg.RowsFault(err) || s.Conn.IsClosed() {
 			return became, err
 		}
 	}
-	return setAside, s.setAside(ctx, g.path, g.id, g.why) // not even reading its row works
+	return SetAside, s.SetAside(ctx, g.Path, g.ID, g.Why) // not even reading its row works
 }
 
-func (g *givenUp) words() string { return refusalText(g.why) }
+func (g *Refused) words() string { return refusalText(g.Why) }
 
 // refusalText is an error's text as drover_set_aside and errors hold it.
 func refusalText(why error) string {
@@ -129,53 +129,60 @@ func refusalText(why error) string {
 	return text
 }
 
-func (s session) setAside(ctx context.Context, path, id string, why error) error {
+func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlSetAside, path, id, refusalText(why), pg.SQLState(why))
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
 // asideMost is how many rows of a path are read at most.
 const asideMost = 1000
 
-// asideJob is a job that is set aside.
-type asideJob struct {
-	id     string
-	due    bool // to be tried again, by a supervisor of its queue and kind
-	strong bool // it may only run alone
+// AsideJob is a job that is set aside.
+type AsideJob struct {
+	ID     string
+	Due    bool // to be tried again, by a supervisor of its queue and kind
+	Strong bool // it may only run alone
 }
 
-func (s session) aside(ctx context.Context, queues, kinds []string) (jobs []asideJob, err error) {
+func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
 	var p pipeline
 	p.Begin()
-	p.Exec(nil, sqlForgetAside, pathClaim)
+	p.Exec(nil, sqlForgetAside, PathClaim)
 	p.Query(func(rows pgx.Rows) error {
-		var j asideJob
-		err := rows.Scan(&j.id, &j.due, &j.strong)
+		var j AsideJob
+		err := rows.Scan(&j.ID, &j.Due, &j.Strong)
 		jobs = append(jobs, j)
 		return err
 	}, sqlAside, queues, kinds, asideMost)
 	p.Commit()
-	return jobs, p.Send(ctx, s.conn)
+	return jobs, p.Send(ctx, s.Conn)
 }
 
-// tryAside reports whether this process may try the job again.
-func (s session) tryAside(ctx context.Context, path, id string) (bool, error) {
+// TryAside reports whether this process may try the job again.
+func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
 	p.Exec(&n, sqlTryAside, path, id)
 	p.Commit()
-	return n == 1, p.Send(ctx, s.conn)
+	return n == 1, p.Send(ctx, s.Conn)
 }
 
-// passed takes jobs that went through off the list.
-func (s session) passed(ctx context.Context, path string, ids []string) error {
+// Passed takes jobs that went through off the list.
+func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, sqlNoLongerAside, path, ids)
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
+
+// The paths in drover_set_aside that belong to single jobs of a supervisor.
+const (
+	PathClaim  = "claim"
+	PathSettle = "settle"
+	PathRescue = "rescue"
+)

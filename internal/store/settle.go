@@ -1,10 +1,9 @@
-package drover
+package store
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
@@ -14,12 +13,12 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
+// SQLStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
 // which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
 //
 // me: no start is noted once the lease is lost. A rescuer declares the supervisor lost, which waits for this lock, and
 // only then reads which jobs have started. So a job that it found unstarted stays so, and may be given to others.
-const sqlStart = `
+const SQLStart = `
 with me as materialized (
 	select from drover_supervisors where id = $3 and lost_at is null for key share
 ), held as materialized (
@@ -32,53 +31,53 @@ update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
 returning id, attempted_at`
 
-// fence is what every statement that ends a run compares.
-type fence struct {
-	id, owner string // of the job and of the supervisor
-	seq       int
-	claimedAt time.Time
+// Fence is what every statement that ends a run compares.
+type Fence struct {
+	ID, Owner string // of the job and of the supervisor
+	Seq       int
+	ClaimedAt time.Time
 }
 
-// claims are the jobs of claims, and when each was claimed.
-func claims(list []fence) (ids []string, at []time.Time) {
+// Claims are the jobs of claims, and when each was claimed.
+func Claims(list []Fence) (ids []string, at []time.Time) {
 	ids, at = make([]string, len(list)), make([]time.Time, len(list))
 	for i, f := range list {
-		ids[i], at[i] = f.id, f.claimedAt
+		ids[i], at[i] = f.ID, f.ClaimedAt
 	}
 	return ids, at
 }
 
-// start notes that jobs start. It returns those whose start was noted, and the time of each one's claim, once the commit
+// Start notes that jobs start. It returns those whose start was noted, and the time of each one's claim, once the commit
 // was read.
-func (s session) start(ctx context.Context, list []fence, bound time.Duration) (noted map[string]time.Time, err error) {
-	byOwner := map[string][]fence{}
+func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (noted map[string]time.Time, err error) {
+	byOwner := map[string][]Fence{}
 	for _, f := range list {
-		byOwner[f.owner] = append(byOwner[f.owner], f)
+		byOwner[f.Owner] = append(byOwner[f.Owner], f)
 	}
 	var p pipeline
 	read := map[string]time.Time{} // nothing is noted before the commit, which the database may refuse
 	p.Begin()
 	p.Bound(bound)
 	for owner, some := range byOwner {
-		ids, at := claims(some)
+		ids, at := Claims(some)
 		p.Query(func(rows pgx.Rows) error {
 			var id string
 			var at time.Time
 			err := rows.Scan(&id, &at)
 			read[id] = at
 			return err
-		}, sqlStart, ids, column(some, func(f *fence) int32 { return int32(f.seq) }), owner, at) //nolint:gosec // from the column
+		}, SQLStart, ids, column(some, func(f *Fence) int32 { return int32(f.Seq) }), owner, at) //nolint:gosec // from the column
 	}
 	p.Commit()
 	p.Call(func() { noted = read })
-	return noted, p.Send(ctx, s.conn)
+	return noted, p.Send(ctx, s.Conn)
 }
 
-// sqlComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
+// SQLComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
 // at that of the times $5 which $4 says. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
 // handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
 // "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
-const sqlComplete = `
+const SQLComplete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
@@ -88,8 +87,8 @@ with held as materialized (
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = any(array(select id from held))`
 
-// sqlCompleteDelete is sqlComplete where completed jobs are not kept.
-const sqlCompleteDelete = `
+// SQLCompleteDelete is sqlComplete where completed jobs are not kept.
+const SQLCompleteDelete = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
@@ -98,56 +97,56 @@ with held as materialized (
 )
 delete from jobs where id = any(array(select id from held))`
 
-// completion is one of these statements: runs of one owner and one claim_seq that went well.
-type completion struct {
-	owner  string
-	seq    int
-	delete bool
-	ids    []string
-	which  []int32     // of at, from 1: when each job was claimed
-	at     []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
-	n      int64       // how many it completed
+// Completion is one of these statements: runs of one owner and one claim_seq that went well.
+type Completion struct {
+	Owner  string
+	Seq    int
+	Delete bool
+	IDs    []string
+	Which  []int32     // of at, from 1: when each job was claimed
+	At     []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
+	N      int64       // how many it completed
 }
 
-func (p *pipeline) complete(c *completion) {
-	sql := sqlComplete
-	if c.delete {
-		sql = sqlCompleteDelete
+func (p *pipeline) complete(c *Completion) {
+	sql := SQLComplete
+	if c.Delete {
+		sql = SQLCompleteDelete
 	}
-	p.Exec(&c.n, sql, c.ids, c.seq, c.owner, c.which, c.at)
+	p.Exec(&c.N, sql, c.IDs, c.Seq, c.Owner, c.Which, c.At)
 }
 
-// settlement is what one round trip settles, in one transaction.
-type settlement struct {
-	completions []completion
-	changes     map[string][]change // by owner; no two of them are of one job
-	bound       time.Duration       // of one statement; 0: the session's
+// Settlement is what one round trip settles, in one transaction.
+type Settlement struct {
+	Completions []Completion
+	Changes     map[string][]Change // by owner; no two of them are of one job
+	Bound       time.Duration       // of one statement; 0: the session's
 
-	committed bool
-	became    map[string]rowState // what the changes made of the jobs that they ended
+	Committed bool
+	Became    map[string]State // what the changes made of the jobs that they ended
 }
 
-// settle carries it out: a statement for each completion, and one for the changes of each owner.
-func (s session) settle(ctx context.Context, all *settlement) error {
+// Settle carries it out: a statement for each completion, and one for the changes of each owner.
+func (s Session) Settle(ctx context.Context, all *Settlement) error {
 	var p pipeline
 	p.Begin()
-	if len(all.changes) == 0 {
+	if len(all.Changes) == 0 {
 		p.Exec(nil, pg.QuickPlan)
 	} else {
-		p.Exec(nil, sqlSettlePlan)
+		p.Exec(nil, SQLSettlePlan)
 	}
-	if all.bound > 0 {
-		p.Bound(all.bound)
+	if all.Bound > 0 {
+		p.Bound(all.Bound)
 	}
-	for i := range all.completions {
-		p.complete(&all.completions[i])
+	for i := range all.Completions {
+		p.complete(&all.Completions[i])
 	}
-	for owner, changes := range all.changes {
-		p.settle(all.became, owner, changes)
+	for owner, changes := range all.Changes {
+		p.settle(all.Became, owner, changes)
 	}
 	p.Commit()
-	p.Call(func() { all.committed = true })
-	return p.Send(ctx, s.conn)
+	p.Call(func() { all.Committed = true })
+	return p.Send(ctx, s.Conn)
 }
 
 // settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
@@ -238,14 +237,14 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// sqlSettlePlan is pg.QuickPlan for sqlSettle, which has to join: by a hash of either side.
-const sqlSettlePlan = `
+// SQLSettlePlan is pg.QuickPlan for sqlSettle, which has to join: by a hash of either side.
+const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-// sqlSettle ends runs of supervisor $1 in any other way, each as the arrays say: typed arrays, for a JSON document that is
+// SQLSettle ends runs of supervisor $1 in any other way, each as the arrays say: typed arrays, for a JSON document that is
 // searched for each row costs more than the rest. Empty texts are none; a column of which no row has anything is null.
-const sqlSettle = `
+const SQLSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
 		$9::bool[], $10::bool[], $11::bool[], $12::bool[], $13::bool[], $14::bool[], $15::bool[], $16::text[], $17::text[], $18::text[],
@@ -253,8 +252,8 @@ with held as materialized (
 		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
 	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
-// sqlSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
-const sqlSettleTx = `
+// SQLSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
+const SQLSettleTx = `
 with held as materialized (
 	select * from jsonb_to_record($2::jsonb)
 		as c(id text, seq int, state text, reason text, delay_us bigint, delay_ms bigint, due_us bigint,
@@ -262,76 +261,17 @@ with held as materialized (
 		claimed_at timestamptz)` +
 	settleHeld + `no key update` + settleRules + settleUpdate + toldState
 
-const sqlCompleteTx = `
-update jobs set state = 'completed', finalized_at = statement_timestamp(), claimed_by = null
-where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
-returning state`
-
-const sqlCompleteDeleteTx = `
-delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
-
-// sqlHoldTx keeps a run's claim until the caller's transaction ends.
-const sqlHoldTx = `
-select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
-
-// sqlStillOursTx asks whether the claim may still hold, where one of these matched nothing. A snapshot that is older than
-// the claim cannot tell.
-const sqlStillOursTx = `
-select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
-	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
-
-// rowTx is a caller's transaction.
-type rowTx interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
 // These run one of them, and return what the job became. Their errors are the driver's.
 
-// completeTx completes a run's job in a caller's transaction, or deletes it.
-func completeTx(ctx context.Context, tx rowTx, f fence, del bool) (became rowState, err error) {
-	sql := sqlCompleteTx
-	if del {
-		sql = sqlCompleteDeleteTx
-	}
-	return fencedTx(ctx, tx, sql, f)
-}
+// State is a job's state as in its column.
+type State string
 
-// settleTx ends a run of supervisor owner in any other way.
-func settleTx(ctx context.Context, tx rowTx, owner string, c change) (became rowState, err error) {
-	doc, err := json.Marshal(c)
-	if err != nil {
-		return "", fmt.Errorf("encode outcome: %w", err)
-	}
-	err = tx.QueryRow(ctx, sqlSettleTx, owner, string(doc)).Scan(&became)
-	return became, err
-}
-
-// holdTx keeps a run's claim until the transaction ends.
-func holdTx(ctx context.Context, tx rowTx, f fence) error {
-	_, err := fencedTx(ctx, tx, sqlHoldTx, f)
-	return err
-}
-
-// stillOursTx reports whether the claim may still hold.
-func stillOursTx(ctx context.Context, tx rowTx, f fence) (held bool, err error) {
-	err = tx.QueryRow(ctx, sqlStillOursTx, f.id, f.seq, f.owner, f.claimedAt).Scan(&held)
-	return held, err
-}
-
-func fencedTx(ctx context.Context, tx rowTx, sql string, f fence) (became rowState, err error) {
-	err = tx.QueryRow(ctx, sql, f.id, f.seq, f.owner, f.claimedAt).Scan(&became)
-	return became, err
-}
-
-// rowState is a job's state as in its column.
-type rowState string
-
-// change is what sqlSettle does to one row. Absent keys change nothing.
-type change struct {
+// Change is what sqlSettle does to one row. Absent keys change nothing.
+type Change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
 	ClaimedAt   *time.Time      `json:"claimed_at,omitempty"`
-	State       rowState        `json:"state"`
+	State       State           `json:"state"`
 	Reason      string          `json:"reason,omitempty"`
 	DelayUS     *int64          `json:"delay_us,omitempty"`
 	DelayMS     *int64          `json:"delay_ms,omitempty"`
@@ -349,32 +289,32 @@ type change struct {
 }
 
 // settle queues sqlSettle and notes what the jobs became. No two changes are of one job.
-func (p *pipeline) settle(settled map[string]rowState, owner string, changes []change) {
+func (p *pipeline) settle(settled map[string]State, owner string, changes []Change) {
 	var row struct {
 		id    string
 		state sameText
 	}
 	p.Query(func(rows pgx.Rows) error {
 		err := rows.Scan(&row.id, &row.state)
-		settled[row.id] = rowState(row.state)
+		settled[row.id] = State(row.state)
 		return err
-	}, sqlSettle, settleArgs(owner, changes)...)
+	}, SQLSettle, SettleArgs(owner, changes)...)
 }
 
-// settleArgs sorts the changes, and returns what sqlSettle takes.
-func settleArgs(owner string, changes []change) []any {
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.ID, b.ID) })
+// SettleArgs sorts the changes, and returns what sqlSettle takes.
+func SettleArgs(owner string, changes []Change) []any {
+	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.ID, b.ID) })
 	return []any{
-		owner, column(changes, func(c *change) string { return c.ID }), column(changes, func(c *change) int32 { return c.Seq }),
-		column(changes, func(c *change) string { return string(c.State) }), rare(changes, func(c *change) string { return c.Reason }),
-		rare(changes, func(c *change) *int64 { return c.DelayUS }), rare(changes, func(c *change) *int64 { return c.DelayMS }),
-		rare(changes, func(c *change) *int64 { return c.DueUS }), rare(changes, func(c *change) bool { return c.AtOnce }),
-		rare(changes, func(c *change) bool { return c.GiveBack }), rare(changes, func(c *change) bool { return c.Snoozed }),
-		rare(changes, func(c *change) bool { return c.Uncounted }), rare(changes, func(c *change) bool { return c.Crashed }),
-		rare(changes, func(c *change) bool { return c.Survived }), rare(changes, func(c *change) bool { return c.Failed }),
-		rare(changes, func(c *change) string { return c.Class }), rare(changes, func(c *change) string { return c.Fingerprint }),
-		rare(changes, func(c *change) string { return string(c.Entry) }),
-		rare(changes, func(c *change) *time.Time { return c.ClaimedAt }),
+		owner, column(changes, func(c *Change) string { return c.ID }), column(changes, func(c *Change) int32 { return c.Seq }),
+		column(changes, func(c *Change) string { return string(c.State) }), rare(changes, func(c *Change) string { return c.Reason }),
+		rare(changes, func(c *Change) *int64 { return c.DelayUS }), rare(changes, func(c *Change) *int64 { return c.DelayMS }),
+		rare(changes, func(c *Change) *int64 { return c.DueUS }), rare(changes, func(c *Change) bool { return c.AtOnce }),
+		rare(changes, func(c *Change) bool { return c.GiveBack }), rare(changes, func(c *Change) bool { return c.Snoozed }),
+		rare(changes, func(c *Change) bool { return c.Uncounted }), rare(changes, func(c *Change) bool { return c.Crashed }),
+		rare(changes, func(c *Change) bool { return c.Survived }), rare(changes, func(c *Change) bool { return c.Failed }),
+		rare(changes, func(c *Change) string { return c.Class }), rare(changes, func(c *Change) string { return c.Fingerprint }),
+		rare(changes, func(c *Change) string { return string(c.Entry) }),
+		rare(changes, func(c *Change) *time.Time { return c.ClaimedAt }),
 	}
 }
 
@@ -388,7 +328,7 @@ func column[R any, T comparable](rows []R, of func(*R) T) []T {
 }
 
 // rare is a column whose zero value means none: nil, which is null, where no change has any.
-func rare[T comparable](changes []change, of func(*change) T) []T {
+func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	values := column(changes, of)
 	var none T
 	if !slices.ContainsFunc(values, func(v T) bool { return v != none }) {
@@ -397,49 +337,49 @@ func rare[T comparable](changes []change, of func(*change) T) []T {
 	return values
 }
 
-// sqlLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
-const sqlLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
+// SQLLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
+const SQLLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
-type seenJob struct {
-	state       rowState
+type SeenJob struct {
+	State       State
 	claimSeq    int
 	attemptedAt pgtype.Timestamptz
 	owner       string
-	reason      string // of a discard
+	Reason      string // of a discard
 }
 
-// lastClaimedBy reports whether nobody has claimed the job since the run.
-func (j *seenJob) lastClaimedBy(f fence) bool {
-	return j.claimSeq == f.seq && j.attemptedAt.Time.Equal(f.claimedAt)
+// LastClaimedBy reports whether nobody has claimed the job since the run.
+func (j *SeenJob) LastClaimedBy(f Fence) bool {
+	return j.claimSeq == f.Seq && j.attemptedAt.Time.Equal(f.ClaimedAt)
 }
 
-// heldBy reports whether the run still has its claim.
-func (j *seenJob) heldBy(f fence) bool {
-	return j.state == "running" && j.owner == f.owner && j.lastClaimedBy(f)
+// HeldBy reports whether the run still has its claim.
+func (j *SeenJob) HeldBy(f Fence) bool {
+	return j.State == "running" && j.owner == f.Owner && j.LastClaimedBy(f)
 }
 
-// look reads what has become of jobs, and then which supervisors have their lease.
-func (s session) look(ctx context.Context, ids []string) (seen map[string]seenJob, alive map[string]bool, err error) {
-	seen, alive = map[string]seenJob{}, map[string]bool{}
+// Look reads what has become of jobs, and then which supervisors have their lease.
+func (s Session) Look(ctx context.Context, ids []string) (seen map[string]SeenJob, alive map[string]bool, err error) {
+	seen, alive = map[string]SeenJob{}, map[string]bool{}
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
 	p.look(ids, seen)
 	p.alive(alive)
 	p.Commit()
-	return seen, alive, p.Send(ctx, s.conn)
+	return seen, alive, p.Send(ctx, s.Conn)
 }
 
-func (p *pipeline) look(ids []string, seen map[string]seenJob) {
+func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
 	p.Query(func(rows pgx.Rows) error {
 		var id string
-		var j seenJob
-		if err := rows.Scan(&id, &j.state, &j.claimSeq, &j.attemptedAt, &j.owner, &j.reason); err != nil {
+		var j SeenJob
+		if err := rows.Scan(&id, &j.State, &j.claimSeq, &j.attemptedAt, &j.owner, &j.Reason); err != nil {
 			return err
 		}
 		seen[id] = j
 		return nil
-	}, sqlLook, ids)
+	}, SQLLook, ids)
 }
 
 // sqlAlive lists the supervisors whose lease nobody has taken. Read after sqlLook: whoever takes a job takes the lease
@@ -454,3 +394,5 @@ func (p *pipeline) alive(ids map[string]bool) {
 		return err
 	}, sqlAlive)
 }
+
+const MaxSettle = 500 // other outcomes in one round trip: theirs carry JSON

@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // pins its search_path costs as much as a claim of the row.
 const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error'`
 
-// sqlClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
+// SQLClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
 // me: the key share lock makes a raised epoch wait for this claim and refuse later ones, and lets heartbeats pass.
 // due: for every queue its groups of lanes, for every group its lanes, in the order given, each lane read from
@@ -31,7 +31,7 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.
 // The time is the statement's, not the transaction's: the claim may have waited for its turn.
 // When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
-const sqlClaim = claimMe + claimDue + claimTake + claimNextDue
+const SQLClaim = claimMe + claimDue + claimTake + claimNextDue
 
 // sqlClaimBut is sqlClaim without the jobs that are set aside. It is used only while there are any. A subquery for each
 // job keeps the order of the index; a join might not.
@@ -102,20 +102,20 @@ select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.s
 from me left join claimed c on true`
 )
 
-// claimedJob is one row of a claim.
-type claimedJob struct {
-	id, kind, queue string
-	lane            int16
-	args            json.RawMessage
-	attempt         int
-	claimSeq        int
-	scheduledAt     time.Time
-	more            *moreOfJob
-	left            bool // its args were not kept: the reply was too large
+// Job is one row of a claim.
+type Job struct {
+	ID, Kind, Queue string
+	Lane            int16
+	Args            json.RawMessage
+	Attempt         int
+	ClaimSeq        int
+	ScheduledAt     time.Time
+	More            *More
+	Left            bool // its args were not kept: the reply was too large
 }
 
-// moreOfJob is what few jobs have.
-type moreOfJob struct {
+// More is what few jobs have.
+type More struct {
 	MaxAttempts int             `json:"max_attempts"`
 	Retry       json.RawMessage `json:"retry"`
 	TimeoutMS   int64           `json:"timeout_ms"`
@@ -132,11 +132,11 @@ type moreOfJob struct {
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
 
-	unreadable error // why the rest is not known; nil: it is
+	Unreadable error // why the rest is not known; nil: it is
 }
 
 // read takes a JSON object, or of a job that has merely failed: how often, its last delay, its last error.
-func (m *moreOfJob) read(text []byte) (err error) {
+func (m *More) read(text []byte) (err error) {
 	if len(text) > mostMore {
 		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
 	}
@@ -153,71 +153,71 @@ func (m *moreOfJob) read(text []byte) (err error) {
 	return err
 }
 
-// sqlTakeTurn goes before a claim that others would run into: see claimer.turns. The lock ends with the transaction, and
+// SQLTakeTurn goes before a claim that others would run into: see claimer.turns. The lock ends with the transaction, and
 // the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
-const sqlTakeTurn = `select drover_take_turn($1, $2)`
+const SQLTakeTurn = `select drover_take_turn($1, $2)`
 
-// sqlClaimPlan does what pg.QuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
+// SQLClaimPlan does what pg.QuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
 // the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
 // others would take that for a long transaction.
-const sqlClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
+const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
-// claimRequest asks for jobs of several queues.
-type claimRequest struct {
-	supervisor string
-	epoch      int
-	kinds      []string
-	queues     []string
-	rooms      []int32
-	groupQueue []int32 // index into queues, from 1
-	groupRoom  []int32
-	laneGroup  []int32 // index into the groups, from 1
-	lanes      []int16
-	floorAt    []time.Time
-	floorID    []string
-	turns      []string // queues in which it waits for its turn
-	patience   time.Duration
-	but        bool  // without the jobs that are set aside
-	belowLane  int16 // of jobs that are named: only those of lanes below this one
+// ClaimRequest asks for jobs of several queues.
+type ClaimRequest struct {
+	Supervisor string
+	Epoch      int
+	Kinds      []string
+	Queues     []string
+	Rooms      []int32
+	GroupQueue []int32 // index into queues, from 1
+	GroupRoom  []int32
+	LaneGroup  []int32 // index into the groups, from 1
+	Lanes      []int16
+	FloorAt    []time.Time
+	FloorID    []string
+	Turns      []string // queues in which it waits for its turn
+	Patience   time.Duration
+	But        bool  // without the jobs that are set aside
+	BelowLane  int16 // of jobs that are named: only those of lanes below this one
 }
 
-// only is the request for some of its lanes.
-func (req *claimRequest) only(lanes []int) *claimRequest {
+// Only is the request for some of its lanes.
+func (req *ClaimRequest) Only(lanes []int) *ClaimRequest {
 	part := *req
-	part.laneGroup, part.lanes, part.floorAt, part.floorID = nil, nil, nil, nil
+	part.LaneGroup, part.Lanes, part.FloorAt, part.FloorID = nil, nil, nil, nil
 	for _, i := range lanes {
-		part.laneGroup, part.lanes = append(part.laneGroup, req.laneGroup[i]), append(part.lanes, req.lanes[i])
-		part.floorAt, part.floorID = append(part.floorAt, req.floorAt[i]), append(part.floorID, req.floorID[i])
+		part.LaneGroup, part.Lanes = append(part.LaneGroup, req.LaneGroup[i]), append(part.Lanes, req.Lanes[i])
+		part.FloorAt, part.FloorID = append(part.FloorAt, req.FloorAt[i]), append(part.FloorID, req.FloorID[i])
 	}
 	return &part
 }
 
-// lane is the i-th lane of the request.
-func (req *claimRequest) lane(i int) floors.Lane {
-	return floors.Lane{Queue: req.queues[req.groupQueue[req.laneGroup[i]-1]-1], N: req.lanes[i]}
+// Lane is the i-th lane of the request.
+func (req *ClaimRequest) Lane(i int) floors.Lane {
+	return floors.Lane{Queue: req.Queues[req.GroupQueue[req.LaneGroup[i]-1]-1], N: req.Lanes[i]}
 }
 
 // farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
 const farthestDue = time.Hour
 
-// claimReply is what came back; committed once the pipeline has read the commit.
-type claimReply struct {
-	committed bool
-	slept     bool // what it was to say in drover_sleepers is committed
-	fenced    bool // the epoch is over: nothing was claimed, nothing can be
-	outOfTurn bool // it waited for its turn in vain, and was made without
-	seen      floors.Seen
-	waited    time.Duration // for its turn, by the server's clock
-	at        time.Time
-	nextDue   time.Duration // 0: none known
-	jobs      []claimedJob
-	bytes     int // of args, and of the columns that few jobs set
+// ClaimReply is what came back; committed once the pipeline has read the commit.
+type ClaimReply struct {
+	Committed bool
+	Slept     bool // what it was to say in drover_sleepers is committed
+	Fenced    bool // the epoch is over: nothing was claimed, nothing can be
+	OutOfTurn bool // it waited for its turn in vain, and was made without
+	Seen      floors.Seen
+	Waited    time.Duration // for its turn, by the server's clock
+	At        time.Time
+	NextDue   time.Duration // 0: none known
+	Jobs      []Job
+	Bytes     int // of args, and of the columns that few jobs set
 }
 
 const (
-	// largeReply is how many bytes a claim should bring; after a larger reply the next claim asks for fewer jobs.
-	largeReply = 64 << 20
+	// LargeReply is how many bytes a claim should bring; after a larger reply the next claim asks for fewer jobs.
+	LargeReply = 64 << 20
 
 	// mostReply is how many bytes of a claim are kept; jobs beyond that are handed back.
 	mostReply = 256 << 20
@@ -227,105 +227,105 @@ const (
 	mostMore = 1 << 20
 )
 
-// cost is what a claim took, less its wait for its turn, whatever the server's clock did meanwhile.
-func (r *claimReply) cost(took time.Duration) time.Duration {
-	return took - min(max(r.waited, 0), took)
+// Cost is what a claim took, less its wait for its turn, whatever the server's clock did meanwhile.
+func (r *ClaimReply) Cost(took time.Duration) time.Duration {
+	return took - min(max(r.Waited, 0), took)
 }
 
-// claim takes due jobs. In the same round trip, before it, it says in drover_sleepers whether the supervisor looks by
+// Claim takes due jobs. In the same round trip, before it, it says in drover_sleepers whether the supervisor looks by
 // itself; note may be nil.
-func (s session) claim(ctx context.Context, note *sleep, req *claimRequest, reply *claimReply) error {
+func (s Session) Claim(ctx context.Context, note *Sleep, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
 	if note != nil {
 		p.sleep(note)
-		p.Call(func() { reply.slept = true })
+		p.Call(func() { reply.Slept = true })
 	}
 	p.Begin()
-	if len(req.turns) > 0 {
+	if len(req.Turns) > 0 {
 		p.Query(func(rows pgx.Rows) error {
 			got := false
 			err := rows.Scan(&got)
-			reply.outOfTurn = !got
+			reply.OutOfTurn = !got
 			return err
-		}, sqlTakeTurn, req.turns, req.patience)
+		}, SQLTakeTurn, req.Turns, req.Patience)
 	}
 	p.Query(func(rows pgx.Rows) error {
 		var waited float64
-		err := rows.Scan(nil, nil, nil, nil, &waited, &reply.seen.At, &reply.seen.Oldest, &reply.seen.Own)
-		reply.waited = pg.Seconds(waited)
+		err := rows.Scan(nil, nil, nil, nil, &waited, &reply.Seen.At, &reply.Seen.Oldest, &reply.Seen.Own)
+		reply.Waited = pg.Seconds(waited)
 		return err
-	}, sqlClaimPlan)
-	sql, args := sqlClaim, req.args()
-	if req.but {
+	}, SQLClaimPlan)
+	sql, args := SQLClaim, req.Args()
+	if req.But {
 		sql = sqlClaimBut
 	}
 	p.claimed(reply, sql, args...)
 	p.Commit()
-	p.Call(func() { reply.committed = true })
-	return p.Send(ctx, s.conn)
+	p.Call(func() { reply.Committed = true })
+	return p.Send(ctx, s.Conn)
 }
 
-func (req *claimRequest) args() []any {
+func (req *ClaimRequest) Args() []any {
 	return []any{
-		req.supervisor, req.epoch, req.kinds, req.queues, req.rooms, req.groupQueue, req.groupRoom, req.laneGroup, req.lanes, req.floorAt, req.floorID,
+		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID,
 	}
 }
 
 // claimed queues a statement that claims, and reads its rows.
-func (p *pipeline) claimed(reply *claimReply, sql string, args ...any) {
-	reply.fenced = true
-	row := claimRow{reply: reply}
+func (p *pipeline) claimed(reply *ClaimReply, sql string, args ...any) {
+	reply.Fenced = true
+	row := ClaimRow{Reply: reply}
 	columns := row.columns() // once: a row costs the strings that it brings, and its run
 	p.Query(func(rows pgx.Rows) error {
-		reply.fenced = false
+		reply.Fenced = false
 		if err := rows.Scan(columns...); err != nil {
 			return err
 		}
-		row.add()
+		row.Add()
 		return nil
 	}, sql, args...)
 }
 
-// claimRow reads the rows of sqlClaim, one after the other.
-type claimRow struct {
-	reply         *claimReply
+// ClaimRow reads the rows of sqlClaim, one after the other.
+type ClaimRow struct {
+	Reply         *ClaimReply
 	id            pgtype.Text
 	kind, queue   sameText
 	lane          pgtype.Int2
 	args, more    []byte
 	attempt, seq  pgtype.Int4
 	scheduled     pgtype.Timestamptz
-	secondsToNext pgtype.Float8
+	SecondsToNext pgtype.Float8
 }
 
-func (r *claimRow) columns() []any {
+func (r *ClaimRow) columns() []any {
 	return []any{
-		&r.reply.at, &r.id, &r.kind, &r.queue, &r.lane, &r.args, &r.attempt, &r.seq, &r.scheduled, &r.more, &r.secondsToNext,
+		&r.Reply.At, &r.id, &r.kind, &r.queue, &r.lane, &r.args, &r.attempt, &r.seq, &r.scheduled, &r.more, &r.SecondsToNext,
 	}
 }
 
-// add takes the row into the reply. A job whose row cannot be read in full is claimed all the same, and notes why.
-func (r *claimRow) add() {
+// Add takes the row into the reply. A job whose row cannot be read in full is claimed all the same, and notes why.
+func (r *ClaimRow) Add() {
 	if !r.id.Valid {
-		if r.secondsToNext.Valid {
-			r.reply.nextDue = min(max(pg.Seconds(r.secondsToNext.Float64), time.Microsecond), farthestDue)
+		if r.SecondsToNext.Valid {
+			r.Reply.NextDue = min(max(pg.Seconds(r.SecondsToNext.Float64), time.Microsecond), farthestDue)
 		}
 		return
 	}
-	j := claimedJob{
-		id: r.id.String, kind: string(r.kind), queue: string(r.queue), lane: r.lane.Int16, args: r.args,
-		attempt: int(r.attempt.Int32), claimSeq: int(r.seq.Int32), scheduledAt: r.scheduled.Time,
+	j := Job{
+		ID: r.id.String, Kind: string(r.kind), Queue: string(r.queue), Lane: r.lane.Int16, Args: r.args,
+		Attempt: int(r.attempt.Int32), ClaimSeq: int(r.seq.Int32), ScheduledAt: r.scheduled.Time,
 	}
 	if r.more != nil {
-		j.more = &moreOfJob{}
-		if err := j.more.read(r.more); err != nil {
-			j.more = &moreOfJob{unreadable: err}
+		j.More = &More{}
+		if err := j.More.read(r.more); err != nil {
+			j.More = &More{Unreadable: err}
 		}
 	}
-	if r.reply.bytes += len(r.args) + len(r.more); r.reply.bytes > mostReply {
-		j.args, j.more, j.left = nil, nil, true
+	if r.Reply.Bytes += len(r.args) + len(r.more); r.Reply.Bytes > mostReply {
+		j.Args, j.More, j.Left = nil, nil, true
 	}
-	r.reply.jobs = append(r.reply.jobs, j)
+	r.Reply.Jobs = append(r.Reply.Jobs, j)
 }
 
 // sameText is a column that says the same in most rows: it allocates where it changes.

@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -12,15 +12,15 @@ import (
 
 // Retry budgets: their policies, and the slots that failing batches take.
 
-// budgetPolicy is a row of drover_budgets.
-type budgetPolicy struct {
-	scope          string
-	retries, burst int
-	per            time.Duration
-	discard        bool
+// BudgetPolicy is a row of drover_budgets.
+type BudgetPolicy struct {
+	Scope          string
+	Retries, Burst int
+	Per            time.Duration
+	Discard        bool
 }
 
-const sqlRegisterBudget = `
+const SQLRegisterBudget = `
 insert into drover_budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
 on conflict (scope) do update set retries = excluded.retries, per_ms = excluded.per_ms, burst = excluded.burst, discard = excluded.discard, updated_at = now()
 where (drover_budgets.retries, drover_budgets.per_ms, drover_budgets.burst, drover_budgets.discard) is distinct from (excluded.retries, excluded.per_ms, excluded.burst, excluded.discard)`
@@ -29,9 +29,9 @@ const sqlBudgetScopes = `select scope from drover_budgets`
 
 // registerBudgets stores policies and reads which there are, from other processes and psql too. It comes last: a
 // pipeline that fails has read none.
-func (p *pipeline) registerBudgets(policies []budgetPolicy, scopes *[]string) {
+func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
-		p.Exec(nil, sqlRegisterBudget, b.scope, b.retries, b.per.Milliseconds(), b.burst, b.discard)
+		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
 	}
 	p.Query(func(rows pgx.Rows) error {
 		var scope string
@@ -41,57 +41,57 @@ func (p *pipeline) registerBudgets(policies []budgetPolicy, scopes *[]string) {
 	}, sqlBudgetScopes)
 }
 
-// sqlReserve takes slots, in a transaction of its own before the settle: rows that every failing batch wants are held
+// SQLReserve takes slots, in a transaction of its own before the settle: rows that every failing batch wants are held
 // for as long as a commit takes, and not for that of a settle.
-const sqlReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
+const SQLReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
 
-// sqlReserveBriefly does not wait for the log, so that the next batch need not either: a crash that loses the slots
+// SQLReserveBriefly does not wait for the log, so that the next batch need not either: a crash that loses the slots
 // loses the settle behind them in the log, too. A lock held from psql must not hold up settles for long.
-const sqlReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
+const SQLReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
 
-// wantedSlot is a retry in need of a slot.
-type wantedSlot struct {
-	kind, queue string
-	backoff     time.Duration
-	latest      *int64 // microseconds until its RetryUntil; nil: none
+// WantedSlot is a retry in need of a slot.
+type WantedSlot struct {
+	Kind, Queue string
+	Backoff     time.Duration
+	Latest      *int64 // microseconds until its RetryUntil; nil: none
 }
 
-// takenSlot is what came of it; the zero value says that no budget applies.
-type takenSlot struct {
-	budgeted bool
-	dueUS    int64
-	delay    time.Duration
-	reason   string // of a discard: there was no slot
+// TakenSlot is what came of it; the zero value says that no budget applies.
+type TakenSlot struct {
+	Budgeted bool
+	DueUS    int64
+	Delay    time.Duration
+	Reason   string // of a discard: there was no slot
 }
 
-func (s session) reserve(ctx context.Context, wanting []wantedSlot) ([]takenSlot, error) {
+func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot, error) {
 	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
 	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))
 	for i, w := range wanting {
-		kinds[i], queues[i] = w.kind, w.queue
-		delays[i], latest[i] = w.backoff.Microseconds(), w.latest
-		if w.backoff%time.Microsecond > 0 {
+		kinds[i], queues[i] = w.Kind, w.Queue
+		delays[i], latest[i] = w.Backoff.Microseconds(), w.Latest
+		if w.Backoff%time.Microsecond > 0 {
 			delays[i]++ // never earlier than the strategy says
 		}
 	}
-	slots := make([]takenSlot, len(wanting))
+	slots := make([]TakenSlot, len(wanting))
 	var p pipeline
 	p.Begin()
-	p.Exec(nil, sqlReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
+	p.Exec(nil, SQLReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
 	p.Exec(nil, pg.OnePlan)
 	p.Query(func(rows pgx.Rows) error {
 		var n int
 		var us int64
-		got := takenSlot{budgeted: true}
-		if err := rows.Scan(&n, &got.dueUS, &us, &got.reason); err != nil {
+		got := TakenSlot{Budgeted: true}
+		if err := rows.Scan(&n, &got.DueUS, &us, &got.Reason); err != nil {
 			return err
 		}
-		got.delay = pg.Span(us, time.Microsecond)
+		got.Delay = pg.Span(us, time.Microsecond)
 		slots[n-1] = got
 		return nil
-	}, sqlReserve, kinds, queues, delays, latest)
+	}, SQLReserve, kinds, queues, delays, latest)
 	p.Commit()
-	return slots, p.Send(ctx, s.conn)
+	return slots, p.Send(ctx, s.Conn)
 }
 
 // reserveWait is how long a reservation waits for a lock: a second, or a third of the time that is left, if that is

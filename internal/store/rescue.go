@@ -1,4 +1,4 @@
-package drover
+package store
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
+// SQLHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
 // with $1 empty of owners that no row of drover_supervisors speaks for. It returns those with the policies that apply to
 // them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
 // unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
@@ -23,7 +23,7 @@ import (
 //
 // Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers of another
 // type. Values stored outside of the row may be damaged: if $10 is set it does not read those.
-const sqlHunt = `
+const SQLHunt = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $10 then j.retry::text end, coalesce(k.retry, q.retry)::text,
@@ -59,26 +59,26 @@ left join drover_supervisors s on s.id = j.claimed_by
 left join drover_ended_supervisors e on e.id = j.claimed_by
 where j.held or j.n = $6`
 
-// hunt is a search for running jobs that goes on where it was.
-type hunt struct {
-	owner  string // empty: whoever no row of drover_supervisors speaks for
-	all    bool   // beyond now, too
-	own    bool   // the supervisor's own
-	lanes  []huntLane
-	page   int           // rows of a lane that are read at a time
-	bound  time.Duration // of one statement; zero: the session's
-	found  []heldJob
-	unread []unreadLane // skipped
+// Hunt is a search for running jobs that goes on where it was.
+type Hunt struct {
+	Owner  string // empty: whoever no row of drover_supervisors speaks for
+	All    bool   // beyond now, too
+	Own    bool   // the supervisor's own
+	Lanes  []HuntLane
+	Page   int           // rows of a lane that are read at a time
+	Bound  time.Duration // of one statement; zero: the session's
+	Found  []Held
+	Unread []unreadLane // skipped
 
 	// Only for a rescue: what the jobs found show, and how many are freed at a time.
-	started map[string]bool
-	death   blame.Death
-	part    int
-	late    int // in how many beats a job's write has timed out
+	Started map[string]bool
+	Death   blame.Death
+	Part    int
+	Late    int // in how many beats a job's write has timed out
 }
 
-// huntLane is a lane, and where in it the search goes on. A due time may be infinite.
-type huntLane struct {
+// HuntLane is a lane, and where in it the search goes on. A due time may be infinite.
+type HuntLane struct {
 	key    floors.Lane
 	fromAt pgtype.Timestamptz
 	fromID string
@@ -86,82 +86,82 @@ type huntLane struct {
 
 // unreadLane is a lane that the database cannot read.
 type unreadLane struct {
-	key floors.Lane
-	err error
+	Key floors.Lane
+	Err error
 }
 
 // huntPage is how many rows of a lane are read at a time: some 20 ms. If that takes too long, fewer rows are read,
 // down to leastHuntPage.
 const (
-	huntPage      = 20_000
+	HuntPage      = 20_000
 	leastHuntPage = 100
 )
 
 // laneFromStart begins in front of all rows, also of those before the year 1.
-func laneFromStart(key floors.Lane) huntLane {
-	return huntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
+func laneFromStart(key floors.Lane) HuntLane {
+	return HuntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
-func newHunt(owner string, queues []string, all bool) *hunt {
-	h := &hunt{owner: owner, all: all, page: huntPage, part: maxSettle}
+func NewHunt(owner string, queues []string, all bool) *Hunt {
+	h := &Hunt{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
 	for _, queue := range queues {
-		for _, tier := range []int16{tierFresh, tierRetry, tierSuspect, tierStrong} {
+		for _, tier := range []int16{floors.TierFresh, floors.TierRetry, floors.TierSuspect, floors.TierStrong} {
 			for priority := int16(1); priority <= 9; priority++ {
-				h.lanes = append(h.lanes, laneFromStart(floors.Lane{Queue: queue, N: tier + priority}))
+				h.Lanes = append(h.Lanes, laneFromStart(floors.Lane{Queue: queue, N: tier + priority}))
 			}
 		}
 	}
 	return h
 }
 
-// ended reports whether all lanes were read to their end.
-func (h *hunt) ended() bool { return len(h.lanes) == 0 }
+// Ended reports whether all lanes were read to their end.
+func (h *Hunt) Ended() bool { return len(h.Lanes) == 0 }
 
-// heldJob is a running job of a supervisor that cannot end it.
-type heldJob struct {
-	id, queue, kind string
-	attempt         int
-	claimSeq        int
-	attemptedAt     pgtype.Timestamptz
-	crashes         int
-	lastDelay       time.Duration
-	maxAttempts     int
-	retry           *string // the job's own strategy
-	policy          *string // its kind's or queue's
-	inFlight        bool    // its handler was running at the last beat
-	slots           int     // of its queue there
-	host            string
-	owner           string
-	startedSeq      bool          // a start was noted under this claim
-	flight          time.Duration // from the claim to the death, which was half a beat after the last one
+// Held is a running job of a supervisor that cannot end it.
+type Held struct {
+	ID, Queue, Kind string
+	Attempt         int
+	ClaimSeq        int
+	AttemptedAt     pgtype.Timestamptz
+	Crashes         int
+	LastDelay       time.Duration
+	MaxAttempts     int
+	Retry           *string // the job's own strategy
+	Policy          *string // its kind's or queue's
+	InFlight        bool    // its handler was running at the last beat
+	Slots           int     // of its queue there
+	Host            string
+	Owner           string
+	StartedSeq      bool          // a start was noted under this claim
+	Flight          time.Duration // from the claim to the death, which was half a beat after the last one
 	deaths          int
 	redrives        int
-	before          []crashEntry // deaths that count against it
+	Before          []CrashEntry // deaths that count against it
 }
 
-// unfenced reports whether no settle can name the time of the claim, such as infinity: somebody has changed the row
+// Unfenced reports whether no settle can name the time of the claim, such as infinity: somebody has changed the row
 // by hand.
-func (j *heldJob) unfenced() bool { return j.attemptedAt.Valid && j.attemptedAt.Time.IsZero() }
+func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
 
-// once reports whether the job must not run again if its handler may have begun. Whoever claimed it decides, by noting the
+// Once reports whether the job must not run again if its handler may have begun. Whoever claimed it decides, by noting the
 // start: the settings in the tables may have changed since.
-func (j *heldJob) once() bool { return j.startedSeq || j.maxAttempts == 1 }
+func (j *Held) Once() bool { return j.StartedSeq || j.MaxAttempts == 1 }
 
-// crashEntry is what a hunt reads of an errors entry of that class.
-type crashEntry struct {
+// CrashEntry is what a hunt reads of an errors entry of that class.
+type CrashEntry struct {
 	Supervisor string `json:"supervisor"`
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
+// Hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
 // others still are. That lane is read again without the columns that may be stored outside of a row, and with fewer
 // rows if it takes too long; if that fails too, it is skipped.
-func (s session) hunt(ctx context.Context, h *hunt, known []fence) ([]heldJob, error) {
-	var held []heldJob
-	var rest []huntLane
+func (s Session) Hunt(ctx context.Context, h *Hunt, known []Fence) ([]Held, error) {
+	var held []Held
+	var rest []HuntLane
 	tried := 0
-	read := func(lanes []huntLane, bare bool) error {
-		if err := pg.TimeFor(ctx, h.bound); err != nil {
+	read := func(lanes []HuntLane, bare bool) error {
+		if err := pg.TimeFor(ctx, h.Bound); err != nil {
 			return err
 		}
 		more, full, err := s.huntLanes(ctx, h, lanes, known, bare)
@@ -171,27 +171,27 @@ func (s session) hunt(ctx context.Context, h *hunt, known []fence) ([]heldJob, e
 		held, rest, tried = append(held, more...), append(rest, full...), tried+len(lanes)
 		return nil
 	}
-	err := pg.Bisect(h.lanes, func(lanes []huntLane) error { return read(lanes, false) }, func(lane huntLane, err error) error {
-		if pg.SQLState(err) == "57014" && h.page > leastHuntPage {
-			h.page = max(h.page/8, leastHuntPage)
+	err := pg.Bisect(h.Lanes, func(lanes []HuntLane) error { return read(lanes, false) }, func(lane HuntLane, err error) error {
+		if pg.SQLState(err) == "57014" && h.Page > leastHuntPage {
+			h.Page = max(h.Page/8, leastHuntPage)
 			rest, tried = append(rest, lane), tried+1
 			return nil
 		}
-		again := read([]huntLane{lane}, true)
+		again := read([]HuntLane{lane}, true)
 		if again != nil && pg.RowsFault(again) {
-			h.unread = append(h.unread, unreadLane{lane.key, err})
+			h.Unread = append(h.Unread, unreadLane{lane.key, err})
 			tried++
 			return nil
 		}
 		return again
 	})
-	h.lanes = append(rest, h.lanes[tried:]...)
-	h.found = append(h.found, held...)
+	h.Lanes = append(rest, h.Lanes[tried:]...)
+	h.Found = append(h.Found, held...)
 	return held, err
 }
 
 // huntLanes returns the jobs on the next page of the lanes, and the lanes that have more.
-func (s session) huntLanes(ctx context.Context, h *hunt, lanes []huntLane, known []fence, bare bool) (held []heldJob, rest []huntLane, err error) {
+func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known []Fence, bare bool) (held []Held, rest []HuntLane, err error) {
 	var p pipeline
 	var queues, fromID []string
 	var numbers []int16
@@ -200,45 +200,45 @@ func (s session) huntLanes(ctx context.Context, h *hunt, lanes []huntLane, known
 		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
 		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
 	}
-	knownIDs, knownAt := claims(known)
+	knownIDs, knownAt := Claims(known)
 	p.Begin()
-	if h.bound > 0 {
-		p.Exec(nil, pg.BoundPlan, h.bound.Milliseconds())
+	if h.Bound > 0 {
+		p.Exec(nil, pg.BoundPlan, h.Bound.Milliseconds())
 	} else {
 		p.Exec(nil, pg.OnePlan)
 	}
 	p.Query(func(rows pgx.Rows) error {
-		var j heldJob
-		var at huntLane
+		var j Held
+		var at HuntLane
 		var last, isHeld bool
 		var lastDelayMS *int64
 		var flight float64
 		var before []byte
-		err := rows.Scan(&j.id, &j.queue, &at.key.N, &at.fromAt, &last, &isHeld, &j.owner,
-			&j.kind, &j.attempt, &j.claimSeq, &j.attemptedAt, &j.crashes, &lastDelayMS,
-			&j.maxAttempts, &j.retry, &j.policy, &j.inFlight, &j.slots, &j.host,
-			&j.startedSeq, &j.deaths, &j.redrives, &flight, &before)
+		err := rows.Scan(&j.ID, &j.Queue, &at.key.N, &at.fromAt, &last, &isHeld, &j.Owner,
+			&j.Kind, &j.Attempt, &j.ClaimSeq, &j.AttemptedAt, &j.Crashes, &lastDelayMS,
+			&j.MaxAttempts, &j.Retry, &j.Policy, &j.InFlight, &j.Slots, &j.Host,
+			&j.StartedSeq, &j.deaths, &j.redrives, &flight, &before)
 		if before != nil && err == nil {
-			err = json.Unmarshal(before, &j.before)
+			err = json.Unmarshal(before, &j.Before)
 		}
 		if err != nil {
 			return &pg.RowError{Err: err}
 		}
 		if lastDelayMS != nil {
-			j.lastDelay = pg.Millis(*lastDelayMS)
+			j.LastDelay = pg.Millis(*lastDelayMS)
 		}
-		j.flight = pg.Seconds(flight)
+		j.Flight = pg.Seconds(flight)
 		if last {
-			at.key.Queue, at.fromID = j.queue, j.id
+			at.key.Queue, at.fromID = j.Queue, j.ID
 			rest = append(rest, at)
 		}
 		if isHeld {
 			held = append(held, j)
 		}
 		return nil
-	}, sqlHunt, h.owner, queues, numbers, fromAt, fromID, h.page, h.all, knownIDs, knownAt, bare, h.asidePaths())
+	}, SQLHunt, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, knownIDs, knownAt, bare, h.asidePaths())
 	p.Commit()
-	if err := p.Send(ctx, s.conn); err != nil {
+	if err := p.Send(ctx, s.Conn); err != nil {
 		return nil, nil, err
 	}
 	return held, rest, nil
@@ -246,24 +246,24 @@ func (s session) huntLanes(ctx context.Context, h *hunt, lanes []huntLane, known
 
 // asidePaths are the paths of drover_set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
 // not settle.
-func (h *hunt) asidePaths() []string {
-	if h.own {
-		return []string{pathRescue, pathSettle}
+func (h *Hunt) asidePaths() []string {
+	if h.Own {
+		return []string{PathRescue, PathSettle}
 	}
-	return []string{pathRescue}
+	return []string{PathRescue}
 }
 
 // sqlForgive forgets the jobs that were set aside on a rescue and no longer run.
 const sqlForgive = `
 delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
-func (s session) forgive(ctx context.Context, bound time.Duration) error {
+func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.Exec(nil, sqlForgive, pathRescue)
+	p.Exec(nil, sqlForgive, PathRescue)
 	p.Commit()
-	return p.Send(ctx, s.conn)
+	return p.Send(ctx, s.Conn)
 }
 
 // sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
@@ -318,15 +318,15 @@ select not exists (select from drover_supervisors where id = $1)
 	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
 )
 
-// takeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
+// TakeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
 // on there may be more. If the database refuses to change a job's row, refused is called, and the job keeps its
 // crash.
-func (s session) takeBack(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
+func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id, pathRescue)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id, PathRescue)
 	p.Query(func(rows pgx.Rows) error {
 		var job string
 		err := rows.Scan(&job)
@@ -334,7 +334,7 @@ func (s session) takeBack(ctx context.Context, id string, bound, longer time.Dur
 		return err
 	}, sqlBlamed, id)
 	p.Commit()
-	if err := p.Send(ctx, s.conn); err != nil {
+	if err := p.Send(ctx, s.Conn); err != nil {
 		return false, err
 	}
 	tries := 0
@@ -347,9 +347,9 @@ func (s session) takeBack(ctx context.Context, id string, bound, longer time.Dur
 		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 		p.Exec(nil, sqlTakeBack, id, jobs)
 		p.Commit()
-		return p.Send(ctx, s.conn)
+		return p.Send(ctx, s.Conn)
 	}
-	for part := range slices.Chunk(blamed, maxSettle) {
+	for part := range slices.Chunk(blamed, MaxSettle) {
 		err := pg.Bisect(part, func(jobs []string) error { return try(jobs, bound) }, func(job string, err error) error {
 			if pg.TimedOut(err) {
 				if tries++; tries <= 3 && try([]string{job}, longer) == nil {
@@ -366,7 +366,7 @@ func (s session) takeBack(ctx context.Context, id string, bound, longer time.Dur
 			p.Begin()
 			p.Exec(nil, sqlDropBlamed, id, job)
 			p.Commit()
-			return p.Send(ctx, s.conn)
+			return p.Send(ctx, s.Conn)
 		})
 		if err != nil {
 			return false, err
@@ -377,6 +377,26 @@ func (s session) takeBack(ctx context.Context, id string, bound, longer time.Dur
 	p.Begin()
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
 	p.Commit()
-	err = p.Send(ctx, s.conn)
+	err = p.Send(ctx, s.Conn)
 	return done && !left, err
+}
+
+// DeathsBlamed are the supervisors whose deaths count against the job, the present one included.
+func (j *Held) DeathsBlamed(owner string) []string {
+	deaths := []string{owner}
+	for _, e := range j.Before {
+		deaths = append(deaths, e.Supervisor)
+	}
+	return deaths
+}
+
+// Suspect is the job's record, with the mean time that its runs lasted until the process died.
+func (j *Held) Suspect() blame.Suspect {
+	flight := j.Flight
+	for _, e := range j.Before {
+		flight = min(flight+pg.Millis(max(e.DurationMS, 0)), pg.MaxSpan)
+	}
+	return blame.Suspect{
+		Crashes: j.Crashes, Deaths: j.deaths, Redrives: j.redrives, Flight: flight / time.Duration(1+len(j.Before)),
+	}
 }

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const SQLCompleteTx = `
+update jobs set state = 'completed', finalized_at = statement_timestamp(), claimed_by = null
+where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
+returning state`
+
+const SQLCompleteDeleteTx = `
+delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
+
+// SQLHoldTx keeps a run's claim until the caller's transaction ends.
+const SQLHoldTx = `
+select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
+
+// SQLStillOursTx asks whether the claim may still hold, where one of these matched nothing. A snapshot that is older than
+// the claim cannot tell.
+const SQLStillOursTx = `
+select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
+	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
+
+// Tx is a caller's transaction.
+type Tx interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// CompleteTx completes a run's job in a caller's transaction, or deletes it.
+func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, err error) {
+	sql := SQLCompleteTx
+	if del {
+		sql = SQLCompleteDeleteTx
+	}
+	return fencedTx(ctx, tx, sql, f)
+}
+
+// SettleTx ends a run of supervisor owner in any other way.
+func SettleTx(ctx context.Context, tx Tx, owner string, c Change) (became State, err error) {
+	doc, err := json.Marshal(c)
+	if err != nil {
+		return "", fmt.Errorf("encode outcome: %w", err)
+	}
+	err = tx.QueryRow(ctx, SQLSettleTx, owner, string(doc)).Scan(&became)
+	return became, err
+}
+
+// HoldTx keeps a run's claim until the transaction ends.
+func HoldTx(ctx context.Context, tx Tx, f Fence) error {
+	_, err := fencedTx(ctx, tx, SQLHoldTx, f)
+	return err
+}
+
+// StillOursTx reports whether the claim may still hold.
+func StillOursTx(ctx context.Context, tx Tx, f Fence) (held bool, err error) {
+	err = tx.QueryRow(ctx, SQLStillOursTx, f.ID, f.Seq, f.Owner, f.ClaimedAt).Scan(&held)
+	return held, err
+}
+
+func fencedTx(ctx context.Context, tx Tx, sql string, f Fence) (became State, err error) {
+	err = tx.QueryRow(ctx, sql, f.ID, f.Seq, f.Owner, f.ClaimedAt).Scan(&became)
+	return became, err
+}
