@@ -78,7 +78,7 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 			return err
 		}
 		kind := filepath.Ext(file)
-		if !slices.Contains([]string{".md", ".go", ".sql"}, kind) {
+		if !slices.Contains([]string{".md", ".go", ".sql"}, kind) || file == "docs/nightly.md" { // a log: it quotes, and cuts off
 			return nil
 		}
 		raw, err := fs.ReadFile(root, file)

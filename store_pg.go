@@ -8,9 +8,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// All SQL of the queue is in store_pg*.go, in the order of a job's life: enqueue (store_pg_enqueue.go), claim
-// (store_pg_claim.go), settle (store_pg_settle.go), liveness (store_pg_lease.go), rescue (store_pg_rescue.go), and the
-// operators' verbs (store_pg_operate.go).
+// The SQL of clients is in store_pg*.go: enqueue (store_pg_enqueue.go) and the verbs of operators, each statement next to
+// the public type that it fills. The SQL of supervisors is in internal/store.
 //
 // Names are unqualified: search_path picks the schema. Every transaction of the library's own begins with pg.Begin,
 // pipelined. If it used the application's default instead, and that is repeatable read or serializable, a quarter to

@@ -11,7 +11,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in store_pg_settle.go.
+// Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in internal/store/settle.go.
 
 const (
 	sqlAddFailures = `

@@ -503,7 +503,7 @@ comment on column drover_set_aside.tries is 'How often it was refused. The pause
 create function drover_rows_fault(code text) returns boolean language sql immutable as $$
 	-- A batch fails because of one of its rows, or as a whole: because of the connection, the server, the role, the
 	-- schema, or another transaction that was in the way. 53200 and 57014 may be one row's fault all the same: it is
-	-- too large for the memory, or causes a time-out. The library has the same list (isolate.go).
+	-- too large for the memory, or causes a time-out. The library has the same list (internal/pg/faults.go).
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
 -- +goose StatementEnd

@@ -176,8 +176,8 @@ func (p *pkg) homes() map[types.Object]*def {
 	return at
 }
 
-// knots counts the files, the arrows between them, and the sizes of the circles of more than one file, largest first.
-func (p *pkg) knots() (files, arrows int, sizes []int) {
+// knots counts the files and the arrows between them, and returns the circles of more than one file, largest first.
+func (p *pkg) knots() (files, arrows int, knots [][]string) {
 	homes, to := p.homes(), map[string]map[string]bool{}
 	for name := range p.files {
 		to[name] = map[string]bool{}
@@ -211,15 +211,13 @@ func (p *pkg) knots() (files, arrows int, sizes []int) {
 		if low[v] != index[v] {
 			return
 		}
-		for size := 1; ; size++ {
-			w := stack[len(stack)-1]
-			stack, on[w] = stack[:len(stack)-1], false
-			if w == v {
-				if size > 1 {
-					sizes = append(sizes, size)
-				}
-				return
-			}
+		at := slices.Index(stack, v)
+		knot := slices.Sorted(slices.Values(stack[at:]))
+		for _, w := range knot {
+			on[w] = false
+		}
+		if stack = stack[:at]; len(knot) > 1 {
+			knots = append(knots, knot)
 		}
 	}
 	for v := range to {
@@ -227,6 +225,6 @@ func (p *pkg) knots() (files, arrows int, sizes []int) {
 			visit(v)
 		}
 	}
-	slices.SortFunc(sizes, func(a, b int) int { return b - a })
-	return len(to), arrows, sizes
+	slices.SortFunc(knots, func(a, b []string) int { return len(b) - len(a) })
+	return len(to), arrows, knots
 }

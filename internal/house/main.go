@@ -18,6 +18,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 )
 
 func main() {
@@ -38,8 +39,11 @@ func run(args []string) error {
 		if err != nil {
 			return err
 		}
-		files, arrows, sizes := p.knots()
-		fmt.Printf("%d files, %d arrows, knots %v\n", files, arrows, sizes)
+		files, arrows, knots := p.knots()
+		fmt.Printf("%d files, %d arrows, %d knots\n", files, arrows, len(knots))
+		for _, knot := range knots {
+			fmt.Printf("%d: %s\n", len(knot), strings.Join(knot, " "))
+		}
 		return nil
 	case len(args) == 2 && args[0] == "move":
 		return move(".", args[1])

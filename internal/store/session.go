@@ -1,3 +1,5 @@
+// Package store has the statements that supervisors run: rows in, rows out. It starts no goroutine, and it knows no handler
+// and no strategy. The root package has the statements of clients, in store_pg_*.go.
 package store
 
 import (
