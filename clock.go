@@ -31,10 +31,10 @@ type clockTrouble struct {
 // tellClock logs that the server's clock has gone back: at the beginning, once a minute while jobs wait because of it,
 // and when it has got there again.
 func (c *control) tellClock(ctx context.Context, conn store.Session, behind time.Duration) error {
-	now, t := c.sup.now(), &c.clock
+	now, t := c.now(), &c.clock
 	switch {
 	case behind < clockStep && !t.since.IsZero():
-		c.sup.log.InfoContext(ctx, "the server's clock has got to where it was", slog.Duration("after", now.Sub(t.since)))
+		c.log.InfoContext(ctx, "the server's clock has got to where it was", slog.Duration("after", now.Sub(t.since)))
 		*t = clockTrouble{}
 		return nil
 	case behind < clockStep, !t.since.IsZero() && now.Sub(t.told) < time.Minute:
@@ -52,7 +52,7 @@ func (c *control) tellClock(ctx context.Context, conn store.Session, behind time
 	if err != nil {
 		attrs = append(attrs, slog.String("jobs_not_counted", err.Error()))
 	}
-	c.sup.log.WarnContext(ctx, "the server's clock has gone back, jobs that were due wait until it gets there again: see drover health", attrs...)
+	c.log.WarnContext(ctx, "the server's clock has gone back, jobs that were due wait until it gets there again: see drover health", attrs...)
 	return nil
 }
 

@@ -413,7 +413,7 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 			r.failed(t.Context(), err)
 		} else {
 			r.worked(t.Context(), nil)
-			r.sup.outage.wrote(t.Context(), r.sup, now.Add(1)) // as the next heartbeat does
+			r.sup.outage.wrote(t.Context(), r.sup.shared, now.Add(1)) // as the next heartbeat does
 		}
 		now = now.Add(5 * time.Second)
 		batches = append(batches, r.batch)

@@ -29,35 +29,22 @@ const (
 // with the pool's settings and hooks (docs/configuration.md lists them), so that handlers that take every pooled one
 // starve neither heartbeat nor settle.
 type Supervisor struct {
+	*shared
 	client     *Client
-	cfg        SupervisorConfig
-	log        *slog.Logger
 	workers    map[string]*Worker
-	kinds      []string
 	strategies map[string]Custom
-	now        func() time.Time // the process' clock: local waits only
 
 	restInterval time.Duration // the poll interval after restAfter
 
-	changing sync.Mutex    // held while a queue is added or removed, round trip included
-	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip of others
-	queues   []*queueState // replaced, never changed in place
-	started  bool          // they have workers
-	closed   bool          // their buffers are closed: no queue may be added
+	changing sync.Mutex // held while a queue is added or removed, round trip included
 
-	lease      atomic.Pointer[lease]
-	inFlight   runSet // handlers at work
 	claimer    *claimer
 	settler    *settler
 	control    *control
 	redriver   *redriver
-	reporter   reporter
-	quiet      sparingly
-	outage     outage
 	pruner     atomic.Bool // this supervisor's turn to prune
 	pruneEvery time.Duration
-	budgets    atomic.Pointer[[]string] // scopes of the retry budgets there are
-	draining   atomic.Bool
+	budgets    atomic.Pointer[[]string]  // scopes of the retry budgets there are
 	solo       atomic.Pointer[soloOrder] // this supervisor's turn to run strong suspects; nil: it is not
 	stopNow    chan struct{}
 	stopOnce   sync.Once
@@ -72,7 +59,7 @@ type Supervisor struct {
 func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	var bad problems
 	s := &Supervisor{
-		client: c, log: c.log, now: time.Now, workers: map[string]*Worker{}, strategies: map[string]Custom{},
+		client: c, shared: &shared{log: c.log, now: time.Now}, workers: map[string]*Worker{}, strategies: map[string]Custom{},
 		stopNow: make(chan struct{}), pruneEvery: time.Minute,
 	}
 	rests := cfg.DisableNotify && cfg.PollInterval == 0
@@ -133,6 +120,7 @@ func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	s.claimer, s.settler, s.control, s.redriver = newClaimer(s), newSettler(s), newControl(s), newRedriver(s)
+	s.beatSoon = s.control.interrupt
 	s.claimer.link.Again, s.settler.link.Again = s.goneBack, s.claimer.audit.reconnected
 	return s, nil
 }
@@ -261,12 +249,12 @@ func (s *Supervisor) start(ctx, base context.Context) error {
 	for {
 		err := s.tryStart(ctx, base)
 		if err == nil {
-			starting.over(ctx, s)
+			starting.over(ctx, s.shared)
 			return nil
 		}
 		s.control.link.Close(base)
 		if ctx.Err() == nil && pg.Temporary(err) {
-			starting.failed(ctx, s, "starting", err)
+			starting.failed(ctx, s.shared, "starting", err)
 			timer := time.NewTimer(starting.until.Sub(s.now()))
 			select {
 			case <-timer.C:

@@ -26,6 +26,7 @@ const (
 // A full sweep asks for it, and so does a connection that came back. The claimer's goroutine does it, between claims:
 // with a claim under way, that claim's jobs would be unknown, too.
 type audit struct {
+	*shared
 	sup *Supervisor
 
 	mu    sync.Mutex
@@ -40,7 +41,7 @@ type audit struct {
 // want asks for an audit, unless there was one a short while ago.
 func (a *audit) want(now time.Time) {
 	a.mu.Lock()
-	recent := now.Sub(a.ended) < min(auditGap, 2*a.sup.cfg.Lease)
+	recent := now.Sub(a.ended) < min(auditGap, 2*a.cfg.Lease)
 	a.mu.Unlock()
 	if !recent {
 		a.by(now)
@@ -48,7 +49,7 @@ func (a *audit) want(now time.Time) {
 }
 
 // reconnected asks for an audit: the server may have lost what it had acknowledged.
-func (a *audit) reconnected() { a.by(a.sup.now()) }
+func (a *audit) reconnected() { a.by(a.now()) }
 
 func (a *audit) by(now time.Time) {
 	a.mu.Lock()
@@ -77,31 +78,31 @@ func (a *audit) rest(now time.Time) time.Duration {
 
 // page reads the next page, if it is time.
 func (a *audit) page(base context.Context, t *trouble, now time.Time) {
-	l := a.sup.lease.Load()
+	l := a.lease.Load()
 	if a.rest(now) > 0 || l.ended.Load() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, a.sup.cfg.Lease/6))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, a.cfg.Lease/6))
 	defer cancel()
 	if a.hunt == nil || a.hunt.Owner != l.id {
 		a.mu.Lock()
 		a.due = time.Time{} // an audit that is wanted from now on comes after this one
 		a.mu.Unlock()
-		a.hunt = store.NewHunt(l.id, a.sup.queueNames(), false)
-		a.hunt.Own, a.hunt.Page, a.hunt.Bound = true, auditPage, min(a.sup.cfg.Lease/24, time.Second)
+		a.hunt = store.NewHunt(l.id, a.queueNames(), false)
+		a.hunt.Own, a.hunt.Page, a.hunt.Bound = true, auditPage, min(a.cfg.Lease/24, time.Second)
 	}
 	conn, err := t.link.Get(ctx)
 	if err == nil {
 		err = a.look(ctx, conn, l)
 	}
-	took := a.sup.now().Sub(now)
+	took := a.now().Sub(now)
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
 		if !pg.RowsFault(err) && !answered(err) {
-			t.failed(base, a.sup, "looking for forgotten jobs", err)
+			t.failed(base, a.shared, "looking for forgotten jobs", err)
 		} else {
-			a.sup.quiet.log(base, a.sup.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
+			a.quiet.log(base, a.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
 				slog.String("error", err.Error()))
 		}
 		return
@@ -109,7 +110,7 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 	if a.hunt.Ended() {
 		a.hunt = nil
 		a.mu.Lock()
-		a.ended = a.sup.now()
+		a.ended = a.now()
 		a.mu.Unlock()
 	}
 }
@@ -132,7 +133,7 @@ func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 	a.hunt.Found = nil
 	a.sup.tellUnread(ctx, a.hunt)
 	if len(unknown) > 0 {
-		a.sup.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
+		a.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
 			slog.String("supervisor", l.id), slog.Int("count", len(unknown)))
 	}
 	return errors.Join(err, a.sup.giveBack(ctx, conn, unknown, l))

@@ -181,10 +181,10 @@ func (e *settler) reserve(ctx context.Context, conn store.Session, out []*outcom
 		a.done <- err
 	}
 	if err == nil {
-		e.slots.over(ctx, e.sup)
+		e.slots.over(ctx, e.shared)
 		return out
 	}
-	e.slots.failed(ctx, e.sup, "taking slots of retry budgets", err)
+	e.slots.failed(ctx, e.shared, "taking slots of retry budgets", err)
 	return slices.DeleteFunc(out, func(o *outcome) bool {
 		if !e.sup.wantsSlot(o) {
 			return false

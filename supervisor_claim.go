@@ -34,6 +34,7 @@ const (
 
 // claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
 type claimer struct {
+	*shared
 	sup    *Supervisor
 	floors *floors.Floors
 	near   *floors.Near
@@ -71,7 +72,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
+		shared: s.shared, sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{shared: s.shared, sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
@@ -85,9 +86,9 @@ func (c *claimer) run(ctx, base context.Context) {
 	defer close(c.ended)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	c.refused.readAt = c.sup.now()
+	c.refused.readAt = c.now()
 	for ctx.Err() == nil {
-		now := c.sup.now()
+		now := c.now()
 		c.handBackStale(now)
 		rest := c.trouble.until.Sub(now)
 		if rest <= 0 {
@@ -125,11 +126,11 @@ func (c *claimer) run(ctx, base context.Context) {
 		}
 	}
 	c.sup.closeQueues()
-	if !c.sup.cfg.DisableNotify {
+	if !c.cfg.DisableNotify {
 		c.sleepFull(base)
 	}
 	for c.doubt != nil && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
-		timer.Reset(max(c.trouble.until.Sub(c.sup.now()), 0))
+		timer.Reset(max(c.trouble.until.Sub(c.now()), 0))
 		select {
 		case <-timer.C:
 			c.findOut(base)
@@ -140,7 +141,7 @@ func (c *claimer) run(ctx, base context.Context) {
 
 // handBackStale gives up what a slow job keeps from starting: another process may have a free slot.
 func (c *claimer) handBackStale(now time.Time) {
-	for _, q := range c.sup.queueStates() {
+	for _, q := range c.queueStates() {
 		if stale := q.buffer.drain(now.Add(-bufferPatience)); len(stale) > 0 {
 			q.congested() // or the next claim would take the same jobs again
 			c.sup.handBack(stale)
@@ -172,7 +173,7 @@ func (q *queueState) groups(room int) []claimGroup {
 
 // lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
 func (c *claimer) lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
-	req := &store.ClaimRequest{Supervisor: l.id, Epoch: int(l.epoch.Load()), Kinds: c.sup.kinds}
+	req := &store.ClaimRequest{Supervisor: l.id, Epoch: int(l.epoch.Load()), Kinds: c.kinds}
 	for i, g := range groups {
 		if n := len(req.Queues); n == 0 || req.Queues[n-1] != g.queue.Name {
 			req.Queues = append(req.Queues, g.queue.Name)
@@ -194,12 +195,12 @@ func (c *claimer) lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *stor
 // allLanes is what a full sweep looks through.
 func (c *claimer) allLanes() *store.ClaimRequest {
 	var groups []claimGroup
-	for _, q := range c.sup.queueStates() {
+	for _, q := range c.queueStates() {
 		for _, tier := range []int16{floors.TierFresh, floors.TierRetry, floors.TierSuspect, floors.TierStrong} {
 			groups = append(groups, claimGroup{queue: q, tier: tier})
 		}
 	}
-	return c.lanes(c.sup.lease.Load(), groups, floors.Sweep{})
+	return c.lanes(c.lease.Load(), groups, floors.Sweep{})
 }
 
 // plan is a claim about to be made.
@@ -222,7 +223,7 @@ func (c *claimer) request(now time.Time) *plan {
 		c.poked, c.next, c.step = false, now, 0
 	}
 	c.mu.Unlock()
-	l := c.sup.lease.Load()
+	l := c.lease.Load()
 	if l.ended.Load() {
 		return nil
 	}
@@ -232,7 +233,7 @@ func (c *claimer) request(now time.Time) *plan {
 	if now.Before(c.lookAt()) {
 		return nil
 	}
-	queues := c.sup.queueStates()
+	queues := c.queueStates()
 	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
 		if c.fullAt.IsZero() {
 			c.fullAt = now
@@ -253,7 +254,7 @@ func (c *claimer) request(now time.Time) *plan {
 	p.req = c.lanes(l, p.groups, p.sweep)
 	p.req.Rooms = rooms
 	c.leaveOut(p, now)
-	p.req.Turns, p.req.Patience = c.turns(queues, rooms, now), min(turnPatience, c.sup.cfg.Lease/6)
+	p.req.Turns, p.req.Patience = c.turns(queues, rooms, now), min(turnPatience, c.cfg.Lease/6)
 	return p
 }
 
@@ -303,7 +304,7 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
-	i := slices.IndexFunc(c.sup.queueStates(), func(q *queueState) bool { return q.Name == order.queue })
+	i := slices.IndexFunc(c.queueStates(), func(q *queueState) bool { return q.Name == order.queue })
 	switch idle := c.sup.settler.book.len() == 0; {
 	case order.over.Load():
 		return nil
@@ -314,7 +315,7 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 	case !idle:
 		return nil
 	}
-	p := &plan{lease: l, order: order, groups: []claimGroup{{c.sup.queueStates()[i], floors.TierStrong, 1}}}
+	p := &plan{lease: l, order: order, groups: []claimGroup{{c.queueStates()[i], floors.TierStrong, 1}}}
 	p.req = c.lanes(l, p.groups, floors.Sweep{})
 	p.req.Rooms = []int32{1}
 	c.leaveOut(p, now)
@@ -362,38 +363,38 @@ func (c *claimer) hasRoom(queues []*queueState) bool {
 
 // trip is one claim.
 func (c *claimer) trip(base context.Context, claim *plan) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.cfg.Lease/2))
 	defer cancel()
 	conn, err := c.link.Get(ctx)
 	if err != nil {
 		c.failed(base, nil, err)
 		return
 	}
-	started := c.sup.now()
+	started := c.now()
 	note := c.fallAsleep(claim, started)
 	err = conn.Claim(ctx, note, claim.req, &claim.reply)
 	if claim.reply.Slept {
 		c.fellAsleep(note, started)
 	}
 	c.refused.asked(claim.rooms(), &claim.reply, err)
-	c.afterClaim(base, claim, err, claim.reply.Cost(c.sup.now().Sub(started)))
+	c.afterClaim(base, claim, err, claim.reply.Cost(c.now().Sub(started)))
 	if err != nil {
 		c.failed(base, claim, err)
 		return
 	}
-	c.trouble.over(base, c.sup)
+	c.trouble.over(base, c.shared)
 }
 
 // failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
 // help.
 func (c *claimer) failed(ctx context.Context, p *plan, err error) {
 	c.sayAnew()
-	c.next = c.sup.now()
+	c.next = c.now()
 	if p != nil && pg.RowsFault(err) {
 		c.refused.failed, c.refused.why = p, err
 		return
 	}
-	c.trouble.failed(ctx, c.sup, "claiming", err)
+	c.trouble.failed(ctx, c.shared, "claiming", err)
 }
 
 // rooms is how many jobs the claim asks for.
@@ -407,7 +408,7 @@ func (p *plan) rooms() (n int) {
 // afterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
 // committed: its settle could overtake the claim and match nothing.
 func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.Duration) {
-	now := c.sup.now()
+	now := c.now()
 	reply := &p.reply
 	if reply.OutOfTurn || !reply.Committed && len(p.req.Turns) > 0 {
 		c.outOfTurn = now.Add(turnPause)
@@ -535,7 +536,7 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 			c.sup.giveUp(runs)
 		}
 		if c.sup.client.listens(ctx, eventClaimed) {
-			c.sup.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
+			c.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
 		}
 	}
 }

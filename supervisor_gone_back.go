@@ -73,7 +73,7 @@ func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, re
 	}
 	var queues []string
 	if sleepless {
-		queues = c.sup.queueNames()
+		queues = c.queueNames()
 	}
 	err := conn.Reassert(ctx, l.id, queues, idle)
 	if sleepless {

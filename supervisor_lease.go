@@ -63,6 +63,7 @@ func (l *lease) lose() bool {
 
 // control keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
 type control struct {
+	*shared
 	sup       *Supervisor
 	base      context.Context //nolint:containedctx // the values handlers see
 	link      store.Line
@@ -90,11 +91,11 @@ type control struct {
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
-	now  bool               // beat at once
+	soon bool               // beat at once
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{sup: s, link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
+	c := &control{shared: s.shared, sup: s, link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -112,9 +113,9 @@ func (c *control) register(ctx context.Context) error {
 			return err
 		}
 	}
-	id, sent := ulid.Make().String(), c.sup.now()
+	id, sent := ulid.Make().String(), c.now()
 	c.strays = []string{id}
-	reg := c.sup.registration(id, c.sup.queueStates())
+	reg := c.sup.registration(id, c.queueStates())
 	if err := conn.Register(ctx, reg); err != nil {
 		if pg.NotApplied(err) {
 			c.strays = nil
@@ -125,10 +126,10 @@ func (c *control) register(ctx context.Context) error {
 	c.sup.knowBudgets(reg.Scopes)
 	c.counted = 0
 	c.turns = blame.Turns{}
-	c.floorsBy = sent.Add(c.sup.cfg.Lease / 2)
+	c.floorsBy = sent.Add(c.cfg.Lease / 2)
 	c.sup.solo.Store(nil)
 	c.kept(sent)
-	c.sup.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
+	c.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.sup.claimer.distrust()
 	return nil
 }
@@ -137,20 +138,20 @@ func (c *control) register(ctx context.Context) error {
 func (c *control) run(ctx context.Context) {
 	defer c.link.Close(ctx)
 	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
-	c.timer = time.AfterFunc(c.deadline().Sub(c.sup.now()), func() { c.expire(c.base) })
+	c.timer = time.AfterFunc(c.deadline().Sub(c.now()), func() { c.expire(c.base) })
 	defer func() {
 		if ctx.Err() != nil { // else it exits by runtime.Goexit, and nothing but the timer ends the lease
 			c.timer.Stop()
 		}
 	}()
-	period := c.sup.cfg.Lease / 6
-	due := c.sup.now() // the first tells how the others look
-	next := due        // or earlier, where something waits for it
-	c.listens()        //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
+	period := c.cfg.Lease / 6
+	due := c.now() // the first tells how the others look
+	next := due    // or earlier, where something waits for it
+	c.listens()    //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
 	for ctx.Err() == nil {
 		c.wait(ctx, c.sooner(c.askAt(next)))
 		c.expire(ctx)
-		now := c.sup.now()
+		now := c.now()
 		if c.interrupted() {
 			next = c.urgent.next(now, next)
 		}
@@ -164,12 +165,12 @@ func (c *control) run(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			c.trouble.failed(ctx, c.sup, "heartbeat", err)
+			c.trouble.failed(ctx, c.shared, "heartbeat", err)
 			if c.trouble.until.Before(due) {
 				due = c.trouble.until
 			}
 		default:
-			c.trouble.over(ctx, c.sup)
+			c.trouble.over(ctx, c.shared)
 		}
 		next = due
 	}
@@ -177,22 +178,22 @@ func (c *control) run(ctx context.Context) {
 
 // deadline is when handlers must be told that the lease is not kept up: others may take the jobs a lease after the
 // last beat that they saw. It is safe for concurrent use.
-func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.sup.cfg.Lease * 4 / 5) }
+func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.cfg.Lease * 4 / 5) }
 
 // kept notes that the lease is kept up by what was sent then.
 func (c *control) kept(sent time.Time) {
 	c.ending.Lock()
 	c.beaten.Store(&sent)
 	if c.timer != nil {
-		c.timer.Reset(c.deadline().Sub(c.sup.now()))
+		c.timer.Reset(c.deadline().Sub(c.now()))
 	}
 	c.ending.Unlock()
-	c.sup.outage.wrote(c.base, c.sup, sent) // last: it may log, and a log may block
+	c.outage.wrote(c.base, c.shared, sent) // last: it may log, and a log may block
 }
 
 // sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
 func (c *control) sooner(at time.Time) time.Time {
-	if end := c.deadline(); !c.sup.lease.Load().ended.Load() && end.Before(at) {
+	if end := c.deadline(); !c.lease.Load().ended.Load() && end.Before(at) {
 		return end
 	}
 	return at
@@ -201,11 +202,11 @@ func (c *control) sooner(at time.Time) time.Time {
 // expire cancels the handlers at the deadline, whatever holds up the beat.
 func (c *control) expire(ctx context.Context) {
 	c.ending.Lock()
-	l := c.sup.lease.Load()
-	lost := !c.sup.now().Before(c.deadline()) && l.lose()
+	l := c.lease.Load()
+	lost := !c.now().Before(c.deadline()) && l.lose()
 	c.ending.Unlock()
 	if lost {
-		c.sup.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
+		c.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.id))
 	}
 }
 
@@ -213,7 +214,7 @@ func (c *control) expire(ctx context.Context) {
 func (c *control) interrupt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.now = true
+	c.soon = true
 	if c.stop != nil {
 		c.stop()
 	}
@@ -222,18 +223,18 @@ func (c *control) interrupt() {
 func (c *control) interrupted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := c.now
-	c.now = false
+	now := c.soon
+	c.soon = false
 	return now
 }
 
 // wait hears notifications until the given time, an interrupt, or the end.
 func (c *control) wait(ctx context.Context, until time.Time) {
-	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.sup.now()))
+	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.now()))
 	defer cancel()
 	c.mu.Lock()
 	c.stop = cancel
-	if c.now {
+	if c.soon {
 		cancel()
 	}
 	c.mu.Unlock()
@@ -246,7 +247,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 		if err == nil {
 			c.sup.heard(note.Payload)
 		} else if ctx.Err() == nil {
-			c.deaf.failed(ctx, c.sup, "listening", err)
+			c.deaf.failed(ctx, c.shared, "listening", err)
 			c.interrupt() // the beat makes a new one
 			return
 		}
@@ -257,19 +258,19 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 // running one was cancelled. Without them the polls find the same.
 func (c *control) listens() bool {
 	conn := c.link.Current()
-	if c.sup.cfg.DisableNotify || conn.Closed() {
+	if c.cfg.DisableNotify || conn.Closed() {
 		return false
 	}
 	if c.listening == conn {
 		return true
 	}
-	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.sup.now().Add(min(5*time.Second, c.sup.cfg.Lease/6))))
+	ctx, cancel := context.WithDeadline(c.base, c.sooner(c.now().Add(min(5*time.Second, c.cfg.Lease/6))))
 	defer cancel()
 	if err := conn.Listen(ctx); err != nil {
-		c.deaf.failed(ctx, c.sup, "listening", err)
+		c.deaf.failed(ctx, c.shared, "listening", err)
 		return false
 	}
-	c.deaf.over(ctx, c.sup)
+	c.deaf.over(ctx, c.shared)
 	c.listening = conn
 	// What came before, while nobody listened: the claimer finds jobs, and a beat what was cancelled.
 	c.sup.claimer.wake()
@@ -294,22 +295,22 @@ func (s *Supervisor) heard(payload string) {
 
 // beat is one round: sign of life, look at the others, rescue, sweep.
 func (c *control) beat(ctx context.Context) error {
-	l := c.sup.lease.Load()
-	sent := c.sup.now()
-	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.sup.cfg.Lease/6)).Sub(sent))
+	l := c.lease.Load()
+	sent := c.now()
+	beating, cancel := context.WithTimeout(ctx, c.sooner(sent.Add(c.cfg.Lease/6)).Sub(sent))
 	defer cancel()
 	conn, err := c.link.Get(beating)
-	running, epoch := c.sup.inFlight.under(l.id), int(l.epoch.Load())
+	running, epoch := c.inFlight.under(l.id), int(l.epoch.Load())
 	var reply store.BeatReply
 	if err == nil {
-		reply, err = conn.Beat(beating, l.id, epoch, fences(running), c.sup.draining.Load(), c.sup.queueNames(), c.sup.kinds)
+		reply, err = conn.Beat(beating, l.id, epoch, fences(running), c.draining.Load(), c.queueNames(), c.kinds)
 	}
 	if err != nil {
 		c.expire(ctx)
 		return err
 	}
 	// What follows may read much, and must leave time for the next beat.
-	ctx, cancelRest := context.WithTimeout(ctx, c.sup.cfg.Lease/3)
+	ctx, cancelRest := context.WithTimeout(ctx, c.cfg.Lease/3)
 	defer cancelRest()
 	switch {
 	case !reply.Alive:
@@ -318,11 +319,11 @@ func (c *control) beat(ctx context.Context) error {
 		return c.startOver(ctx, l, wentBack)
 	}
 	c.sup.knowBudgets(reply.Scope)
-	c.silences.beat(sent.Sub(*c.beaten.Load()) > c.sup.cfg.Lease/3, c.sup.now())
+	c.silences.beat(sent.Sub(*c.beaten.Load()) > c.cfg.Lease/3, c.now())
 	c.kept(sent)
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
-		c.sup.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
+		c.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.sup.claimer.wake()
 	}
 	c.tellGone(running, reply.Gone)
@@ -342,7 +343,7 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
 		{"watching the others", func() error {
 			// However many jobs there are to rescue, some of the time is left to the other steps.
-			ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/4)
+			ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/4)
 			defer cancel()
 			return c.observe(ctx, conn, l, reply)
 		}},
@@ -362,8 +363,8 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 		if conn.Closed() || ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
 		}
-		if err != nil && c.sup.quiet.may(step.name+pg.SQLState(err), c.sup.now()) {
-			c.sup.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
+		if err != nil && c.quiet.may(step.name+pg.SQLState(err), c.now()) {
+			c.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
 		}
 	}
 	return nil
@@ -372,7 +373,7 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 // pg.ErrNoTime ends a step early; the next beat goes on with it.
 // bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
 // time-outs if that job causes them, and a beat should have room for all of these.
-func (c *control) bound() time.Duration { return max(c.sup.cfg.Lease/100, 50*time.Millisecond) }
+func (c *control) bound() time.Duration { return max(c.cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
 // whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
@@ -382,7 +383,7 @@ func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
 		return err
 	}
 	for _, g := range reopened {
-		c.sup.reporter.tell(g.tellReopened(c.sup.lease.Load().id))
+		c.reporter.tell(g.tellReopened(c.lease.Load().id))
 	}
 	return nil
 }
@@ -392,7 +393,7 @@ func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
 func (c *control) tellGone(running []*run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
-		if !gone || r.txOutcome.Load() != nil || !c.sup.inFlight.has(r) {
+		if !gone || r.txOutcome.Load() != nil || !c.inFlight.has(r) {
 			continue
 		}
 		if cancelled {
@@ -423,9 +424,9 @@ func (c *control) refused(ctx context.Context, conn store.Session, l *lease, sen
 
 // startOver gives up the lease, and goes on under another id.
 func (c *control) startOver(ctx context.Context, l *lease, why string) error {
-	l.lose()                                              // before a log that may block
-	if c.sup.quiet.may("start over "+l.id, c.sup.now()) { // registering may fail, and be tried again
-		c.sup.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.id))
+	l.lose()                                      // before a log that may block
+	if c.quiet.may("start over "+l.id, c.now()) { // registering may fail, and be tried again
+		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.id))
 	}
 	c.gaveUp(l.id) // a stop takes its death back even if registering fails
 	return c.register(ctx)
@@ -435,7 +436,7 @@ func (c *control) startOver(ctx context.Context, l *lease, why string) error {
 // and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
 // only if the connection is gone.
 func (c *control) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
-	now, served := c.sup.now(), c.sup.queueNames()
+	now, served := c.now(), c.queueNames()
 	seen := map[string]bool{}
 	first, sharing := l.id, 0
 	for _, x := range reply.Peers {
@@ -460,22 +461,22 @@ func (c *control) observe(ctx context.Context, conn store.Session, l *lease, rep
 			if conn.Closed() {
 				return err
 			}
-			if err != nil && c.sup.quiet.may("declare lost "+x.ID, now) {
-				c.sup.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
+			if err != nil && c.quiet.may("declare lost "+x.ID, now) {
+				c.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 			if err != nil || !lost {
 				continue
 			}
 			x.Lost = true
-			c.sup.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.ID))
+			c.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.ID))
 		}
 		if x.Lost {
 			err := c.rescue(ctx, conn, x)
 			if conn.Closed() {
 				return err
 			}
-			if err != nil && c.sup.quiet.may("rescue "+x.ID+pg.SQLState(err), now) {
-				c.sup.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
+			if err != nil && c.quiet.may("rescue "+x.ID+pg.SQLState(err), now) {
+				c.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 		}
 	}
@@ -489,7 +490,7 @@ func (c *control) observe(ctx context.Context, conn store.Session, l *lease, rep
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
 func (c *control) end(ctx context.Context) {
 	c.signOff(ctx, func(ctx context.Context, conn store.Session) error {
-		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.sup.lease.Load().id))
+		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.lease.Load().id))
 	})
 	if len(c.was) > 0 { // nobody else takes our deaths back
 		c.signOff(ctx, func(ctx context.Context, conn store.Session) error {
@@ -521,6 +522,6 @@ func (c *control) signOff(ctx context.Context, forget func(context.Context, stor
 		err = forget(ctx, conn)
 	}
 	if err != nil {
-		c.sup.log.WarnContext(ctx, "supervisor could not sign off", slog.String("error", err.Error()))
+		c.log.WarnContext(ctx, "supervisor could not sign off", slog.String("error", err.Error()))
 	}
 }

@@ -249,7 +249,7 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 			if conn.Closed() {
 				t.Errorf("%s: closed after %d failures", name, n)
 			}
-			part.trouble.failed(t.Context(), s.Supervisor, "a test", errors.New("refused"))
+			part.trouble.failed(t.Context(), s.shared, "a test", errors.New("refused"))
 		}
 		if !conn.Closed() {
 			t.Errorf("%s: %d failures, and it stays", name, newSight)

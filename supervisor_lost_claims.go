@@ -10,17 +10,17 @@ import (
 
 // findOut ends the doubt about a claim whose reply was lost.
 func (c *claimer) findOut(base context.Context) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.cfg.Lease/2))
 	defer cancel()
 	conn, err := c.link.Get(ctx)
 	if err == nil {
 		err = c.recoverClaim(ctx, conn)
 	}
 	if err != nil {
-		c.trouble.failed(base, c.sup, "finding out about a lost claim", err)
+		c.trouble.failed(base, c.shared, "finding out about a lost claim", err)
 		return
 	}
-	c.trouble.over(base, c.sup)
+	c.trouble.over(base, c.shared)
 }
 
 // recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
@@ -28,7 +28,7 @@ func (c *claimer) findOut(base context.Context) {
 // not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
 // and nobody would rescue what is held in its name.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
-	l := c.sup.lease.Load()
+	l := c.lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.id {
 		epoch, err := conn.RaiseEpoch(ctx, l.id, int(l.epoch.Load()))
 		if errors.Is(err, ErrLeaseLost) {
@@ -42,7 +42,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 		}
 		l.raise(epoch)
 		c.floors.Reset()
-		c.hunt = store.NewHunt(l.id, union(c.doubt, c.sup.queueNames()), false)
+		c.hunt = store.NewHunt(l.id, union(c.doubt, c.queueNames()), false)
 		c.hunt.Own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.

@@ -38,7 +38,7 @@ func growing(n int) time.Duration {
 }
 
 // failed waits before the next round trip.
-func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err error) {
+func (t *trouble) failed(ctx context.Context, s *shared, what string, err error) {
 	now := s.now()
 	t.until = now.Add(growing(t.failures))
 	t.failures++
@@ -49,7 +49,7 @@ func (t *trouble) failed(ctx context.Context, s *Supervisor, what string, err er
 }
 
 // over notes that a round trip went through.
-func (t *trouble) over(ctx context.Context, s *Supervisor) {
+func (t *trouble) over(ctx context.Context, s *shared) {
 	if t.failures == 0 {
 		return
 	}
@@ -88,7 +88,7 @@ const (
 	outageAgain = 5 * time.Second
 )
 
-func (o *outage) failed(ctx context.Context, s *Supervisor, t *trouble, what string, err error) {
+func (o *outage) failed(ctx context.Context, s *shared, t *trouble, what string, err error) {
 	if message, attrs := o.note(s.now(), t, what, err); message != "" {
 		s.log.LogAttrs(ctx, slog.LevelWarn, message, attrs...)
 	}
@@ -121,18 +121,18 @@ func (o *outage) note(now time.Time, t *trouble, what string, err error) (messag
 	}
 }
 
-func (o *outage) over(ctx context.Context, s *Supervisor, t *trouble) {
+func (o *outage) over(ctx context.Context, s *shared, t *trouble) {
 	o.mu.Lock()
 	delete(o.standing, t)
 	unsure := o.logged && len(o.standing) == 0
 	o.mu.Unlock()
 	if unsure && !o.end(ctx, s) {
-		s.control.interrupt() // the next beat shows whether writes are committed
+		s.beatSoon() // the next beat shows whether writes are committed
 	}
 }
 
 // wrote notes that a write was committed.
-func (o *outage) wrote(ctx context.Context, s *Supervisor, sent time.Time) {
+func (o *outage) wrote(ctx context.Context, s *shared, sent time.Time) {
 	o.mu.Lock()
 	o.written = sent
 	o.mu.Unlock()
@@ -140,7 +140,7 @@ func (o *outage) wrote(ctx context.Context, s *Supervisor, sent time.Time) {
 }
 
 // end logs the end of the outage, if it has come.
-func (o *outage) end(ctx context.Context, s *Supervisor) bool {
+func (o *outage) end(ctx context.Context, s *shared) bool {
 	o.mu.Lock()
 	over, failures, since := len(o.standing) == 0 && o.logged && o.written.After(o.last), o.failures, o.since
 	if over {

@@ -22,16 +22,16 @@ func TestLogOfAnOutage(t *testing.T) {
 	fail := func(d time.Duration) {
 		for end := now.Add(d); now.Before(end); now = now.Add(time.Second) {
 			for _, part := range parts {
-				part.failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
+				part.failed(t.Context(), s.shared, "a part", errors.New("refused"))
 			}
 		}
 	}
 	end := func() {
 		for _, part := range parts {
-			part.over(t.Context(), s.Supervisor)
+			part.over(t.Context(), s.shared)
 		}
 		now = now.Add(time.Millisecond)
-		s.outage.wrote(t.Context(), s.Supervisor, now)
+		s.outage.wrote(t.Context(), s.shared, now)
 	}
 	said := func(want ...string) {
 		t.Helper()
@@ -50,15 +50,15 @@ func TestLogOfAnOutage(t *testing.T) {
 	fail(22 * time.Second)
 	said("database trouble, will be tried again error=refused")
 	for _, part := range parts[1:] {
-		part.over(t.Context(), s.Supervisor)
+		part.over(t.Context(), s.shared)
 	}
-	s.outage.wrote(t.Context(), s.Supervisor, now)
+	s.outage.wrote(t.Context(), s.shared, now)
 	said() // one part still stands
-	parts[1].failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
-	parts[1].over(t.Context(), s.Supervisor)
-	parts[0].over(t.Context(), s.Supervisor)
+	parts[1].failed(t.Context(), s.shared, "a part", errors.New("refused"))
+	parts[1].over(t.Context(), s.shared)
+	parts[0].over(t.Context(), s.shared)
 	said() // all parts may only have read
-	parts[0].failed(t.Context(), s.Supervisor, "a part", errors.New("refused"))
+	parts[0].failed(t.Context(), s.shared, "a part", errors.New("refused"))
 	said() // the same outage
 	end()
 	said("the database answers again failures=90 after=22.001s")
@@ -75,13 +75,13 @@ func TestLogOfAnOutage(t *testing.T) {
 		now = now.Add(5 * time.Second)
 	}
 	said("database trouble, will", "the database answers again")
-	parts[0].failed(t.Context(), s.Supervisor, "a part", errors.New("refused")) // one failure is none
+	parts[0].failed(t.Context(), s.shared, "a part", errors.New("refused")) // one failure is none
 	end()
 	said()
 	now = now.Add(10 * time.Minute)
 	fail(time.Second)
 	for range 3 { // a server that turns out to be read-only is another thing
-		parts[1].failed(t.Context(), s.Supervisor, "a part", ErrReadOnly)
+		parts[1].failed(t.Context(), s.shared, "a part", ErrReadOnly)
 	}
 	end()
 	said("database trouble, will", "database trouble goes on error=drover: the server is read-only", "the database answers again")
@@ -97,13 +97,13 @@ func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	for range 2 {
-		s.control.trouble.failed(t.Context(), s.Supervisor, "heartbeat", errors.New("timeout"))
-		s.claimer.trouble.failed(t.Context(), s.Supervisor, "finding out about a lost claim", errors.New("timeout"))
+		s.control.trouble.failed(t.Context(), s.shared, "heartbeat", errors.New("timeout"))
+		s.claimer.trouble.failed(t.Context(), s.shared, "finding out about a lost claim", errors.New("timeout"))
 	}
 	raised := `update drover_supervisors set epoch = epoch + 1`
 	db.exec(t, raised)
 	s.beat(t)
-	s.control.trouble.over(t.Context(), s.Supervisor)
+	s.control.trouble.over(t.Context(), s.shared)
 	db.exec(t, raised)
 	s.claimer.doubt = []string{"default"}
 	s.claimer.findOut(t.Context())
@@ -128,16 +128,16 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 	s.now = func() time.Time { return now }
 	for _, at := range []time.Duration{0, outageEvery} {
 		now = now.Add(at)
-		s.claimer.trouble.failed(t.Context(), s.Supervisor, "claiming", errors.New("refused"))
-		s.control.trouble.failed(t.Context(), s.Supervisor, "heartbeat", errors.New("refused"))
+		s.claimer.trouble.failed(t.Context(), s.shared, "claiming", errors.New("refused"))
+		s.control.trouble.failed(t.Context(), s.shared, "heartbeat", errors.New("refused"))
 	}
 	lines := book.from(slog.LevelWarn)
 	if len(lines) != 2 || !strings.Contains(lines[0], "no job is claimed") {
 		t.Fatalf("logged %q", lines)
 	}
-	s.settler.trouble.failed(t.Context(), s.Supervisor, "settling", errors.New("refused"))
+	s.settler.trouble.failed(t.Context(), s.shared, "settling", errors.New("refused"))
 	now = now.Add(outageEvery)
-	s.claimer.trouble.failed(t.Context(), s.Supervisor, "claiming", errors.New("refused"))
+	s.claimer.trouble.failed(t.Context(), s.shared, "claiming", errors.New("refused"))
 	lines = book.from(slog.LevelWarn)
 	for _, want := range []string{"claiming, heartbeat, settling", "no job is claimed", "running jobs are cancelled", "outcomes wait in memory"} {
 		if !strings.Contains(lines[len(lines)-1], want) {
@@ -245,9 +245,9 @@ func TestALastingErrorOfThePrunersIsNoOutage(t *testing.T) {
 	}
 	var part trouble
 	for range 2 {
-		part.failed(t.Context(), sup.Supervisor, "claiming", errors.New("refused"))
+		part.failed(t.Context(), sup.shared, "claiming", errors.New("refused"))
 	}
-	part.over(t.Context(), sup.Supervisor)
+	part.over(t.Context(), sup.shared)
 	eventually(t, func() bool {
 		return strings.Contains(strings.Join(book.from(slog.LevelInfo), "\n"), "the database answers again")
 	})

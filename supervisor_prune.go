@@ -27,7 +27,7 @@ func (s *Supervisor) prune(ctx context.Context) {
 		}
 		timer.Reset(s.pruneEvery)
 		if !s.pruner.Load() {
-			trouble.over(ctx, s)
+			trouble.over(ctx, s.shared)
 			continue
 		}
 		if trouble.failures == 0 { // else it goes on
@@ -39,13 +39,13 @@ func (s *Supervisor) prune(ctx context.Context) {
 		var err error
 		switch walk, err = s.client.prune(ctx, walk, keep); {
 		case err == nil:
-			trouble.over(ctx, s)
+			trouble.over(ctx, s.shared)
 		case ctx.Err() != nil:
 		case answered(err):
-			trouble.over(ctx, s)
+			trouble.over(ctx, s.shared)
 			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
 		default:
-			trouble.failed(ctx, s, "pruning", err)
+			trouble.failed(ctx, s.shared, "pruning", err)
 			timer.Reset(min(trouble.until.Sub(s.now()), s.pruneEvery))
 		}
 	}

@@ -265,12 +265,6 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s *Supervisor) queueStates() []*queueState {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	return s.queues
-}
-
 // closeQueues ends the workers once their jobs have ended, and hands back what has not started.
 func (s *Supervisor) closeQueues() {
 	s.queuesMu.Lock()
@@ -279,11 +273,4 @@ func (s *Supervisor) closeQueues() {
 	for _, q := range s.queues {
 		s.handBack(q.buffer.close())
 	}
-}
-
-func (s *Supervisor) queueNames() (names []string) {
-	for _, q := range s.queueStates() {
-		names = append(names, q.Name)
-	}
-	return names
 }

@@ -100,7 +100,7 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			}
 		})
 	}
-	sup := &Supervisor{claimer: &claimer{signal: make(chan struct{}, 1)}}
+	sup := &Supervisor{shared: &shared{}, claimer: &claimer{signal: make(chan struct{}, 1)}}
 	long := time.Now()
 	for i := range total {
 		q.pending.Add(1)

@@ -12,6 +12,7 @@ import (
 
 // redriver carries on redrives, whoever started them: every supervisor ticks, the database lets one at a time do it.
 type redriver struct {
+	*shared
 	sup    *Supervisor
 	signal chan struct{}
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
@@ -22,7 +23,7 @@ type redriver struct {
 }
 
 func newRedriver(s *Supervisor) *redriver {
-	return &redriver{sup: s, signal: make(chan struct{}, 1), batch: paceBatch, trouble: trouble{means: "paced redrives stand still"}}
+	return &redriver{shared: s.shared, sup: s, signal: make(chan struct{}, 1), batch: paceBatch, trouble: trouble{means: "paced redrives stand still"}}
 }
 
 // poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
@@ -87,8 +88,8 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	r.worked(ctx, reply.refused)
 	r.capped.Store(reply.capped)
 	if reply.released > 0 {
-		r.sup.claimer.noteDue(r.sup.now())
-		r.sup.reporter.tell(told{eventRedriven, Event{Supervisor: r.sup.lease.Load().id, Count: int(reply.released)}})
+		r.sup.claimer.noteDue(r.now())
+		r.reporter.tell(told{eventRedriven, Event{Supervisor: r.lease.Load().id, Count: int(reply.released)}})
 	}
 	return reply.wait, reply.idle
 }
@@ -99,15 +100,15 @@ func (r *redriver) failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
 		r.batch = max(r.batch/4, 1)
 	}
-	r.trouble.failed(ctx, r.sup, "carrying on redrives", err)
+	r.trouble.failed(ctx, r.shared, "carrying on redrives", err)
 }
 
 // worked logs what a tick skipped.
 func (r *redriver) worked(ctx context.Context, refused []refusedJob) {
 	r.batch = min(2*r.batch, paceBatch)
-	r.trouble.over(ctx, r.sup)
+	r.trouble.over(ctx, r.shared)
 	for _, job := range refused {
-		r.sup.log.WarnContext(ctx, "redrive skipped a job",
+		r.log.WarnContext(ctx, "redrive skipped a job",
 			slog.String("job_id", job.ID), slog.String("redrive", job.Redrive), slog.String("reason", job.Why))
 	}
 }

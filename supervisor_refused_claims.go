@@ -64,21 +64,21 @@ func (r *refusedClaims) asked(n int, reply *store.ClaimReply, err error) {
 
 // readAside reads which jobs are set aside, and forgets lanes that were left out long enough.
 func (c *claimer) readAside(base context.Context) {
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
-	now := c.sup.now()
+	now := c.now()
 	conn, err := c.link.Get(ctx)
 	var jobs []store.AsideJob
 	if err == nil {
-		jobs, err = conn.Aside(ctx, c.sup.queueNames(), c.sup.kinds)
+		jobs, err = conn.Aside(ctx, c.queueNames(), c.kinds)
 	}
 	if err != nil {
 		c.refused.readAt = now.Add(asideEvery)
 		if !pg.RowsFault(err) {
-			c.trouble.failed(base, c.sup, "reading which jobs are set aside", err)
+			c.trouble.failed(base, c.shared, "reading which jobs are set aside", err)
 			return
 		}
-		c.sup.quiet.log(ctx, c.sup.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		c.quiet.log(ctx, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}
 	c.refused.aside, c.refused.due, c.refused.strong, c.refused.readAt = nil, nil, nil, time.Time{}
@@ -100,7 +100,7 @@ func (c *claimer) readAside(base context.Context) {
 // tendAside reads the list, and tries again the jobs whose pause is over, each by itself.
 func (c *claimer) tendAside(base context.Context) {
 	c.readAside(base)
-	l, queues := c.sup.lease.Load(), c.sup.queueStates()
+	l, queues := c.lease.Load(), c.queueStates()
 	if l.ended.Load() || c.sup.solo.Load() != nil || !c.hasRoom(queues) {
 		return
 	}
@@ -118,7 +118,7 @@ func (c *claimer) tendAside(base context.Context) {
 
 // tryAside claims a job that is set aside, by itself, unless another process does.
 func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.link.Get(ctx)
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *claimer) tryAside(base context.Context, p *plan, id string) error {
 	if mine, err := conn.TryAside(ctx, store.PathClaim, id); err != nil || !mine {
 		return err
 	}
-	_, err = c.claimParts(base, p, []store.Head{{ID: id, ClaimSeq: -1}}, c.sup.now().Add(c.sup.cfg.Lease/4))
+	_, err = c.claimParts(base, p, []store.Head{{ID: id, ClaimSeq: -1}}, c.now().Add(c.cfg.Lease/4))
 	return err
 }
 
@@ -136,7 +136,7 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.link.Get(ctx)
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
 		p.groups = append(p.groups, claimGroup{queue: q})
 		names = append(names, q.Name)
 	}
-	p.req = &store.ClaimRequest{Supervisor: l.id, Epoch: int(l.epoch.Load()), Kinds: c.sup.kinds, Queues: names, BelowLane: floors.TierStrong}
+	p.req = &store.ClaimRequest{Supervisor: l.id, Epoch: int(l.epoch.Load()), Kinds: c.kinds, Queues: names, BelowLane: floors.TierStrong}
 	return p
 }
 
@@ -182,10 +182,10 @@ func (c *claimer) planOf(l *lease, queues []*queueState) *plan {
 func (c *claimer) pickApart(base context.Context) {
 	p, why := c.refused.failed, c.refused.why
 	c.refused.failed, c.refused.why = nil, nil
-	if l := c.sup.lease.Load(); l.id != p.lease.id || l.ended.Load() {
+	if l := c.lease.Load(); l.id != p.lease.id || l.ended.Load() {
 		return
 	}
-	p.lease = c.sup.lease.Load()
+	p.lease = c.lease.Load()
 	p.req.Epoch, p.req.BelowLane = int(p.lease.epoch.Load()), floors.TierStrong+10
 	c.readAside(base)
 	p.req.But = len(c.refused.aside) > 0
@@ -195,12 +195,12 @@ func (c *claimer) pickApart(base context.Context) {
 	heads, err := c.heads(base, p, false)
 	var w walked
 	if err == nil {
-		w, err = c.claimParts(base, p, heads, c.sup.now().Add(c.sup.cfg.Lease/4))
+		w, err = c.claimParts(base, p, heads, c.now().Add(c.cfg.Lease/4))
 	}
 	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
 		var others []store.Head
 		if others, err = c.heads(base, p, true); err == nil {
-			more, fault := c.claimParts(base, p, w.without(others), c.sup.now().Add(c.sup.cfg.Lease/4))
+			more, fault := c.claimParts(base, p, w.without(others), c.now().Add(c.cfg.Lease/4))
 			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
 		}
 	}
@@ -217,7 +217,7 @@ func (c *claimer) pickApart(base context.Context) {
 		c.failed(base, nil, err)
 		return
 	}
-	c.trouble.over(base, c.sup)
+	c.trouble.over(base, c.shared)
 	c.wake()
 }
 
@@ -226,13 +226,13 @@ func (c *claimer) pickApart(base context.Context) {
 func (c *claimer) heads(base context.Context, p *plan, last bool) (all []store.Head, err error) {
 	read := 0
 	list := func(lanes []int) error {
-		ctx, cancel := c.sup.tripContext(base)
+		ctx, cancel := c.tripContext(base)
 		defer cancel()
 		conn, err := c.connect(ctx)
 		if err != nil {
 			return err
 		}
-		heads, err := conn.Heads(ctx, p.req.Only(lanes), last, c.sup.walkBound())
+		heads, err := conn.Heads(ctx, p.req.Only(lanes), last, c.walkBound())
 		if err == nil {
 			all = append(all, heads...)
 			read += len(lanes)
@@ -263,8 +263,8 @@ func (c *claimer) heads(base context.Context, p *plan, last bool) (all []store.H
 		if c.refused.skipped == nil {
 			c.refused.skipped = map[floors.Lane]time.Time{}
 		}
-		c.refused.skipped[key] = c.sup.now().Add(skipLane)
-		c.sup.quiet.log(base, c.sup.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
+		c.refused.skipped[key] = c.now().Add(skipLane)
+		c.quiet.log(base, c.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
 			slog.String("queue", key.Queue), slog.Int("lane", int(key.N)), slog.String("error", fault.Error()))
 	}
 	return all, nil
@@ -313,7 +313,7 @@ func (w *walked) without(heads []store.Head) []store.Head {
 func (c *claimer) claimParts(base context.Context, p *plan, heads []store.Head, end time.Time) (w walked, err error) {
 	tried := 0
 	err = pg.BisectFailed(heads, func(part []store.Head) error {
-		if tried++; tried > 1 && (c.sup.now().After(end) || c.sup.draining.Load()) {
+		if tried++; tried > 1 && (c.now().After(end) || c.draining.Load()) {
 			return errWalkTooLong
 		}
 		n, err := c.claimPart(base, p, part)
@@ -334,9 +334,9 @@ func (c *claimer) claimParts(base context.Context, p *plan, heads []store.Head, 
 
 // refuseAll takes jobs out of the way of others while there is time, one at least.
 func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
-	end := c.sup.now().Add(c.sup.cfg.Lease / 4)
+	end := c.now().Add(c.cfg.Lease / 4)
 	for i, r := range refused {
-		if i > 0 && (c.sup.now().After(end) || c.sup.draining.Load()) {
+		if i > 0 && (c.now().After(end) || c.draining.Load()) {
 			break // the next walk meets them again
 		}
 		if err := c.refuse(base, r.Head, r.err); err != nil {
@@ -351,7 +351,7 @@ var errWalkTooLong = errors.New("drover: walk took too long")
 
 // claimPart claims some jobs, and starts what it got.
 func (c *claimer) claimPart(base context.Context, p *plan, part []store.Head) (n int, err error) {
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.connect(ctx)
 	if err != nil {
@@ -362,7 +362,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []store.Head) (n
 		ids[i] = h.ID
 	}
 	claim := &plan{lease: p.lease, groups: p.groups, req: p.req}
-	err = conn.ClaimThese(ctx, p.req, ids, c.sup.walkBound(), &claim.reply)
+	err = conn.ClaimThese(ctx, p.req, ids, c.walkBound(), &claim.reply)
 	switch reply := &claim.reply; {
 	case !reply.Committed && !pg.NotApplied(err):
 		c.doubt = p.req.Queues
@@ -380,7 +380,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []store.Head) (n
 	if p.order != nil && len(claim.reply.Jobs) > 0 {
 		p.order.ran.Store(true)
 	}
-	c.dispatch(ctx, claim, c.sup.now())
+	c.dispatch(ctx, claim, c.now())
 	got := len(claim.reply.Jobs)
 	if got > 0 && part[0].ClaimSeq < 0 { // it was set aside
 		if err := conn.Passed(ctx, store.PathClaim, ids); err != nil {
@@ -395,7 +395,7 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []store.Head) (n
 func (c *claimer) setSlowAside(base context.Context) {
 	h := *c.refused.slow
 	h.ClaimSeq = -1
-	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(tripTimeout, c.sup.cfg.Lease/2))); err != nil {
+	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(tripTimeout, c.cfg.Lease/2))); err != nil {
 		c.failed(base, nil, err)
 		return
 	}
@@ -404,20 +404,20 @@ func (c *claimer) setSlowAside(base context.Context) {
 
 // refuse takes a job out of the way of others.
 func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
-	ctx, cancel := c.sup.tripContext(base)
+	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.link.Get(ctx)
 	if err != nil {
 		return err
 	}
 	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0} // it is set aside already
-	became, err := conn.GiveUp(ctx, g, c.sup.walkBound())
+	became, err := conn.GiveUp(ctx, g, c.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
 	if became == store.SetAside {
 		c.refused.aside = append(c.refused.aside, h.ID)
-		c.refused.readAt = c.sup.now().Add(asideEvery)
+		c.refused.readAt = c.now().Add(asideEvery)
 	}
 	c.sup.tellRefused(ctx, store.PathClaim, &Job{ID: h.ID, Queue: h.Queue, Kind: h.Kind}, became, why)
 	return nil
@@ -433,12 +433,4 @@ func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, becam
 			JobID: j.ID, Queue: j.Queue, Kind: j.Kind, Supervisor: s.lease.Load().id, Class: classRefused, Error: text, Reason: ReasonRefused,
 		}})
 	}
-}
-
-// walkBound is how long a single statement of a walk may take, because other jobs wait for it.
-func (s *Supervisor) walkBound() time.Duration { return min(s.cfg.Lease/12, time.Second) }
-
-// tripContext bounds one round trip.
-func (s *Supervisor) tripContext(base context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(base, min(tripTimeout, s.cfg.Lease/2))
 }

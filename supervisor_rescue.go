@@ -51,13 +51,13 @@ func (c *control) takeBack(ctx context.Context, conn store.Session, bound time.D
 // takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
 func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *pastLease, bound time.Duration) (done bool, err error) {
 	late := false
-	done, err = conn.TakeBack(ctx, l.id, bound, c.sup.cfg.Lease/12, func(job string, err error) (again bool) {
+	done, err = conn.TakeBack(ctx, l.id, bound, c.cfg.Lease/12, func(job string, err error) (again bool) {
 		if pg.TimedOut(err) && l.late+1 < patientBeats {
 			late = true
 			return true
 		}
-		if c.sup.quiet.may("take back "+job, c.sup.now()) {
-			c.sup.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
+		if c.quiet.may("take back "+job, c.now()) {
+			c.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
 				slog.String("id", job), slog.String("error", err.Error()))
 		}
 		return false
@@ -72,13 +72,13 @@ func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *pastLe
 // rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
 // is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
 func (c *control) rescue(ctx context.Context, conn store.Session, x store.Peer) error {
-	queues := union(x.Queues, c.sup.queueNames())
+	queues := union(x.Queues, c.queueNames())
 	h := c.hunts[x.ID]
 	if h == nil {
 		h = store.NewHunt(x.ID, queues, false)
 		c.hunts[x.ID] = h
 	}
-	h.Bound = c.sup.cfg.Lease / 12
+	h.Bound = c.cfg.Lease / 12
 	for !h.Ended() {
 		if _, err := conn.Hunt(ctx, h, nil); err != nil {
 			return err
@@ -130,7 +130,7 @@ func (s *Supervisor) tellUnread(ctx context.Context, h *store.Hunt) {
 // orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
 // were then. If drover does not know how an owner ended, it counts that as one death among many.
 func (c *control) orphaned(ctx context.Context, conn store.Session, h *store.Hunt) error {
-	h.Bound, h.Late = c.sup.cfg.Lease/12, patientBeats
+	h.Bound, h.Late = c.cfg.Lease/12, patientBeats
 	for {
 		byOwner := map[string][]store.Held{}
 		for _, j := range h.Found {
@@ -234,7 +234,7 @@ func (c *control) decide(ctx context.Context, conn store.Session, owner string, 
 	d, started := h.Death, h.Started[f.j.ID]
 	deaths := f.j.DeathsBlamed(owner)
 	var b blame.Background
-	if started && d.Alone() && d.Spares(f.j.Crashes) == "" && f.j.Crashes+1 >= c.sup.cfg.QuarantineAfter {
+	if started && d.Alone() && d.Spares(f.j.Crashes) == "" && f.j.Crashes+1 >= c.cfg.QuarantineAfter {
 		if b, err = conn.Background(ctx, deaths); err != nil {
 			return err
 		}
@@ -274,7 +274,7 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 			f.done = true
 			if state := settled[f.j.ID]; state != "" {
 				f.o.became(State(state))
-				c.sup.reporter.tell(f.o.tellAll()...)
+				c.reporter.tell(f.o.tellAll()...)
 			}
 		}
 		return nil
@@ -311,7 +311,7 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 		if !pg.TimedOut(b.err) {
 			return false
 		}
-		if tries++; tries <= 3 && settle([]*freed{b.f}, c.sup.cfg.Lease/12) == nil { // alone, and with more time
+		if tries++; tries <= 3 && settle([]*freed{b.f}, c.cfg.Lease/12) == nil { // alone, and with more time
 			return true
 		}
 		if late+1 < patientBeats {
@@ -364,8 +364,8 @@ func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, 
 	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
 	text := c.sup.client.clean(pg.Refusal(why), maxErrorText)
 	became, err := conn.GiveUp(ctx, g, c.bound())
-	if c.sup.quiet.may("rescue "+f.j.ID, c.sup.now()) {
-		c.sup.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
+	if c.quiet.may("rescue "+f.j.ID, c.now()) {
+		c.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
 			slog.String("error", text))
 	}
 	if err != nil && !pg.RowsFault(err) {
@@ -375,9 +375,9 @@ func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, 
 	switch became {
 	case string(Discarded):
 		f.o.refuse(text)
-		c.sup.reporter.tell(f.o.tell(eventDiscarded))
+		c.reporter.tell(f.o.tell(eventDiscarded))
 	case string(Scheduled), string(Retryable):
-		c.sup.reporter.tell(f.o.tell(eventRescued))
+		c.reporter.tell(f.o.tell(eventRescued))
 	}
 	return nil
 }

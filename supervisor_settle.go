@@ -30,6 +30,7 @@ const (
 // settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
 // batches grow under load. It goes on until everything claimed is settled, whatever fails meanwhile.
 type settler struct {
+	*shared
 	sup    *Supervisor
 	signal chan struct{} // something to do
 	idle   chan struct{} // closed once claiming has ended and all is settled
@@ -54,7 +55,7 @@ type settler struct {
 
 func newSettler(s *Supervisor) *settler {
 	e := &settler{
-		sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
+		shared: s.shared, sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
@@ -92,7 +93,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
-		now := e.sup.now()
+		now := e.now()
 		if e.noteStarts(ctx, now) {
 			continue
 		}
@@ -176,12 +177,12 @@ func (e *settler) putBack(out []*outcome) {
 
 // trip is one round trip of settles.
 func (e *settler) trip(base context.Context, out []*outcome) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.cfg.Lease/2))
 	defer cancel()
 	conn, err := e.link.Get(ctx)
 	if err != nil {
 		e.putBack(out)
-		e.trouble.failed(base, e.sup, "settling", err)
+		e.trouble.failed(base, e.shared, "settling", err)
 		return
 	}
 	if out = e.reserve(ctx, conn, out); len(out) == 0 {
@@ -204,10 +205,10 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	}
 	err, e.blind = cmp.Or(err, e.blind), nil
 	if err != nil {
-		e.trouble.failed(base, e.sup, "settling", err)
+		e.trouble.failed(base, e.shared, "settling", err)
 		return
 	}
-	e.trouble.over(base, e.sup)
+	e.trouble.over(base, e.shared)
 	if len(e.passed) > 0 {
 		ids := e.passed
 		e.passed = nil
@@ -378,13 +379,13 @@ func (e *settler) pickApart(base context.Context, out []*outcome) error {
 
 // settlePart is a round trip of a walk: the server ends its statements early, so that one row costs little.
 func (e *settler) settlePart(base context.Context, part []*outcome) error {
-	ctx, cancel := e.sup.tripContext(base)
+	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
 	if err != nil {
 		return err
 	}
-	s := settlingOf(part, e.sup.walkBound())
+	s := settlingOf(part, e.walkBound())
 	if !s.empty() {
 		err = conn.Settle(ctx, &s.Settlement)
 	}
@@ -409,11 +410,11 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 	e.apart.add(r) // first: the audit reads the book, and then these
 	e.book.remove(r)
 	if o.refusals++; o.refusals == 1 {
-		o.refusedAt = e.sup.now()
+		o.refusedAt = e.now()
 	}
 	became := ""
 	if o.refusals >= settleTries && !pg.TimedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
-		ctx, cancel := e.sup.tripContext(base)
+		ctx, cancel := e.tripContext(base)
 		defer cancel()
 		conn, err := e.link.Get(ctx)
 		if err != nil {
@@ -422,7 +423,7 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
 		g := &store.Refused{Path: store.PathSettle, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, Why: why, Aside: o.refusals == 1}
-		if became, err = conn.GiveUp(ctx, g, e.sup.walkBound()); err != nil {
+		if became, err = conn.GiveUp(ctx, g, e.walkBound()); err != nil {
 			e.later(o, refusedPause)
 			return err
 		}
@@ -469,7 +470,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcom
 			e.done(o)
 		case foundInTx:
 			if o.err != nil {
-				e.sup.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
+				e.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
 					slog.Any("job", o.run.job), slog.String("error", o.text))
 			}
 			e.done(o.inTx())
@@ -479,7 +480,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcom
 		case foundHeld:
 			unsent(o)
 			if o.held++; o.held == mostHeld {
-				e.sup.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
+				e.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
 					slog.Any("job", o.run.job))
 			}
 			e.later(o, lockedPause)
@@ -487,7 +488,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcom
 			e.done(o.ended(row))
 		case foundStale:
 			e.gone(o)
-			e.sup.reporter.tell(o.tell(eventStaleSettle))
+			e.reporter.tell(o.tell(eventStaleSettle))
 			if exists && !o.run.lease.ended.Load() {
 				e.sup.goneBack() // for nobody may take it while we have the lease
 			}
@@ -497,13 +498,13 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcom
 
 // later tries an outcome again after a pause.
 func (e *settler) later(o *outcome, pause time.Duration) {
-	o.notBefore = e.sup.now().Add(pause)
+	o.notBefore = e.now().Add(pause)
 	e.locked = append(e.locked, o)
 }
 
 // gone forgets a run whose end is recorded, or is not ours to record.
 func (e *settler) gone(o *outcome) {
-	e.worked = e.sup.now()
+	e.worked = e.now()
 	e.book.remove(o.run)
 	if o.refusals > 0 {
 		e.apart.remove(o.run)
@@ -517,10 +518,10 @@ func (e *settler) done(outcomes ...*outcome) {
 		e.gone(o)
 		e.sup.redriver.ended(o.run.job)
 		if o.state == Retryable || o.state == Scheduled {
-			e.sup.claimer.noteDue(o.due(e.sup.now()))
+			e.sup.claimer.noteDue(o.due(e.now()))
 		}
 		if o.quarantined || e.sup.client.listens(o.run.lease.ctx, o.event) {
-			e.sup.reporter.tell(o.tellAll()...)
+			e.reporter.tell(o.tellAll()...)
 		}
 	}
 	if e.sup.solo.Load() != nil {

@@ -521,7 +521,7 @@ func TestTroubleIsShortAndSpread(t *testing.T) {
 	for range 20 {
 		var trouble trouble
 		for n := range 20 {
-			trouble.failed(t.Context(), s.Supervisor, "a test", errors.New("refused"))
+			trouble.failed(t.Context(), s.shared, "a test", errors.New("refused"))
 			longest := min(retryPause<<min(n, 10), maxRetryPause)
 			if pause := trouble.until.Sub(now); pause > longest || pause <= longest/2 {
 				t.Fatalf("%v after %d failures, want up to %v", pause, n+1, longest)

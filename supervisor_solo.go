@@ -8,8 +8,8 @@ import (
 
 // solo takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
 func (c *control) solo(ctx context.Context, conn store.Session, l *lease, queue string) error {
-	now, order := c.sup.now(), c.sup.solo.Load()
-	draining := c.sup.draining.Load()
+	now, order := c.now(), c.sup.solo.Load()
+	draining := c.draining.Load()
 	switch {
 	case order != nil && !order.over.Load():
 		return nil

@@ -43,7 +43,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	e.starts = nil
 	e.mu.Unlock()
 	if len(starts) == 0 {
-		e.noting.over(base, e.sup) // nobody waits any more
+		e.noting.over(base, e.shared) // nobody waits any more
 		return false
 	}
 	noted := map[string]time.Time{}
@@ -66,10 +66,10 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 		e.mu.Lock()
 		e.starts = append(starts, e.starts...)
 		e.mu.Unlock()
-		e.noting.failed(base, e.sup, "noting starts", err)
+		e.noting.failed(base, e.shared, "noting starts", err)
 		return true
 	}
-	e.noting.over(base, e.sup)
+	e.noting.over(base, e.shared)
 	for _, s := range starts {
 		at, found := noted[s.run.job.ID]
 		s.noted <- found && at.Equal(s.run.attemptedAt)
@@ -79,7 +79,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 
 // notePart is one round trip that notes some starts.
 func (e *settler) notePart(base context.Context, part []*start, noted map[string]time.Time) error {
-	ctx, cancel := e.sup.tripContext(base)
+	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
 	if err != nil {
@@ -89,14 +89,14 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	for i, s := range part {
 		list[i] = s.run.fence()
 	}
-	read, err := conn.Start(ctx, list, e.sup.cfg.Lease/12)
+	read, err := conn.Start(ctx, list, e.cfg.Lease/12)
 	maps.Copy(noted, read)
 	return err
 }
 
 // startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
 func (e *settler) startRefused(base context.Context, r *run, why error, aside bool) error {
-	ctx, cancel := e.sup.tripContext(base)
+	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
 	if err != nil {
@@ -104,7 +104,7 @@ func (e *settler) startRefused(base context.Context, r *run, why error, aside bo
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
 	g := &store.Refused{Path: store.PathClaim, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, Why: why, Later: !pg.Lasting(why), Aside: aside}
-	became, err := conn.GiveUp(ctx, g, e.sup.walkBound())
+	became, err := conn.GiveUp(ctx, g, e.walkBound())
 	if err != nil || became == "" {
 		return err
 	}

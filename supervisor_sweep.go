@@ -36,7 +36,7 @@ func (c *control) sweep(ctx context.Context, conn store.Session, l *lease, reply
 	for t := max(c.sweeps+1, turn-n+1); t <= turn; t++ {
 		mine = mine || alive[t%n] == l.id
 	}
-	started := c.sup.now()
+	started := c.now()
 	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
 	first := started.Before(c.floorsBy) && c.sup.claimer.floors.None()
 	if !mine || first || started.Before(c.sweepAt) {
@@ -46,7 +46,7 @@ func (c *control) sweep(ctx context.Context, conn store.Session, l *lease, reply
 		return nil
 	}
 	c.sweeps = turn
-	defer func() { c.sweepAt = c.sup.now().Add(9 * c.sup.now().Sub(started)) }() // also of one that failed
+	defer func() { c.sweepAt = c.now().Add(9 * c.now().Sub(started)) }() // also of one that failed
 	c.sup.claimer.audit.want(started)
 	c.sup.claimer.floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
@@ -55,7 +55,7 @@ func (c *control) sweep(ctx context.Context, conn store.Session, l *lease, reply
 	case c.orphans != nil && !c.orphans.Ended():
 	case !started.Before(c.allBy):
 		c.allBy = started.Add(allOrphansEvery)
-		c.orphans = store.NewHunt("", c.sup.queueNames(), true)
+		c.orphans = store.NewHunt("", c.queueNames(), true)
 	default:
 		c.orphans = store.NewHunt("", nil, false)
 		c.orphans.Lanes = peopled
@@ -98,7 +98,7 @@ func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled [
 		}
 	}()
 	const leastLook = 10 * time.Millisecond
-	end := time.Now().Add(c.sup.cfg.Lease / 4)
+	end := time.Now().Add(c.cfg.Lease / 4)
 	look := func(part []store.SweepLane) error {
 		bound := time.Until(end)
 		if bound < leastLook {
@@ -122,8 +122,8 @@ func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled [
 		}
 		c.behind.first++
 		err := pg.Bisect(part, look, func(lane store.SweepLane, err error) error {
-			if c.sup.quiet.may(fmt.Sprint("sweep ", lane.Key), c.sup.now()) {
-				c.sup.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
+			if c.quiet.may(fmt.Sprint("sweep ", lane.Key), c.now()) {
+				c.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
 					slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", err.Error()))
 			}
 			return nil

@@ -31,23 +31,23 @@ func (c *control) askAt(next time.Time) time.Time {
 // askUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
 // what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
 func (c *control) askUnheard(ctx context.Context) {
-	now, conn := c.sup.now(), c.link.Current()
+	now, conn := c.now(), c.link.Current()
 	if ctx.Err() != nil || c.hears() || now.Before(c.asked.Add(askEvery)) {
 		return
 	}
 	c.asked = now
-	l := c.sup.lease.Load()
-	running := c.sup.inFlight.under(l.id)
+	l := c.lease.Load()
+	running := c.inFlight.under(l.id)
 	if len(running) == 0 || conn.Closed() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.sup.cfg.Lease/6)
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Lease/6)
 	defer cancel()
 	gone, err := conn.Gone(ctx, l.id, fences(running), c.bound())
 	if err == nil {
 		c.tellGone(running, gone)
 	}
-	if took := c.sup.now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
+	if took := c.now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
 		c.asked = now.Add(20*took - askEvery)
 	}
 }
@@ -56,14 +56,14 @@ func (c *control) askUnheard(ctx context.Context) {
 // the lease that they know, which may be over by the time: a fresh one is registered with the queues of before.
 func (c *control) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.id })
-	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.sup.queueNames()) {
+	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.queueNames()) {
 		return nil
 	}
 	if !c.sup.changing.TryLock() {
 		return nil // by somebody who is at it; the next heartbeat sees what came of it
 	}
 	defer c.sup.changing.Unlock()
-	reg := c.sup.registration(l.id, c.sup.queueStates())
+	reg := c.sup.registration(l.id, c.queueStates())
 	if err := conn.ServeOn(ctx, l.id, reg); err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func (c *claimer) poke() {
 // rest is how long there is nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
-	if c.sup.lease.Load().ended.Load() {
+	if c.lease.Load().ended.Load() {
 		return retryPause // until control has a lease again
 	}
 	switch {
@@ -45,7 +45,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
 		rest = min(rest, order.idleBy.Sub(now))
 	}
-	for _, q := range c.sup.queueStates() {
+	for _, q := range c.queueStates() {
 		if q.buffer.len() > 0 {
 			rest = min(rest, bufferPatience/4)
 		}
@@ -79,28 +79,28 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 func (c *claimer) saysFull() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sup.cfg.DisableNotify || c.asleep && !c.anew && slices.Equal(c.full, c.sup.queueNames())
+	return c.cfg.DisableNotify || c.asleep && !c.anew && slices.Equal(c.full, c.queueNames())
 }
 
 // sleepFull says in drover_sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
 // nobody would notify those that have a free slot. The first claim when there is room says the contrary.
 func (c *claimer) sleepFull(base context.Context) {
-	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.sup.cfg.Lease/2))
+	ctx, cancel := context.WithTimeout(base, min(tripTimeout, c.cfg.Lease/2))
 	defer cancel()
-	all := c.sup.queueNames()
+	all := c.queueNames()
 	c.mu.Lock()
 	c.anew = false
 	c.mu.Unlock()
 	conn, err := c.link.Get(ctx)
 	if err == nil {
-		err = conn.Sleep(ctx, &store.Sleep{Supervisor: c.sup.lease.Load().id, Asleep: true, Full: all})
+		err = conn.Sleep(ctx, &store.Sleep{Supervisor: c.lease.Load().id, Asleep: true, Full: all})
 	}
 	if err != nil {
 		c.sayAnew()
-		c.trouble.failed(base, c.sup, "falling asleep", err)
+		c.trouble.failed(base, c.shared, "falling asleep", err)
 		return
 	}
-	c.trouble.over(base, c.sup)
+	c.trouble.over(base, c.shared)
 	c.says(true, time.Time{}, all)
 }
 
@@ -108,7 +108,7 @@ func (c *claimer) sleepFull(base context.Context) {
 func (c *claimer) says(asleep bool, until time.Time, full []string) {
 	c.asleep, c.until, c.full = asleep, until, full
 	if asleep {
-		c.sleeping.Store(int64(len(c.sup.queueNames())))
+		c.sleeping.Store(int64(len(c.queueNames())))
 	} else {
 		c.sleeping.Store(0)
 	}
@@ -125,9 +125,9 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 	if c.idleAt.IsZero() {
 		c.idleAt = now
 	}
-	longest := c.sup.cfg.PollInterval
+	longest := c.cfg.PollInterval
 	switch {
-	case !c.asleep && !c.sup.cfg.DisableNotify:
+	case !c.asleep && !c.cfg.DisableNotify:
 		longest = min(longest, awakePoll)
 	case now.Sub(c.idleAt) >= restAfter:
 		longest = c.sup.restInterval
@@ -188,7 +188,7 @@ func (c *claimer) fallAsleep(claim *plan, now time.Time) *store.Sleep {
 	c.anew = false
 	c.mu.Unlock()
 	full := claim.full()
-	if c.sup.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
+	if c.cfg.DisableNotify || asleep == c.asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
 		return nil
 	}
 	note := &store.Sleep{Supervisor: claim.lease.id, Asleep: asleep, Full: full}

@@ -68,7 +68,7 @@ func mutants() []mutant {
 		{
 			name: "full-but-asleep", bug: "a supervisor that was asleep when its slots filled does not say that it has no room",
 			file:  "supervisor_wake.go",
-			old:   "c.asleep && !c.anew && slices.Equal(c.full, c.sup.queueNames())",
+			old:   "c.asleep && !c.anew && slices.Equal(c.full, c.queueNames())",
 			new:   "c.asleep",
 			tests: []string{"TestAFullSupervisorIsAsleep"},
 		},
@@ -404,8 +404,8 @@ func mutants() []mutant {
 		{
 			name: "no-deadline", bug: "handlers are not told that their lease is not kept up",
 			file:  "supervisor_lease.go",
-			old:   "!c.sup.now().Before(c.deadline()) && l.lose()",
-			new:   "!c.sup.now().Before(c.deadline()) && !l.ended.Load()",
+			old:   "!c.now().Before(c.deadline()) && l.lose()",
+			new:   "!c.now().Before(c.deadline()) && !l.ended.Load()",
 			tests: []string{"TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt"},
 		},
 		{
@@ -910,8 +910,8 @@ func mutants() []mutant {
 		{
 			name: "added-to-the-old-row", bug: "a queue added next to a registration is unknown to the new row",
 			file:  "supervisor_unheard.go",
-			old:   "if i < 0 || slices.Equal(reply.Peers[i].Queues, c.sup.queueNames()) {",
-			new:   "if i >= 0 || slices.Equal(reply.Peers[i].Queues, c.sup.queueNames()) {",
+			old:   "if i < 0 || slices.Equal(reply.Peers[i].Queues, c.queueNames()) {",
+			new:   "if i >= 0 || slices.Equal(reply.Peers[i].Queues, c.queueNames()) {",
 			tests: []string{"TestAQueueAddedNextToARegistration"},
 		},
 		{
@@ -1022,7 +1022,7 @@ func mutants() []mutant {
 		{
 			name: "lease-without-a-timer", bug: "an application that blocks the control goroutine keeps handlers at work beyond the lease",
 			file:  "supervisor_lease.go",
-			old:   "\t\tc.timer.Reset(c.deadline().Sub(c.sup.now()))\n",
+			old:   "\t\tc.timer.Reset(c.deadline().Sub(c.now()))\n",
 			new:   "\t\tc.timer.Stop()\n",
 			tests: []string{"TestABlockedLogKeepsNoHandlerAtWork"},
 		},
