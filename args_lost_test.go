@@ -208,10 +208,10 @@ func TestArgsThatLoseAFieldAreRefused(t *testing.T) {
 	for range 2 {
 		_, err := db.client.Enqueue(t.Context(), shipping{time.Now(), "Rome"}, nil)
 		refused("Enqueue", err, "args", wants)
-		_, err = db.client.EnqueueMany(t.Context(), []Batch{{Args: &shipping{}}})
-		refused("EnqueueMany", err, "Batch[0].args", wants)
+		_, err = db.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: &shipping{}}})
+		refused("EnqueueMany", err, "items[0].args", wants)
 	}
-	_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+	_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
 		Handle(func(context.Context, *Job, shipping) error { return nil }, WorkerOpts{}),
 	}})
 	refused("Supervisor", err, "Workers[0]", strings.ReplaceAll(wants, "Marshal", "Unmarshal"))

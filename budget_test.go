@@ -79,10 +79,10 @@ func failOnce(kind string, retry RetryStrategy, budget RetryBudget) Worker {
 func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 100 {
 		for _, kind := range []string{"soon", "jitter", "later"} {
-			batch = append(batch, Batch{Args: dyn{kind: kind}, Opts: &EnqueueOpts{Queue: "payments"}})
+			batch = append(batch, EnqueueItem{Args: dyn{kind: kind}, Opts: &EnqueueOpts{Queue: "payments"}})
 		}
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
@@ -133,7 +133,7 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 			Workers: []Worker{
 				failOnce("same", Constant{Delay: time.Hour}, RetryBudget{}),
 				failOnce("jitter", Constant{Delay: time.Hour, Jitter: JitterUp(0.001)}, RetryBudget{}),
-				failOnce("by id", Custom{Func: func(f Failure) (time.Duration, bool) {
+				failOnce("by id", Custom{Func: func(f FailedRun) (time.Duration, bool) {
 					return time.Hour + time.Duration(f.Job.ID[25])*10*time.Millisecond, true
 				}}, RetryBudget{}),
 			},
@@ -743,7 +743,7 @@ func TestBadBudgets(t *testing.T) {
 			"Queues[0].RetryBudget":  {Queues: []Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
 			"Workers[0].RetryBudget": {Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
 		} {
-			_, err := db.client.Supervisor(cfg)
+			_, err := db.client.NewSupervisor(cfg)
 			var invalid *InvalidError
 			if !errors.As(err, &invalid) || invalid.Field != field+"."+tc.field {
 				t.Errorf("%+v: %v, want one about %s.%s", tc.budget, err, field, tc.field)
@@ -751,7 +751,7 @@ func TestBadBudgets(t *testing.T) {
 		}
 	}
 	for _, budget := range []RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
-		if _, err := db.client.Supervisor(SupervisorConfig{RetryBudget: budget, Queues: []Queue{{}}, Workers: doingNothing()}); err != nil {
+		if _, err := db.client.NewSupervisor(SupervisorConfig{RetryBudget: budget, Queues: []Queue{{}}, Workers: doingNothing()}); err != nil {
 			t.Errorf("%+v: %v", budget, err)
 		}
 	}

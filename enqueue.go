@@ -57,9 +57,9 @@ type EnqueueOpts struct {
 	// no invisible ones such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// ConcurrencyKey names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs
+	// Key names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs
 	// at most so many of one key at once; it has no other effect. Zero means none.
-	ConcurrencyKey string
+	Key string
 
 	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
 	// "drover:" are refused.
@@ -112,16 +112,16 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 	return c.enqueued(ctx, job, existing), nil
 }
 
-// Batch is one job of an EnqueueMany.
-type Batch struct {
+// EnqueueItem is one job of an EnqueueMany.
+type EnqueueItem struct {
 	Args Args
 	Opts *EnqueueOpts
 }
 
 // EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order.
 // Jobs that set no more than a queue and a priority go by COPY. Errors as Enqueue, every bad job named.
-func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, error) {
-	jobs, err := c.encodeAll(batch)
+func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) ([]Receipt, error) {
+	jobs, err := c.encodeAll(items)
 	if err != nil || len(jobs) == 0 {
 		return nil, err
 	}
@@ -134,8 +134,8 @@ func (c *Client) EnqueueMany(ctx context.Context, batch []Batch) ([]Receipt, err
 }
 
 // EnqueueManyTx is EnqueueMany in the caller's transaction.
-func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, batch []Batch) ([]Receipt, error) {
-	jobs, err := c.encodeAll(batch)
+func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) ([]Receipt, error) {
+	jobs, err := c.encodeAll(items)
 	if err != nil || len(jobs) == 0 {
 		return nil, err
 	}
@@ -173,13 +173,13 @@ type newJob struct {
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
 
-func (c *Client) encodeAll(batch []Batch) ([]*newJob, error) {
+func (c *Client) encodeAll(items []EnqueueItem) ([]*newJob, error) {
 	var bad problems
-	jobs := make([]*newJob, 0, len(batch))
-	for i, b := range batch {
+	jobs := make([]*newJob, 0, len(items))
+	for i, b := range items {
 		job, err := c.encode(b.Args, b.Opts)
 		if err != nil {
-			bad.at(fmt.Sprintf("Batch[%d]", i), err)
+			bad.at(fmt.Sprintf("items[%d]", i), err)
 		}
 		jobs = append(jobs, job)
 	}
@@ -195,7 +195,7 @@ func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
-	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.ConcurrencyKey}
+	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&bad, job, args)
 	job.encodeOptions(&bad, opts)
 	if err := bad.err(); err != nil {
@@ -299,7 +299,7 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 			bad.join(checkSeen(field, tag))
 		}
 	}
-	bad.join(checkText("ConcurrencyKey", opts.ConcurrencyKey, 256))
+	bad.join(checkText("Key", opts.Key, 256))
 	j.encodeMetadata(bad, "Metadata", opts.Metadata)
 }
 

@@ -85,11 +85,11 @@ func (db *testDB) ways(t *testing.T) []way {
 			return r, tx.Commit()
 		}},
 		{"EnqueueMany", func(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
-			return one(db.client.EnqueueMany(ctx, []Batch{{args, opts}}))
+			return one(db.client.EnqueueMany(ctx, []EnqueueItem{{args, opts}}))
 		}},
 		{"EnqueueManyTx", func(ctx context.Context, args Args, opts *EnqueueOpts) (r Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-				r, err = one(db.client.EnqueueManyTx(ctx, tx, []Batch{{args, opts}}))
+				r, err = one(db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{args, opts}}))
 				return err
 			})
 			return r, err
@@ -127,7 +127,7 @@ func enqueueOptions() []struct {
 		{"RetryUntil", EnqueueOpts{RetryUntil: at}, `retry_until = '2131-02-03 03:05:06.000007+00'`},
 		{"Tags", EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
 		{"Metadata", EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
-		{"ConcurrencyKey", EnqueueOpts{ConcurrencyKey: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
+		{"Key", EnqueueOpts{Key: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
 	}
 }
 
@@ -304,7 +304,7 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"attempts beyond the column":   {opts: EnqueueOpts{MaxAttempts: math.MaxInt32 + 1}, field: "MaxAttempts"},
 		"strategy with a bad setting":  {opts: EnqueueOpts{Retry: Exponential{Multiplier: 0.5}}, field: "Retry.Multiplier"},
 		"strategy with a bad jitter":   {opts: EnqueueOpts{Retry: Linear{Jitter: "zigzag"}}, field: "Retry.Jitter"},
-		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
+		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
 		"negative timeout":             {opts: EnqueueOpts{Timeout: -time.Second}, field: "Timeout"},
 		"timeout without a unit":       {opts: EnqueueOpts{Timeout: 30}, field: "Timeout"},
 		"timeout under 1 ms":           {opts: EnqueueOpts{Timeout: time.Millisecond - 1}, field: "Timeout"},
@@ -317,8 +317,8 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"NUL in the metadata":          {opts: EnqueueOpts{Metadata: map[string]any{"f": "\x00"}}, field: "Metadata"},
 		"metadata over 64 KiB":         {opts: EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("x", 64<<10)}}, field: "Metadata"},
 		"metadata of drover's own":     {opts: EnqueueOpts{Metadata: map[string]any{"drover:x": 1}}, field: "Metadata"},
-		"NUL in the concurrency key":   {opts: EnqueueOpts{ConcurrencyKey: "\x00"}, field: "ConcurrencyKey"},
-		"concurrency key of 257 bytes": {opts: EnqueueOpts{ConcurrencyKey: strings.Repeat("x", 257)}, field: "ConcurrencyKey"},
+		"NUL in the concurrency key":   {opts: EnqueueOpts{Key: "\x00"}, field: "Key"},
+		"concurrency key of 257 bytes": {opts: EnqueueOpts{Key: strings.Repeat("x", 257)}, field: "Key"},
 		"metadata nested 65 deep":      {opts: EnqueueOpts{Metadata: map[string]any{"f": nested(64)}}, field: "Metadata"},
 		"kind not among Config.Kinds":  {args: anyKind("unheard of"), field: "kind"},
 		"many of the fields of a time": {opts: EnqueueOpts{ExpiresAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC), ScheduledAt: time.Date(-6, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ExpiresAt"},
@@ -335,9 +335,9 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 			client := offline(t, cfg)
 			_, one := client.Enqueue(t.Context(), tc.args, &tc.opts)
 			_, inTx := client.EnqueueTx(t.Context(), nil, tc.args, &tc.opts)
-			_, many := client.EnqueueMany(t.Context(), []Batch{{letter{}, nil}, {tc.args, &tc.opts}})
-			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []Batch{{letter{}, nil}, {tc.args, &tc.opts}})
-			for want, errs := range map[string][]error{tc.field: {one, inTx}, "Batch[1]." + tc.field: {many, manyTx}} {
+			_, many := client.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
+			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
+			for want, errs := range map[string][]error{tc.field: {one, inTx}, "items[1]." + tc.field: {many, manyTx}} {
 				for _, err := range errs {
 					if !errors.Is(err, ErrInvalid) || !slices.Contains(fields(t, err), want) {
 						t.Errorf("%v, want a mistake in %s", err, want)
@@ -366,7 +366,7 @@ func TestInputAtItsBounds(t *testing.T) {
 			opts := &EnqueueOpts{
 				Queue: strings.Repeat("é", 64), Priority: 1, Tags: slices.Repeat([]string{strings.Repeat("t", 128)}, 32),
 				Metadata:  map[string]any{"f": strings.Repeat("<", 64<<10-len(`{"f":""}`))},
-				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), ConcurrencyKey: strings.Repeat("k", 256),
+				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), Key: strings.Repeat("k", 256),
 			}
 			if _, err := way.enqueue(t.Context(), args, opts); err != nil {
 				t.Errorf("%s: %.200v", way.name, err)
@@ -382,18 +382,18 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 	opts := &EnqueueOpts{
 		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, Timeout: -1,
 		Retry: Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
-		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, ConcurrencyKey: "\xff",
+		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, Key: "\xff",
 	}
 	_, err := client.Enqueue(t.Context(), anyKind(""), opts)
 	want := []string{
 		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "Retry.Base", "Retry.Max", "Timeout",
-		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "ConcurrencyKey", "Metadata",
+		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "Key", "Metadata",
 	}
 	if got := fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("told\n%q, want\n%q", got, want)
 	}
-	_, err = client.EnqueueMany(t.Context(), []Batch{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
-	if got, want := fields(t, err), []string{"Batch[0].kind", "Batch[2].args", "Batch[3].Priority"}; !slices.Equal(got, want) {
+	_, err = client.EnqueueMany(t.Context(), []EnqueueItem{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
+	if got, want := fields(t, err), []string{"items[0].kind", "items[2].args", "items[3].Priority"}; !slices.Equal(got, want) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 }
@@ -471,7 +471,7 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 			if err != nil || r != (Receipt{id, true}) {
 				t.Errorf("%s: %+v, %v", name, r, err)
 			}
-			for what, again := range map[string]Batch{
+			for what, again := range map[string]EnqueueItem{
 				"args":  {letter{"b"}, &EnqueueOpts{ID: id}},
 				"queue": {letter{"a"}, &EnqueueOpts{ID: id, Queue: "post"}},
 				"kind":  {payload{letter{"a"}}, &EnqueueOpts{ID: id}},
@@ -532,9 +532,9 @@ func TestManyProducersWithOneID(t *testing.T) {
 func TestBatchesInOppositeOrders(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	forth := make([]Batch, 2500)
+	forth := make([]EnqueueItem, 2500)
 	for i := range forth {
-		forth[i] = Batch{letter{}, &EnqueueOpts{ID: ulid.Make().String()}}
+		forth[i] = EnqueueItem{letter{}, &EnqueueOpts{ID: ulid.Make().String()}}
 	}
 	back := slices.Clone(forth)
 	slices.Reverse(back)
@@ -542,7 +542,7 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 	stored := make([]int, 4)
 	for i := range stored {
 		wg.Go(func() {
-			receipts, err := db.client.EnqueueMany(t.Context(), [][]Batch{forth, back}[i%2])
+			receipts, err := db.client.EnqueueMany(t.Context(), [][]EnqueueItem{forth, back}[i%2])
 			if err != nil {
 				t.Error(err)
 			}
@@ -563,9 +563,9 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 func TestOneIDTwiceInABatch(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	many := map[string]func(context.Context, []Batch) ([]Receipt, error){
+	many := map[string]func(context.Context, []EnqueueItem) ([]Receipt, error){
 		"EnqueueMany": db.client.EnqueueMany,
-		"EnqueueManyTx": func(ctx context.Context, batch []Batch) (receipts []Receipt, err error) {
+		"EnqueueManyTx": func(ctx context.Context, batch []EnqueueItem) (receipts []Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 				receipts, err = db.client.EnqueueManyTx(ctx, tx, batch)
 				return err
@@ -575,7 +575,7 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 	}
 	for name, enqueue := range many {
 		id, other := ulid.Make().String(), ulid.Make().String()
-		same := []Batch{
+		same := []EnqueueItem{
 			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 7}},
 			{letter{"b"}, nil},
 			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 1}},
@@ -604,7 +604,7 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 		}
 		before := value[int](t, db, `select count(*) from jobs`)
 		third := ulid.Make().String()
-		_, err = enqueue(t.Context(), []Batch{{letter{"x"}, nil}, {letter{"a"}, &EnqueueOpts{ID: third}}, {letter{"b"}, &EnqueueOpts{ID: third}}})
+		_, err = enqueue(t.Context(), []EnqueueItem{{letter{"x"}, nil}, {letter{"a"}, &EnqueueOpts{ID: third}}, {letter{"b"}, &EnqueueOpts{ID: third}}})
 		if !errors.Is(err, ErrIDConflict) {
 			t.Errorf("%s: two jobs with one id: %v, want ErrIDConflict", name, err)
 		}
@@ -723,7 +723,7 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 			t.Fatalf("round %d: %+v, %v", i, again, err)
 		}
 	}
-	batch := []Batch{{letter{"a"}, &EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &EnqueueOpts{ID: ulid.Make().String()}}}
+	batch := []EnqueueItem{{letter{"a"}, &EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &EnqueueOpts{ID: ulid.Make().String()}}}
 	w.loseReplyTo(func(written []byte) bool { return bytes.Contains(written, []byte("commit\x00")) })
 	if receipts, err := db.client.EnqueueMany(t.Context(), batch); err == nil || receipts != nil {
 		t.Fatal("the reply was not lost")
@@ -785,7 +785,7 @@ func TestEnqueueInEveryExecMode(t *testing.T) {
 				}
 			}
 		}
-		if page, err := other.client.List(t.Context(), Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
+		if page, err := other.client.Jobs(t.Context(), Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
 			t.Errorf("%v: List: %d jobs, %v", mode, len(page.Jobs), err)
 		}
 	}
@@ -848,9 +848,9 @@ func TestProducerRole(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []Batch{{letter{}, nil}}); return err }(),
-		"Get":         func() error { _, err := producer.Get(t.Context(), ulid.Make().String()); return err }(),
-		"List":        func() error { _, err := producer.List(t.Context(), Filter{}, "", 0); return err }(),
+		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}}); return err }(),
+		"Get":         func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
+		"List":        func() error { _, err := producer.Jobs(t.Context(), Filter{}, "", 0); return err }(),
 		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil),
 		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), ""); return err }(),
 	} {
@@ -885,7 +885,7 @@ func TestProducerRole(t *testing.T) {
 
 	// Batches need drover_enqueue_many instead of COPY.
 	db.exec(t, `grant execute on function drover_enqueue_many to `+role)
-	receipts, err := producer.EnqueueMany(t.Context(), []Batch{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
+	receipts, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
 	if err != nil || len(receipts) != 3 {
 		t.Fatalf("EnqueueMany: %v, %v", receipts, err)
 	}
@@ -911,7 +911,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 	for name, enqueue := range map[string]func(*Client) error{
 		"Enqueue": func(c *Client) error { _, err := c.Enqueue(t.Context(), letter{}, nil); return err },
 		"EnqueueMany": func(c *Client) error {
-			_, err := c.EnqueueMany(t.Context(), []Batch{{letter{}, nil}, {letter{}, nil}})
+			_, err := c.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {letter{}, nil}})
 			return err
 		},
 	} {
@@ -1074,7 +1074,7 @@ func TestEnqueueManyKeepsTheOrder(t *testing.T) {
 	if receipts, err := db.client.EnqueueMany(t.Context(), nil); err != nil || receipts != nil {
 		t.Errorf("of nothing: %v, %v", receipts, err)
 	}
-	batch := make([]Batch, 2500)
+	batch := make([]EnqueueItem, 2500)
 	for i := range batch {
 		batch[i].Args = letter{fmt.Sprint(i)}
 		switch i % 5 {
@@ -1175,7 +1175,7 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
 	client := newClientOn(t, pool, Config{})
-	sup, err := client.Supervisor(SupervisorConfig{
+	sup, err := client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
 	})
 	if err != nil {
@@ -1192,8 +1192,8 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"Check":      client.Check(t.Context()),
-		"Get":        func() error { _, err := client.Get(t.Context(), id); return err }(),
-		"List":       func() error { _, err := client.List(t.Context(), Filter{}, "", 0); return err }(),
+		"Get":        func() error { _, err := client.Job(t.Context(), id); return err }(),
+		"List":       func() error { _, err := client.Jobs(t.Context(), Filter{}, "", 0); return err }(),
 		"Counts":     func() error { _, err := client.Counts(t.Context()); return err }(),
 		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
 		"RedriveJob": client.RedriveJob(t.Context(), id, nil),
@@ -1249,7 +1249,7 @@ func TestReadOnlyByDefault(t *testing.T) {
 	if got := <-ran; got != id {
 		t.Errorf("%s ran, want %s", got, id)
 	}
-	eventually(t, func() bool { j, err := db.client.Get(t.Context(), id); return err == nil && j.State == Completed })
+	eventually(t, func() bool { j, err := db.client.Job(t.Context(), id); return err == nil && j.State == Completed })
 	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}); err != nil || done.Changed != 1 {
 		t.Errorf("DeleteMany = %d, %v", done.Changed, err)
 	}

@@ -23,7 +23,7 @@ func ExampleHandle_followUp() {
 		drover.WorkerOpts{MaxAttempts: 1, FollowUp: &drover.FollowUp{Kind: "parcel_lost"}})
 	runOnce(pool, deliver, Parcel{Number: 7})
 
-	page, err := clientOf(pool).List(context.Background(), drover.Filter{Kind: "parcel_lost"}, "", 0)
+	page, err := clientOf(pool).Jobs(context.Background(), drover.Filter{Kind: "parcel_lost"}, "", 0)
 	must(err)
 	var lost ParcelLost // as its worker gets it
 	must(json.Unmarshal(page.Jobs[0].Args, &lost))

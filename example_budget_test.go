@@ -20,7 +20,7 @@ func ExampleClient_RetryBudgets() {
 		stop() // only for the example
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default", RetryBudget: drover.RetryBudget{Retries: 100, Per: time.Minute}}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})

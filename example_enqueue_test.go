@@ -55,7 +55,7 @@ func ExampleClient_Enqueue() {
 		panic(err)
 	}
 
-	job, err := client.Get(ctx, receipt.ID)
+	job, err := client.Job(ctx, receipt.ID)
 	must(err)
 	fmt.Println(job.Queue, job.Kind, job.State, string(job.Args))
 	// Output: deliveries parcel scheduled {"Number": 7, "Address": ""}
@@ -113,7 +113,7 @@ func ExampleClient_EnqueueTx() {
 		panic(err)
 	}
 
-	page, err := client.List(ctx, drover.Filter{}, "", 0)
+	page, err := client.Jobs(ctx, drover.Filter{}, "", 0)
 	must(err)
 	fmt.Println(len(page.Jobs), page.Jobs[0].State)
 	// Output: 1 available
@@ -124,9 +124,9 @@ func ExampleClient_EnqueueMany() {
 	client, end := newClient()
 	defer end()
 
-	var batch []drover.Batch
+	var batch []drover.EnqueueItem
 	for n := range 1000 {
-		batch = append(batch, drover.Batch{Args: Parcel{Number: n}})
+		batch = append(batch, drover.EnqueueItem{Args: Parcel{Number: n}})
 	}
 	receipts, err := client.EnqueueMany(ctx, batch)
 	fmt.Println(len(receipts), err)
@@ -142,14 +142,14 @@ func ExampleClient_EnqueueManyTx() {
 
 	tx, err := pool.Begin(ctx)
 	must(err)
-	_, err = client.EnqueueManyTx(ctx, tx, []drover.Batch{
+	_, err = client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{
 		{Args: Parcel{Number: 1}},
 		{Args: Parcel{Number: 2}, Opts: &drover.EnqueueOpts{Priority: 1}},
 	})
 	must(err)
 	must(tx.Rollback(ctx))
 
-	page, err := client.List(ctx, drover.Filter{}, "", 0)
+	page, err := client.Jobs(ctx, drover.Filter{}, "", 0)
 	must(err)
 	fmt.Println(len(page.Jobs))
 	// Output: 0
@@ -178,7 +178,7 @@ func ExampleSQLTx() {
 		panic(err)
 	}
 
-	job, err := client.Get(ctx, receipt.ID)
+	job, err := client.Job(ctx, receipt.ID)
 	must(err)
 	fmt.Println(job.State)
 	// Output: available

@@ -8,11 +8,11 @@ import (
 )
 
 // What fails, most recent first.
-func ExampleClient_Failures() {
+func ExampleClient_FailureGroups() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	groups, err := client.Failures(context.Background(), drover.FailureFilter{Status: drover.FailureOpen})
+	groups, err := client.FailureGroups(context.Background(), drover.FailureFilter{Status: drover.FailureOpen})
 	if err != nil {
 		panic(err)
 	}
@@ -24,14 +24,14 @@ func ExampleClient_Failures() {
 }
 
 // A job's newest error leads to its group.
-func ExampleClient_Failure() {
+func ExampleClient_FailureGroup() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
 
-	job, err := client.Get(ctx, id)
+	job, err := client.Job(ctx, id)
 	must(err)
-	group, err := client.Failure(ctx, job.Errors[len(job.Errors)-1].Fingerprint)
+	group, err := client.FailureGroup(ctx, job.Errors[len(job.Errors)-1].Fingerprint)
 	if err != nil {
 		panic(err)
 	}
@@ -45,14 +45,14 @@ func ExampleClient_SetFailureStatus() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	groups, err := client.Failures(ctx, drover.FailureFilter{})
+	groups, err := client.FailureGroups(ctx, drover.FailureFilter{})
 	must(err)
 
 	err = client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureResolved, "ann")
 	if err != nil {
 		panic(err)
 	}
-	open, err := client.Failures(ctx, drover.FailureFilter{Status: drover.FailureOpen})
+	open, err := client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen})
 	must(err)
 	fmt.Println(len(open), "open")
 	// Output:
@@ -64,14 +64,14 @@ func ExampleClient_SetFailurePolicy() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	groups, err := client.Failures(ctx, drover.FailureFilter{})
+	groups, err := client.FailureGroups(ctx, drover.FailureFilter{})
 	must(err)
 
 	err = client.SetFailurePolicy(ctx, groups[0].Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, "ann")
 	if err != nil {
 		panic(err)
 	}
-	group, err := client.Failure(ctx, groups[0].Fingerprint)
+	group, err := client.FailureGroup(ctx, groups[0].Fingerprint)
 	must(err)
 	fmt.Println(group.Policy.Action, "by", group.UpdatedBy)
 	// Output:

@@ -190,7 +190,7 @@ func ExampleJob_EnqueueTx() {
 	runOnce(pool, drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 7})
 	client, err := drover.New(pool, drover.Config{})
 	must(err)
-	page, err := client.List(context.Background(), drover.Filter{}, "", 0)
+	page, err := client.Jobs(context.Background(), drover.Filter{}, "", 0)
 	must(err)
 	for _, job := range page.Jobs {
 		fmt.Println(job.Kind, job.State)

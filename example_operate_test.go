@@ -29,11 +29,11 @@ func discardOne(pool *pgxpool.Pool) (id string) {
 }
 
 // The whole story of a job.
-func ExampleClient_Get() {
+func ExampleClient_Job() {
 	client, id, end := withDiscarded()
 	defer end()
 
-	job, err := client.Get(context.Background(), id)
+	job, err := client.Job(context.Background(), id)
 	if err != nil {
 		panic(err)
 	}
@@ -46,7 +46,7 @@ func ExampleClient_Get() {
 	// run 1: error: parcel has no address
 }
 
-func ExampleClient_List() {
+func ExampleClient_Jobs() {
 	ctx := context.Background()
 	client, end := newClient()
 	defer end()
@@ -56,7 +56,7 @@ func ExampleClient_List() {
 	}
 
 	for after := ""; ; {
-		page, err := client.List(ctx, drover.Filter{Kind: "parcel", State: drover.Available}, after, 2)
+		page, err := client.Jobs(ctx, drover.Filter{Kind: "parcel", State: drover.Available}, after, 2)
 		if err != nil {
 			panic(err)
 		}
@@ -96,7 +96,7 @@ func ExampleClient_RedriveJob() {
 		panic(err)
 	}
 
-	job, err := client.Get(ctx, id)
+	job, err := client.Job(ctx, id)
 	must(err)
 	fmt.Println(job.State, string(job.Args))
 	fmt.Println("attempts:", job.Attempt, "redrives:", job.Redrives, "last error:", job.LastError())
@@ -154,7 +154,7 @@ func ExampleClient_Discard() {
 
 	was, err := client.Discard(ctx, receipt.ID, "address in doubt")
 	fmt.Println(was, err)
-	job, err := client.Get(ctx, receipt.ID)
+	job, err := client.Job(ctx, receipt.ID)
 	must(err)
 	fmt.Println(job.State, job.DiscardReason, job.Errors[0].Error)
 	// Output:

@@ -57,7 +57,7 @@ func Example() {
 	})
 	must(err)
 	handler := func(ctx context.Context, job *drover.Job, c Charge) error { return charge(ctx, pool, job, c) }
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default"}},
 		Workers: []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
 	})

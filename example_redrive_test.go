@@ -24,11 +24,11 @@ func ExampleClient_PreviewRedrive() {
 }
 
 // 20 a second, five of one number at a time, and ten go first.
-func ExampleClient_Redrive() {
+func ExampleClient_StartRedrive() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	redrive, err := client.Redrive(context.Background(), drover.RedrivePlan{
+	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{
 		Filter: drover.Filter{Kind: "parcel", FinalizedAfter: time.Now().Add(-time.Hour)},
 		Rate:   20, PerKey: 5, KeyFrom: "Number", Canary: 10, By: "ann", Why: "addresses were put right",
 	})
@@ -47,7 +47,7 @@ func ExampleClient_PauseRedrive() {
 	if err := client.PauseRedrive(context.Background(), id); err != nil {
 		panic(err)
 	}
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	if err != nil {
 		panic(err)
 	}
@@ -63,18 +63,18 @@ func ExampleClient_ResumeRedrive() {
 	if err := client.ResumeRedrive(context.Background(), id); err != nil {
 		panic(err)
 	}
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	must(err)
 	fmt.Println(redrive.State, redrive.Paused)
 	// Output: running false
 }
 
 // How far is it? Anybody who knows its id can ask.
-func ExampleClient_GetRedrive() {
+func ExampleClient_Redrive() {
 	client, id, end := withRedrive()
 	defer end()
 
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	if err != nil {
 		panic(err)
 	}
@@ -90,7 +90,7 @@ func ExampleClient_AbortRedrive() {
 	if err := client.AbortRedrive(context.Background(), id, "wrong filter"); err != nil {
 		panic(err)
 	}
-	redrive, err := client.GetRedrive(context.Background(), id)
+	redrive, err := client.Redrive(context.Background(), id)
 	must(err)
 	fmt.Println(redrive.State, redrive.Note)
 	// Output: aborted wrong filter
@@ -99,7 +99,7 @@ func ExampleClient_AbortRedrive() {
 // withRedrive has a redrive of one job, which no supervisor carries on.
 func withRedrive() (client *drover.Client, id string, end func()) {
 	client, _, end = withDiscarded()
-	redrive, err := client.Redrive(context.Background(), drover.RedrivePlan{Filter: drover.Filter{All: true}})
+	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{Filter: drover.Filter{All: true}})
 	must(err)
 	return client, redrive.ID, end
 }
@@ -108,7 +108,7 @@ func ExampleClient_Redrives() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
-	_, err := client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}, Why: "asked for it"})
+	_, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}, Why: "asked for it"})
 	if err != nil {
 		panic(err)
 	}

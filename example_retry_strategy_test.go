@@ -42,7 +42,7 @@ func ExampleEvery() {
 func ExampleCustom() {
 	fibonacci := drover.Custom{
 		Name: "fibonacci",
-		Func: func(f drover.Failure) (time.Duration, bool) {
+		Func: func(f drover.FailedRun) (time.Duration, bool) {
 			if errors.Is(f.Err, fs.ErrNotExist) {
 				return 0, false
 			}

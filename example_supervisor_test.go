@@ -12,12 +12,12 @@ import (
 )
 
 // A supervisor's configuration is checked as a whole.
-func ExampleClient_Supervisor() {
+func ExampleClient_NewSupervisor() {
 	client, end := newClient()
 	defer end()
 
 	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
-	_, err := client.Supervisor(drover.SupervisorConfig{
+	_, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries", Concurrency: 20_000}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{MaxAttempts: -1})},
 		Lease:   time.Millisecond,
@@ -41,7 +41,7 @@ func ExampleSupervisor_Run() {
 		stop() // for the example; a program waits for its signal
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries", Concurrency: 20}, {Name: "invoices"}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -72,7 +72,7 @@ func ExampleSupervisor_StopNow() {
 		fmt.Println(context.Cause(ctx))
 		return ctx.Err()
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -81,7 +81,7 @@ func ExampleSupervisor_StopNow() {
 	must(err)
 	must(sup.Run(ctx))
 
-	job, err := client.Get(context.Background(), receipt.ID)
+	job, err := client.Job(context.Background(), receipt.ID)
 	must(err)
 	fmt.Println(job.State, "attempts:", job.Attempt)
 	// Output:
@@ -105,7 +105,7 @@ func ExampleSupervisor_AddQueue() {
 		}
 		return sup.AddQueue(ctx, drover.Queue{Name: "express", Concurrency: 5})
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries"}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -125,7 +125,7 @@ func ExampleSupervisor_RemoveQueue() {
 	defer end()
 
 	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "deliveries"}, {Name: "express"}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -151,7 +151,7 @@ func ExampleSupervisor_Stats() {
 		stop()
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
 	})
@@ -189,7 +189,7 @@ func ExampleHooks() {
 		}
 		return nil
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{Retry: drover.Every(10 * time.Millisecond)})},
 	})

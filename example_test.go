@@ -36,7 +36,7 @@ func afterOneRun(worker drover.Worker, args drover.Args) *drover.JobInfo {
 	receipt := runOnce(pool, worker, args)
 	client, err := drover.New(pool, drover.Config{})
 	must(err)
-	job, err := client.Get(context.Background(), receipt.ID)
+	job, err := client.Job(context.Background(), receipt.ID)
 	must(err)
 	return job
 }
@@ -51,7 +51,7 @@ func runOnce(pool *pgxpool.Pool, worker drover.Worker, args drover.Args) drover.
 	must(err)
 	receipt, err := client.Enqueue(ctx, args, nil)
 	must(err)
-	sup, err := client.Supervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{worker}})
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{worker}})
 	must(err)
 	must(sup.Run(ctx))
 	return receipt

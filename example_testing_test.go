@@ -88,7 +88,7 @@ func runOne(t *testing.T, pool *pgxpool.Pool, worker drover.Worker, args drover.
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default"}},
 		Workers: []drover.Worker{worker},
 	})
@@ -98,7 +98,7 @@ func runOne(t *testing.T, pool *pgxpool.Pool, worker drover.Worker, args drover.
 	if err := sup.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
-	job, err := client.Get(t.Context(), receipt.ID)
+	job, err := client.Job(t.Context(), receipt.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

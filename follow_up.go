@@ -41,7 +41,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	Queue       string          `json:"queue"`
 	JobKind     string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Get returns them) or not readable
+	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
 	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
 	Error       string          `json:"error"`  // of the last failed run, as are Class and Fingerprint; "" if none failed
 	Class       string          `json:"class"`

@@ -265,7 +265,7 @@ func TestFollowUpIsValidated(t *testing.T) {
 		{FollowUp{Kind: "known", Queue: strings.Repeat("q", 129)}, "Queue"},
 		{FollowUp{Kind: "known"}, ""},
 	} {
-		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{FollowUp: &c.follow}, doNothing)}})
+		_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{FollowUp: &c.follow}, doNothing)}})
 		var invalid *InvalidError
 		if (err != nil) != (c.field != "") || err != nil && (!errors.As(err, &invalid) || invalid.Field != "Workers[0].FollowUp."+c.field) {
 			t.Errorf("%+v: %v", c.follow, err)

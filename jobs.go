@@ -16,7 +16,7 @@ import (
 
 // Args are the arguments of a job: a struct that marshals to JSON and names the job's kind. Kind must return the same
 // name for every value of the type, the zero value included. A struct that embeds a type with a MarshalJSON, such as
-// time.Time, inherits that method. If another field of the struct would be lost, Client.Supervisor and Enqueue refuse
+// time.Time, inherits that method. If another field of the struct would be lost, Client.NewSupervisor and Enqueue refuse
 // the type and name the field.
 type Args interface {
 	Kind() string
@@ -48,7 +48,7 @@ type Job struct {
 	Tags        []string        //
 	Metadata    json.RawMessage // nil if none
 
-	ConcurrencyKey string // as in EnqueueOpts, "" if none
+	Key string // as in EnqueueOpts, "" if none
 
 	run *run // nil outside a supervisor
 }

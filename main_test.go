@@ -103,7 +103,7 @@ func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
 // run starts a supervisor and ends it with the test.
 func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 	t.Helper()
-	sup, err := db.client.Supervisor(cfg)
+	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

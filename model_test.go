@@ -186,7 +186,7 @@ func (m *reference) enqueueSome(r *rapid.T) bool {
 	delay := rapid.SampledFrom([]time.Duration{0, 0, time.Hour}).Draw(r, "delay")
 	opts := EnqueueOpts{
 		Delay: delay, MaxAttempts: rapid.SampledFrom([]int{3, 20, 2, 1}).Draw(r, "max attempts"),
-		ConcurrencyKey: rapid.SampledFrom([]string{"a", "b", ""}).Draw(r, "key"),
+		Key: rapid.SampledFrom([]string{"a", "b", ""}).Draw(r, "key"),
 	}
 	for _, id := range m.enqueueJobs(m.tb, rapid.IntRange(1, 3).Draw(r, "jobs"), &opts) {
 		m.stored(id, &opts)
@@ -195,7 +195,7 @@ func (m *reference) enqueueSome(r *rapid.T) bool {
 }
 
 func (m *reference) stored(id string, opts *EnqueueOpts) {
-	j := &modelJob{id: id, key: opts.ConcurrencyKey, max: opts.MaxAttempts, state: Available, due: true}
+	j := &modelJob{id: id, key: opts.Key, max: opts.MaxAttempts, state: Available, due: true}
 	if opts.Delay > 0 {
 		j.state, j.due = Scheduled, false
 	}
@@ -838,7 +838,7 @@ func (m *reference) startRedrive(r *rapid.T) bool {
 		plan.PerKey = 0 // would be refused
 	}
 	candidates := m.those(m.jobs, func(j *modelJob) bool { return j.state == state && !m.keeps(j) })
-	started, err := m.client.Redrive(r.Context(), plan)
+	started, err := m.client.StartRedrive(r.Context(), plan)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -1086,7 +1086,7 @@ func (m *reference) restore(r *rapid.T) bool {
 	return true
 }
 
-func (m *reference) moved(r *rapid.T, got Moved, err error, picked []*modelJob, from, to map[string]*modelJob) {
+func (m *reference) moved(r *rapid.T, got ArchiveResult, err error, picked []*modelJob, from, to map[string]*modelJob) {
 	jobs, conflicts := 0, 0
 	for _, j := range picked {
 		if to[j.id] != nil {

@@ -57,7 +57,7 @@ type JobInfo struct {
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
 
-	ConcurrencyKey string `json:"concurrency_key,omitempty"`
+	Key string `json:"concurrency_key,omitempty"`
 
 	// Unreadable names the parts of the row that cannot be shown as they are, and why. Such a part is nil or zero here; a
 	// time that is infinite or outside the years 1 to 9999 is the nearest one inside. Empty: the whole row was read.
@@ -210,8 +210,8 @@ func elements(text string) (all []string, ok bool) {
 	return nil, false
 }
 
-// Get reads one job. What cannot be read of it is named in Unreadable, and is no error. Errors: ErrNotFound.
-func (c *Client) Get(ctx context.Context, id string) (*JobInfo, error) {
+// Job reads one job. What cannot be read of it is named in Unreadable, and is no error. Errors: ErrNotFound.
+func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
 	}
@@ -233,13 +233,13 @@ type Page struct {
 	Next string    `json:"next,omitempty"` // give it to List, with the same filter, for the next page; "" at the end
 }
 
-// List reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
+// Jobs reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
 // top). Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
 // own indexes; all others newest id first along the primary key, so that a filter which fits few of them reads far. A
 // job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. A row that cannot be read does
 // not fail the page: JobInfo.Unreadable says what is missing. Such a row does not match a filter by Error, Tags or Args.
 // Errors: *InvalidError.
-func (c *Client) List(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
+func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
 	switch {
 	case limit == 0:
@@ -282,8 +282,8 @@ func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	return n, nil
 }
 
-// Count is how many jobs of one queue are in one state.
-type Count struct {
+// QueueCount is how many jobs of one queue are in one state.
+type QueueCount struct {
 	Queue     string     `json:"queue"`
 	State     State      `json:"state"`
 	Jobs      int64      `json:"jobs"`
@@ -291,7 +291,7 @@ type Count struct {
 }
 
 // Counts counts all jobs by queue and state. It reads the whole table.
-func (c *Client) Counts(ctx context.Context) ([]Count, error) {
+func (c *Client) Counts(ctx context.Context) ([]QueueCount, error) {
 	counts, err := c.desk.counts(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("count jobs: %w", err)

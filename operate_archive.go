@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Moved is what went from one table to the other.
-type Moved struct {
+// ArchiveResult is what went from one table to the other.
+type ArchiveResult struct {
 	Jobs      int64    `json:"jobs"`
 	Conflicts []string `json:"conflicts,omitempty"` // ids that are there already, of another life of that id: they stay where they were
 
@@ -17,7 +17,7 @@ type Moved struct {
 	Refused []Refusal `json:"refused,omitempty"`
 }
 
-func (m *Moved) refuse(refused ...Refusal) {
+func (m *ArchiveResult) refuse(refused ...Refusal) {
 	m.Refused = append(m.Refused, refused[:min(len(refused), maxRefusals-len(m.Refused))]...)
 }
 
@@ -47,9 +47,9 @@ type ArchiveOpts struct {
 
 // Archive moves jobs that have ended and fit the filter to the table jobs_archive, where they cost the queue nothing. It
 // goes in batches, each one statement: a job is in one table or the other, and what was moved before an error stays
-// moved. Jobs that the database refuses to move stay, are in Moved.Refused, and hold up no others. An id in the archive
+// moved. Jobs that the database refuses to move stay, are in ArchiveResult.Refused, and hold up no others. An id in the archive
 // is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
-func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) (Moved, error) {
+func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) (ArchiveResult, error) {
 	var bad problems
 	if opts == nil {
 		opts = &ArchiveOpts{}
@@ -62,7 +62,7 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 	}
 	doc := filterFor(&bad, filter)
 	if err := bad.err(); err != nil {
-		return Moved{}, err
+		return ArchiveResult{}, err
 	}
 	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest))
 	if err != nil {
@@ -73,13 +73,13 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 
 // Restore moves jobs that fit the filter back from the archive, as they were: discarded ones can be redriven then. Where
 // their queue has ArchiveDiscardedAfter the pruner archives them again within a minute or so, unless they are redriven.
-// Jobs that the database refuses to move stay in the archive and are in Moved.Refused. An empty filter is an
+// Jobs that the database refuses to move stay in the archive and are in ArchiveResult.Refused. An empty filter is an
 // *InvalidError.
-func (c *Client) Restore(ctx context.Context, filter Filter) (Moved, error) {
+func (c *Client) Restore(ctx context.Context, filter Filter) (ArchiveResult, error) {
 	var bad problems
 	doc := filterFor(&bad, filter)
 	if err := bad.err(); err != nil {
-		return Moved{}, err
+		return ArchiveResult{}, err
 	}
 	moved, err := c.desk.move(ctx, doc, restoreStep())
 	if err != nil {

@@ -66,10 +66,10 @@ type FailureFilter struct {
 	Limit  int // the so many seen last; zero means 50, at most 10,000
 }
 
-// Failures reads failure groups, the one seen last first. A supervisor adds up what has failed every sixth of its
+// FailureGroups reads failure groups, the one seen last first. A supervisor adds up what has failed every sixth of its
 // lease, so the groups lag by that much. To count discarded jobs it reads an index of them all.
 // Errors: *InvalidError.
-func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
+func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems
 	bad.join(checkText("FailureFilter.Kind", filter.Kind, 1024))
 	if filter.Status != "" {
@@ -91,8 +91,8 @@ func (c *Client) Failures(ctx context.Context, filter FailureFilter) ([]FailureG
 	return groups, nil
 }
 
-// Failure reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNotFound.
-func (c *Client) Failure(ctx context.Context, fingerprint string) (*FailureGroup, error) {
+// FailureGroup reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNotFound.
+func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*FailureGroup, error) {
 	group, err := c.desk.failure(ctx, fingerprint)
 	if err != nil {
 		return nil, failureError("get", fingerprint, err)

@@ -56,7 +56,7 @@ func (db *testDB) tend(t testing.TB) []FailureGroup {
 // theGroup is the only failure group there is.
 func (db *testDB) theGroup(t testing.TB) FailureGroup {
 	t.Helper()
-	groups, err := db.client.Failures(t.Context(), FailureFilter{})
+	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("groups: %+v, %v; want one", groups, err)
 	}
@@ -94,7 +94,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	}
 	s.settle(t, batch...)
 	db.tend(t)
-	groups, err := db.client.Failures(t.Context(), FailureFilter{Kind: "job", Status: FailureOpen})
+	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{Kind: "job", Status: FailureOpen})
 	if err != nil || len(groups) != 2 {
 		t.Fatalf("%+v, %v", groups, err)
 	}
@@ -109,7 +109,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 			!g.FirstSeen.Equal(g.LastSeen) || g.Regressions != 0 || g.Policy != (FailurePolicy{}) {
 			t.Errorf("%+v", g)
 		}
-		page, err := db.client.List(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
+		page, err := db.client.Jobs(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
 		if err != nil || int64(len(page.Jobs)) != want || page.Jobs[0].ID != g.LastJob {
 			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJob)
 		}
@@ -347,7 +347,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 		t.Errorf("a job that would not be retried: %+v", job)
 	}
 	db.tend(t)
-	if g, err := db.client.Failure(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (FailurePolicy{FailurePark, "A"}) || g.UpdatedBy != "ann" {
+	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (FailurePolicy{FailurePark, "A"}) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v, %v", g, err)
 	}
 
@@ -365,7 +365,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	if most := value[int](t, db, `select max(n) from (select count(*) as n from jobs where id = any($1) group by floor(extract(epoch from scheduled_at))) x`, parked); most > 50 {
 		t.Errorf("%d are due in one second", most)
 	}
-	if g, err := db.client.Failure(ctx, print); err != nil || g.Policy != (FailurePolicy{}) {
+	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Policy != (FailurePolicy{}) {
 		t.Errorf("%+v, %v", g, err)
 	}
 	if state := db.get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != Retryable {
@@ -473,7 +473,7 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
 	const print = "00c0ffee00c0ffee"
-	_, list := c.Failures(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
+	_, list := c.FailureGroups(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
 	for what, err := range map[string]error{
 		"list":   list,
 		"status": c.SetFailureStatus(ctx, print, "shut", "\xff"),
@@ -485,7 +485,7 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 		}
 	}
 	for _, print := range []string{print, "", "no such", print + "0", "\x00"} {
-		_, get := c.Failure(ctx, print)
+		_, get := c.FailureGroup(ctx, print)
 		for what, err := range map[string]error{
 			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, ""), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, ""),
 		} {
@@ -581,7 +581,7 @@ func TestOneOddTallyStopsNoOther(t *testing.T) {
 			if got := value[string](t, db, `select (select sum(count) from drover_failure_groups) || ' runs, ' || (select count(*) from drover_failure_tallies) || ' left'`); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
-			groups, err := db.client.Failures(t.Context(), FailureFilter{})
+			groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
 			if err != nil || len(groups) != 1 {
 				t.Errorf("%+v, %v", groups, err)
 			}
@@ -603,11 +603,11 @@ func TestOddFailureGroup(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `update drover_failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
-	g, err := db.client.Failure(t.Context(), "00000000000000aa")
+	g, err := db.client.FailureGroup(t.Context(), "00000000000000aa")
 	if err != nil || g.LastSeen.Year() != 9999 || g.ResolvedAt.Year() != 9999 || g.RegressedAt.Year() != 9999 || g.UpdatedAt.Year() != 1 {
 		t.Errorf("%+v, %v", g, err)
 	}
-	if _, err := db.client.Failures(t.Context(), FailureFilter{}); err != nil {
+	if _, err := db.client.FailureGroups(t.Context(), FailureFilter{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -27,7 +27,7 @@ func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
 // listed are the ids of a filter's first page.
 func (db *testDB) listed(t testing.TB, f Filter) []string {
 	t.Helper()
-	page, err := db.client.List(t.Context(), f, "", 1000)
+	page, err := db.client.Jobs(t.Context(), f, "", 1000)
 	if err != nil {
 		t.Fatalf("%+v: %v", f, err)
 	}
@@ -164,7 +164,7 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 		{Fingerprint: "\x00"},
 		{Redrive: "\x00"},
 	} {
-		_, listErr := db.client.List(t.Context(), filter, "", 0)
+		_, listErr := db.client.Jobs(t.Context(), filter, "", 0)
 		_, countErr := db.client.Count(t.Context(), filter)
 		_, cancelErr := db.client.CancelMany(t.Context(), filter, "")
 		_, discardErr := db.client.DiscardMany(t.Context(), filter, "")
@@ -274,14 +274,14 @@ returning id`, text)
 			t.Errorf("reason %q picks %q", text, got)
 		}
 		// Places in a list too.
-		page, err := db.client.List(t.Context(), Filter{State: Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
+		page, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
 		if err != nil || len(page.Jobs) != 1 {
 			t.Errorf("after %q: %+v, %v", text, page, err)
 		}
-		if _, err := db.client.List(t.Context(), Filter{}, text, 1); err != nil {
+		if _, err := db.client.Jobs(t.Context(), Filter{}, text, 1); err != nil {
 			t.Errorf("after %q: %v", text, err)
 		}
-		if _, err := db.client.List(t.Context(), Filter{State: Discarded}, text, 1); !errors.Is(err, ErrInvalid) {
+		if _, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, text, 1); !errors.Is(err, ErrInvalid) {
 			t.Errorf("a place that is none, %q: %v", text, err)
 		}
 	}

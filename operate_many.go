@@ -12,8 +12,8 @@ import (
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Bulk is what a verb over many jobs did.
-type Bulk struct {
+// BulkResult is what a verb over many jobs did.
+type BulkResult struct {
 	Changed int64     `json:"changed"`           // jobs cancelled, discarded or deleted
 	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
 	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
@@ -27,12 +27,12 @@ type Bulk struct {
 // A job that the database refuses to change does not stop the others. The cause may be a trigger or a foreign key of
 // the application's, a time-out, or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany
 // gives up with an error only if the first 1,000 jobs are all refused.
-func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (Bulk, error) {
+func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: eventCancelled}})
 }
 
 // DiscardMany is Discard for every unfinished job that the filter picks, and else like CancelMany.
-func (c *Client) DiscardMany(ctx context.Context, filter Filter, why string) (Bulk, error) {
+func (c *Client) DiscardMany(ctx context.Context, filter Filter, why string) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
 		name: "discard", sql: sqlDiscardMany, why: why, tell: &told{eventDiscarded, Event{Reason: ReasonOperator}},
 	})
@@ -41,7 +41,7 @@ func (c *Client) DiscardMany(ctx context.Context, filter Filter, why string) (Bu
 // DeleteMany deletes the jobs that the filter picks and that have ended, for good; unfinished ones stay. Discarded ones
 // go only where the filter names them: by State Discarded, a Reason or IDs. A State that is not final is an
 // *InvalidError. All else is as with CancelMany.
-func (c *Client) DeleteMany(ctx context.Context, filter Filter) (Bulk, error) {
+func (c *Client) DeleteMany(ctx context.Context, filter Filter) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, why: "delete"})
 }
 
@@ -52,7 +52,7 @@ type bulkVerb struct {
 	tell      *told  // of a batch; nil: nothing
 }
 
-func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk, err error) {
+func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
 	var bad problems
 	doc := filter.encode(&bad)
 	if doc == "{}" {
@@ -100,10 +100,10 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	return done, nil
 }
 
-// maxRefusals bounds Bulk.Refused.
+// maxRefusals bounds BulkResult.Refused.
 const maxRefusals = 1000
 
-func (d *Bulk) add(b *bulkBatch) {
+func (d *BulkResult) add(b *bulkBatch) {
 	d.Changed += int64(b.changed)
 	d.Refused = append(d.Refused, b.refused[:min(len(b.refused), maxRefusals-len(d.Refused))]...)
 }

@@ -28,7 +28,7 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 	}{{Filter{State: Discarded}, 7}, {Filter{Reason: ReasonPanic}, 40}, {Filter{State: Discarded, Kind: "letter"}, 1}, {Filter{State: Discarded}, 1000}} {
 		var got []string
 		for after, n := "", 0; ; n++ {
-			page, err := db.client.List(t.Context(), tc.filter, after, tc.limit)
+			page, err := db.client.Jobs(t.Context(), tc.filter, after, tc.limit)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 	}
 	for _, after := range []string{"yesterday", "/", "soon/x", strings.Repeat("0", 26), "2030-01-01T00:00:00Z", "2030-13-01T00:00:00Z/x"} {
 		var invalid *InvalidError
-		if _, err := db.client.List(t.Context(), Filter{State: Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
+		if _, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
 			t.Errorf("after %q: %v", after, err)
 		}
 	}
@@ -239,22 +239,22 @@ func TestVerbsOverMany(t *testing.T) {
 	const unknown = "00000000000000000000000000"
 	unfinished := []State{Available, Scheduled, Retryable, Parked, Running}
 	for name, tc := range map[string]struct {
-		do      func(c *Client, f Filter) (Bulk, error)
+		do      func(c *Client, f Filter) (BulkResult, error)
 		changes []State // of a filter that names no state
 		byIDs   []State
 		becomes State // "" is gone
 		entry   string
 	}{
 		"cancel": {
-			func(c *Client, f Filter) (Bulk, error) { return c.CancelMany(t.Context(), f, "sold \x00 out") },
+			func(c *Client, f Filter) (BulkResult, error) { return c.CancelMany(t.Context(), f, "sold \x00 out") },
 			unfinished, unfinished, Cancelled, "cancelled: sold \uFFFD out",
 		},
 		"discard": {
-			func(c *Client, f Filter) (Bulk, error) { return c.DiscardMany(t.Context(), f, "sold \x00 out") },
+			func(c *Client, f Filter) (BulkResult, error) { return c.DiscardMany(t.Context(), f, "sold \x00 out") },
 			unfinished, unfinished, Discarded, "discarded: sold \uFFFD out",
 		},
 		"delete": {
-			func(c *Client, f Filter) (Bulk, error) { return c.DeleteMany(t.Context(), f) },
+			func(c *Client, f Filter) (BulkResult, error) { return c.DeleteMany(t.Context(), f) },
 			[]State{Completed, Cancelled},
 			[]State{Completed, Cancelled, Discarded},
 			"", "",
@@ -374,9 +374,9 @@ from generate_series(1, 25000) n`)
 	if n, err := db.client.Count(t.Context(), Filter{Reason: ReasonPanic}); err != nil || n != 2 {
 		t.Errorf("%d to delete, %v", n, err)
 	}
-	if page, err := db.client.List(t.Context(), Filter{Reason: ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
+	if page, err := db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
 		t.Errorf("%+v, %v", page, err)
-	} else if page, err = db.client.List(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
+	} else if page, err = db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
 		t.Errorf("the second page: %+v, %v", page, err)
 	}
 	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 2 {
@@ -410,7 +410,7 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 		t.Errorf("a batch of two behind the first: %d changed, %q locked, %v", changed, locked, err)
 	}
 	type result struct {
-		done Bulk
+		done BulkResult
 		err  error
 	}
 	ended := make(chan result, 1)

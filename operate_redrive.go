@@ -28,7 +28,7 @@ type RedrivePlan struct {
 	// key at all is refused.
 	PerKey int
 
-	// KeyFrom is where in the args a job's key is, e.g. "customer.id". Zero means EnqueueOpts.ConcurrencyKey. Jobs
+	// KeyFrom is where in the args a job's key is, e.g. "customer.id". Zero means EnqueueOpts.Key. Jobs
 	// without a key are not capped; Unkeyed counts them.
 	KeyFrom string
 
@@ -155,16 +155,16 @@ type SkippedJob struct {
 	Why string `json:"why"`
 }
 
-// Redrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table drover_redrives
+// StartRedrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table drover_redrives
 // that supervisors carry on, whoever started it: they make jobs due at the plan's rate, at most a second ahead, and
 // none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
-// that end later than it began are not among them. See GetRedrive, PauseRedrive, AbortRedrive.
+// that end later than it began are not among them. See Client.Redrive, PauseRedrive, AbortRedrive.
 //
 // Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
 // row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
 // begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
 // anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a job that is not dead.
-func (c *Client) Redrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {
+func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {
 	doc, err := c.encodePlan(plan)
 	if err != nil {
 		return nil, err
@@ -221,8 +221,8 @@ func planError(err error) error {
 	return err
 }
 
-// GetRedrive reads one redrive. Errors: ErrNotFound.
-func (c *Client) GetRedrive(ctx context.Context, id string) (*Redrive, error) {
+// Redrive reads one redrive. Errors: ErrNotFound.
+func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
 	}

@@ -30,7 +30,7 @@ func (db *testDB) put(t *testing.T, columns, values string) string {
 
 func (db *testDB) get(t *testing.T, id string) *JobInfo {
 	t.Helper()
-	job, err := db.client.Get(t.Context(), id)
+	job, err := db.client.Job(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		ID: id, Queue: "post", Kind: "letter", State: Discarded, Priority: 3, Attempt: 2, MaxAttempts: 7, ScheduledAt: at(2031).Add(time.Microsecond),
 		CreatedAt: *at(2030), AttemptedAt: at(2032), FinalizedAt: at(2033), DiscardReason: "crashed", Crashes: 1, Redrives: 5, Snoozes: 6,
 		ErrorsTotal: 30, Args: json.RawMessage(`{"to": "x"}`), Retry: json.RawMessage(`{"type": "constant", "delay": "1s"}`), Tags: []string{"a", "b"},
-		Metadata: json.RawMessage(`{"m": 1}`), ConcurrencyKey: "customer 7",
+		Metadata: json.RawMessage(`{"m": 1}`), Key: "customer 7",
 		Errors: []RunError{
 			{Attempt: 1, ClaimSeq: 1, At: *at(2031), Class: "panic", Error: "e1", Type: "T", Fingerprint: "f", DurationMS: 10, DelayMS: 20, Supervisor: "s", Trace: "tr"},
 			{Class: "operator", Error: "cancelled"},
@@ -110,7 +110,7 @@ func TestIDsThatNoRowHas(t *testing.T) {
 	db := newTestDB(t)
 	db.enqueue(t, letter{}, nil)
 	for _, id := range []string{"", "%", "x", ulid.Make().String(), strings.Repeat("\x00", 26), strings.Repeat("\xff", 26), strings.Repeat("9", 1<<20)} {
-		_, got := db.client.Get(t.Context(), id)
+		_, got := db.client.Job(t.Context(), id)
 		_, cancelled := db.client.Cancel(t.Context(), id, "")
 		for _, err := range []error{got, cancelled, db.client.RedriveJob(t.Context(), id, nil)} {
 			if !errors.Is(err, ErrNotFound) {
@@ -149,12 +149,12 @@ func TestListFilters(t *testing.T) {
 			t.Errorf("%+v: %q, want none", f, got)
 		}
 	}
-	_, err := db.client.List(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tags: []string{strings.Repeat("t", 1025)}}, "\x00", 1001)
+	_, err := db.client.Jobs(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tags: []string{strings.Repeat("t", 1025)}}, "\x00", 1001)
 	want := []string{"limit", "Filter.State", "Filter.Queue", "Filter.Error", "Filter.Tags[0]", "after"}
 	if got := fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("told %q, want %q", got, want)
 	}
-	if _, err := db.client.List(t.Context(), Filter{}, "", -1); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.Jobs(t.Context(), Filter{}, "", -1); !errors.Is(err, ErrInvalid) {
 		t.Errorf("limit -1: %v", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestListFilters(t *testing.T) {
 // listed gives the first letters of the ids.
 func listed(t *testing.T, db *testDB, f Filter) (ids string) {
 	t.Helper()
-	page, err := db.client.List(t.Context(), f, "", 0)
+	page, err := db.client.Jobs(t.Context(), f, "", 0)
 	if err != nil {
 		t.Fatalf("%+v: %v", f, err)
 	}
@@ -176,9 +176,9 @@ func listed(t *testing.T, db *testDB, f Filter) (ids string) {
 func TestPagingIsComplete(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	batch := make([]Batch, 250)
+	batch := make([]EnqueueItem, 250)
 	for i := range batch {
-		batch[i] = Batch{letter{}, nil}
+		batch[i] = EnqueueItem{letter{}, nil}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
@@ -188,7 +188,7 @@ func TestPagingIsComplete(t *testing.T) {
 		seen := map[string]int{}
 		last, after := "", ""
 		for n := 0; ; n++ {
-			page, err := db.client.List(t.Context(), Filter{Queue: "default"}, after, limit)
+			page, err := db.client.Jobs(t.Context(), Filter{Queue: "default"}, after, limit)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -218,7 +218,7 @@ func TestPagingIsComplete(t *testing.T) {
 			}
 		}
 	}
-	page, err := db.client.List(t.Context(), Filter{}, strings.Repeat("0", 26), 0)
+	page, err := db.client.Jobs(t.Context(), Filter{}, strings.Repeat("0", 26), 0)
 	if err != nil || len(page.Jobs) != 0 || page.Next != "" {
 		t.Errorf("below the lowest id: %+v, %v", page, err)
 	}
@@ -829,7 +829,7 @@ func strategies() []RetryStrategy {
 func TestStoredStrategiesPassTheCheck(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	known := map[string]Custom{"n": {Name: "n", Func: func(Failure) (time.Duration, bool) { return 0, true }}}
+	known := map[string]Custom{"n": {Name: "n", Func: func(FailedRun) (time.Duration, bool) { return 0, true }}}
 	var good []string
 	for _, s := range strategies() {
 		raw, err := encodeStrategy(s)

@@ -93,7 +93,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"EnqueueOpts.Tags":        "TestTheHandlerSeesItsJob",
 		"EnqueueOpts.Metadata":    "TestTheHandlerSeesItsJob",
 
-		"EnqueueOpts.ConcurrencyKey": "TestTheHandlerSeesItsJob",
+		"EnqueueOpts.Key": "TestTheHandlerSeesItsJob",
 
 		"RedrivePlan.Filter":         "TestRedrivesShareSlots",
 		"RedrivePlan.Rate":           "TestRedrivesShareSlots",
@@ -244,7 +244,7 @@ func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 			return nil
 		}),
 	}})
-	receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]Batch{{Args: dyn{kind: "k"}}}, 100))
+	receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]EnqueueItem{{Args: dyn{kind: "k"}}}, 100))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +378,7 @@ func TestDrainTimeout(t *testing.T) {
 
 func TestCompletedRetention(t *testing.T) {
 	t.Parallel()
-	for retention, want := range map[time.Duration]int{0: 1, KeepCompleted: 1, time.Hour: 1, DeleteOnCompletion: 0} {
+	for retention, want := range map[time.Duration]int{0: 1, KeepForever: 1, time.Hour: 1, DeleteOnCompletion: 0} {
 		var heard eventLog
 		db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 		db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: retention, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
@@ -395,7 +395,7 @@ func TestCompletedRetention(t *testing.T) {
 // The supervisor's own retention is for queues that have none.
 func TestCancelledRetention(t *testing.T) {
 	t.Parallel()
-	for retention, want := range map[time.Duration]int{0: 1, time.Hour: 0, KeepCompleted: 2} {
+	for retention, want := range map[time.Duration]int{0: 1, time.Hour: 0, KeepForever: 2} {
 		db := newQuietDB(t)
 		db.finished(t, "cancelled", 2*time.Hour)
 		db.finished(t, "cancelled", 48*time.Hour)

@@ -342,7 +342,7 @@ func (r *run) isCase(c *ErrorCase, err error) (yes bool) {
 
 // backoff asks a strategy, which contains a Custom's panic itself.
 func (r *run) backoff(strategy RetryStrategy, err error) (time.Duration, bool) {
-	return r.sup.wait(strategy, Failure{
+	return r.sup.wait(strategy, FailedRun{
 		Attempt: r.job.Attempt, RetryIndex: r.job.Attempt - 1, Err: err, Job: r.job, LastDelay: r.job.LastDelay,
 	})
 }

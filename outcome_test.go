@@ -220,8 +220,8 @@ func TestHowARunCanEnd(t *testing.T) {
 			return nil
 		}, want: completed},
 
-		{name: "the strategy stops", opts: WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
-		{name: "the strategy panics", opts: WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
+		{name: "the strategy stops", opts: WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
+		{name: "the strategy panics", opts: WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
 		{name: "the retry would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(10 * time.Second)}, handle: returns(errBoom), want: discarded(retried, ReasonTimeBudget)},
 		{name: "RetryAfter would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(9 * time.Minute)}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonTimeBudget)},
 		{name: "the retry comes before RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Hour)}, handle: returns(errBoom), want: retried},
@@ -576,7 +576,7 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
 	const n = 500
-	batch := make([]Batch, n)
+	batch := make([]EnqueueItem, n)
 	for i := range batch {
 		batch[i].Args = dyn{kind: "k", N: i}
 	}

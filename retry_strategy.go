@@ -23,7 +23,7 @@ import (
 type RetryStrategy interface {
 	// delay is the wait after f, jitter included. Not ok stops: there is no next run. An err tells that a
 	// Custom could not be asked; d and ok are then those of the fallback.
-	delay(f Failure) (d time.Duration, ok bool, err error)
+	delay(f FailedRun) (d time.Duration, ok bool, err error)
 	// validate reports every setting that is refused.
 	validate() error
 	// withoutJitter is the same strategy with its jitter off.
@@ -48,8 +48,8 @@ var errPreview = errors.New("drover: preview")
 // maxBackoff bounds a wait before jitter. Jitter adds at most as much, which still fits a time.Duration.
 const maxBackoff = 100 * 365 * 24 * time.Hour
 
-// Failure is a failed run, as a Custom strategy sees it.
-type Failure struct {
+// FailedRun is a failed run, as a Custom strategy sees it.
+type FailedRun struct {
 	Attempt    int           // which run that counts this was, from 1
 	RetryIndex int           // which retry comes next, from 0: Attempt - 1
 	Err        error         // what the run failed with; not nil
@@ -57,7 +57,7 @@ type Failure struct {
 	LastDelay  time.Duration // the wait before this run, 0 on the first
 }
 
-func (f Failure) jobID() string {
+func (f FailedRun) jobID() string {
 	if f.Job == nil {
 		return ""
 	}
@@ -96,7 +96,7 @@ func waits(s RetryStrategy, jobID string, runs int) iter.Seq[time.Duration] {
 		s, last := orDefault(s), time.Duration(0)
 		for a := 1; a < runs; a++ {
 			job := &Job{ID: jobID, Attempt: a, MaxAttempts: runs, LastDelay: last}
-			d, ok, _ := s.delay(Failure{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last})
+			d, ok, _ := s.delay(FailedRun{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last})
 			if !ok || !yield(d) {
 				return
 			}
@@ -137,7 +137,7 @@ func (s Exponential) filled() Exponential {
 	return s
 }
 
-func (s Exponential) delay(f Failure) (time.Duration, bool, error) {
+func (s Exponential) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	d := maxBackoff
 	raw := float64(s.Base) * math.Pow(s.Multiplier, float64(max(f.Attempt, 1)-1))
@@ -190,7 +190,7 @@ func (s Linear) filled() Linear {
 	return s
 }
 
-func (s Linear) delay(f Failure) (time.Duration, bool, error) {
+func (s Linear) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	d, a := maxBackoff, time.Duration(max(f.Attempt, 1))
 	if s.Step <= maxBackoff/a { // else the product may overflow
@@ -235,7 +235,7 @@ func (s Constant) filled() Constant {
 	return s
 }
 
-func (s Constant) delay(f Failure) (time.Duration, bool, error) {
+func (s Constant) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	return capThenJitter(s.Delay, s.Max, s.Jitter, f), true, nil
 }
@@ -268,7 +268,7 @@ type Custom struct {
 
 	// Func returns the wait, not ok to stop: the job is then discarded as unrecoverable. A negative wait is 0.
 	// Workers call it concurrently. It may be nil if Name refers to one that the worker's process has.
-	Func func(Failure) (time.Duration, bool)
+	Func func(FailedRun) (time.Duration, bool)
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.
 	Max time.Duration
@@ -277,7 +277,7 @@ type Custom struct {
 	Jitter Jitter
 }
 
-func (s Custom) delay(f Failure) (time.Duration, bool, error) {
+func (s Custom) delay(f FailedRun) (time.Duration, bool, error) {
 	d, ok, err := s.call(f)
 	switch {
 	case err != nil:
@@ -290,7 +290,7 @@ func (s Custom) delay(f Failure) (time.Duration, bool, error) {
 }
 
 // call contains a panic of Func, and runtime.Goexit.
-func (s Custom) call(f Failure) (d time.Duration, ok bool, err error) {
+func (s Custom) call(f FailedRun) (d time.Duration, ok bool, err error) {
 	if s.Func == nil {
 		return 0, false, fmt.Errorf("%w: %q", errUnknownStrategy, s.Name)
 	}
@@ -329,7 +329,7 @@ func (s Custom) stored() storedStrategy {
 }
 
 // capThenJitter ends every strategy. The other way round all jobs at the cap would come back at one instant.
-func capThenJitter(d, limit time.Duration, j Jitter, f Failure) time.Duration {
+func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration {
 	if limit > 0 {
 		d = min(d, limit)
 	}

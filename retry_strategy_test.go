@@ -152,7 +152,7 @@ func TestTotalDelay(t *testing.T) { // R-3
 		{Every(time.Minute), 3, 2 * time.Minute},
 		{Constant{Delay: math.MaxInt64, Jitter: JitterUp(1)}, math.MaxInt32, maxBackoff},
 		{Linear{Jitter: FullJitter}, math.MaxInt32, maxBackoff},
-		{Custom{Func: func(f Failure) (time.Duration, bool) { return time.Second, f.Attempt < 3 }, Jitter: JitterUp(1)}, 10, 2 * time.Second},
+		{Custom{Func: func(f FailedRun) (time.Duration, bool) { return time.Second, f.Attempt < 3 }, Jitter: JitterUp(1)}, 10, 2 * time.Second},
 	} {
 		if got := TotalDelay(test.s, test.runs); got != test.want {
 			t.Errorf("TotalDelay(%+v, %d) = %v, want %v", test.s, test.runs, got, test.want)
@@ -164,14 +164,14 @@ func TestTotalDelay(t *testing.T) { // R-3
 func TestScheduleIsWhatHappens(t *testing.T) {
 	t.Parallel()
 	id := ulids(1)[0]
-	grow := func(f Failure) (time.Duration, bool) { return f.LastDelay + time.Second, f.Attempt < 6 }
+	grow := func(f FailedRun) (time.Duration, bool) { return f.LastDelay + time.Second, f.Attempt < 6 }
 	for _, s := range []RetryStrategy{
 		Exponential{}, Linear{Jitter: FullJitter}, Constant{Jitter: EqualJitter}, Custom{Func: grow, Jitter: JitterUp(1)},
 	} {
 		preview := Schedule(s, id, 10)
 		last := time.Duration(0)
 		for i, want := range preview {
-			got, ok, err := s.delay(Failure{Attempt: i + 1, Err: errors.New("down"), Job: &Job{ID: id}, LastDelay: last})
+			got, ok, err := s.delay(FailedRun{Attempt: i + 1, Err: errors.New("down"), Job: &Job{ID: id}, LastDelay: last})
 			if got != want || !ok || err != nil {
 				t.Errorf("%T after run %d: %v, %v, %v; Schedule said %v", s, i+1, got, ok, err, want)
 			}
@@ -221,13 +221,13 @@ func TestJitterStaysInItsBounds(t *testing.T) { // R-4
 			"exponential": Exponential{Base: wait / 4, Jitter: test.j},
 			"linear":      Linear{Step: wait / 2, Max: wait, Jitter: test.j},
 			"constant":    Constant{Delay: wait, Jitter: test.j},
-			"custom":      Custom{Func: func(Failure) (time.Duration, bool) { return wait, true }, Jitter: test.j},
+			"custom":      Custom{Func: func(FailedRun) (time.Duration, bool) { return wait, true }, Jitter: test.j},
 		} {
 			t.Run(fmt.Sprintf("%s/%s", name, test.j), func(t *testing.T) {
 				t.Parallel()
 				lo, hi := time.Duration(math.MaxInt64), time.Duration(0)
 				for _, id := range ids {
-					f := Failure{Attempt: 3, Err: errPreview, Job: &Job{ID: id}}
+					f := FailedRun{Attempt: 3, Err: errPreview, Job: &Job{ID: id}}
 					d, ok, err := s.delay(f)
 					if !ok || err != nil {
 						t.Fatalf("job %s: %v, %v", id, ok, err)
@@ -306,7 +306,7 @@ func TestJitterSurvivesTheCap(t *testing.T) { // R-5
 			"exponential": Exponential{Max: time.Hour, Jitter: j},
 			"linear":      Linear{Step: time.Hour, Max: time.Hour, Jitter: j},
 			"constant":    Constant{Delay: 50 * time.Hour, Max: time.Hour, Jitter: j},
-			"custom":      Custom{Func: func(Failure) (time.Duration, bool) { return math.MaxInt64, true }, Max: time.Hour, Jitter: j},
+			"custom":      Custom{Func: func(FailedRun) (time.Duration, bool) { return math.MaxInt64, true }, Max: time.Hour, Jitter: j},
 		} {
 			for _, id := range ulids(100) {
 				if got, want := delayOf(t, s, id, 20), delayOf(t, at, id, 20); got != want {
@@ -326,7 +326,7 @@ func TestStrategiesSaturate(t *testing.T) { // R-6
 		for _, limit := range durations {
 			for _, j := range jitters {
 				all = append(all, Linear{d, limit, j}, Constant{d, limit, j},
-					Custom{Func: func(Failure) (time.Duration, bool) { return d, true }, Max: limit, Jitter: j})
+					Custom{Func: func(FailedRun) (time.Duration, bool) { return d, true }, Max: limit, Jitter: j})
 				for _, m := range []float64{0, 1, math.Nextafter(1, 2), 2, 1e300, math.MaxFloat64} {
 					all = append(all, Exponential{d, m, limit, j})
 				}
@@ -447,9 +447,9 @@ func TestCustomSeesTheFailure(t *testing.T) { // R-7
 	t.Parallel()
 	down := errors.New("down")
 	job := &Job{ID: ulids(1)[0]}
-	var got Failure
-	s := Custom{Func: func(f Failure) (time.Duration, bool) { got = f; return f.LastDelay + time.Second, true }}
-	d, ok, err := s.delay(Failure{Attempt: 4, Err: fmt.Errorf("fetch: %w", down), Job: job, LastDelay: time.Minute})
+	var got FailedRun
+	s := Custom{Func: func(f FailedRun) (time.Duration, bool) { got = f; return f.LastDelay + time.Second, true }}
+	d, ok, err := s.delay(FailedRun{Attempt: 4, Err: fmt.Errorf("fetch: %w", down), Job: job, LastDelay: time.Minute})
 	if d != 61*time.Second || !ok || err != nil {
 		t.Errorf("delay = %v, %v, %v; want 1m1s", d, ok, err)
 	}
@@ -460,12 +460,12 @@ func TestCustomSeesTheFailure(t *testing.T) { // R-7
 
 func TestCustomMayStopAndMayNotWaitBackwards(t *testing.T) {
 	t.Parallel()
-	stop := Custom{Func: func(Failure) (time.Duration, bool) { return time.Minute, false }, Jitter: JitterUp(1)}
-	if d, ok, err := stop.delay(Failure{Attempt: 1, Err: errPreview}); d != 0 || ok || err != nil {
+	stop := Custom{Func: func(FailedRun) (time.Duration, bool) { return time.Minute, false }, Jitter: JitterUp(1)}
+	if d, ok, err := stop.delay(FailedRun{Attempt: 1, Err: errPreview}); d != 0 || ok || err != nil {
 		t.Errorf("stop = %v, %v, %v; want 0, false", d, ok, err)
 	}
 	for _, j := range []Jitter{"", FullJitter, JitterUp(1), JitterSymmetric(1)} {
-		back := Custom{Func: func(Failure) (time.Duration, bool) { return math.MinInt64, true }, Jitter: j}
+		back := Custom{Func: func(FailedRun) (time.Duration, bool) { return math.MinInt64, true }, Jitter: j}
 		if d := delayOf(t, back, ulids(1)[0], 1); d != 0 {
 			t.Errorf("a negative wait with jitter %q became %v", string(j), d)
 		}
@@ -475,11 +475,11 @@ func TestCustomMayStopAndMayNotWaitBackwards(t *testing.T) { // R-7
 func TestCustomThatCannotBeAskedFallsBackToTheDefault(t *testing.T) {
 	t.Parallel()
 	id := ulids(1)[0]
-	f := Failure{Attempt: 3, Err: errPreview, Job: &Job{ID: id}}
-	for name, fn := range map[string]func(Failure) (time.Duration, bool){
-		"panics":            func(Failure) (time.Duration, bool) { panic("out of range") },
-		"panics with error": func(Failure) (time.Duration, bool) { panic(errors.New("out of range")) },
-		"runs off a ladder": func(f Failure) (time.Duration, bool) { return []time.Duration{1, 2}[f.RetryIndex], true },
+	f := FailedRun{Attempt: 3, Err: errPreview, Job: &Job{ID: id}}
+	for name, fn := range map[string]func(FailedRun) (time.Duration, bool){
+		"panics":            func(FailedRun) (time.Duration, bool) { panic("out of range") },
+		"panics with error": func(FailedRun) (time.Duration, bool) { panic(errors.New("out of range")) },
+		"runs off a ladder": func(f FailedRun) (time.Duration, bool) { return []time.Duration{1, 2}[f.RetryIndex], true },
 	} {
 		d, ok, err := Custom{Name: "ladder", Func: fn}.delay(f)
 		if want := delayOf(t, Exponential{}, id, 3); d != want || !ok {
@@ -489,7 +489,7 @@ func TestCustomThatCannotBeAskedFallsBackToTheDefault(t *testing.T) { // R-7
 			t.Errorf("%s: err = %v, want the panic", name, err)
 		}
 	}
-	bounded := Custom{Func: func(Failure) (time.Duration, bool) { panic("no") }, Max: time.Second, Jitter: NoJitter}
+	bounded := Custom{Func: func(FailedRun) (time.Duration, bool) { panic("no") }, Max: time.Second, Jitter: NoJitter}
 	if d, _, _ := bounded.delay(f); d != time.Second {
 		t.Errorf("the fallback waits %v, want the Custom's Max", d)
 	}
@@ -581,7 +581,7 @@ func FuzzStrategy(f *testing.F) { // R-6
 			Exponential{d, multiplier, bound, jitter},
 			Linear{d, bound, jitter},
 			Constant{d, bound, jitter},
-			Custom{Name: "fixed", Func: func(Failure) (time.Duration, bool) { return d, true }, Max: bound, Jitter: jitter},
+			Custom{Name: "fixed", Func: func(FailedRun) (time.Duration, bool) { return d, true }, Max: bound, Jitter: jitter},
 		}[variant%4]
 		if err := s.validate(); err != nil {
 			if !errors.Is(err, ErrInvalid) {
@@ -604,7 +604,7 @@ func FuzzStrategy(f *testing.F) { // R-6
 		if err != nil {
 			t.Fatalf("%+v is valid and not encoded: %v", s, err)
 		}
-		back, err := decodeStrategy(stored, map[string]Custom{"fixed": {Func: func(Failure) (time.Duration, bool) { return d, true }}})
+		back, err := decodeStrategy(stored, map[string]Custom{"fixed": {Func: func(FailedRun) (time.Duration, bool) { return d, true }}})
 		if err != nil {
 			t.Fatalf("%s: %v", stored, err)
 		}
@@ -652,7 +652,7 @@ func FuzzDecodeStrategy(f *testing.F) {
 func fibonacciMinutes() Custom {
 	return Custom{
 		Name: "fibonacci",
-		Func: func(f Failure) (time.Duration, bool) {
+		Func: func(f FailedRun) (time.Duration, bool) {
 			a, b := time.Minute, 2*time.Minute
 			for range min(f.RetryIndex, 40) {
 				a, b = b, a+b
@@ -675,7 +675,7 @@ func ulids(n int) []string {
 
 func delayOf(t *testing.T, s RetryStrategy, id string, attempt int) time.Duration {
 	t.Helper()
-	d, ok, err := s.delay(Failure{Attempt: attempt, Err: errPreview, Job: &Job{ID: id}})
+	d, ok, err := s.delay(FailedRun{Attempt: attempt, Err: errPreview, Job: &Job{ID: id}})
 	if !ok || err != nil {
 		t.Fatalf("%T after run %d: %v, %v", s, attempt, ok, err)
 	}

@@ -127,7 +127,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	}
 
 	var well atomic.Bool
-	sup, err := worker.client.Supervisor(SupervisorConfig{
+	sup, err := worker.client.NewSupervisor(SupervisorConfig{
 		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: time.Second, Build: "b1",
 		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
 		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error {
@@ -156,7 +156,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		_, err := producer.client.EnqueueTx(ctx, tx, letter{"b"}, nil)
 		return err
 	}))
-	_, err = producer.client.EnqueueMany(ctx, []Batch{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
+	_, err = producer.client.EnqueueMany(ctx, []EnqueueItem{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
 	ok("EnqueueMany", err)
 	c.waitFor(t, time.Minute, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
 	c.waitFor(t, time.Minute, `select count(*) = 4 from jobs where kind = 'nobody'`)
@@ -174,13 +174,13 @@ func TestRolesDoTheirWork(t *testing.T) {
 	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
 	for what, read := range map[string]func(*Client) error{
 		"Check":         func(r *Client) error { return r.Check(ctx) },
-		"Get":           func(r *Client) error { _, err := r.Get(ctx, receipt.ID); return err },
-		"List":          func(r *Client) error { _, err := r.List(ctx, Filter{State: Discarded}, "", 0); return err },
+		"Get":           func(r *Client) error { _, err := r.Job(ctx, receipt.ID); return err },
+		"List":          func(r *Client) error { _, err := r.Jobs(ctx, Filter{State: Discarded}, "", 0); return err },
 		"Count":         func(r *Client) error { _, err := r.Count(ctx, Filter{}); return err },
 		"Counts":        func(r *Client) error { _, err := r.Counts(ctx); return err },
 		"Summary":       func(r *Client) error { _, err := r.Summary(ctx); return err },
-		"Failures":      func(r *Client) error { _, err := r.Failures(ctx, FailureFilter{}); return err },
-		"Failure":       func(r *Client) error { _, err := r.Failure(ctx, fingerprint); return err },
+		"Failures":      func(r *Client) error { _, err := r.FailureGroups(ctx, FailureFilter{}); return err },
+		"Failure":       func(r *Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
 		"RetryBudgets":  func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
 		"Redrives":      func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
 		"Health":        func(r *Client) error { _, err := r.Health(ctx); return err },
@@ -210,7 +210,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		}},
 		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, "ann") }},
 		{"Redrive", func(o *Client) error {
-			_, err := o.Redrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"})
+			_, err := o.StartRedrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"})
 			return err
 		}},
 		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}); return err }},

@@ -89,14 +89,14 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	defer pool.Close()
 	var log lockedBuffer
 	client := newClientOn(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	sup, err := client.Supervisor(SupervisorConfig{
+	sup, err := client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, enqueue := client.Enqueue(t.Context(), letter{}, nil)
-	_, get := client.Get(t.Context(), strings.Repeat("0", 26))
+	_, get := client.Job(t.Context(), strings.Repeat("0", 26))
 	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), "")
 	for name, err := range map[string]error{
 		"Enqueue": enqueue, "Get": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
@@ -213,7 +213,7 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 			edit(c)
 		})
 		client := newClientOn(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-		sup, err := client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+		sup, err := client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -267,13 +267,13 @@ func TestNamesAreNames(t *testing.T) {
 		})},
 	})
 	db.waitFor(t, 30*time.Second, `select exists (select from drover_sleepers where sleeps_until = 'infinity')`)
-	opts := &EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, ConcurrencyKey: hostile, Metadata: map[string]any{"a'b": 1}}
+	opts := &EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, Key: hostile, Metadata: map[string]any{"a'b": 1}}
 	id := db.enqueue(t, dyn{kind: hostile}, opts)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'discarded' from jobs where id = $1`, id)
 	mended.Store(true)
 	filter := Filter{Queue: hostile, Kind: hostile, Tags: []string{hostile}, Error: hostile, State: Discarded}
-	if _, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: filter, PerKey: 1, By: hostile, Why: hostile}); err != nil {
+	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter, PerKey: 1, By: hostile, Why: hostile}); err != nil {
 		t.Fatal(err)
 	}
 	receive(t, ran)
@@ -540,7 +540,7 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	for range 64 {
 		deep = []any{deep}
 	}
-	for name, job := range map[string]Batch{
+	for name, job := range map[string]EnqueueItem{
 		"deepest":       {payload{deep}, nil},
 		"ones":          {payload{slicesOfOnes(4 << 20)}, nil},
 		"metadata":      {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": slicesOfOnes(64<<10 - 6)}}},
@@ -548,10 +548,10 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 		"separators":    {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("\u2028\x01", 5<<10)}}},
 		"no tag":        {letter{}, &EnqueueOpts{Tags: []string{}}},
 		"most tags":     {letter{}, &EnqueueOpts{Tags: strings.Split(strings.Repeat(strings.Repeat("t", 128)+" ", 31)+"t", " ")}},
-		"long in array": {payload{[]any{1, "é"}}, &EnqueueOpts{ConcurrencyKey: strings.Repeat("k", 256)}},
+		"long in array": {payload{[]any{1, "é"}}, &EnqueueOpts{Key: strings.Repeat("k", 256)}},
 	} {
-		for way, enqueue := range map[string]func(context.Context, []Batch) ([]Receipt, error){"owner": db.client.EnqueueMany, "producer": producer.client.EnqueueMany} {
-			if _, err := enqueue(t.Context(), []Batch{job}); err != nil {
+		for way, enqueue := range map[string]func(context.Context, []EnqueueItem) ([]Receipt, error){"owner": db.client.EnqueueMany, "producer": producer.client.EnqueueMany} {
+			if _, err := enqueue(t.Context(), []EnqueueItem{job}); err != nil {
 				t.Errorf("%s, by the %s: %.300v", name, way, err)
 			}
 		}
@@ -592,7 +592,7 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`); n != 0 {
 		t.Errorf("%d jobs were not completed: %s", n, value[string](t, db, `select string_agg(errors::text, ' ') from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`))
 	}
-	if _, err := db.client.List(t.Context(), Filter{}, "", 1000); err != nil {
+	if _, err := db.client.Jobs(t.Context(), Filter{}, "", 1000); err != nil {
 		t.Error(err)
 	}
 }

@@ -50,7 +50,7 @@ func TestStandby(t *testing.T) {
 	if err := db.client.Check(ctx); !errors.Is(err, ErrReadOnly) {
 		t.Errorf("Check = %v", err)
 	}
-	if job, err := db.client.Get(ctx, id); err != nil || job.State != Available {
+	if job, err := db.client.Job(ctx, id); err != nil || job.State != Available {
 		t.Errorf("Get = %+v, %v", job, err)
 	}
 	db.wantReadsOnly(t, id, redrive, print)
@@ -62,7 +62,7 @@ func TestStandby(t *testing.T) {
 			t.Errorf("%s = %v", way.name, err)
 		}
 	}
-	sup, err := db.client.Supervisor(SupervisorConfig{
+	sup, err := db.client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
 	})
 	if err != nil {
@@ -97,14 +97,14 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	groups, err := db.client.Failures(t.Context(), FailureFilter{})
+	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("Failures = %+v, %v", groups, err)
 	}
 	if _, err := db.client.Archive(t.Context(), Filter{IDs: ids[:1]}, nil); err != nil {
 		t.Fatal(err)
 	}
-	r, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1})
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,19 +123,19 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		return err
 	}
 	reads := map[string]func() error{
-		"Get":           func() error { _, err := c.Get(ctx, id); return err },
-		"List":          func() error { page, err := c.List(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
+		"Get":           func() error { _, err := c.Job(ctx, id); return err },
+		"List":          func() error { page, err := c.Jobs(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
 		"Count":         func() error { n, err := c.Count(ctx, Filter{}); return found(int(n), err) },
 		"Counts":        func() error { list, err := c.Counts(ctx); return found(len(list), err) },
 		"Summary":       func() error { list, err := c.Summary(ctx); return found(len(list), err) },
 		"ExportArchive": func() error { n, err := c.ExportArchive(ctx, io.Discard, Filter{}); return found(int(n), err) },
-		"Failures":      func() error { list, err := c.Failures(ctx, FailureFilter{}); return found(len(list), err) },
-		"Failure":       func() error { _, err := c.Failure(ctx, print); return err },
+		"Failures":      func() error { list, err := c.FailureGroups(ctx, FailureFilter{}); return found(len(list), err) },
+		"Failure":       func() error { _, err := c.FailureGroup(ctx, print); return err },
 		"PreviewRedrive": func() error {
 			list, err := c.PreviewRedrive(ctx, RedrivePlan{Filter: Filter{All: true}})
 			return found(len(list), err)
 		},
-		"GetRedrive":   func() error { _, err := c.GetRedrive(ctx, redrive); return err },
+		"Redrive":      func() error { _, err := c.Redrive(ctx, redrive); return err },
 		"Redrives":     func() error { list, err := c.Redrives(ctx, 10); return found(len(list), err) },
 		"RetryBudgets": func() error { list, err := c.RetryBudgets(ctx); return found(len(list), err) },
 		"Alerts":       func() error { list, err := c.Alerts(ctx, Thresholds{Discarded: 1}); return found(len(list), err) },
@@ -150,7 +150,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 	changes := map[string]func() error{
 		"Check":            func() error { return c.Check(ctx) },
 		"Enqueue":          func() error { _, err := c.Enqueue(ctx, letter{}, nil); return err },
-		"EnqueueMany":      func() error { _, err := c.EnqueueMany(ctx, []Batch{{Args: letter{}}}); return err },
+		"EnqueueMany":      func() error { _, err := c.EnqueueMany(ctx, []EnqueueItem{{Args: letter{}}}); return err },
 		"RedriveJob":       func() error { return c.RedriveJob(ctx, id, nil) },
 		"Cancel":           func() error { _, err := c.Cancel(ctx, id, ""); return err },
 		"Discard":          func() error { _, err := c.Discard(ctx, id, ""); return err },
@@ -162,7 +162,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, Filter{All: true}); return err },
 		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, FailureResolved, "") },
 		"SetFailurePolicy": func() error { return c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard}, "") },
-		"Redrive":          func() error { _, err := c.Redrive(ctx, RedrivePlan{Filter: Filter{All: true}}); return err },
+		"Redrive":          func() error { _, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}); return err },
 		"PauseRedrive":     func() error { return c.PauseRedrive(ctx, redrive) },
 		"ResumeRedrive":    func() error { return c.ResumeRedrive(ctx, redrive) },
 		"AbortRedrive":     func() error { return c.AbortRedrive(ctx, redrive, "") },

@@ -59,7 +59,7 @@ const (
 )
 
 // move takes steps, each from where the one before got to, and adds up what they did.
-func (s *desk) move(ctx context.Context, filter string, v archiveVerb) (all Moved, err error) {
+func (s *desk) move(ctx context.Context, filter string, v archiveVerb) (all ArchiveResult, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return all, pg.Classify(err)
@@ -81,9 +81,9 @@ func (s *desk) move(ctx context.Context, filter string, v archiveVerb) (all Move
 }
 
 // moveStep is one transaction of a verb.
-func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql string, args ...any) (last *string, err error) {
+func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, sql string, args ...any) (last *string, err error) {
 	var p pg.Pipeline
-	var step Moved
+	var step ArchiveResult
 	p.Begin()
 	p.Exec(nil, pg.OnePlan)
 	p.Exec(nil, pg.ConstraintsNow)
@@ -99,7 +99,7 @@ func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *Moved, sql str
 }
 
 // moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
-func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *Moved, v archiveVerb, filter, after string) (last *string, err error) {
+func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, v archiveVerb, filter, after string) (last *string, err error) {
 	var p pg.Pipeline
 	var ids []string
 	var unread []Refusal

@@ -376,7 +376,7 @@ func namesField(err error) error {
 	case "jobs_retry":
 		field = "Retry"
 	case "jobs_concurrency_key":
-		field = "ConcurrencyKey"
+		field = "Key"
 	case "jobs_args":
 		field = "args"
 	case "jobs_metadata":

@@ -139,9 +139,9 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 	slow(t)
 	tr := &tracer{}
 	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 3000 {
-		batch = append(batch, Batch{letter{}, nil}, Batch{letter{}, &EnqueueOpts{Queue: "post", Priority: 1}})
+		batch = append(batch, EnqueueItem{letter{}, nil}, EnqueueItem{letter{}, &EnqueueOpts{Queue: "post", Priority: 1}})
 	}
 	for _, opts := range []*EnqueueOpts{
 		{ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"},
@@ -156,7 +156,7 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 		{Tags: []string{"a"}},
 		{Metadata: map[string]any{}},
 	} {
-		batch = append(batch, Batch{letter{}, opts})
+		batch = append(batch, EnqueueItem{letter{}, opts})
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -171,7 +171,7 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 	tr.batches.Store(0)
 	batch = nil
 	for range 9 {
-		batch = append(batch, Batch{letter{strings.Repeat("x", 1<<20)}, &EnqueueOpts{Tags: []string{"big"}}})
+		batch = append(batch, EnqueueItem{letter{strings.Repeat("x", 1<<20)}, &EnqueueOpts{Tags: []string{"big"}}})
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -252,7 +252,7 @@ func TestCodecsOfTheApplication(t *testing.T) {
 				`queue = 'default' and metadata is null`: nil,
 				`queue = 'q' and priority = 3`:           {Queue: "q", Priority: 3},
 				`metadata = '{"by": "<ann>"}' and tags = '{a}' and retry->>'type' = 'constant' and concurrency_key = 'k'`: {
-					Metadata: map[string]any{"by": "<ann>"}, Tags: []string{"a"}, Retry: Every(time.Second), ConcurrencyKey: "k",
+					Metadata: map[string]any{"by": "<ann>"}, Tags: []string{"a"}, Retry: Every(time.Second), Key: "k",
 				},
 			} {
 				r, err := way.enqueue(t.Context(), letter{"<x>"}, opts)
@@ -396,7 +396,7 @@ func TestATriggerInABatch(t *testing.T) {
 	db.exec(t, `create trigger hang before insert on jobs for each row execute function hang()`)
 	for _, to := range []string{"nobody", "other"} {
 		for _, opts := range []*EnqueueOpts{nil, {MaxAttempts: 2}} {
-			if _, err := db.client.EnqueueMany(t.Context(), []Batch{{letter{"a"}, opts}, {letter{to}, opts}, {letter{"b"}, opts}}); !errors.Is(err, ErrNotStored) {
+			if _, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{letter{"a"}, opts}, {letter{to}, opts}, {letter{"b"}, opts}}); !errors.Is(err, ErrNotStored) {
 				t.Errorf("%s: %v", to, err)
 			}
 		}
@@ -412,7 +412,7 @@ func TestATriggerInABatch(t *testing.T) {
 		t.Errorf("a COPY of no row: %v", err)
 	}
 	tr.copies.Store(0)
-	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{{letter{"a"}, nil}, {letter{"b"}, nil}})
+	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{letter{"a"}, nil}, {letter{"b"}, nil}})
 	if err != nil || tr.copies.Load() != 1 {
 		t.Fatalf("%v, %d COPYs", err, tr.copies.Load())
 	}
@@ -442,7 +442,7 @@ func TestTheJobInTheWayIsDeleted(t *testing.T) {
 		}
 	}
 	first, second := ulid.Make().String(), ulid.Make().String()
-	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{
+	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{
 		{letter{}, &EnqueueOpts{ID: first, MaxAttempts: 2}}, {letter{}, &EnqueueOpts{ID: second}}, {letter{}, &EnqueueOpts{ID: first}},
 	})
 	if err != nil || receipts[0].Existing || receipts[1].Existing || !receipts[2].Existing {

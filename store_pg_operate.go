@@ -151,7 +151,7 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 	to := []any{
 		&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
 		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
-		&j.ConcurrencyKey, &j.Unreadable,
+		&j.Key, &j.Unreadable,
 	}
 	if parts {
 		to = append(to, &errs, &args, &retry, &metadata, &tags)
@@ -186,9 +186,9 @@ const sqlCounts = `
 select queue, state, jobs, case when oldest_due is not null then least(greatest(oldest_due, '0001-01-02+00'), '9999-12-30+00') end
 from job_counts order by queue, state`
 
-func (s *desk) counts(ctx context.Context) ([]Count, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (Count, error) {
-		var c Count
+func (s *desk) counts(ctx context.Context) ([]QueueCount, error) {
+	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (QueueCount, error) {
+		var c QueueCount
 		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
 		return c, err
 	}, sqlCounts)

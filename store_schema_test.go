@@ -81,14 +81,14 @@ func TestARenamedSchema(t *testing.T) {
 				}
 			}
 			refused("Check", db.client.Check(t.Context()))
-			sup, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			sup, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			refused("Run", sup.Run(ctx))
-			again, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			again, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,12 +107,12 @@ func TestARenamedSchema(t *testing.T) {
 				t.Fatal("no insert of a plain job was accepted")
 			}
 			for what, do := range map[string]func() error{
-				"Get":        func() error { _, err := db.client.Get(t.Context(), stored); return err },
+				"Get":        func() error { _, err := db.client.Job(t.Context(), stored); return err },
 				"Cancel":     func() error { _, err := db.client.Cancel(t.Context(), stored, ""); return err },
 				"Discard":    func() error { _, err := db.client.Discard(t.Context(), stored, ""); return err },
 				"CancelMany": func() error { _, err := db.client.CancelMany(t.Context(), Filter{Queue: "default"}, ""); return err },
 				"Redrive": func() error {
-					_, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "default"}})
+					_, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "default"}})
 					return err
 				},
 				"RedriveJob": func() error { return db.client.RedriveJob(t.Context(), stored, nil) },
@@ -137,7 +137,7 @@ func TestARenamedSchema(t *testing.T) {
 			db.enqueueAll(t, func(what string, r Receipt, err error) {
 				if err != nil {
 					t.Errorf("%s, mended: %v", what, err)
-				} else if _, err := db.client.Get(t.Context(), r.ID); err != nil {
+				} else if _, err := db.client.Job(t.Context(), r.ID); err != nil {
 					t.Errorf("%s, mended: Get: %v", what, err)
 				}
 			})
@@ -172,7 +172,7 @@ func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
 	both := db.via(t, Config{}, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["search_path"] = pgtest.Schema(app) + ", " + pgtest.Schema(db.Pool)
 	})
-	sup, err := both.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+	sup, err := both.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 	if err != nil {
 		t.Fatal(err)
 	}

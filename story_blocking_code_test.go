@@ -92,7 +92,7 @@ func TestAStrategyThatExitsEndsNoLease(t *testing.T) {
 	db.held(t, "dead", 1)
 	db.exec(t, `update jobs set crashes = 1, deaths = 1`)
 	db.dead(t, "dead")
-	exits := Custom{Func: func(Failure) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
+	exits := Custom{Func: func(FailedRun) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
 	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("job", WorkerOpts{Retry: exits}, func(context.Context, *Job) error { return nil })}})
 	if why := guarded(func() { s.beat(t) }); why != "" {
 		t.Fatalf("the heartbeat's goroutine ended by %s", why)
@@ -118,7 +118,7 @@ func TestAnErrorThatBlocksIsADeafHandler(t *testing.T) {
 			return WorkerOpts{RetryIf: func(error) bool { <-release; return true }}, errBoom
 		},
 		"Custom": func(release <-chan struct{}) (WorkerOpts, error) {
-			return WorkerOpts{Retry: Custom{Func: func(Failure) (time.Duration, bool) { <-release; return 0, true }}}, errBoom
+			return WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { <-release; return 0, true }}}, errBoom
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestAStopDoesNotWaitForAnErrorThatBlocks(t *testing.T) {
 // Neither does code of the application's that calls runtime.Goexit or panics cost a slot, even in a run without a timeout.
 func TestAnErrorThatExitsCostsNoSlot(t *testing.T) {
 	t.Parallel()
-	exits := Custom{Func: func(Failure) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
+	exits := Custom{Func: func(FailedRun) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
 	notCommitted := func(ctx context.Context, db *testDB, j *Job) error {
 		tx, err := db.Begin(ctx)
 		if err != nil {

@@ -39,7 +39,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 	for i, f := range oddFilters {
 		n := 0
 		for after := ""; ; {
-			page, err := db.client.List(t.Context(), f.filter, after, size)
+			page, err := db.client.Jobs(t.Context(), f.filter, after, size)
 			if err != nil {
 				t.Fatalf("List, filter %d, after %q: %v", i, after, err)
 			}
@@ -94,7 +94,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 		if !isID(id) {
 			continue
 		}
-		j, err := db.client.Get(t.Context(), id)
+		j, err := db.client.Job(t.Context(), id)
 		if err != nil {
 			t.Errorf("Get: %v", err)
 			continue
@@ -167,7 +167,7 @@ func TestHugeRowsAreRead(t *testing.T) {
 			want[pgtest.PutOdd(t, db.Pool, row)] = row.Unreadable
 		}
 	}
-	page, err := db.client.List(t.Context(), Filter{}, "", 10)
+	page, err := db.client.Jobs(t.Context(), Filter{}, "", 10)
 	if err != nil || len(page.Jobs) != len(want) || page.Next != "" {
 		t.Fatalf("%d jobs, next %q, %v", len(page.Jobs), page.Next, err)
 	}
@@ -201,7 +201,7 @@ func (db *testDB) refusing(t *testing.T, event string, ids ...string) {
 	db.exec(t, `create trigger curse before `+event+` on jobs for each row execute function curse()`)
 }
 
-func refusedIDs(done Bulk) (ids []string) {
+func refusedIDs(done BulkResult) (ids []string) {
 	for _, r := range done.Refused {
 		ids = append(ids, r.ID)
 	}
@@ -216,23 +216,23 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		cursed int // of the first jobs
-		do     func(*testing.T, *testDB) (Bulk, error)
+		do     func(*testing.T, *testDB) (BulkResult, error)
 		event  string
 		left   string // those that were not changed
 	}{
-		{"cancel", 3, func(t *testing.T, db *testDB) (Bulk, error) {
+		{"cancel", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
 			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "no")
 		}, "update", "state <> 'cancelled'"},
-		{"discard", 3, func(t *testing.T, db *testDB) (Bulk, error) {
+		{"discard", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
 			return db.client.DiscardMany(t.Context(), Filter{Kind: "k"}, "no")
 		}, "update", "state <> 'discarded'"},
-		{"cancel behind 150", 150, func(t *testing.T, db *testDB) (Bulk, error) {
+		{"cancel behind 150", 150, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
 			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "no")
 		}, "update", "state <> 'cancelled'"},
-		{"delete", 3, func(t *testing.T, db *testDB) (Bulk, error) {
+		{"delete", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
 			db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
 			return db.client.DeleteMany(t.Context(), Filter{Kind: "k"})

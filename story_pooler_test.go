@@ -117,7 +117,7 @@ func TestModesBehindATransactionPooler(t *testing.T) {
 			if err := direct.client.Check(t.Context()); err != nil {
 				t.Errorf("direct: %v", err)
 			}
-			sup, err := pooled.client.Supervisor(SupervisorConfig{
+			sup, err := pooled.client.NewSupervisor(SupervisorConfig{
 				Queues: []Queue{{}}, DisableNotify: true, Workers: handling(func(context.Context, *Job, int) error { return nil }),
 			})
 			if err != nil {
@@ -128,7 +128,7 @@ func TestModesBehindATransactionPooler(t *testing.T) {
 					t.Errorf("Check = %v", err)
 				}
 				for range 3 { // by COPY, on whichever session
-					if _, err := pooled.client.EnqueueMany(t.Context(), []Batch{{Args: job{1}}, {Args: job{2}}}); err != nil {
+					if _, err := pooled.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: job{1}}, {Args: job{2}}}); err != nil {
 						t.Errorf("EnqueueMany = %v", err)
 					}
 				}
@@ -209,7 +209,7 @@ func TestAHookThatClearsTheSession(t *testing.T) {
 		refused("Check", func() error { return cleared.client.Check(t.Context()) })
 		refused("Enqueue", func() error { _, err := cleared.client.Enqueue(t.Context(), letter{}, nil); return err })
 		refused("Get", func() error {
-			_, err := cleared.client.Get(t.Context(), ulid.Make().String())
+			_, err := cleared.client.Job(t.Context(), ulid.Make().String())
 			if errors.Is(err, ErrNotFound) {
 				err = nil
 			}

@@ -137,7 +137,7 @@ func (spec *processSpec) run() error {
 		_, err := pool.Exec(ctx, effect, job.ID, os.Getpid())
 		return err
 	}
-	sup, err := client.Supervisor(SupervisorConfig{
+	sup, err := client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{Concurrency: spec.Concurrency}}, Workers: []Worker{Handle(run, WorkerOpts{Timeout: NoTimeout})},
 		Lease: spec.Lease, DrainTimeout: spec.Drain, PollInterval: spec.Poll, DisableNotify: spec.NoNotify,
 	})
@@ -282,9 +282,9 @@ func (db *testDB) checkAudit(t testing.TB) {
 // enqueueErrands stores many jobs, alternating between the given doings.
 func (db *testDB) enqueueErrands(t testing.TB, n int, do ...string) {
 	t.Helper()
-	batch := make([]Batch, n)
+	batch := make([]EnqueueItem, n)
 	for i := range batch {
-		batch[i] = Batch{Args: errand{Do: do[i%len(do)], N: i}}
+		batch[i] = EnqueueItem{Args: errand{Do: do[i%len(do)], N: i}}
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -565,12 +565,12 @@ func TestPillsAmongInnocents(t *testing.T) {
 			db := newQuietDB(t)
 			db.audit(t)
 			opts := &EnqueueOpts{MaxAttempts: 2, Retry: Exponential{Base: 2 * time.Second}}
-			batch := make([]Batch, innocents)
+			batch := make([]EnqueueItem, innocents)
 			for i := range batch {
-				batch[i] = Batch{Args: errand{Do: "nap", N: i}, Opts: opts}
+				batch[i] = EnqueueItem{Args: errand{Do: "nap", N: i}, Opts: opts}
 			}
 			for i, pill := range pills {
-				batch = slices.Insert(batch, (i+1)*innocents/4, Batch{Args: errand{Do: pill}, Opts: opts})
+				batch = slices.Insert(batch, (i+1)*innocents/4, EnqueueItem{Args: errand{Do: pill}, Opts: opts})
 			}
 			if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 				t.Fatal(err)

@@ -27,7 +27,7 @@ func (v *virtual) until(t testing.TB, sql string) {
 
 func (v *virtual) redrive(t testing.TB, plan RedrivePlan) *Redrive {
 	t.Helper()
-	r, err := v.client.Redrive(t.Context(), plan)
+	r, err := v.client.StartRedrive(t.Context(), plan)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestFailuresOfCappedJobsAreTold(t *testing.T) {
 	db.bury(t, 1, 1)
 	var log eventLog
 	told := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()})
-	if _, err := db.client.Redrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}); err != nil {
+	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}); err != nil {
 		t.Fatal(err)
 	}
 	var runs atomic.Int64

@@ -116,7 +116,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'completed'`); n != 100-refused {
 				t.Errorf("%d came back, want %d", n, 100-refused)
 			}
-			r, err := v.client.GetRedrive(t.Context(), r.ID)
+			r, err := v.client.Redrive(t.Context(), r.ID)
 			if err != nil || r.Matched != int64(100-refused) || r.Released != r.Matched || r.Skipped != int64(refused) || len(r.Skips) != refused || r.Note != "" {
 				t.Fatalf("%+v, %v", r, err)
 			}
@@ -216,7 +216,7 @@ func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
-	if got, err := v.client.GetRedrive(t.Context(), r.ID); err != nil || got.FinishedAt == nil || got.Note != "enough" {
+	if got, err := v.client.Redrive(t.Context(), r.ID); err != nil || got.FinishedAt == nil || got.Note != "enough" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if n := value[int](t, v.testDB, `select count(*) from jobs where paced_at is not null`); n != 1 {
@@ -322,7 +322,7 @@ func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 		}
 		v.pass(t, time.Second/4)
 	}
-	if got, err := v.client.GetRedrive(t.Context(), id); err != nil || got.State == RedriveMarking || got.Matched != 10 {
+	if got, err := v.client.Redrive(t.Context(), id); err != nil || got.State == RedriveMarking || got.Matched != 10 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

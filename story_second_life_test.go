@@ -222,7 +222,7 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 					s.tellAll(t)
 					want := map[string]State{"completed": Completed, "failed": Retryable, "discarded": Discarded}[is]
 					kind := map[string]eventKind{"completed": eventCompleted, "failed": eventFailed, "discarded": eventDiscarded}[is]
-					if j, err := db.client.Get(t.Context(), id); err != nil || j.State != want {
+					if j, err := db.client.Job(t.Context(), id); err != nil || j.State != want {
 						t.Errorf("the job is %v, %v", j, err)
 					}
 					if book.count(eventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(eventCompleted, beside) != 1 {

@@ -82,7 +82,7 @@ func (l *oddLife) enqueueAll(t *testing.T) {
 	t.Helper()
 	l.ids[lifeGood] = l.enqueue(t, job{lifeGood}, nil)
 	l.ids[lifeFails] = l.enqueue(t, job{lifeFails}, &EnqueueOpts{ScheduledAt: l.due, Tags: []string{"a"}, ExpiresAt: time.Now().Add(time.Hour), RetryUntil: time.Now().Add(time.Hour), Timeout: time.Minute})
-	receipts, err := l.client.EnqueueMany(t.Context(), []Batch{{Args: job{lifeDies}}, {Args: job{lifeSnoozes}, Opts: &EnqueueOpts{ScheduledAt: l.due}}})
+	receipts, err := l.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: job{lifeDies}}, {Args: job{lifeSnoozes}, Opts: &EnqueueOpts{ScheduledAt: l.due}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func (l *oddLife) enqueueAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	receipt, err := l.client.EnqueueTx(t.Context(), tx, job{lifeInTx}, &EnqueueOpts{Delay: 10 * time.Millisecond, ConcurrencyKey: "key"})
+	receipt, err := l.client.EnqueueTx(t.Context(), tx, job{lifeInTx}, &EnqueueOpts{Delay: 10 * time.Millisecond, Key: "key"})
 	if err = errors.Join(err, tx.Commit(t.Context())); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	for n, id := range l.ids {
-		j, err := l.client.Get(ctx, id)
+		j, err := l.client.Job(ctx, id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -167,7 +167,7 @@ func (l *oddLife) inspect(t *testing.T) {
 		t.Errorf("enqueued for %v, want %v", at, l.due.AddDate(500, 0, 0))
 	}
 	for _, filter := range []Filter{{State: Discarded, FinalizedAfter: time.Now().Add(-time.Hour)}, {Kind: "job", CreatedAfter: time.Now().Add(-time.Hour)}} {
-		page, err := l.client.List(ctx, filter, "", 1)
+		page, err := l.client.Jobs(ctx, filter, "", 1)
 		if err != nil || len(page.Jobs) != 1 {
 			t.Fatalf("List = %+v, %v", page, err)
 		}
@@ -185,14 +185,14 @@ func (l *oddLife) inspect(t *testing.T) {
 	var groups []FailureGroup
 	eventually(t, func() bool { // a heartbeat adds them up
 		l.sup.control.interrupt()
-		groups, err = l.client.Failures(ctx, FailureFilter{})
+		groups, err = l.client.FailureGroups(ctx, FailureFilter{})
 		return err != nil || len(groups) == 2
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.same(t, "last_seen", groups[0].LastSeen, `select last_seen from drover_failure_groups where fingerprint = $1`, groups[0].Fingerprint)
-	if _, err := l.client.Failure(ctx, groups[0].Fingerprint); err != nil {
+	if _, err := l.client.FailureGroup(ctx, groups[0].Fingerprint); err != nil {
 		t.Error(err)
 	}
 	health, err := l.client.Health(ctx)
@@ -214,7 +214,7 @@ func (l *oddLife) bringBack(t *testing.T) {
 	if groups, err := l.client.PreviewRedrive(t.Context(), plan); err != nil || len(groups) != 1 {
 		t.Errorf("PreviewRedrive = %+v, %v", groups, err)
 	}
-	r, err := l.client.Redrive(t.Context(), plan)
+	r, err := l.client.StartRedrive(t.Context(), plan)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,7 +312,7 @@ func TestChecksNameTheField(t *testing.T) {
 		"timeout_ms) values (-1":                                    "Timeout",
 		"expires_at) values ('0044-03-15 BC'":                       "ScheduledAt, ExpiresAt or RetryUntil",
 		"retry) values ('{}'":                                       "Retry",
-		"concurrency_key) values (''":                               "ConcurrencyKey",
+		"concurrency_key) values (''":                               "Key",
 		"args) values ((repeat('[', 70) || repeat(']', 70))::jsonb": "args",
 		"metadata) values ('[]'":                                    "Metadata",
 		"tags) values (array['']":                                   "Tags",

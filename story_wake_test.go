@@ -361,9 +361,9 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 			return nil
 		})})
 		tries.Go(func() {
-			batch := make([]Batch, trickleBurst+2) // that keep it awake
+			batch := make([]EnqueueItem, trickleBurst+2) // that keep it awake
 			for i := range batch {
-				batch[i] = Batch{Args: job{}, Opts: &EnqueueOpts{Queue: q.Name}}
+				batch[i] = EnqueueItem{Args: job{}, Opts: &EnqueueOpts{Queue: q.Name}}
 			}
 			for range 27 {
 				if _, err := other.client.EnqueueMany(t.Context(), batch); err != nil {

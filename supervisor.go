@@ -21,8 +21,8 @@ const (
 	// under its id after that makes a new job (EnqueueOpts.ID). It is a word for CompletedRetention alone.
 	DeleteOnCompletion time.Duration = 1
 
-	// KeepCompleted keeps completed jobs for ever, and as CancelledRetention cancelled ones.
-	KeepCompleted time.Duration = math.MaxInt64
+	// KeepForever keeps completed jobs for ever, and as CancelledRetention cancelled ones.
+	KeepForever time.Duration = math.MaxInt64
 )
 
 // Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
@@ -54,9 +54,9 @@ type Supervisor struct {
 	slots     sync.WaitGroup // one for each worker; abandoned ones leave theirs to others
 }
 
-// Supervisor checks the configuration and returns a supervisor that runs nothing yet. Every mistake is told at
+// NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. Every mistake is told at
 // once, as *InvalidError values joined.
-func (c *Client) Supervisor(cfg SupervisorConfig) (*Supervisor, error) {
+func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	var bad problems
 	s := &Supervisor{
 		client: c, shared: &shared{log: c.log, now: time.Now}, workers: map[string]*Worker{}, strategies: map[string]Custom{},
@@ -416,7 +416,7 @@ func (s *Supervisor) Stats() Stats {
 }
 
 // wait asks a strategy for the delay; a Custom that panics is replaced by the default, and told of.
-func (s *Supervisor) wait(strategy RetryStrategy, f Failure) (time.Duration, bool) {
+func (s *Supervisor) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool) {
 	d, ok, err := strategy.delay(f)
 	if err != nil {
 		s.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", s.client.clean(errorText(err), maxErrorText)))

@@ -62,7 +62,7 @@ type SupervisorConfig struct {
 	DrainTimeout time.Duration
 
 	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepCompleted. A
+	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepForever. A
 	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
 	// first prunes, once a minute, the queues of all.
 	CompletedRetention time.Duration

@@ -499,7 +499,7 @@ func TestDeafRunsConvict(t *testing.T) {
 			t.Errorf("after %d: %d quarantined", after, n)
 		}
 	}
-	if _, err := newQuietDB(t).client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing(), QuarantineAfter: 2}); err == nil {
+	if _, err := newQuietDB(t).client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing(), QuarantineAfter: 2}); err == nil {
 		t.Error("two crashes may be the work of others, and were allowed to convict")
 	}
 }

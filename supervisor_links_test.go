@@ -403,7 +403,7 @@ func TestPoolsThatContradict(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			other := db.via(t, Config{}, c.edit)
-			sup, err := other.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			sup, err := other.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}

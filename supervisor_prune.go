@@ -53,7 +53,7 @@ func (s *Supervisor) prune(ctx context.Context) {
 
 // keepFor is a retention as SQL wants it; nil is for ever.
 func keepFor(d time.Duration) *string {
-	if d == KeepCompleted {
+	if d == KeepForever {
 		return nil
 	}
 	text := pg.Interval(d)

@@ -32,8 +32,8 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 		gone                 []string
 	}{
 		{day, 2 * day, []string{"completed 36h", "completed 72h", "cancelled 72h"}},
-		{KeepCompleted, day, []string{"cancelled 36h", "cancelled 72h"}},
-		{day, KeepCompleted, []string{"completed 36h", "completed 72h"}},
+		{KeepForever, day, []string{"cancelled 36h", "cancelled 72h"}},
+		{day, KeepForever, []string{"completed 36h", "completed 72h"}},
 		{DeleteOnCompletion, DeleteOnCompletion, []string{"completed 1h", "completed 36h", "completed 72h", "cancelled 1h", "cancelled 36h", "cancelled 72h"}},
 	} {
 		db.exec(t, `truncate jobs`)
@@ -97,7 +97,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
 	t.Helper()
 	cfg.Workers = doingNothing()
-	sup, err := db.client.Supervisor(cfg)
+	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestRetentionOfQueues(t *testing.T) {
 	want[waits] = true
 	db.launchPruning(t, SupervisorConfig{CompletedRetention: day, CancelledRetention: 2 * day, Queues: []Queue{
 		{},
-		{Name: "long", CompletedRetention: 7 * day, CancelledRetention: KeepCompleted},
+		{Name: "long", CompletedRetention: 7 * day, CancelledRetention: KeepForever},
 		{Name: "short", CompletedRetention: time.Hour, CancelledRetention: time.Hour},
 		{Name: "trash", DiscardedRetention: 30 * day},
 		{Name: "stored", ArchiveDiscardedAfter: 7 * day},
@@ -181,7 +181,7 @@ func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
 	t.Parallel()
 	var book diary
 	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	db.launch(t, SupervisorConfig{CompletedRetention: KeepCompleted, CancelledRetention: KeepCompleted, Queues: []Queue{
+	db.launch(t, SupervisorConfig{CompletedRetention: KeepForever, CancelledRetention: KeepForever, Queues: []Queue{
 		{Name: "kept"}, {Name: "gone", CompletedRetention: DeleteOnCompletion},
 	}})
 	kept := db.enqueue(t, job{}, &EnqueueOpts{Queue: "kept"})
@@ -210,7 +210,7 @@ func TestRetentionIsValidated(t *testing.T) {
 	}{
 		"unset":                {all(0), nil},
 		"a second":             {all(time.Second), nil},
-		"for ever":             {all(KeepCompleted), nil},
+		"for ever":             {all(KeepForever), nil},
 		"negative":             {all(-time.Hour), every},
 		"no unit":              {all(30), every}, // 30 ns would delete the dead letters within a minute
 		"less than a second":   {all(time.Second - 1), every},
@@ -218,7 +218,7 @@ func TestRetentionIsValidated(t *testing.T) {
 		"archived and deleted": {SupervisorConfig{Queues: []Queue{{ArchiveDiscardedAfter: time.Hour, DiscardedRetention: time.Hour}}}, []string{"Queues[0].ArchiveDiscardedAfter"}},
 	} {
 		c.cfg.Workers = doingNothing()
-		_, err := db.client.Supervisor(c.cfg)
+		_, err := db.client.NewSupervisor(c.cfg)
 		got := fields(t, err)
 		slices.Sort(got)
 		if want := slices.Sorted(slices.Values(c.bad)); !slices.Equal(got, want) {

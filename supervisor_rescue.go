@@ -436,7 +436,7 @@ func (s *Supervisor) rescued(j *store.Held, owner string, started bool, d blame.
 	default:
 		o.state, o.event, o.giveBack = Retryable, eventRescued, j.Attempt >= j.MaxAttempts && j.Attempt > 0
 		if o.now = j.Crashes == 0 || !o.crashed && !d.Mass; !o.now {
-			o.delay, _ = s.wait(s.strategyOf(j), Failure{
+			o.delay, _ = s.wait(s.strategyOf(j), FailedRun{
 				Attempt: j.Attempt, RetryIndex: j.Attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.LastDelay,
 			})
 			o.delay += FullJitter.apply(d.Spread(j.Crashes, s.cfg.Lease), j.ID, j.ClaimSeq)

@@ -469,7 +469,7 @@ func (r *run) override(more *store.More) {
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
 	job.LastError, job.LastDelay = more.LastError, pg.Millis(more.LastDelayMS)
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
-	job.Tags, job.Metadata, job.ConcurrencyKey = more.Tags, more.Metadata, more.Concurrency
+	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
 	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {
 		r.timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)

@@ -17,7 +17,7 @@ import (
 // start runs a supervisor and returns what ends it and waits for that.
 func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
 	t.Helper()
-	sup, err := db.client.Supervisor(cfg)
+	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,12 +155,12 @@ func TestGoexitsLeaveAllSlots(t *testing.T) {
 	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 100 {
-		batch = append(batch, Batch{Args: dyn{kind: "exits"}})
+		batch = append(batch, EnqueueItem{Args: dyn{kind: "exits"}})
 	}
 	for range 200 {
-		batch = append(batch, Batch{Args: dyn{kind: "good"}})
+		batch = append(batch, EnqueueItem{Args: dyn{kind: "good"}})
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
@@ -197,11 +197,11 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	slow(t)
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 50 {
-		batch = append(batch, Batch{dyn{kind: "k"}, &EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}})
+		batch = append(batch, EnqueueItem{dyn{kind: "k"}, &EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}})
 	}
-	receipts, err := db.client.EnqueueMany(t.Context(), append(batch, Batch{Args: dyn{kind: "k"}}))
+	receipts, err := db.client.EnqueueMany(t.Context(), append(batch, EnqueueItem{Args: dyn{kind: "k"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 		t.Errorf("event = %+v", e)
 	}
 	// Unless the claimer hears of it, it comes by only now and then.
-	sup, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	sup, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -589,7 +589,7 @@ func TestAStaleRunAmongMany(t *testing.T) {
 			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 			db.alive(t, "x")
 			const n = 50
-			receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]Batch{{Args: dyn{kind: "k"}}}, n))
+			receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]EnqueueItem{{Args: dyn{kind: "k"}}}, n))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -654,7 +654,7 @@ func TestCancelOfABufferedJob(t *testing.T) {
 	for range 5 { // so that jobs are claimed ahead
 		heard.end(t, db.enqueue(t, dyn{kind: "fast"}, nil))
 	}
-	receipts, err := db.client.EnqueueMany(t.Context(), []Batch{{Args: dyn{kind: "block"}}, {Args: dyn{kind: "victim"}}})
+	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: dyn{kind: "block"}}, {Args: dyn{kind: "victim"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func TestRunEndsForWhatStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sup, err := db.via(t, Config{}, c.edit).client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			sup, err := db.via(t, Config{}, c.edit).client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -127,7 +127,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 	for _, stops := range []bool{false, true} {
 		db := newQuietDB(t)
 		cut, wire := db.cutting(t, Config{})
-		sup, err := cut.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+		sup, err := cut.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}

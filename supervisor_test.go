@@ -64,9 +64,9 @@ func doingNothing() []Worker {
 // enqueueJobs stores n jobs in one statement, numbered from 0, and returns their ids.
 func (db *testDB) enqueueJobs(t testing.TB, n int, opts *EnqueueOpts) []string {
 	t.Helper()
-	batch := make([]Batch, n)
+	batch := make([]EnqueueItem, n)
 	for i := range batch {
-		batch[i] = Batch{Args: job{i}, Opts: opts}
+		batch[i] = EnqueueItem{Args: job{i}, Opts: opts}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
@@ -94,7 +94,7 @@ func (db *testDB) launch(t testing.TB, cfg SupervisorConfig, edit ...func(*Super
 	if cfg.Queues == nil {
 		cfg.Queues = []Queue{{}}
 	}
-	sup, err := db.client.Supervisor(cfg)
+	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 	if cfg.Lease == 0 {
 		cfg.Lease = 2 * time.Minute // of which its statements get hundredths: a busy server keeps some waiting for seconds
 	}
-	sup, err := db.client.Supervisor(cfg)
+	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +431,7 @@ func TestSupervisorRunsOnce(t *testing.T) {
 func TestStopBeforeTheStartIsNoError(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	sup, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+	sup, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -487,7 +487,7 @@ func TestSupervisorLeavesNothingBehind(t *testing.T) {
 	tagged := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = name })
 	db.enqueueJobs(t, 500, nil)
 	for range 3 {
-		sup, err := tagged.client.Supervisor(SupervisorConfig{Queues: []Queue{{Concurrency: 50}, {Name: "idle", Concurrency: 30}}, Workers: doingNothing()})
+		sup, err := tagged.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{Concurrency: 50}, {Name: "idle", Concurrency: 30}}, Workers: doingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -219,7 +219,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	}
 	const each = 12
 	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 60}}, DrainTimeout: time.Millisecond}
-	var batch []Batch
+	var batch []EnqueueItem
 	for _, k := range kinds {
 		k.opts.Retry = quick
 		if k.handle == nil {
@@ -229,7 +229,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	}
 	for range each {
 		for _, k := range kinds {
-			batch = append(batch, Batch{dyn{kind: k.kind}, &k.job})
+			batch = append(batch, EnqueueItem{dyn{kind: k.kind}, &k.job})
 		}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
@@ -330,9 +330,9 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	release := make(chan struct{})
 	blocks := Hooks{Completed: func(context.Context, Event) { <-release }, Claimed: func(context.Context, Event) { <-release }}
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{blocks, heard.hooks()}})
-	var batch []Batch
+	var batch []EnqueueItem
 	for range 200 {
-		batch = append(batch, Batch{Args: dyn{kind: "k"}})
+		batch = append(batch, EnqueueItem{Args: dyn{kind: "k"}})
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {

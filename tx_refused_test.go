@@ -353,7 +353,7 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	}
 	for what, tx := range refused {
 		_, one := db.client.EnqueueTx(ctx, tx, job{1}, nil)
-		_, many := db.client.EnqueueManyTx(ctx, tx, []Batch{{Args: job{1}}})
+		_, many := db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{Args: job{1}}})
 		for name, err := range map[string]error{"EnqueueTx": one, "EnqueueManyTx": many} {
 			var invalid *InvalidError
 			if !errors.As(err, &invalid) || invalid.Field != "tx" || !strings.Contains(invalid.Reason, "hand in a pgx.Tx") {

@@ -79,7 +79,7 @@ func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				many, err := db.client.EnqueueManyTx(t.Context(), tx.tx, []Batch{{letter{}, nil}, {letter{}, &EnqueueOpts{ID: ulid.Make().String()}}})
+				many, err := db.client.EnqueueManyTx(t.Context(), tx.tx, []EnqueueItem{{letter{}, nil}, {letter{}, &EnqueueOpts{ID: ulid.Make().String()}}})
 				if err != nil || len(many) != 2 {
 					t.Fatal(many, err)
 				}
@@ -581,7 +581,7 @@ func TestAPoolIsNoTransaction(t *testing.T) {
 	if _, err := db.client.EnqueueTx(t.Context(), db.Pool, letter{}, nil); !errors.Is(err, ErrInvalid) {
 		t.Errorf("EnqueueTx(pool) = %v, want ErrInvalid", err)
 	}
-	if _, err := db.client.EnqueueManyTx(t.Context(), nil, []Batch{{Args: letter{}}}); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.EnqueueManyTx(t.Context(), nil, []EnqueueItem{{Args: letter{}}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("EnqueueManyTx(nil) = %v, want ErrInvalid", err)
 	}
 	if err := (&Job{run: &run{}}).CompleteTx(t.Context(), db.Pool); !errors.Is(err, ErrInvalid) {

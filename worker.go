@@ -113,7 +113,7 @@ type Worker struct {
 //
 // A job whose args do not decode into A is discarded as undecodable. A must not be an interface, and must not lose a
 // field when it is decoded: a struct that embeds a time.Time has the UnmarshalJSON of time.Time, which does not know
-// the other fields. Client.Supervisor returns an *InvalidError for such an A, and for a nil handler.
+// the other fields. Client.NewSupervisor returns an *InvalidError for such an A, and for a nil handler.
 func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, opts WorkerOpts) Worker {
 	w := Worker{opts: opts}
 	w.kind, w.problem = kindOfType[A]()

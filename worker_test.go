@@ -26,7 +26,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k", N: 7}, &EnqueueOpts{
 		Queue: "q", Priority: 3, MaxAttempts: 4, Tags: []string{"a", "b"}, Metadata: map[string]any{"tenant": "x"},
-		ConcurrencyKey: "customer 7",
+		Key: "customer 7",
 	})
 	jobs := make(chan Job, 10)
 	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
@@ -53,8 +53,8 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	if first.LastError != "" || first.LastDelay != 0 || first.Failures != 0 || first.Attempt != 1 || first.ScheduledAt.IsZero() {
 		t.Errorf("first run saw a past: %+v", first)
 	}
-	if info, err := db.client.Get(t.Context(), id); err != nil || first.ConcurrencyKey != "customer 7" || info.ConcurrencyKey != "customer 7" {
-		t.Errorf("concurrency key %q, %+v, %v", first.ConcurrencyKey, info, err)
+	if info, err := db.client.Job(t.Context(), id); err != nil || first.Key != "customer 7" || info.Key != "customer 7" {
+		t.Errorf("concurrency key %q, %+v, %v", first.Key, info, err)
 	}
 	var args struct{ N int }
 	var metadata map[string]string
@@ -122,7 +122,7 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 			t.Errorf("%s, %+v: %d runs, event says attempt %d of %d; want %d",
 				c.kind, c.opts, heard.count(ids[i], "started"), end.Attempt, end.MaxAttempts, c.want)
 		}
-		info, err := db.client.Get(t.Context(), ids[i])
+		info, err := db.client.Job(t.Context(), ids[i])
 		if err != nil || info.MaxAttempts != c.want || info.DiscardReason != ReasonAttemptsExhausted {
 			t.Errorf("%s, %+v: the row says %d runs, reason %q: %v", c.kind, c.opts, info.MaxAttempts, info.DiscardReason, err)
 		}
@@ -136,8 +136,8 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	ofJob, ofWorker, ofQueue := Constant{Delay: 1111 * time.Microsecond}, Constant{Delay: 2222 * time.Microsecond}, Constant{Delay: 3333 * time.Microsecond}
-	named := func(d time.Duration) func(Failure) (time.Duration, bool) {
-		return func(Failure) (time.Duration, bool) { return d, true }
+	named := func(d time.Duration) func(FailedRun) (time.Duration, bool) {
+		return func(FailedRun) (time.Duration, bool) { return d, true }
 	}
 	fails := func(context.Context, *Job) error { return errBoom }
 	cfg := SupervisorConfig{
@@ -211,7 +211,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet()})
 	run := func(context.Context, *Job) error { return nil }
 	// The process that dies knew the kind; only its rows are left.
-	dead, err := db.client.Supervisor(SupervisorConfig{
+	dead, err := db.client.NewSupervisor(SupervisorConfig{
 		Lease:   time.Hour, // of which either may be silent for a third, or both would have died at the same time
 		Queues:  []Queue{{Name: "q", MaxAttempts: 9, Retry: Constant{Delay: 3 * time.Minute}}},
 		Workers: []Worker{dynWorker("set", WorkerOpts{MaxAttempts: 6, Retry: Linear{Step: time.Minute}}, run), dynWorker("unset", WorkerOpts{}, run)},
@@ -220,7 +220,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		t.Fatal(err)
 	}
 	deadControl(t, dead)
-	rescuer, err := db.client.Supervisor(SupervisorConfig{Lease: time.Hour, Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
+	rescuer, err := db.client.NewSupervisor(SupervisorConfig{Lease: time.Hour, Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		}
 		conn.Release()
 		row := db.endRow(t, id)
-		if info, err := db.client.Get(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
+		if info, err := db.client.Job(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
 			t.Errorf("%s: %d attempts, want %d: %v", c.kind, info.MaxAttempts, c.maxAttempts, err)
 		}
 		if row.State != Retryable || row.Crashes != 2 || row.Delay < c.delay-time.Second || row.Delay > c.delay+time.Second {
@@ -295,8 +295,8 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 	var logged lockedBuffer
 	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{heard.hooks()}})
 	var mu sync.Mutex
-	var failures []Failure
-	custom := Custom{Func: func(f Failure) (time.Duration, bool) {
+	var failures []FailedRun
+	custom := Custom{Func: func(f FailedRun) (time.Duration, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		failures = append(failures, f)
@@ -412,8 +412,8 @@ func TestConfigurationMistakes(t *testing.T) {
 	ok := dynWorker("ok", WorkerOpts{}, func(context.Context, *Job) error { return nil })
 	with := func(opts WorkerOpts) []Worker { return []Worker{dynWorker("k", opts, ok.handle)} }
 	queues := []Queue{{}}
-	wait := func(Failure) (time.Duration, bool) { return 0, true }
-	other := func(Failure) (time.Duration, bool) { return 1, true }
+	wait := func(FailedRun) (time.Duration, bool) { return 0, true }
+	other := func(FailedRun) (time.Duration, bool) { return 1, true }
 	for name, c := range map[string]struct {
 		cfg  SupervisorConfig
 		want []string // fields, or parts of what is said
@@ -449,7 +449,7 @@ func TestConfigurationMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sup, err := db.client.Supervisor(c.cfg)
+			sup, err := db.client.NewSupervisor(c.cfg)
 			if sup != nil || !errors.Is(err, ErrInvalid) {
 				t.Fatalf("Supervisor = %v, %v", sup, err)
 			}
@@ -465,7 +465,7 @@ func TestConfigurationMistakes(t *testing.T) {
 	}
 	// The same strategy may stand in several places.
 	shared := Custom{Name: "shared", Func: wait}
-	if _, err := db.client.Supervisor(SupervisorConfig{
+	if _, err := db.client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{Retry: shared}}, Workers: []Worker{dynWorker("a", WorkerOpts{Retry: shared}, ok.handle), dynWorker("b", WorkerOpts{Retry: shared}, ok.handle)},
 		Strategies: []Custom{shared},
 	}); err != nil {
@@ -493,7 +493,7 @@ func TestErrorCases(t *testing.T) {
 		},
 		RetryIf: func(err error) bool { return errors.Is(err, errBoom) },
 	}
-	slow := Custom{Name: "slow", Func: func(f Failure) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
+	slow := Custom{Name: "slow", Func: func(f FailedRun) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
 	returns := map[string]error{
 		"plain": errBoom, "busy": fmt.Errorf("wrapped: %w", errBusy), "gone": errGone, "odd": errOdd,
 		"unknown": errors.New("unknown"), "verdict": Retry(errGone), "panics": nil,
@@ -584,20 +584,20 @@ func TestErrorCasesAreValidated(t *testing.T) {
 		"Retry.Delay": {Name: "c", If: yes, Retry: Constant{Delay: -1}},
 		"MaxAttempts": {Name: "c", If: yes, MaxAttempts: -1},
 	} {
-		_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{c}}, doNothing)}})
+		_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{c}}, doNothing)}})
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[0]."+field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 	twice := []ErrorCase{{Name: "c", If: yes}, {Name: "c", If: yes}}
-	_, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: twice}, doNothing)}})
+	_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: twice}, doNothing)}})
 	var invalid *InvalidError
 	if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[1].Name" {
 		t.Errorf("one name twice: %v", err)
 	}
 	long := ErrorCase{Name: strings.Repeat("n", maxCaseName+1), If: yes}
-	if _, err := db.client.Supervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{long}}, doNothing)}}); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{long}}, doNothing)}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a long name: %v", err)
 	}
 }

@@ -78,9 +78,9 @@ func (q *droverQueue) insert(ctx context.Context, n int) error {
 
 func (q *droverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
 	return chunks(n, goroutines, func(from, to int) error {
-		batch := make([]drover.Batch, 0, to-from)
+		batch := make([]drover.EnqueueItem, 0, to-from)
 		for i := from; i < to; i++ {
-			batch = append(batch, drover.Batch{Args: noop{N: i}})
+			batch = append(batch, drover.EnqueueItem{Args: noop{N: i}})
 		}
 		_, err := q.client.EnqueueMany(ctx, batch)
 		return err
@@ -187,7 +187,7 @@ func (q *droverQueue) supervise(
 		CompletedRetention: drover.DeleteOnCompletion,
 	}
 	if q.keep {
-		config.CompletedRetention = drover.KeepCompleted
+		config.CompletedRetention = drover.KeepForever
 	}
 	return drive.Supervise(ctx, q.runner, config)
 }

@@ -45,13 +45,13 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 		return err
 	}
 	rate := redriveRate(jobs)
-	r, err := client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10})
+	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10})
 	if err != nil {
 		return err
 	}
 	for third := range 2 {
 		err := until(ctx, "a third of the jobs is due", 2*time.Minute, func() (bool, error) {
-			now, err := client.GetRedrive(ctx, r.ID)
+			now, err := client.Redrive(ctx, r.ID)
 			return err == nil && now.Released >= r.Matched*int64(third+1)/3, err
 		})
 		if err != nil {
@@ -62,7 +62,7 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 		}
 	}
 	err = until(ctx, "the redrive is done", 5*time.Minute, func() (bool, error) {
-		r, err = client.GetRedrive(ctx, r.ID)
+		r, err = client.Redrive(ctx, r.ID)
 		return err == nil && r.State == drover.RedriveDone, err
 	})
 	if err == nil && (r.Matched != int64(jobs) || r.Released != int64(jobs)) {
@@ -147,7 +147,7 @@ func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator
 	all := []*operator{
 		{name: "cancel many", verb: many((*drover.Client).CancelMany)},
 		{name: "discard many", verb: many((*drover.Client).DiscardMany)},
-		{name: "delete many", verb: many(func(c *drover.Client, ctx context.Context, f drover.Filter, _ string) (drover.Bulk, error) {
+		{name: "delete many", verb: many(func(c *drover.Client, ctx context.Context, f drover.Filter, _ string) (drover.BulkResult, error) {
 			return c.DeleteMany(ctx, f)
 		})},
 		{name: "cancel", verb: single((*drover.Client).Cancel)},
@@ -182,7 +182,7 @@ select array(select id from jobs where kind = 'task' and (state = 'running' or n
 }
 
 // many is a verb over a good part of all jobs.
-func many(verb func(*drover.Client, context.Context, drover.Filter, string) (drover.Bulk, error)) func(context.Context, *operator) (int64, error) {
+func many(verb func(*drover.Client, context.Context, drover.Filter, string) (drover.BulkResult, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (int64, error) {
 		ids, err := o.draw(ctx, 100, false)
 		if err != nil {
@@ -214,7 +214,7 @@ func single(verb func(c *drover.Client, ctx context.Context, id, why string) (dr
 // redriveMany begins a redrive of the dead, and goes on with it or aborts it.
 func redriveMany(ctx context.Context, o *operator) (int64, error) {
 	state := []drover.State{drover.Discarded, drover.Cancelled}[o.rng.IntN(2)]
-	r, err := o.client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300})
+	r, err := o.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300})
 	if err != nil {
 		return 0, err
 	}

@@ -129,7 +129,7 @@ func (r *idRace) insert(ctx context.Context, tx pgx.Tx, way int) (stored bool, e
 		receipt, err := r.client.EnqueueTx(ctx, tx, r.task, opts)
 		return !receipt.Existing, err
 	case 1:
-		receipts, err := r.client.EnqueueManyTx(ctx, tx, []drover.Batch{{Args: r.task, Opts: opts}})
+		receipts, err := r.client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{{Args: r.task, Opts: opts}})
 		return err == nil && !receipts[0].Existing, err
 	}
 	err = tx.QueryRow(ctx, `select existing from drover_enqueue(kind => 'task', args => $1, id => $2)`, r.task, r.id).Scan(&existing)

@@ -127,8 +127,8 @@ func (w *world) put(ctx context.Context, p badRow, columns, values string) error
 
 // listsWork fails if any read does.
 func (w *world) listsWork(ctx context.Context, client *drover.Client) error {
-	_, list := client.List(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
-	_, dead := client.List(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
+	_, list := client.Jobs(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
+	_, dead := client.Jobs(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
 	_, counts := client.Counts(ctx)
 	_, summary := client.Summary(ctx)
 	return errors.Join(list, dead, counts, summary)
@@ -174,7 +174,7 @@ func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int
 	if err != nil {
 		return err
 	}
-	r, err := client.Redrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100})
+	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100})
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues: []drover.Queue{{Concurrency: spec.Load.Slots}},
 		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,

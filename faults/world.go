@@ -260,11 +260,11 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	if err != nil {
 		return nil, err
 	}
-	batch, ids := make([]drover.Batch, len(tasks)), make([]string, len(tasks))
+	batch, ids := make([]drover.EnqueueItem, len(tasks)), make([]string, len(tasks))
 	for i, t := range tasks {
 		each := opts
 		each.ID = ulid.Make().String()
-		batch[i], ids[i] = drover.Batch{Args: t, Opts: &each}, each.ID
+		batch[i], ids[i] = drover.EnqueueItem{Args: t, Opts: &each}, each.ID
 		log.write(call{At: time.Now(), What: "invoke", Job: ids[i]})
 	}
 	_, err = client.EnqueueMany(ctx, batch)

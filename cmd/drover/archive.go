@@ -35,7 +35,7 @@ refuses to move them; then the exit code is 1.`,
 		if keep < 0 {
 			return usagef("--keep %d is negative", keep)
 		}
-		return a.move(ctx, "archived", func(s *session) (drover.Moved, error) {
+		return a.move(ctx, "archived", func(s *session) (drover.ArchiveResult, error) {
 			return s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep})
 		})
 	})
@@ -47,7 +47,7 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 		Short:   "Move jobs back from the archive, as they were",
 		Example: `  drover archive restore --kind charge --reason attempts_exhausted`,
 	}, true, nil, func(ctx context.Context, flags *filterFlags) error {
-		return a.move(ctx, "restored", func(s *session) (drover.Moved, error) { return s.client.Restore(ctx, flags.at(s.now)) })
+		return a.move(ctx, "restored", func(s *session) (drover.ArchiveResult, error) { return s.client.Restore(ctx, flags.at(s.now)) })
 	})
 }
 
@@ -109,7 +109,7 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 }
 
 // move moves jobs between the tables and tells how many.
-func (a *app) move(ctx context.Context, done string, do func(*session) (drover.Moved, error)) error {
+func (a *app) move(ctx context.Context, done string, do func(*session) (drover.ArchiveResult, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ func TestArchive(t *testing.T) {
 		t.Errorf("exported %q", o.stdout)
 	}
 
-	if moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
+	if moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
 		t.Errorf("restored %+v", moved)
 	}
 	sh.run(t, "archive", "add", "--all").ok(t)
@@ -63,7 +63,7 @@ func TestArchive(t *testing.T) {
 	exec(`insert into jobs (kind, state, finalized_at) values ('other', 'cancelled', now())`)
 	sh.run(t, "archive", "add", "--kind", "other").ok(t).says(t, "1 job archived")
 	sh.run(t, "archive", "purge", "--all", "--yes").ends(t, 1, dead, "not this one").says(t, "1 job deleted")
-	moved := decode[drover.Moved](t, sh.run(t, "archive", "restore", "--all", "--json").ends(t, 1, "1 job not restored"))
+	moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", "--all", "--json").ends(t, 1, "1 job not restored"))
 	if len(moved.Refused) != 1 || moved.Refused[0].ID != dead || moved.Refused[0].Error != "not this one" {
 		t.Errorf("restored %+v", moved)
 	}
@@ -87,7 +87,7 @@ func TestArchive(t *testing.T) {
 	if count("jobs_archive") != 0 {
 		t.Error("not purged")
 	}
-	if _, err := client.Get(t.Context(), waits); err != nil {
+	if _, err := client.Job(t.Context(), waits); err != nil {
 		t.Error(err)
 	}
 }

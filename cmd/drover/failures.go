@@ -67,7 +67,7 @@ func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) err
 		return err
 	}
 	defer s.close()
-	groups, err := s.client.Failures(ctx, filter)
+	groups, err := s.client.FailureGroups(ctx, filter)
 	if err != nil {
 		return failureFlags(err)
 	}
@@ -119,7 +119,7 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 		return err
 	}
 	defer s.close()
-	g, err := s.client.Failure(ctx, print)
+	g, err := s.client.FailureGroup(ctx, print)
 	if err != nil {
 		return err
 	}

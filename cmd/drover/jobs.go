@@ -111,7 +111,7 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 		return err
 	}
 	defer s.close()
-	page, err := s.client.List(ctx, picked.at(s.now), after, limit)
+	page, err := s.client.Jobs(ctx, picked.at(s.now), after, limit)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (a *app) showJob(ctx context.Context, id string) error {
 		return err
 	}
 	defer s.close()
-	job, err := s.client.Get(ctx, id)
+	job, err := s.client.Job(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func (a *app) summary(ctx context.Context) error {
 type manyVerb struct {
 	done string                             // what becomes of the jobs: cancelled
 	of   func(drover.Filter) []drover.State // the states that it changes jobs of
-	do   func(ctx context.Context, client *drover.Client, filter drover.Filter, why string) (drover.Bulk, error)
+	do   func(ctx context.Context, client *drover.Client, filter drover.Filter, why string) (drover.BulkResult, error)
 	one  func(ctx context.Context, client *drover.Client, id, why string) (drover.State, error) // nil: ids are asked for like a filter
 }
 
@@ -104,7 +104,7 @@ whatever it returns is refused. A job that has ended stays as it is.`,
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
 		done: "cancelled", of: unfinished,
-		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.Bulk, error) {
+		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.BulkResult, error) {
 			return c.CancelMany(ctx, f, why)
 		},
 		one: func(ctx context.Context, c *drover.Client, id, why string) (drover.State, error) {
@@ -123,7 +123,7 @@ as with cancel. A job that has ended stays as it is.`,
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
 		done: "discarded", of: unfinished,
-		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.Bulk, error) {
+		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.BulkResult, error) {
 			return c.DiscardMany(ctx, f, why)
 		},
 		one: func(ctx context.Context, c *drover.Client, id, why string) (drover.State, error) {
@@ -142,7 +142,7 @@ func newJobsDeleteCommand(a *app) *cobra.Command {
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
 		done: "deleted", of: deletable,
-		do: func(ctx context.Context, c *drover.Client, f drover.Filter, _ string) (drover.Bulk, error) {
+		do: func(ctx context.Context, c *drover.Client, f drover.Filter, _ string) (drover.BulkResult, error) {
 			return c.DeleteMany(ctx, f)
 		},
 	})

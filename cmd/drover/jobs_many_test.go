@@ -60,7 +60,7 @@ func TestVerbsOverManyAsk(t *testing.T) {
 		sh.input = "yes\n"
 		sh.run(t, line...).ends(t, 0, "2 jobs in database").says(t, "2 jobs "+verb.done)
 		sh.input = ""
-		done := decode[drover.Bulk](t, sh.run(t, "jobs", verb.name, "--all", "--yes", "--json").ok(t))
+		done := decode[drover.BulkResult](t, sh.run(t, "jobs", verb.name, "--all", "--yes", "--json").ok(t))
 		if done.Changed != 1 || done.Missing != nil {
 			t.Errorf("%s --all: %+v", verb.name, done)
 		}
@@ -93,7 +93,7 @@ func TestAFlagIsOneValue(t *testing.T) {
 	sh.run(t, "jobs", "count", "--tag", "a", "--tag", "").ends(t, 2, "--tag is empty")
 	sh.run(t, "jobs", "cancel", "--kind", "charge", "--kind", "refund", "--yes").ends(t, 2, "--kind", "given twice")
 	sh.run(t, "jobs", "discard", "--tag", "a,b", "--yes").ok(t).says(t, "1 job discarded")
-	if job, err := client.Get(t.Context(), comma); err != nil || job.State != drover.Discarded {
+	if job, err := client.Job(t.Context(), comma); err != nil || job.State != drover.Discarded {
 		t.Errorf("%+v, %v", job, err)
 	}
 
@@ -165,7 +165,7 @@ func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
 		says(t, one+"  had ended: discarded", two+"  discarded, was available", unknown+"  ")
 	// Ids alone are named well enough to delete dead letters, and asked about all the same.
 	sh.run(t, "jobs", "delete", one, unknown).ends(t, 2, "1 job in database", "--yes")
-	done := decode[drover.Bulk](t, sh.run(t, "jobs", "delete", one, unknown, "--yes", "--json").ends(t, 1))
+	done := decode[drover.BulkResult](t, sh.run(t, "jobs", "delete", one, unknown, "--yes", "--json").ends(t, 1))
 	if done.Changed != 1 || len(done.Missing) != 1 || done.Missing[0] != unknown {
 		t.Errorf("%+v", done)
 	}

@@ -47,7 +47,7 @@ func discard(t *testing.T, sh *shell) {
 		}
 		return drover.Discard(errors.New("card\nrefused"))
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(fail, drover.WorkerOpts{Retry: drover.Constant{Delay: 1}})},
 	})
 	if err != nil {
@@ -178,7 +178,7 @@ func TestJobsRedrive(t *testing.T) {
 
 	o := sh.run(t, "jobs", "redrive", unknown, strings.ToLower(dead), fresh, "--max-attempts", "3", "--args-patch", `{"Note":"again"}`)
 	o.ends(t, 1, "2 of 3 jobs not redriven").says(t, unknown+"  ", "not found", strings.ToLower(dead)+"  redriven", fresh+"  is available, only discarded and cancelled")
-	job, err := client.Get(t.Context(), dead)
+	job, err := client.Job(t.Context(), dead)
 	if err != nil {
 		t.Fatal(err)
 	}

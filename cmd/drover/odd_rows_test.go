@@ -84,7 +84,7 @@ func TestRefusedJobsAreNamed(t *testing.T) {
 	sh.run(t, "health").ok(t).says(t, "warning: job "+cursed+" is set aside", "drover jobs cancel "+cursed)
 	sh.run(t, "jobs", "cancel", cursed).ends(t, 1, "not cancelled").says(t, "it is cursed")
 	sh.run(t, "jobs", "cancel", "--all", "--yes").ends(t, 1, "the database refused 1 job").says(t, "1 job cancelled", cursed+"  refused: it is cursed")
-	bulk := decode[drover.Bulk](t, sh.run(t, "jobs", "discard", "--all", "--yes", "--json").ends(t, 1, "the database refused 1 job"))
+	bulk := decode[drover.BulkResult](t, sh.run(t, "jobs", "discard", "--all", "--yes", "--json").ends(t, 1, "the database refused 1 job"))
 	if len(bulk.Refused) != 1 || bulk.Refused[0] != (drover.Refusal{ID: cursed, Error: "it is cursed"}) {
 		t.Errorf("%+v", bulk)
 	}

@@ -160,7 +160,7 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	if how.dryRun {
 		return a.previewRedrive(ctx, s, plan)
 	}
-	r, err := s.client.Redrive(ctx, plan)
+	r, err := s.client.StartRedrive(ctx, plan)
 	switch {
 	case err != nil:
 		return err
@@ -186,7 +186,7 @@ const noneAlive = "no supervisor is alive: it goes on when one is"
 
 // knownFailure is an error unless there is such a failure group, or a dead job of one that was not added yet.
 func (s *session) knownFailure(ctx context.Context, print string) error {
-	_, err := s.client.Failure(ctx, print)
+	_, err := s.client.FailureGroup(ctx, print)
 	if !errors.Is(err, drover.ErrNotFound) {
 		return err
 	}
@@ -402,7 +402,7 @@ func (a *app) showRedrive(ctx context.Context, id string) error {
 		return err
 	}
 	defer s.close()
-	r, err := s.client.GetRedrive(ctx, id)
+	r, err := s.client.Redrive(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -471,7 +471,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	moving := a.moving
 	var lost time.Time
 	for shown := ""; ; {
-		r, err := s.client.GetRedrive(ctx, id)
+		r, err := s.client.Redrive(ctx, id)
 		if ctx.Err() == nil && connectionLost(err) && shown != "" && (lost.IsZero() || time.Since(lost) < watchPatience) {
 			if lost.IsZero() {
 				lost = time.Now()
@@ -601,7 +601,7 @@ func (a *app) changeRedrive(ctx context.Context, id string, do func(*drover.Clie
 	if err := do(s.client, ctx, id); err != nil {
 		return err
 	}
-	r, err := s.client.GetRedrive(ctx, id)
+	r, err := s.client.Redrive(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func TestRedriveWatch(t *testing.T) {
 		enqueue(t, client, charge{Order: n}, nil)
 	}
 	sh.run(t, "jobs", "discard", "--all", "--yes").ok(t)
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{}},
 		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, charge) error { return nil }, drover.WorkerOpts{})},
 	})

@@ -25,7 +25,7 @@ type statistics struct {
 	Database    string           `json:"database"`
 	Schema      string           `json:"schema"`
 	At          time.Time        `json:"at"` // the server's clock
-	Counts      []drover.Count   `json:"counts"`
+	Counts      []drover.QueueCount   `json:"counts"`
 	Supervisors []supervisorInfo `json:"supervisors"`
 	Unserved    []unserved       `json:"unserved"` // due, and nobody is there to run it
 	Solo        soloInfo         `json:"solo"`

@@ -64,7 +64,7 @@ func run(databaseURL, to, listen string) error {
 	if err != nil {
 		return err
 	}
-	sup, err := client.Supervisor(drover.SupervisorConfig{
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues: []drover.Queue{{Name: "webhooks", Concurrency: 20}},
 		Workers: []drover.Worker{
 			drover.Handle(deliverTo(to), drover.WorkerOpts{

@@ -33,7 +33,7 @@ func main() {
 	}
 	client := must(drover.New(pool, drover.Config{}))
 	must(client.Enqueue(ctx, Welcome{"Ann"}, nil))
-	sup := must(client.Supervisor(drover.SupervisorConfig{
+	sup := must(client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default", Concurrency: 10}},
 		Workers: []drover.Worker{drover.Handle(welcome, drover.WorkerOpts{})},
 	}))

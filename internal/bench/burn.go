@@ -102,9 +102,9 @@ func (s *scratch) insert(ctx context.Context, r *Report) (phase, error) {
 	p, err := s.measured(ctx, func() error {
 		began := time.Now()
 		for n := 0; n < s.Jobs; n += chunk {
-			batch := make([]drover.Batch, 0, chunk)
+			batch := make([]drover.EnqueueItem, 0, chunk)
 			for i := n; i < min(n+chunk, s.Jobs); i++ {
-				batch = append(batch, drover.Batch{
+				batch = append(batch, drover.EnqueueItem{
 					Args: noop{N: i, Fill: fill()}, Opts: &drover.EnqueueOpts{Queue: s.queue(i % s.Queues)},
 				})
 			}

@@ -67,7 +67,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 	}
 	fill := filler(1 << 10)
 	for range inFlight / 200 {
-		batch := make([]drover.Batch, 200)
+		batch := make([]drover.EnqueueItem, 200)
 		for i := range batch {
 			batch[i].Args = noop{N: i, Fill: fill()}
 		}

@@ -190,7 +190,7 @@ update events set job = linked.job from unnest($1::text[], $2::text[]) as linked
 // enqueue stores events and their jobs in one transaction: neither exists without the other.
 func (db *database) enqueue(ctx context.Context, list []event) error {
 	var keys, customers, names, payloads, ids []string
-	batch := make([]drover.Batch, 0, len(list))
+	batch := make([]drover.EnqueueItem, 0, len(list))
 	for _, e := range list {
 		keys, customers = append(keys, e.key), append(customers, e.Customer)
 		names, payloads = append(names, e.Event), append(payloads, string(e.Payload))

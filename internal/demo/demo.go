@@ -345,7 +345,7 @@ func (r *run) redrive(ctx context.Context) error {
 func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 	filter := drover.Filter{State: drover.Discarded, Reason: drover.ReasonAttemptsExhausted}
 	for after := ""; ; {
-		page, err := r.db.client.List(ctx, filter, after, 1000)
+		page, err := r.db.client.Jobs(ctx, filter, after, 1000)
 		if err != nil {
 			return nil, err
 		}

@@ -134,10 +134,10 @@ func (r *run) inOrder(ctx context.Context) error {
 		return err
 	}
 	plan := outagePlan()
-	r.page.say("   client.Redrive(ctx, drover.RedrivePlan{\n       Filter: drover.Filter{Args: %s},\n       Rate: %d, PerKey: %d, KeyFrom: %q, Canary: %d,\n   })\n",
+	r.page.say("   client.StartRedrive(ctx, drover.RedrivePlan{\n       Filter: drover.Filter{Args: %s},\n       Rate: %d, PerKey: %d, KeyFrom: %q, Canary: %d,\n   })\n",
 		"`"+string(plan.Filter.Args)+"`", outageRate, outagePerKey, plan.KeyFrom, outageCanary)
 	from := time.Now()
-	redrive, err := r.db.client.Redrive(ctx, plan)
+	redrive, err := r.db.client.StartRedrive(ctx, plan)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 	patience := time.NewTimer(2*time.Minute + time.Duration(r.Jobs)*time.Second/10)
 	defer patience.Stop()
 	for redrive.FinishedAt == nil {
-		if redrive, err = r.db.client.GetRedrive(ctx, redrive.ID); err != nil {
+		if redrive, err = r.db.client.Redrive(ctx, redrive.ID); err != nil {
 			return err
 		}
 		p, err := r.db.progress(ctx)

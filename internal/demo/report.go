@@ -156,7 +156,7 @@ func (r *run) reportPanic(ctx context.Context) error {
 	if err != nil || id == "" {
 		return err
 	}
-	job, err := r.db.client.Get(ctx, id)
+	job, err := r.db.client.Job(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (r *run) reportDiscarded(ctx context.Context) error {
 		return fmt.Errorf("drover: read discarded_summary: %w", err)
 	}
 	for _, g := range groups {
-		job, err := r.db.client.Get(ctx, g.ID)
+		job, err := r.db.client.Job(ctx, g.ID)
 		if err != nil {
 			return err
 		}

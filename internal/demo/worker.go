@@ -50,12 +50,12 @@ const (
 )
 
 // job says which job delivers the event, and in which queue.
-func (e event) job() drover.Batch {
+func (e event) job() drover.EnqueueItem {
 	w := Webhook{Key: e.key, Customer: e.Customer, Event: e.Event, Path: e.Path, Payload: e.Payload}
 	if e.Event == refundEvent {
-		return drover.Batch{Args: Refund{w}, Opts: &drover.EnqueueOpts{Queue: refundQueue}}
+		return drover.EnqueueItem{Args: Refund{w}, Opts: &drover.EnqueueOpts{Queue: refundQueue}}
 	}
-	return drover.Batch{Args: w, Opts: &drover.EnqueueOpts{Queue: webhookQueue}}
+	return drover.EnqueueItem{Args: w, Opts: &drover.EnqueueOpts{Queue: webhookQueue}}
 }
 
 // workerSettings is what the parent tells a worker.
@@ -88,7 +88,7 @@ func Work(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	sender := &sender{pool: pool, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32}}, to: s}
-	sup, err := client.Supervisor(sender.config())
+	sup, err := client.NewSupervisor(sender.config())
 	if err != nil {
 		return err
 	}

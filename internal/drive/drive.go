@@ -12,7 +12,7 @@ import (
 // supervisor fails, with its error as the cause.
 func Supervise(ctx context.Context, client *drover.Client, config drover.SupervisorConfig) (_ context.Context, end func() error, err error) {
 	config.DrainTimeout = time.Second
-	sup, err := client.Supervisor(config)
+	sup, err := client.NewSupervisor(config)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -27,13 +27,30 @@ type pkg struct {
 	types     *types.Package
 }
 
+// tests says which tests are read with a package: its own, or those of the package NAME_test, alone.
+type tests int
+
+const (
+	none tests = iota
+	inside
+	outside
+)
+
 // load reads the package in dir. Its imports come from the compiler's export data.
-func load(dir string, tests bool) (*pkg, error) {
+func load(dir string, withTests bool) (*pkg, error) {
+	if withTests {
+		return loadTests(dir, inside)
+	}
+	return loadTests(dir, none)
+}
+
+// loadTests returns nil if there are no such files.
+func loadTests(dir string, kind tests) (*pkg, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("go", "list", "-test", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles,TestGoFiles,ForTest", ".")
+	cmd := exec.Command("go", "list", "-test", "-export", "-deps", "-json=ImportPath,Export,Dir,GoFiles,TestGoFiles,XTestGoFiles,ForTest", ".")
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -42,6 +59,7 @@ func load(dir string, tests bool) (*pkg, error) {
 	type listed struct {
 		ImportPath, Export, Dir, ForTest string
 		GoFiles, TestGoFiles             []string
+		XTestGoFiles                     []string
 	}
 	exports, self := map[string]string{}, listed{}
 	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
@@ -59,8 +77,14 @@ func load(dir string, tests bool) (*pkg, error) {
 		}
 	}
 	names := self.GoFiles
-	if tests {
+	switch kind {
+	case inside:
 		names = append(slices.Clone(names), self.TestGoFiles...)
+	case outside:
+		names, self.ImportPath = self.XTestGoFiles, self.ImportPath+"_test"
+	}
+	if len(names) == 0 {
+		return nil, nil
 	}
 	p := &pkg{
 		path: self.ImportPath, dir: dir, fset: token.NewFileSet(), files: map[string]*ast.File{}, src: map[string][]byte{},

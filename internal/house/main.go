@@ -2,6 +2,7 @@
 //
 //	go run ./internal/house knots [DIR]   how far the files of a package depend on each other in circles
 //	go run ./internal/house move PLAN     moves definitions of the root package to other packages
+//	go run ./internal/house rename PLAN   renames exported names of the root package, in the whole workspace
 //
 // A plan has one step per line; the rest of a line after # is a comment:
 //
@@ -47,6 +48,8 @@ func run(args []string) error {
 		return nil
 	case len(args) == 2 && args[0] == "move":
 		return move(".", args[1])
+	case len(args) == 2 && args[0] == "rename":
+		return rename(".", args[1])
 	}
-	return fmt.Errorf("use: house knots [DIR] or house move PLAN")
+	return fmt.Errorf("use: house knots [DIR], house move PLAN or house rename PLAN")
 }
