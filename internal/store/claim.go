@@ -15,26 +15,30 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// lastError is the text of drover_last_error, without its call where the newest entry tells of a run: a function that
-// pins its search_path costs as much as a claim of the row.
+// lastError is the text of drover_last_error. It calls that function only if the newest entry is an operator's: a
+// function that pins its search_path costs as much as the claim of a row.
 const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error'`
 
 // SQLClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
-// me: the key share lock makes a raised epoch wait for this claim and refuse later ones, and lets heartbeats pass.
-// due: for every queue its groups of lanes, for every group its lanes, in the order given, each lane read from
-// jobs_claim_idx beyond its floor in index order, so that LIMIT ends the scan and there is no sort; the limits of
-// group and queue stop before lanes there is no room for. SKIP LOCKED lets claimers pass each other. Eligibility
-// stands inside the LIMIT, or ineligible rows would fill it for ever. All of it materialized: a subquery may be executed again and claim too many.
-// claimed: no indexed column changes, so the update is HOT. A join with due instead of the array becomes a scan of
-// the whole table under a generic plan.
-// The left join gives a row with the server's time even if nothing was due; no row at all means the epoch is over.
-// The time is the statement's, not the transaction's: the claim may have waited for its turn.
-// When nothing was claimed it also tells when the next job of these lanes is due, of whatever kind.
+// me: the key share lock makes a raise of the epoch wait for this claim. Later claims find no row. Heartbeats pass.
+//
+// due: for each queue its groups of lanes, for each group its lanes, in the given order. Each lane is read from
+// jobs_claim_idx, beyond its floor and in index order, so LIMIT ends the scan and nothing is sorted. The limits of
+// the group and of the queue stop before lanes that have no room. SKIP LOCKED lets claimers pass each other. The
+// conditions for a job stand inside the LIMIT, or ineligible rows would fill it for ever. Everything is materialized,
+// because a subquery may be executed again and claim too many.
+//
+// claimed: no indexed column changes, so the update is HOT. A join with due instead of the array would become a scan
+// of the whole table under a generic plan.
+//
+// The left join returns a row with the server's time even if nothing was due. No row at all means that the epoch is
+// over. The time is the statement's, not the transaction's, because the claim may have waited for its turn. If nothing
+// was claimed, the row also has when the next job of these lanes is due, of any kind.
 const SQLClaim = claimMe + claimDue + claimTake + claimNextDue
 
-// sqlClaimBut is sqlClaim without the jobs that are set aside. It is used only while there are any. A subquery for each
-// job keeps the order of the index; a join might not.
+// sqlClaimBut is SQLClaim without the jobs that are set aside. It is used only while there are such jobs. A subquery
+// for each job keeps the order of the index; a join might not.
 const sqlClaimBut = claimMe + claimDueBut + claimTake + claimNextDue
 
 const (
@@ -63,7 +67,7 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 )`
-	// The other end of the lanes, a few jobs of each.
+	// claimLastOnes reads the other end of the lanes, up to five jobs of each.
 	claimLastOnes = `
 				order by scheduled_at desc, id desc limit least(g.room, 5) for update skip locked
 			) j
@@ -111,10 +115,10 @@ type Job struct {
 	ClaimSeq        int
 	ScheduledAt     time.Time
 	More            *More
-	Left            bool // its args were not kept: the reply was too large
+	Left            bool // its Args and More were not kept, because the reply was too large
 }
 
-// More is what few jobs have.
+// More has the columns that few jobs set.
 type More struct {
 	MaxAttempts int             `json:"max_attempts"`
 	Retry       json.RawMessage `json:"retry"`
@@ -132,10 +136,10 @@ type More struct {
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
 
-	Unreadable error // why the rest is not known; nil: it is
+	Unreadable error // why the other fields are not known; nil: they are
 }
 
-// read takes a JSON object, or of a job that has merely failed: how often, its last delay, its last error.
+// read parses a JSON object. For a job that has merely failed, it parses how often, the last delay and the last error.
 func (m *More) read(text []byte) (err error) {
 	if len(text) > mostMore {
 		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
@@ -153,13 +157,15 @@ func (m *More) read(text []byte) (err error) {
 	return err
 }
 
-// SQLTakeTurn goes before a claim that others would run into: see claimer.turns. The lock ends with the transaction, and
-// the wait for it is bounded, so that a session that hangs with the lock holds nobody up.
+// SQLTakeTurn goes before a claim of many jobs of a backlog, so that no two such claims overlap: claimer.turns has the
+// reason. The lock ends with the transaction. The wait for it is bounded, so a session that hangs with the lock holds
+// nobody up.
 const SQLTakeTurn = `select drover_take_turn($1, $2)`
 
-// SQLClaimPlan does what pg.QuickPlan does, and tells how far the server's transactions are, for the near sweeps: what has ended by now
-// the claim behind it sees. The claim's lock on its supervisor needs an id anyway. It goes behind the wait for a turn, or
-// others would take that for a long transaction.
+// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and,
+// for the near sweeps, the state of the server's transactions: the claim behind it sees every transaction that has
+// ended by now. It gives the transaction an id, which the claim's lock on its supervisor needs anyway. It comes after
+// the wait for a turn, or other supervisors would take the wait for a long transaction.
 const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
@@ -170,7 +176,7 @@ type ClaimRequest struct {
 	Kinds      []string
 	Queues     []string
 	Rooms      []int32
-	GroupQueue []int32 // index into queues, from 1
+	GroupQueue []int32 // index into Queues, from 1
 	GroupRoom  []int32
 	LaneGroup  []int32 // index into the groups, from 1
 	Lanes      []int16
@@ -178,11 +184,11 @@ type ClaimRequest struct {
 	FloorID    []string
 	Turns      []string // queues in which it waits for its turn
 	Patience   time.Duration
-	But        bool  // without the jobs that are set aside
-	BelowLane  int16 // of jobs that are named: only those of lanes below this one
+	But        bool  // leave out the jobs that are set aside
+	BelowLane  int16 // for ClaimThese: only jobs of lanes below this one
 }
 
-// Only is the request for some of its lanes.
+// Only returns the request for some of its lanes, given by their indexes.
 func (req *ClaimRequest) Only(lanes []int) *ClaimRequest {
 	part := *req
 	part.LaneGroup, part.Lanes, part.FloorAt, part.FloorID = nil, nil, nil, nil
@@ -193,47 +199,48 @@ func (req *ClaimRequest) Only(lanes []int) *ClaimRequest {
 	return &part
 }
 
-// Lane is the i-th lane of the request.
+// Lane returns the i-th lane of the request.
 func (req *ClaimRequest) Lane(i int) floors.Lane {
 	return floors.Lane{Queue: req.Queues[req.GroupQueue[req.LaneGroup[i]-1]-1], N: req.Lanes[i]}
 }
 
-// farthestDue bounds how far ahead a claimer plans: a job that is due later makes it look once an hour.
+// farthestDue bounds how far ahead a claimer plans. For a job that is due later it looks once an hour.
 const farthestDue = time.Hour
 
-// ClaimReply is what came back; committed once the pipeline has read the commit.
+// ClaimReply is the result of a claim. Committed is set once the pipeline has read the commit.
 type ClaimReply struct {
 	Committed bool
-	Slept     bool // what it was to say in drover_sleepers is committed
-	Fenced    bool // the epoch is over: nothing was claimed, nothing can be
-	OutOfTurn bool // it waited for its turn in vain, and was made without
+	Slept     bool // the note for drover_sleepers is committed
+	Fenced    bool // the epoch is over: nothing was claimed, and nothing can be
+	OutOfTurn bool // its turn did not come in time, and it went on without
 	Seen      floors.Seen
 	Waited    time.Duration // for its turn, by the server's clock
 	At        time.Time
-	NextDue   time.Duration // 0: none known
+	NextDue   time.Duration // until the next job is due; 0: none is known
 	Jobs      []Job
-	Bytes     int // of args, and of the columns that few jobs set
+	Bytes     int // of args and More, also of jobs that are Left
 }
 
 const (
-	// LargeReply is how many bytes a claim should bring; after a larger reply the next claim asks for fewer jobs.
+	// LargeReply is how many bytes a claim should return. After a larger reply the next claim asks for fewer jobs.
 	LargeReply = 64 << 20
 
-	// mostReply is how many bytes of a claim are kept; jobs beyond that are handed back.
+	// mostReply is how many bytes of a claim are kept. Jobs beyond that are handed back.
 	mostReply = 256 << 20
 
-	// mostMore is as much as a job may have beside its args. The table's own bounds are far below, so decoding more
-	// would cost the other jobs of the claim their time for nothing.
+	// mostMore bounds the text of a job's More. The table's own bounds are far below, so decoding more would cost the
+	// other jobs of the claim their time for nothing.
 	mostMore = 1 << 20
 )
 
-// Cost is what a claim took, less its wait for its turn, whatever the server's clock did meanwhile.
+// Cost returns how long a claim took without the wait for its turn. It is never negative and never more than took,
+// whatever the server's clock did meanwhile.
 func (r *ClaimReply) Cost(took time.Duration) time.Duration {
 	return took - min(max(r.Waited, 0), took)
 }
 
-// Claim takes due jobs. In the same round trip, before it, it says in drover_sleepers whether the supervisor looks by
-// itself; note may be nil.
+// Claim takes due jobs. Before that, in the same round trip, it writes note to drover_sleepers: whether the supervisor
+// looks for jobs by itself. note may be nil.
 func (s Session) Claim(ctx context.Context, note *Sleep, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
 	if note != nil {
@@ -265,6 +272,7 @@ func (s Session) Claim(ctx context.Context, note *Sleep, req *ClaimRequest, repl
 	return p.Send(ctx, s.Conn)
 }
 
+// Args are the parameters of SQLClaim and of the statements of Heads.
 func (req *ClaimRequest) Args() []any {
 	return []any{
 		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID,
@@ -275,7 +283,7 @@ func (req *ClaimRequest) Args() []any {
 func (p *pipeline) claimed(reply *ClaimReply, sql string, args ...any) {
 	reply.Fenced = true
 	row := ClaimRow{Reply: reply}
-	columns := row.columns() // once: a row costs the strings that it brings, and its run
+	columns := row.columns() // once for all rows: then a row costs only the strings that it brings, and its run
 	p.Query(func(rows pgx.Rows) error {
 		reply.Fenced = false
 		if err := rows.Scan(columns...); err != nil {
@@ -286,7 +294,7 @@ func (p *pipeline) claimed(reply *ClaimReply, sql string, args ...any) {
 	}, sql, args...)
 }
 
-// ClaimRow reads the rows of sqlClaim, one after the other.
+// ClaimRow reads the rows of a claim, one after another.
 type ClaimRow struct {
 	Reply         *ClaimReply
 	id            pgtype.Text
@@ -304,7 +312,7 @@ func (r *ClaimRow) columns() []any {
 	}
 }
 
-// Add takes the row into the reply. A job whose row cannot be read in full is claimed all the same, and notes why.
+// Add adds the row to the reply. A job whose More cannot be read is claimed all the same, and More says why.
 func (r *ClaimRow) Add() {
 	if !r.id.Valid {
 		if r.SecondsToNext.Valid {
@@ -328,7 +336,7 @@ func (r *ClaimRow) Add() {
 	r.Reply.Jobs = append(r.Reply.Jobs, j)
 }
 
-// sameText is a column that says the same in most rows: it allocates where it changes.
+// sameText is a column with the same value in most rows. It allocates only when the value changes.
 type sameText string
 
 // ScanBytes implements pgtype.BytesScanner.

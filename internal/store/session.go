@@ -1,5 +1,5 @@
-// Package store has the statements that supervisors run: rows in, rows out. It starts no goroutine, and it knows no handler
-// and no strategy. The root package has the statements of clients, in store_pg_*.go.
+// Package store has the statements that supervisors run: rows in, rows out. It starts no goroutine, and it knows no
+// handler and no strategy. The statements of clients are in the root package, in store_pg_*.go.
 package store
 
 import (
@@ -10,20 +10,22 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// pipeline has the statements of the queue, in one round trip.
+// pipeline is a list of the queue's statements for one round trip.
 type pipeline struct{ pg.Pipeline }
 
-// Session is a connection on which a supervisor's statements run.
+// Session is a connection that a supervisor's statements run on.
 type Session struct{ Conn *pgx.Conn }
 
+// Closed reports whether there is no open connection.
 func (s Session) Closed() bool { return s.Conn == nil || s.Conn.IsClosed() }
 
-// Line is the connection of one goroutine, which comes back after it broke.
+// Line is the connection of one goroutine. It reconnects after it broke.
 type Line struct{ pg.Link }
 
-// Current is the connection that get returned last.
+// Current returns the connection that Get returned last.
 func (l *Line) Current() Session { return Session{l.Conn} }
 
+// Get returns the connection, or a new one. It is called between round trips.
 func (l *Line) Get(ctx context.Context) (Session, error) {
 	conn, err := l.Link.Get(ctx)
 	return Session{conn}, err

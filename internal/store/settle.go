@@ -13,11 +13,13 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLStart notes, before their handlers are called, that jobs $1 of supervisor $3 start: those with a single attempt,
-// which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The update is HOT.
+// SQLStart notes that jobs $1 of supervisor $3 start, before their handlers are called. These are the jobs with a
+// single attempt, which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The
+// update is HOT.
 //
-// me: no start is noted once the lease is lost. A rescuer declares the supervisor lost, which waits for this lock, and
-// only then reads which jobs have started. So a job that it found unstarted stays so, and may be given to others.
+// me: no start is noted once the lease is lost. A rescuer declares the supervisor lost, which waits for this lock.
+// Only then it reads which jobs have started. So a job that it found unstarted stays unstarted, and may be given to
+// other supervisors.
 const SQLStart = `
 with me as materialized (
 	select from drover_supervisors where id = $3 and lost_at is null for key share
@@ -31,14 +33,14 @@ update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
 returning id, attempted_at`
 
-// Fence is what every statement that ends a run compares.
+// Fence identifies a claim. Every statement that ends a run compares it with the row.
 type Fence struct {
 	ID, Owner string // of the job and of the supervisor
 	Seq       int
 	ClaimedAt time.Time
 }
 
-// Claims are the jobs of claims, and when each was claimed.
+// Claims returns the jobs of a list of fences, and when each was claimed.
 func Claims(list []Fence) (ids []string, at []time.Time) {
 	ids, at = make([]string, len(list)), make([]time.Time, len(list))
 	for i, f := range list {
@@ -47,8 +49,8 @@ func Claims(list []Fence) (ids []string, at []time.Time) {
 	return ids, at
 }
 
-// Start notes that jobs start. It returns those whose start was noted, and the time of each one's claim, once the commit
-// was read.
+// Start notes that jobs start. Once it has read the commit, it returns the jobs whose start was noted, each with the
+// time of its claim.
 func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (noted map[string]time.Time, err error) {
 	byOwner := map[string][]Fence{}
 	for _, f := range list {
@@ -73,10 +75,11 @@ func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (
 	return noted, p.Send(ctx, s.Conn)
 }
 
-// SQLComplete ends runs of supervisor $3 that went well: ids $1, all claimed under claim_seq $2 (nearly always 1), each
-// at that of the times $5 which $4 says. By primary key, in its order, so that two verbs over the same rows cannot deadlock. SKIP LOCKED: a
-// handler that holds its row in an open transaction must not hold up the rest; what was locked is tried again.
-// "is true" keeps the planner from a join: the pairs are hashed once, and each row found by its id is looked up.
+// SQLComplete completes jobs $1 of supervisor $3, all claimed under claim_seq $2 (nearly always 1). $4 has for each
+// job the index of its claim's time in $5. The rows are locked by primary key and in its order, so that two
+// statements over the same rows cannot deadlock. SKIP LOCKED: a handler that holds its row in an open transaction
+// must not hold up the others; locked rows are tried again later. "is true" keeps the planner from a join: the pairs
+// are hashed once, and each row that was found by its id is looked up there.
 const SQLComplete = `
 with held as materialized (
 	select id from jobs
@@ -87,7 +90,7 @@ with held as materialized (
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = any(array(select id from held))`
 
-// SQLCompleteDelete is sqlComplete where completed jobs are not kept.
+// SQLCompleteDelete is SQLComplete for runs whose completed jobs are not kept.
 const SQLCompleteDelete = `
 with held as materialized (
 	select id from jobs
@@ -97,15 +100,15 @@ with held as materialized (
 )
 delete from jobs where id = any(array(select id from held))`
 
-// Completion is one of these statements: runs of one owner and one claim_seq that went well.
+// Completion is one such statement: the completed runs of one owner and one claim_seq.
 type Completion struct {
 	Owner  string
 	Seq    int
 	Delete bool
 	IDs    []string
-	Which  []int32     // of at, from 1: when each job was claimed
-	At     []time.Time // of few claims: pgx allocates for a time that it sends, and not for a small number
-	N      int64       // how many it completed
+	Which  []int32     // when each job was claimed: an index into At, from 1
+	At     []time.Time // each time only once: pgx allocates for a time that it sends, and not for a small number
+	N      int64       // how many jobs it completed
 }
 
 func (p *pipeline) complete(c *Completion) {
@@ -119,14 +122,14 @@ func (p *pipeline) complete(c *Completion) {
 // Settlement is what one round trip settles, in one transaction.
 type Settlement struct {
 	Completions []Completion
-	Changes     map[string][]Change // by owner; no two of them are of one job
-	Bound       time.Duration       // of one statement; 0: the session's
+	Changes     map[string][]Change // by owner, at most one for each job
+	Bound       time.Duration       // of each statement; 0: only the session's own
 
 	Committed bool
-	Became    map[string]State // what the changes made of the jobs that they ended
+	Became    map[string]State // by job: its state after the change; no entry: its row did not match
 }
 
-// Settle carries it out: a statement for each completion, and one for the changes of each owner.
+// Settle sends a settlement: one statement for each completion, and one for the changes of each owner.
 func (s Session) Settle(ctx context.Context, all *Settlement) error {
 	var p pipeline
 	p.Begin()
@@ -149,10 +152,10 @@ func (s Session) Settle(ctx context.Context, all *Settlement) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// settleHeld locks the rows of "c", each with what becomes of it, in the order of their ids: that of the array. A row is
-// found in a subquery that locks it, which no planner can turn into a join.
+// settleHeld locks the rows of the changes "c", in the order of the array, which is the order of their ids. Each row
+// is found in a subquery that locks it, and no planner can turn that into a join.
 //
-// fresh: the failure is none of those that the row still has.
+// fresh: the row has no entry of this failure, among the entries that it still keeps.
 const settleHeld = `
 	cross join lateral (
 		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
@@ -160,13 +163,15 @@ const settleHeld = `
 		from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1 and attempted_at is not distinct from c.claimed_at and state = 'running'
 		for `
 
-// settleRules are what failure groups decree and record, over the rows that "held" has locked.
+// settleRules apply the policies of failure groups to the rows that "held" has locked, and record the failures.
 //
-// ruled: a group's policy in the place of a retry: id to state, reason and build. Nearly always null, by an index
-// that is nearly always empty. And how a new errors entry begins.
-// tallied: one row for each fingerprint, appended: counting in drover_failure_groups itself would make every settle of a
-// failure wait for every other, and for each handler that has settled one in a transaction still open. Its entry is the
-// last job's.
+// ruled: the effect of a group's policy on a job, instead of a retry: an object from id to state, reason and build.
+// It is nearly always null, found by an index that is nearly always empty. ruled also has the beginning of a new
+// errors entry.
+//
+// tallied: one more row for each fingerprint, with the last job's entry. If the statement counted in
+// drover_failure_groups itself, every settle of a failure would wait for every other one, and for each handler that
+// has settled one in a transaction that is still open.
 const settleRules = `
 	) j
 ), ruled as materialized (
@@ -186,20 +191,20 @@ const settleRules = `
 	) t
 )`
 
-// toldState is a row's state as its run's end is told: one that waits in a redrive's hands is to be retried.
+// toldState is the state that a settle returns. A job that waits in a paced redrive counts as retryable.
 const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
-// settleUpdate puts what "held" says into the rows' columns, unless a rule stands before it. It is the one join of claim
-// and settle: of two sides that are both as long as held, whatever the statistics say, and hashed (sqlSettlePlan).
+// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. It is the only join of claim and
+// settle. Both sides are as long as held, whatever the statistics say, and they are hashed (SQLSettlePlan).
 //
-// waits: the row goes back into a redrive's hands. One that a redrive let run within its key's cap gives its place back
-// when its run fails, and waits until the redrive has one again. due_us is the slot of a retry budget: the server's own
-// reading, for a delay would begin anew with this transaction. All times are the statement's: SettleTx may come hours
-// after its transaction has begun. A delay counts from when the row is written, so that also one of nothing, like a job
-// that is due "at once", ends in front of the floors.
+// waits: the row goes back to its redrive. A job that a redrive let run within its key's cap gives its place back
+// when its run fails, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is a
+// time by the server's clock, because a delay would begin anew with this transaction. No time is the transaction's:
+// SettleTx may come hours after its transaction began. A delay counts from when the row is written. So a job with a
+// delay of nothing becomes due beyond the floors, and so does a job with at_once.
 //
-// added: the new entry, with the time, as an array. drover_append_error is called only where something has to go for it:
-// a function that pins its search_path costs more than the rest of a row's columns.
+// added: the new entry, with the time, as an array. drover_append_error is called only if an older entry or its trace
+// has to go: a function that pins its search_path costs more than all other columns of the row.
 const settleUpdate = `
 update jobs j set
 	state = case when h.waits then 'parked' else h.became end,
@@ -237,13 +242,15 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// SQLSettlePlan is pg.QuickPlan for sqlSettle, which has to join: by a hash of either side.
+// SQLSettlePlan leaves the planner one sane plan, as pg.QuickPlan does, for SQLSettle. That has to join: by a hash of
+// either side.
 const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-// SQLSettle ends runs of supervisor $1 in any other way, each as the arrays say: typed arrays, for a JSON document that is
-// searched for each row costs more than the rest. Empty texts are none; a column of which no row has anything is null.
+// SQLSettle ends runs of supervisor $1 in any other way. The arrays have one element for each run. They are typed,
+// because a JSON document that is searched for each row costs more than everything else. An empty text means none. An
+// array in which no row has a value is null.
 const SQLSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
@@ -252,7 +259,8 @@ with held as materialized (
 		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
 	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
-// SQLSettleTx is sqlSettle for one job in its handler's transaction: scalars only, for any driver.
+// SQLSettleTx is SQLSettle for one job in its handler's transaction. Its parameters are scalars, for any driver. It
+// waits for a locked row.
 const SQLSettleTx = `
 with held as materialized (
 	select * from jsonb_to_record($2::jsonb)
@@ -261,12 +269,10 @@ with held as materialized (
 		claimed_at timestamptz)` +
 	settleHeld + `no key update` + settleRules + settleUpdate + toldState
 
-// These run one of them, and return what the job became. Their errors are the driver's.
-
 // State is a job's state as in its column.
 type State string
 
-// Change is what sqlSettle does to one row. Absent keys change nothing.
+// Change is what SQLSettle does to one row. A key that is left out changes nothing.
 type Change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
@@ -288,7 +294,7 @@ type Change struct {
 	Entry       json.RawMessage `json:"entry,omitempty"`
 }
 
-// settle queues sqlSettle and notes what the jobs became. No two changes are of one job.
+// settle queues SQLSettle and notes in settled what the jobs became. Each job has at most one change.
 func (p *pipeline) settle(settled map[string]State, owner string, changes []Change) {
 	var row struct {
 		id    string
@@ -301,7 +307,7 @@ func (p *pipeline) settle(settled map[string]State, owner string, changes []Chan
 	}, SQLSettle, SettleArgs(owner, changes)...)
 }
 
-// SettleArgs sorts the changes, and returns what sqlSettle takes.
+// SettleArgs sorts the changes by job, and returns the parameters of SQLSettle.
 func SettleArgs(owner string, changes []Change) []any {
 	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.ID, b.ID) })
 	return []any{
@@ -318,7 +324,7 @@ func SettleArgs(owner string, changes []Change) []any {
 	}
 }
 
-// column is one value of each row.
+// column returns one value of each row.
 func column[R any, T comparable](rows []R, of func(*R) T) []T {
 	values := make([]T, len(rows))
 	for i := range rows {
@@ -327,7 +333,7 @@ func column[R any, T comparable](rows []R, of func(*R) T) []T {
 	return values
 }
 
-// rare is a column whose zero value means none: nil, which is null, where no change has any.
+// rare is column for values whose zero value means none. If no change has a value, it returns nil, which is null.
 func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	values := column(changes, of)
 	var none T
@@ -337,9 +343,10 @@ func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	return values
 }
 
-// SQLLook tells what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
+// SQLLook reads what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
 const SQLLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
+// SeenJob is a job as Look found it.
 type SeenJob struct {
 	State       State
 	claimSeq    int
@@ -348,17 +355,18 @@ type SeenJob struct {
 	Reason      string // of a discard
 }
 
-// LastClaimedBy reports whether nobody has claimed the job since the run.
+// LastClaimedBy reports whether nobody has claimed the job since the claim f.
 func (j *SeenJob) LastClaimedBy(f Fence) bool {
 	return j.claimSeq == f.Seq && j.attemptedAt.Time.Equal(f.ClaimedAt)
 }
 
-// HeldBy reports whether the run still has its claim.
+// HeldBy reports whether the job is still running under the claim f.
 func (j *SeenJob) HeldBy(f Fence) bool {
 	return j.State == "running" && j.owner == f.Owner && j.LastClaimedBy(f)
 }
 
-// Look reads what has become of jobs, and then which supervisors have their lease.
+// Look reads what has become of jobs, and then which supervisors still have their lease. A job without a row is not in
+// seen.
 func (s Session) Look(ctx context.Context, ids []string) (seen map[string]SeenJob, alive map[string]bool, err error) {
 	seen, alive = map[string]SeenJob{}, map[string]bool{}
 	var p pipeline
@@ -382,8 +390,8 @@ func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
 	}, SQLLook, ids)
 }
 
-// sqlAlive lists the supervisors whose lease nobody has taken. Read after sqlLook: whoever takes a job takes the lease
-// first, and then its owner is not among these.
+// sqlAlive lists the supervisors whose lease nobody has taken. It runs after SQLLook: a supervisor that takes
+// another's job takes the lease first, so the job's owner is no longer in the list.
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
@@ -395,4 +403,5 @@ func (p *pipeline) alive(ids map[string]bool) {
 	}, sqlAlive)
 }
 
-const MaxSettle = 500 // other outcomes in one round trip: theirs carry JSON
+// MaxSettle is how many outcomes other than completions go into one round trip. They are fewer, because they carry JSON.
+const MaxSettle = 500

@@ -7,9 +7,9 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlFallAsleep says for how long a supervisor looks at nothing by itself; $2 null is for good. In queues $3 it has no
-// room: there is no use in waking it. Written on transitions only: rows that change all the time rot while someone
-// holds an old snapshot.
+// sqlFallAsleep notes that supervisor $1 looks for no jobs by itself for $2; null means until it is woken. In queues
+// $3 it has no room, so nobody needs to wake it there. Both statements run only when something changes: while a
+// session holds an old snapshot, rows that change all the time leave ever more dead versions.
 const (
 	sqlFallAsleep = `
 update drover_sleepers set sleeps_until = case when queue = any($3) then '-infinity' else coalesce(now() + $2::interval, 'infinity') end
@@ -18,11 +18,11 @@ where supervisor = $1`
 update drover_sleepers set sleeps_until = null where supervisor = $1 and sleeps_until is not null`
 )
 
-// Sleep is what drover_sleepers is to say of a supervisor.
+// Sleep is what a supervisor writes about itself to drover_sleepers.
 type Sleep struct {
 	Supervisor string
 	Asleep     bool
-	Lasts      time.Duration // 0: for good
+	Lasts      time.Duration // 0: until it is woken
 	Full       []string      // queues without room
 }
 
@@ -41,7 +41,7 @@ func (p *pipeline) sleep(note *Sleep) {
 	p.Commit()
 }
 
-// Sleep says it in a round trip of its own.
+// Sleep writes the note in a round trip of its own. Claim writes one in front of a claim.
 func (s Session) Sleep(ctx context.Context, note *Sleep) error {
 	var p pipeline
 	p.sleep(note)
