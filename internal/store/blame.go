@@ -12,12 +12,14 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlJudge keeps what the death of a lost supervisor is evidence of: $2 is the highest crashes of the jobs that had
-// started there, $3 how many had started beside each. The first rescuer that has seen all of them says so for all: one that comes
-// later finds fewer. Mass: the last signs of life were within two thirds of a lease of each other. Not a whole one: a job
-// whose first death is found a lease after the last beat, and that kills again at once, leaves a beat of up to a sixth
-// of a lease before, and its own first death must not spare it. Of those that died after it some are not yet declared
-// lost: silent for a third of a lease will do.
+// sqlJudge records what the death of lost supervisor $1 is evidence of. $2 is the highest crash count among the jobs
+// that had started there, $3 how many other jobs had started, seen from each of them. The first rescuer that has seen
+// all of these jobs records it for all rescuers. A later one would see fewer jobs, because some are already freed.
+//
+// mass: the last sign of life of another process was within two thirds of a lease of this one's. A whole lease would
+// be too much. The first process that a job kills is found dead a lease after its last beat. If the job then kills a
+// second process immediately, that one's last beat is up to a sixth of a lease earlier, and the first death must not
+// spare the job. Processes that died later may not be declared lost yet, so a silence of a third of a lease is enough.
 const (
 	sqlJudge = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
@@ -44,7 +46,8 @@ on conflict (id) do nothing`
 delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
-// Verdict returns what was decided about the death of supervisor id; died is false if nothing was.
+// Verdict returns what a rescuer decided about the death of supervisor id. died is false if nobody has decided, or if
+// the death was taken back.
 func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.Begin()
@@ -59,7 +62,8 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 	}, sqlVerdict, id)
 }
 
-// Judge returns what the death of supervisor id is evidence of, as the first rescuer has decided.
+// Judge returns what the death of supervisor id is evidence of, as its first rescuer has decided. d is what this
+// rescuer has seen.
 func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
@@ -71,7 +75,8 @@ func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Dea
 	return d, p.Send(ctx, s.Conn)
 }
 
-// sqlBackground counts the deaths of the last $2, without supervisors $1, and the time that processes ran.
+// sqlBackground counts the deaths of the last $2 that no job explains, without supervisors $1, and adds up the time
+// that processes ran.
 const sqlBackground = `
 select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
 	coalesce(sum(extract(epoch from least(ended_at, now()) - least(greatest(started_at, now() - $2::interval), ended_at, now()))), 0)::float8
@@ -82,6 +87,8 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
+// Background returns how many deaths of the last blame.HistoryWindow no job explains, without the deaths of the
+// supervisors except, and how long processes ran.
 func (s Session) Background(ctx context.Context, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
@@ -93,8 +100,8 @@ func (s Session) Background(ctx context.Context, except []string) (b blame.Backg
 	return b, err
 }
 
-// sqlBlame notes against which jobs a death counts, sqlExplain which job deaths are put down to: after the settle, and
-// only where it found the job still held.
+// sqlBlame notes which jobs a death counts against. sqlExplain notes which job is taken for the cause of deaths. Both
+// run after the settle, and note only jobs that the settle found still held.
 const (
 	sqlBlame = `
 update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
@@ -103,17 +110,17 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// Freeing is what becomes of jobs of one dead supervisor, and what that says of its death.
+// Freeing is what becomes of jobs of one dead supervisor, and what that shows about deaths.
 type Freeing struct {
 	Owner     string
 	Changes   []Change
-	Blamed    []string            // jobs against which the death counts
-	Explained map[string][]string // deaths, by the job to which they are put down
+	Blamed    []string            // jobs that the death counts against
+	Explained map[string][]string // by job: the supervisors whose deaths it is taken to have caused
 	Bound     time.Duration       // of one statement
 }
 
-// Free settles them in one transaction: blame for a job that is not settled would be wrong, and a settled job is not looked
-// at again.
+// Free settles the jobs and records the blame in one transaction. Blame for a job that is not settled would be wrong,
+// and nobody looks at a settled job again. It returns what the jobs became.
 func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
 	settled = map[string]State{}
 	var p pipeline
@@ -131,8 +138,8 @@ func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State
 	return settled, p.Send(ctx, s.Conn)
 }
 
-// sqlTakeSolo takes the turn to run strong suspects, if it is nobody's who lives. The claim behind it is fenced: whose
-// turn was taken is lost, and claims nothing.
+// sqlTakeSolo takes the turn to run strong suspects, unless another living supervisor has it. A supervisor that loses
+// its turn this way has lost its lease, too. Its claims are fenced, so it claims nothing more.
 const (
 	sqlTakeSolo = `
 update drover_solo set supervisor = $1, taken_at = now()
@@ -140,6 +147,7 @@ where supervisor is null or supervisor = $1 or not exists (select from drover_su
 	sqlReleaseSolo = `update drover_solo set supervisor = null where supervisor = $1`
 )
 
+// TakeSolo takes the turn to run strong suspects. It returns false if another living supervisor has it.
 func (s Session) TakeSolo(ctx context.Context, id string) (bool, error) {
 	var p pipeline
 	var n int64
@@ -149,6 +157,7 @@ func (s Session) TakeSolo(ctx context.Context, id string) (bool, error) {
 	return n == 1, p.Send(ctx, s.Conn)
 }
 
+// ReleaseSolo gives the turn up, if the supervisor has it.
 func (s Session) ReleaseSolo(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()

@@ -12,14 +12,16 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Liveness, rescue, sweeps, sleep and pruning: all by the supervisor's control connection but where said.
+// This file has a supervisor's registration and its lease. The control goroutine runs these statements on its own
+// connection, with two exceptions: the claimer raises the epoch, and Serve takes a connection of the pool.
 
-// sqlRegister takes over how far the server's clock had got, from those that live and from those that have ended.
+// sqlRegister adds a supervisor. It takes over the latest time of the server's clock that any supervisor has seen,
+// living or ended.
 const sqlRegister = `
 insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
 	greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at) from drover_ended_supervisors where isfinite(ended_at))))`
 
-// Policies stand in tables, for a rescuer, psql and the command may not know this process' code.
+// Policies are stored in tables, because a rescuer, psql and the command line may not know this process's code.
 const (
 	sqlRegisterQueue = `
 insert into queues (name, max_attempts, retry, completed_retention, cancelled_retention, discarded_retention, archive_discarded_after)
@@ -35,28 +37,30 @@ insert into drover_kinds (kind, max_attempts, retry, timeout_ms, build, follow_u
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms, build = excluded.build,
 	follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
-	// A build that was seen before keeps its place: after a deploy is taken back the newest is the one taken back.
+	// sqlRegisterBuild lets a build that was seen before keep its place. After a rollback the newest build is still
+	// the one rolled back.
 	sqlRegisterBuild = `
 insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
 
-	// Only beside a row in drover_supervisors: a sleeper without one would pass for awake for ever.
+	// sqlRegisterSleeper needs a row in drover_supervisors. A sleeper without one would count as awake for ever.
 	sqlRegisterSleeper = `
 insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
 )
 
-// Registration is what a supervisor tells of itself.
+// Registration is what a supervisor stores about itself. Register and ServeOn fill in Scopes.
 type Registration struct {
 	ID, Host, Build string
-	Process         string // the client's
+	Process         string // the client's id
 	PID             int
 	Lease           time.Duration
 	Queues          []QueuePolicy
 	Kinds           []KindPolicy
 	Budgets         []BudgetPolicy
-	Scopes          []string // of all budgets there are: what registering tells
-	Listens         bool
+	Scopes          []string // of all budgets in the database
+	Listens         bool     // it has rows in drover_sleepers
 }
 
+// QueuePolicy is a queue as a supervisor serves it. Nil means that the queue sets nothing.
 type QueuePolicy struct {
 	Name        string
 	Slots       int
@@ -65,18 +69,22 @@ type QueuePolicy struct {
 	Keep        Retention
 }
 
-// Retention is how long a queue keeps jobs that have ended, as SQL reads it. Nil means as the supervisor that prunes does.
+// Retention is how long a queue keeps jobs that have ended, as intervals that SQL reads. Nil leaves it to the
+// supervisor that prunes.
 type Retention struct{ Completed, Cancelled, Discarded, Archived *string }
 
+// KindPolicy is a kind's row in drover_kinds. Nil means that the kind sets nothing.
 type KindPolicy struct {
 	Kind        string
 	MaxAttempts *int
 	Retry       *string
 	TimeoutMS   *int64
-	FollowUp    string // the kind of it; "": none
+	FollowUp    string // the follow-up's kind; "": none
 	FollowQueue string
 }
 
+// Register adds a supervisor, and stores the policies of its queues, kinds and budgets. It fails if the schema is not
+// in order.
 func (s Session) Register(ctx context.Context, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
@@ -93,7 +101,7 @@ func (s Session) Register(ctx context.Context, reg *Registration) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// slots are the queues' names, and a JSON object of their concurrency.
+// slots returns the queues' names, and a JSON object from name to slots.
 func (reg *Registration) slots() (names []string, doc string) {
 	slots := make(map[string]int, len(reg.Queues))
 	for _, q := range reg.Queues {
@@ -103,7 +111,8 @@ func (reg *Registration) slots() (names []string, doc string) {
 	return names, string(raw)
 }
 
-// queues stores the queues' policies, sorted by name as the kinds are: two that start at once must not deadlock.
+// queues stores the queues' policies. The queues are sorted by name, and so are the kinds: two supervisors that start
+// together must not deadlock.
 func (p *pipeline) queues(reg *Registration) {
 	for _, q := range reg.Queues {
 		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived)
@@ -117,7 +126,7 @@ const sqlServe = `update drover_supervisors set queues = $2, slots = $3 where id
 
 const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue <> all($2::text[])`
 
-// Serve changes which queues a running supervisor is known to serve.
+// Serve stores which queues a running supervisor serves and what their policies are, on a connection of the pool.
 func Serve(ctx context.Context, pool *pg.Pool, id string, reg *Registration) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -127,6 +136,7 @@ func Serve(ctx context.Context, pool *pg.Pool, id string, reg *Registration) err
 	return Session{conn.Conn()}.ServeOn(ctx, id, reg)
 }
 
+// ServeOn is Serve on the session's connection.
 func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
@@ -139,9 +149,10 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 	return p.Send(ctx, s.Conn)
 }
 
-// SQLBeat is a supervisor's sign of life, and its look at all that is watched: the others, redrives, failure groups,
-// budgets, and in which of the lanes $5, $6 a strong suspect that we could run has been due for longest. It does not
-// touch the key, so claims under way do not hold it up; a row that others have declared lost is not revived.
+// SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
+// redrives, failure groups and budgets, and the queue in which a strong suspect of the lanes $5, $6 that we could run
+// has been due for longest. It does not change the key, so claims under way do not hold it up. It does not revive a
+// row that other supervisors have declared lost.
 const SQLBeat = `
 with mine as (
 	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4,
@@ -167,8 +178,9 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1)
 from drover_supervisors s`
 
-// SQLGone tells which of the runs that handlers of supervisor $1 work on, of jobs $2 claimed at $3, are over: ended by an
-// operator, or the job is someone else's. A notification that was lost, or could not be had, is made good here.
+// SQLGone returns which runs of supervisor $1 are over, among the runs of jobs $2, claimed at $3, that handlers still
+// work on. Either an operator ended the job, or the supervisor no longer holds it. This makes up for a notification
+// that was lost, or that the supervisor cannot hear.
 const SQLGone = `
 select f.n - 1, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
 from unnest($2::text[], $3::timestamptz[]) with ordinality as f(id, at, n)
@@ -180,27 +192,27 @@ type Peer struct {
 	Epoch   int
 	Beat    int64
 	Lease   time.Duration
-	Silence time.Duration // that others have noted
+	Silence time.Duration // as other supervisors have noted it
 	Lost    bool
 	Queues  []string
 }
 
-// BeatReply is what a heartbeat tells.
+// BeatReply is what a heartbeat has read.
 type BeatReply struct {
 	Alive    bool // our own row took the beat
 	Paces    bool // a redrive is under way
-	Failures bool // failure groups are to be tended
+	Failures bool // there may be work on failure groups
 	Peers    []Peer
-	Clock    float64       // the server's, in seconds
-	Behind   time.Duration // the latest that any supervisor has seen; more than 0: it has gone back
-	Gone     map[int]bool  // the runs that are over, by their places in what was sent, and whether an operator ended them
-	Scope    []string      // of the retry budgets there are
-	Solo     string        // a queue in which a strong suspect is due
-	Sleeping int64         // queues in which drover_sleepers says that we sleep
-	Turn     bool          // to run strong suspects: it is ours
+	Clock    float64       // the server's, in seconds since 1970
+	Behind   time.Duration // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
+	Gone     map[int]bool  // the runs that are over, by their indexes in running; true: an operator ended the job
+	Scope    []string      // scopes of all retry budgets
+	Solo     string        // the queue in which a strong suspect has been due for longest; "": none
+	Sleeping int64         // in how many queues drover_sleepers has us asleep
+	Turn     bool          // the turn to run strong suspects is ours
 }
 
-// strongLanes are those of strong suspects.
+// strongLanes returns the lanes of strong suspects, each with its queue.
 func strongLanes(queues []string) (of []string, lanes []int16) {
 	for _, queue := range queues {
 		for priority := int16(1); priority <= 9; priority++ {
@@ -210,6 +222,7 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 	return of, lanes
 }
 
+// Beat sends a sign of life, and returns what SQLBeat and SQLGone read. running are the runs that handlers work on.
 func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string) (BeatReply, error) {
 	var p pipeline
 	reply := BeatReply{Gone: map[int]bool{}}
@@ -245,7 +258,7 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 	return reply, p.Send(ctx, s.Conn)
 }
 
-// gone adds to gone the runs that are over.
+// gone queues SQLGone, and adds the runs that are over to gone.
 func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []time.Time) {
 	p.Query(func(rows pgx.Rows) error {
 		var i int
@@ -256,7 +269,7 @@ func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []ti
 	}, SQLGone, id, ids, claimed)
 }
 
-// Gone asks for the runs that are over, and for nothing else.
+// Gone returns the runs that are over, as in BeatReply, and reads nothing else.
 func (s Session) Gone(ctx context.Context, id string, running []Fence, bound time.Duration) (map[int]bool, error) {
 	var p pipeline
 	gone := map[int]bool{}
@@ -268,9 +281,9 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 	return gone, p.Send(ctx, s.Conn)
 }
 
-// sqlRaiseEpoch ends every claim begun under the old epoch: it waits for those under way, for their key share
-// lock conflicts with a change of the key, and later ones find no row. It is a sign of life, too. At the end of the
-// type the supervisor gives up its lease and goes on under another id.
+// sqlRaiseEpoch ends every claim that began under the old epoch. It waits for the claims under way, because their key
+// share lock conflicts with a change of the key. Later claims find no row. It is a sign of life, too. At the end of
+// the type the supervisor gives up its lease, and goes on under another id.
 const sqlRaiseEpoch = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
 	lost_at = case when epoch = 2147483647 then now() end
@@ -278,7 +291,7 @@ where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
 const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors where id = $1`
 
-// RaiseEpoch returns the new epoch, or ErrLeaseLost.
+// RaiseEpoch returns the new epoch, or pg.ErrLeaseLost.
 func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, error) {
 	var p pipeline
 	var now int
@@ -296,11 +309,13 @@ func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, err
 	return now, nil
 }
 
-// sqlNoteSilence tells those that come after us how long a supervisor has been silent, if it still is.
+// sqlNoteSilence records how long a supervisor has been silent, if it still is, for the supervisors that come after
+// us.
 const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
 
+// NoteSilence records how long x has been silent, unless x has given a sign of life since or more is recorded already.
 func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -309,15 +324,16 @@ func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration)
 	return p.Send(ctx, s.Conn)
 }
 
-// sqlDeclareLost takes a silent supervisor's lease, if it is still as it was observed. The key must change, even at the
-// end of its type.
+// sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The key must change, even
+// at the end of its type.
 const sqlDeclareLost = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
-// sqlLostSleeps lets enqueues notify others: a lost supervisor is not awake.
+// sqlLostSleeps lets enqueues notify other supervisors: a lost one must not count as awake.
 const sqlLostSleeps = `
 delete from drover_sleepers where supervisor = $1 and exists (select from drover_supervisors where id = $1 and lost_at is not null)`
 
+// DeclareLost takes the lease of x. It returns false if x is no longer as it was observed.
 func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	var p pipeline
 	var n int64
@@ -328,7 +344,8 @@ func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	return n == 1, p.Send(ctx, s.Conn)
 }
 
-// sqlForget ends a supervisor's rows: a stop, or a rescue that found nothing more. sqlEnded keeps its time.
+// sqlForget and sqlForgetSleeper delete a supervisor's rows at its stop, or when a rescue found nothing more. sqlEnded
+// keeps the time of a stop.
 const (
 	sqlEnded = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
@@ -338,6 +355,8 @@ on conflict (id) do nothing`
 	sqlForgetSleeper = `delete from drover_sleepers where supervisor = $1`
 )
 
+// Forget deletes a supervisor's rows, and frees the turn to run strong suspects if the supervisor has it. It also
+// deletes the records of supervisors that ended more than a day ago.
 func (s Session) Forget(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()
@@ -350,8 +369,8 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// Reassert writes rows of the supervisor's again: that it is awake in some queues, and that the turn to run strong
-// suspects is not its own.
+// Reassert repairs a supervisor's rows after the database went back to an older state. It adds the missing sleepers of
+// the queues awake, and with releaseSolo it frees the turn to run strong suspects.
 func (s Session) Reassert(ctx context.Context, id string, awake []string, releaseSolo bool) error {
 	var p pipeline
 	p.Begin()
@@ -365,6 +384,7 @@ func (s Session) Reassert(ctx context.Context, id string, awake []string, releas
 	return p.Send(ctx, s.Conn)
 }
 
+// SQLListen returns the name of drover's notification channel.
 const SQLListen = `select drover_channel()`
 
 // Listen subscribes the connection to drover's channel.
@@ -377,7 +397,7 @@ func (s Session) Listen(ctx context.Context) error {
 	return err
 }
 
-// Epoch returns a supervisor's epoch, and whether its lease is lost, or its row is gone.
+// Epoch returns a supervisor's epoch, and whether its lease is lost. Without a row it is lost, too.
 func (s Session) Epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
 	lost = true
 	err = s.Conn.QueryRow(ctx, sqlEpoch, id).Scan(&epoch, &lost)

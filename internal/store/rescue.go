@@ -14,15 +14,17 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLHunt looks through the next page of each lane, $6 rows from the key $4, $5 on, for running jobs of supervisor $1, or
-// with $1 empty of owners that no row of drover_supervisors speaks for. It returns those with the policies that apply to
-// them, and the last row of a page that was full. No index serves claimed_by: it reads jobs_claim_idx, up to now
-// unless $7 says to the end (the server's clock may have gone back under them). By pages, for behind a million due
-// jobs a search in one statement could run out of time, again and again from the start. $8, claimed at $9, are known to be held.
-// Jobs that were set aside on one of the paths $11 are left out until their pause is over.
+// SQLHunt looks for running jobs of supervisor $1 on the next page of each lane: $6 rows after the key $4, $5. With $1
+// empty it looks for jobs whose owner has no row in drover_supervisors. It returns these jobs with the policies that
+// apply to them, and the last row of each page that was full.
+//
+// No index serves claimed_by, so it reads jobs_claim_idx: up to a minute from now, or with $7 to the end, because the
+// server's clock may have gone back. It reads by pages, because behind a million due jobs a search in one statement
+// could run out of time, again and again from the start. It leaves out jobs $8, claimed at $9, which are known to be
+// held, and jobs that were set aside on one of the paths $11, until their pause is over.
 //
 // Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers of another
-// type. Values stored outside of the row may be damaged: if $10 is set it does not read those.
+// type. Values stored outside of the row may be damaged. With $10 it does not read them.
 const SQLHunt = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
@@ -59,18 +61,18 @@ left join drover_supervisors s on s.id = j.claimed_by
 left join drover_ended_supervisors e on e.id = j.claimed_by
 where j.held or j.n = $6`
 
-// Hunt is a search for running jobs that goes on where it was.
+// Hunt is a search for running jobs that goes on where it stopped.
 type Hunt struct {
-	Owner  string // empty: whoever no row of drover_supervisors speaks for
-	All    bool   // beyond now, too
-	Own    bool   // the supervisor's own
-	Lanes  []HuntLane
+	Owner  string        // empty: owners without a row in drover_supervisors
+	All    bool          // also jobs that are not due
+	Own    bool          // the owner itself searches, not a rescuer
+	Lanes  []HuntLane    // not yet read to their end
 	Page   int           // rows of a lane that are read at a time
-	Bound  time.Duration // of one statement; zero: the session's
+	Bound  time.Duration // of one statement; zero: only the session's own
 	Found  []Held
 	Unread []unreadLane // skipped
 
-	// Only for a rescue: what the jobs found show, and how many are freed at a time.
+	// Only a rescue has these: the evidence of the jobs that were found, and how many are freed at a time.
 	Started map[string]bool
 	Death   blame.Death
 	Part    int
@@ -90,18 +92,20 @@ type unreadLane struct {
 	Err error
 }
 
-// huntPage is how many rows of a lane are read at a time: some 20 ms. If that takes too long, fewer rows are read,
+// HuntPage is how many rows of a lane are read at a time: some 20 ms. If that takes too long, fewer rows are read,
 // down to leastHuntPage.
 const (
 	HuntPage      = 20_000
 	leastHuntPage = 100
 )
 
-// laneFromStart begins in front of all rows, also of those before the year 1.
+// laneFromStart begins before all rows, even rows from before the year 1.
 func laneFromStart(key floors.Lane) HuntLane {
 	return HuntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
+// NewHunt returns a search through all lanes of the queues for an owner's running jobs. With all it also reads jobs
+// that are not due.
 func NewHunt(owner string, queues []string, all bool) *Hunt {
 	h := &Hunt{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
 	for _, queue := range queues {
@@ -117,7 +121,7 @@ func NewHunt(owner string, queues []string, all bool) *Hunt {
 // Ended reports whether all lanes were read to their end.
 func (h *Hunt) Ended() bool { return len(h.Lanes) == 0 }
 
-// Held is a running job of a supervisor that cannot end it.
+// Held is a running job whose owner cannot end it.
 type Held struct {
 	ID, Queue, Kind string
 	Attempt         int
@@ -129,33 +133,34 @@ type Held struct {
 	Retry           *string // the job's own strategy
 	Policy          *string // its kind's or queue's
 	InFlight        bool    // its handler was running at the last beat
-	Slots           int     // of its queue there
-	Host            string
+	Slots           int     // of its queue at the owner; 0: not known
+	Host            string  // and process, for people to read
 	Owner           string
 	StartedSeq      bool          // a start was noted under this claim
-	Flight          time.Duration // from the claim to the death, which was half a beat after the last one
+	Flight          time.Duration // from the claim to the death, which is taken to be half a beat after the last one
 	deaths          int
 	redrives        int
-	Before          []CrashEntry // deaths that count against it
+	Before          []CrashEntry // earlier deaths that count against it
 }
 
-// Unfenced reports whether no settle can name the time of the claim, such as infinity: somebody has changed the row
-// by hand.
+// Unfenced reports whether no settle can name the time of the claim, such as infinity, because somebody has changed
+// the row by hand.
 func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
 
-// Once reports whether the job must not run again if its handler may have begun. Whoever claimed it decides, by noting the
-// start: the settings in the tables may have changed since.
+// Once reports whether the job must not run again if its handler may have begun. A start that the owner has noted
+// decides it, because the settings in the tables may have changed since.
 func (j *Held) Once() bool { return j.StartedSeq || j.MaxAttempts == 1 }
 
-// CrashEntry is what a hunt reads of an errors entry of that class.
+// CrashEntry is what a hunt reads of an errors entry of class crash.
 type CrashEntry struct {
 	Supervisor string `json:"supervisor"`
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// Hunt reads one page of each lane of h and moves h on. It leaves out the known runs. If a lane cannot be read, the
-// others still are. That lane is read again without the columns that may be stored outside of a row, and with fewer
-// rows if it takes too long; if that fails too, it is skipped.
+// Hunt reads one page of each lane of h and moves h on. It leaves out the known runs. A lane that cannot be read does
+// not keep the other lanes from being read. If its page takes too long, the next try has fewer rows, down to
+// leastHuntPage. Otherwise the page is read again without the columns that may be stored outside of a row. If that
+// fails too, the lane is skipped.
 func (s Session) Hunt(ctx context.Context, h *Hunt, known []Fence) ([]Held, error) {
 	var held []Held
 	var rest []HuntLane
@@ -190,7 +195,7 @@ func (s Session) Hunt(ctx context.Context, h *Hunt, known []Fence) ([]Held, erro
 	return held, err
 }
 
-// huntLanes returns the jobs on the next page of the lanes, and the lanes that have more.
+// huntLanes returns the jobs on the next page of the lanes, and the lanes that may have more.
 func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known []Fence, bare bool) (held []Held, rest []HuntLane, err error) {
 	var p pipeline
 	var queues, fromID []string
@@ -244,8 +249,8 @@ func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known
 	return held, rest, nil
 }
 
-// asidePaths are the paths of drover_set_aside whose jobs the hunt leaves alone. A rescuer also tries what the owner could
-// not settle.
+// asidePaths returns the paths of drover_set_aside whose jobs the hunt leaves alone. A rescuer also tries jobs that
+// their owner could not settle.
 func (h *Hunt) asidePaths() []string {
 	if h.Own {
 		return []string{PathRescue, PathSettle}
@@ -253,10 +258,11 @@ func (h *Hunt) asidePaths() []string {
 	return []string{PathRescue}
 }
 
-// sqlForgive forgets the jobs that were set aside on a rescue and no longer run.
+// sqlForgive deletes the notes on path $1 of jobs that no longer run.
 const sqlForgive = `
 delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
+// Forgive forgets the jobs that a rescue has set aside and that no longer run.
 func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -266,9 +272,9 @@ func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives: suspects lose
-// that crash, and a job that was discarded because of it comes back, unless its only attempt was under way. Rows that
-// someone holds stay in blamed.
+// sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives. The jobs
+// lose that crash. A job that was discarded because of it comes back, unless its only attempt was under way. Jobs
+// whose rows another session holds stay in blamed.
 const sqlTakeBack = `
 with dead as materialized (
 	select id from drover_ended_supervisors where id = $1 for update
@@ -299,7 +305,7 @@ update drover_ended_supervisors e set blamed = array(
 where e.id = $1`
 
 const (
-	// sqlBlamed begins the take-back: it notes that the supervisor did not die. It returns the jobs that the death
+	// sqlBlamed begins a take-back: it notes that the supervisor did not die. It returns the jobs that the death
 	// counts against, in the order of their ids.
 	sqlBlamed = `
 with dead as (
@@ -309,8 +315,9 @@ select distinct b from dead, unnest(blamed) as b where b is not null order by b`
 
 	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
-	// sqlForgotten asks whether the rescue of supervisor $1 is over: its row is gone, and none of its jobs is set aside on
-	// path $2, from where a full sweep would free it later. The scalar subquery keeps to the primary key of jobs.
+	// sqlForgotten reports whether the rescue of supervisor $1 is over: its row is gone, and none of its jobs is set
+	// aside on path $2, from where a full sweep would free it later. The scalar subquery keeps to the primary key of
+	// jobs.
 	sqlForgotten = `
 select not exists (select from drover_supervisors where id = $1)
 	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
@@ -318,9 +325,10 @@ select not exists (select from drover_supervisors where id = $1)
 	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
 )
 
-// TakeBack reports whether everything that the mistaken death counted against jobs is undone: while the rescue goes
-// on there may be more. If the database refuses to change a job's row, refused is called, and the job keeps its
-// crash.
+// TakeBack undoes what the mistaken death of a supervisor counted against jobs. It reports whether that is done:
+// while the rescue goes on there may be more. bound is for one statement. Up to three jobs whose statements timed out
+// are tried once more, with the bound longer. If the database still refuses to change a job's row, refused is called.
+// If refused returns true, the next call tries the job again. Otherwise the job keeps its crash.
 func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
@@ -381,7 +389,7 @@ func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Dur
 	return done && !left, err
 }
 
-// DeathsBlamed are the supervisors whose deaths count against the job, the present one included.
+// DeathsBlamed returns the supervisors whose deaths count against the job, including owner's present death.
 func (j *Held) DeathsBlamed(owner string) []string {
 	deaths := []string{owner}
 	for _, e := range j.Before {
@@ -390,7 +398,7 @@ func (j *Held) DeathsBlamed(owner string) []string {
 	return deaths
 }
 
-// Suspect is the job's record, with the mean time that its runs lasted until the process died.
+// Suspect returns the job's record, with the mean time from its claims to the deaths.
 func (j *Held) Suspect() blame.Suspect {
 	flight := j.Flight
 	for _, e := range j.Before {
