@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Retry budgets: their policies, and the slots that failing batches take.
+// This file has retry budgets: their policies, and the slots that failing batches take.
 
 // BudgetPolicy is a row of drover_budgets.
 type BudgetPolicy struct {
@@ -20,6 +20,7 @@ type BudgetPolicy struct {
 	Discard        bool
 }
 
+// SQLRegisterBudget stores a budget's policy. It writes nothing if the row has these values already.
 const SQLRegisterBudget = `
 insert into drover_budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
 on conflict (scope) do update set retries = excluded.retries, per_ms = excluded.per_ms, burst = excluded.burst, discard = excluded.discard, updated_at = now()
@@ -27,8 +28,8 @@ where (drover_budgets.retries, drover_budgets.per_ms, drover_budgets.burst, drov
 
 const sqlBudgetScopes = `select scope from drover_budgets`
 
-// registerBudgets stores policies and reads which there are, from other processes and psql too. It comes last: a
-// pipeline that fails has read none.
+// registerBudgets stores policies and reads the scopes of all budgets, including budgets of other processes and of
+// psql. It comes last, so that a pipeline with a refused statement has read none.
 func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
 		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
@@ -41,29 +42,31 @@ func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	}, sqlBudgetScopes)
 }
 
-// SQLReserve takes slots, in a transaction of its own before the settle: rows that every failing batch wants are held
-// for as long as a commit takes, and not for that of a settle.
+// SQLReserve takes slots, in a transaction of its own before the settle. Every failing batch wants the same rows. This
+// way they are locked for as long as a commit takes, and not for the time of a settle.
 const SQLReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
 
-// SQLReserveBriefly does not wait for the log, so that the next batch need not either: a crash that loses the slots
-// loses the settle behind them in the log, too. A lock held from psql must not hold up settles for long.
+// SQLReserveBriefly keeps the commit from waiting for the log, so that the next batch need not wait either. A crash
+// that loses the slots also loses the settle, which comes after them in the log. It bounds each wait for a lock by
+// $1: a lock held from psql must not hold up settles for long.
 const SQLReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
 
-// WantedSlot is a retry in need of a slot.
+// WantedSlot is a retry that needs a slot.
 type WantedSlot struct {
 	Kind, Queue string
 	Backoff     time.Duration
-	Latest      *int64 // microseconds until its RetryUntil; nil: none
+	Latest      *int64 // microseconds until its RetryUntil; nil: it has none
 }
 
-// TakenSlot is what came of it; the zero value says that no budget applies.
+// TakenSlot is the slot that a retry got. The zero value means that no budget applies.
 type TakenSlot struct {
 	Budgeted bool
-	DueUS    int64
+	DueUS    int64 // microseconds since 1970, by the server's clock
 	Delay    time.Duration
-	Reason   string // of a discard: there was no slot
+	Reason   string // of a discard, because there was no slot; "": there was one
 }
 
+// Reserve takes a slot for each retry that has a budget. The result has the order of wanting.
 func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot, error) {
 	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
 	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))
@@ -71,7 +74,7 @@ func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot
 		kinds[i], queues[i] = w.Kind, w.Queue
 		delays[i], latest[i] = w.Backoff.Microseconds(), w.Latest
 		if w.Backoff%time.Microsecond > 0 {
-			delays[i]++ // never earlier than the strategy says
+			delays[i]++ // never earlier than the strategy asks for
 		}
 	}
 	slots := make([]TakenSlot, len(wanting))
@@ -94,8 +97,8 @@ func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot
 	return slots, p.Send(ctx, s.Conn)
 }
 
-// reserveWait is how long a reservation waits for a lock: a second, or a third of the time that is left, if that is
-// less.
+// reserveWait returns how long a reservation waits for a lock: a second, or a third of the time that is left, if that
+// is less; at least a millisecond.
 func reserveWait(ctx context.Context) time.Duration {
 	wait := time.Second
 	if end, ok := ctx.Deadline(); ok {

@@ -9,6 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
+// SQLRetain is a step of the pruner. The others serve a step that fails: they list its jobs, prune some of them, and
+// try follow-ups again.
 const (
 	SQLRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`
@@ -19,16 +21,16 @@ const (
 // retainTimeout bounds a step of the pruner, so that a row on which a trigger waits or loops is found.
 const retainTimeout = 30 * time.Second
 
-// Retained is what one step of the pruner did; last is "" at the end of the walk.
+// Retained is what one step of the pruner did. Last is where it got to, "" at the end of the walk.
 type Retained struct {
 	Last              string
 	Odd               bool // it got to ids above every ULID of today
 	Deleted, Archived int64
 	Refused           []RefusedRow
-	FollowUps         []string // jobs whose follow-up is to be tried again
+	FollowUps         []string // jobs whose follow-ups should be tried again
 }
 
-// RefusedRow is a row that SQL set aside. If it has no id, it is an error that is no row's fault.
+// RefusedRow is a job that SQL has set aside. Without an id, it is an error that is no job's fault.
 type RefusedRow struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`
@@ -36,10 +38,12 @@ type RefusedRow struct {
 	Path  string `json:"path"`
 }
 
-// Keeping is how long the supervisor that prunes keeps completed and cancelled jobs, as SQL reads it. Nil means for ever.
+// Keeping is how long the supervisor that prunes keeps completed and cancelled jobs, as intervals that SQL reads. Nil
+// means for ever.
 type Keeping struct{ Completed, Cancelled *string }
 
-// Retain deletes or archives old final jobs among the next ids after the given one.
+// Retain deletes or archives jobs that have ended and whose time is over, among the next batch of ids after the given
+// one. With whole it also walks ids above every ULID of today.
 func (s Session) Retain(ctx context.Context, after string, keep Keeping, whole bool, batch int) (step Retained, err error) {
 	var last *string
 	err = s.pruning(ctx, func(rows pgx.Rows) error {
@@ -51,27 +55,28 @@ func (s Session) Retain(ctx context.Context, after string, keep Keeping, whole b
 	return step, err
 }
 
-// RetainNext lists the ids that retain takes up next.
+// RetainNext returns the ids that Retain walks next, and whether some of them are above every ULID of today.
 func (s Session) RetainNext(ctx context.Context, after string, keep Keeping, whole bool, batch int) (ids []string, odd bool, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&ids, &odd) },
 		sqlRetainNext, after, keep.Completed, keep.Cancelled, batch, whole)
 	return ids, odd, err
 }
 
-// RetainThese is retain for these jobs alone.
+// RetainThese is Retain for these jobs alone.
 func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Archived, &step.Refused) },
 		sqlRetainThese, ids, keep.Completed, keep.Cancelled)
 	return step, err
 }
 
-// FollowUpsAgain enqueues follow-ups that were set aside.
+// FollowUpsAgain enqueues the follow-ups of these jobs that were set aside and whose pause is over. It returns how
+// many it enqueued, and which were refused again.
 func (s Session) FollowUpsAgain(ctx context.Context, ids []string) (made int64, refused []RefusedRow, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
 	return made, refused, err
 }
 
-// pruning is one transaction of the pruner.
+// pruning runs one statement of the pruner in a transaction.
 func (s Session) pruning(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
 	var p pipeline
 	p.Begin()

@@ -10,19 +10,19 @@ import (
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Jobs that the database refuses to hand out or to settle: migrations/00010_jobs.sql has the table drover_set_aside and the
-// function that writes to it.
+// This file is about jobs that the database refuses to hand out or to settle. migrations/00010_jobs.sql has the table
+// drover_set_aside and the functions that write to it.
 
 const (
-	// sqlClaimHeads lists the jobs that sqlClaim would take. It reads only the index and the short columns. Its locks
-	// end with its transaction.
+	// sqlClaimHeads lists the jobs that SQLClaim would take, sqlClaimTails a few from the other end of the lanes. They
+	// read only the index and the short columns. Their locks end with the transaction.
 	sqlClaimHeads    = claimMe + claimDue + sqlHeadColumns
 	sqlClaimHeadsBut = claimMe + claimDueBut + sqlHeadColumns
 	sqlClaimTails    = claimMe + claimQueues + notAside + claimLastOnes + sqlHeadColumns
 	sqlHeadColumns   = `
 select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id from due)) order by id`
 
-	// sqlClaimThese claims the jobs $4, if they are still due, from the queues $5.
+	// sqlClaimThese claims the jobs $4, if they are still due, from the queues $5 and lanes below $6.
 	sqlClaimThese = claimMe + `lateral (
 		select id from jobs
 		where id = any($4::text[]) and finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5) and lane < $6
@@ -31,8 +31,8 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 )` + claimTake + `, null::float8
 from me left join claimed c on true`
 
-	// sqlGiveUp takes job $3 out of the way of others, if claim $4 is still its last: a job that waits if owner $2 is
-	// empty, else a job that this owner runs.
+	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. With owner $2 empty it is a
+	// job that waits, otherwise a job that this owner runs.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
@@ -40,15 +40,15 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists what is set aside on a path, and whether its pause is over. sqlForgetAside forgets jobs that
-	// have ended.
+	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again. sqlForgetAside
+	// forgets jobs that have ended.
 	sqlForgetAside = `
 delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
 from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by s.retry_at, s.job limit $3`
 
-	// sqlTryAside gives one process the next try.
+	// sqlTryAside gives the next try to one process: for the others the pause goes on for a minute.
 	sqlTryAside = `
 update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
 	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
@@ -59,9 +59,11 @@ type Head struct {
 	ID, Queue, Kind string
 	ClaimSeq        int
 	Lane            int16
-	Nth             int // of its lane
+	Nth             int // its place in its lane, from 0; the claimer sets it
 }
 
+// Heads lists the jobs that the request would claim. With last it lists up to five jobs from the other end of each
+// lane, without the jobs that are set aside.
 func (s Session) Heads(ctx context.Context, req *ClaimRequest, last bool, bound time.Duration) (heads []Head, err error) {
 	var p pipeline
 	sql := sqlClaimHeads
@@ -83,7 +85,7 @@ func (s Session) Heads(ctx context.Context, req *ClaimRequest, last bool, bound 
 	return heads, p.Send(ctx, s.Conn)
 }
 
-// ClaimThese claims certain jobs.
+// ClaimThese claims certain jobs, if they are still due.
 func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string, bound time.Duration, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
@@ -96,17 +98,18 @@ func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string
 
 // Refused is a job that the database refuses to hand out or to settle.
 type Refused struct {
-	Path, Owner, ID string // owner is empty if the job waits
+	Path, Owner, ID string // Owner is empty if the job waits
 	Seq             int
 	Why             error
-	Later           bool // put it off rather than discard it
-	Aside           bool // leave its row as it is: what was in the way may pass
+	Later           bool // put it off instead of discarding it
+	Aside           bool // leave its row as it is and set it aside, because the cause may go away
 }
 
-// SetAside is what became of a job whose row cannot be changed.
+// SetAside is what GiveUp returns for a job whose row it could not change, or was not to change.
 const SetAside = "set aside"
 
-// GiveUp returns what became of the job: a state, setAside, or nothing if the job has changed meanwhile.
+// GiveUp takes a job out of the way of other jobs: it discards it, puts it off or sets it aside. It returns what
+// became of the job: a state, SetAside, or "" if the job has changed meanwhile or its row is locked.
 func (s Session) GiveUp(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
 	if !g.Aside {
 		var p pipeline
@@ -118,17 +121,18 @@ func (s Session) GiveUp(ctx context.Context, g *Refused, bound time.Duration) (b
 			return became, err
 		}
 	}
-	return SetAside, s.SetAside(ctx, g.Path, g.ID, g.Why) // not even reading its row works
+	return SetAside, s.SetAside(ctx, g.Path, g.ID, g.Why) // asked for, or not even its row can be read
 }
 
 func (g *Refused) words() string { return refusalText(g.Why) }
 
-// refusalText is an error's text as drover_set_aside and errors hold it.
+// refusalText returns an error's text as drover_set_aside and the column errors hold it.
 func refusalText(why error) string {
 	text, _ := pgtext.Sanitize(pg.Refusal(why), 1000)
 	return text
 }
 
+// SetAside lists a job in drover_set_aside: every process leaves it alone on this path until its pause is over.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
 	p.Begin()
@@ -137,16 +141,17 @@ func (s Session) SetAside(ctx context.Context, path, id string, why error) error
 	return p.Send(ctx, s.Conn)
 }
 
-// asideMost is how many rows of a path are read at most.
+// asideMost is how many jobs Aside returns at most.
 const asideMost = 1000
 
 // AsideJob is a job that is set aside.
 type AsideJob struct {
 	ID     string
-	Due    bool // to be tried again, by a supervisor of its queue and kind
-	Strong bool // it may only run alone
+	Due    bool // its pause is over, and its queue and kind are ours
+	Strong bool // a strong suspect, which may only run alone
 }
 
+// Aside forgets the jobs on the path PathClaim that have ended, and returns the others.
 func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
 	var p pipeline
 	p.Begin()
@@ -161,7 +166,7 @@ func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []Asid
 	return jobs, p.Send(ctx, s.Conn)
 }
 
-// TryAside reports whether this process may try the job again.
+// TryAside reports whether this process may try the job again: no other process does for a minute.
 func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	var p pipeline
 	var n int64
@@ -171,7 +176,7 @@ func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	return n == 1, p.Send(ctx, s.Conn)
 }
 
-// Passed takes jobs that went through off the list.
+// Passed takes jobs that went through off the list of a path.
 func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	var p pipeline
 	p.Begin()
@@ -180,7 +185,8 @@ func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// The paths in drover_set_aside that belong to single jobs of a supervisor.
+// The paths of drover_set_aside on which supervisors list single jobs: jobs that could not be claimed, settled by
+// their owner, or rescued.
 const (
 	PathClaim  = "claim"
 	PathSettle = "settle"

@@ -10,9 +10,9 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLSweep looks for due jobs at or behind the floors: transactions that committed late. A plain SELECT, no locks.
-// It gives the lanes that are not empty, as far as a hunt reads them, and of each the first such key: its floor goes
-// back to it.
+// SQLSweep looks for due jobs at or behind the floors, from transactions that committed late. It is a plain SELECT
+// and takes no locks. It returns the lanes that have any jobs, as far as a hunt reads them, each with the time of its
+// first such job: the lane's floor goes back to it.
 const SQLSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
@@ -35,14 +35,14 @@ type straggler struct {
 	At   time.Time
 }
 
-// SweepLane is a lane, and the floor that a full sweep looks behind.
+// SweepLane is a lane with the floor that a full sweep looks behind.
 type SweepLane struct {
 	Key   floors.Lane
 	Floor floors.Floor
 }
 
-// Sweep returns what is behind the floors, and the lanes in which there is anything. It takes no longer than the bound: it
-// steps over all that has died, on the connection that has to beat.
+// Sweep returns the first job behind each floor, and the lanes that have any jobs. The bound ends it, because it steps
+// over all dead entries of the index, on the connection that also sends the heartbeats.
 func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []HuntLane, err error) {
 	var p pipeline
 	var queues, floorID []string
