@@ -12,7 +12,7 @@ import (
 // What happens when the server's clock goes back is in docs/adr/0034-a-clock-that-goes-back.md: nothing, but that jobs wait
 // until it gets there again. Supervisors keep the latest time that it has shown, and this file tells of the difference.
 
-// clockStep is how far the server's clock has to go back to be worth a line. drover_clock and sqlBeat say the same.
+// clockStep is how far the server's clock has to go back to be worth a line. drover_clock and store.SQLBeat say the same.
 const clockStep = 10 * time.Second
 
 // ClockHealth is about the server's clock. Supervisors note the time that it shows at each heartbeat.

@@ -542,7 +542,7 @@ func (o *outcome) simplify() {
 	o.delay = min(o.delay, maxBackoff)
 }
 
-// change is the outcome as sqlSettle takes it.
+// change is the outcome as store.SQLSettle takes it.
 func (o *outcome) change() store.Change {
 	c := store.Change{
 		ID: o.run.job.ID, Seq: int32(o.run.claimSeq), State: store.State(o.state), Reason: o.reason, //nolint:gosec // an int of the table's

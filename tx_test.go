@@ -551,7 +551,7 @@ func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 	}
 }
 
-// What SettleTx sends is what sqlSettle reads: no key that nobody knows.
+// What SettleTx sends is what store.SQLSettle reads: no key that nobody knows.
 func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	t.Parallel()
 	n, text, at := int64(1), "t", time.Now()

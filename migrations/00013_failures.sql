@@ -45,7 +45,7 @@ comment on column drover_failure_groups.policy is 'What a job becomes that would
 comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
 comment on column drover_failure_groups.updated_by is 'Who last changed status or policy.';
 
--- Serves the settle (sqlSettle), which looks each failure up; empty unless a policy is set.
+-- Serves the settle (SQLSettle), which looks each failure up; empty unless a policy is set.
 create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
 
 create table drover_failure_tallies (

@@ -22,14 +22,14 @@ func newStatsCommand(a *app) *cobra.Command {
 
 // statistics are what the verb stats tells.
 type statistics struct {
-	Database    string           `json:"database"`
-	Schema      string           `json:"schema"`
-	At          time.Time        `json:"at"` // the server's clock
-	Counts      []drover.QueueCount   `json:"counts"`
-	Supervisors []supervisorInfo `json:"supervisors"`
-	Unserved    []unserved       `json:"unserved"` // due, and nobody is there to run it
-	Solo        soloInfo         `json:"solo"`
-	Discarded   []discardedInfo  `json:"discarded"`
+	Database    string              `json:"database"`
+	Schema      string              `json:"schema"`
+	At          time.Time           `json:"at"` // the server's clock
+	Counts      []drover.QueueCount `json:"counts"`
+	Supervisors []supervisorInfo    `json:"supervisors"`
+	Unserved    []unserved          `json:"unserved"` // due, and nobody is there to run it
+	Solo        soloInfo            `json:"solo"`
+	Discarded   []discardedInfo     `json:"discarded"`
 }
 
 // soloInfo is about jobs that run alone: processes have died of them.

@@ -192,3 +192,35 @@ func TestKnotsOfTheRepository(t *testing.T) {
 		}
 	}
 }
+
+// A new name reaches other packages and outside tests, and leaves the same word of others alone.
+func TestRename(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	dir := inModule(t, map[string]string{
+		"go.mod": "module example.com/root\n\ngo 1.25\n",
+		"root.go": "package root\n\n// Thing is one.\ntype Thing struct{ Key string }\n\n// Get gets.\nfunc (t Thing) Get() string { return t.Key }\n\n" +
+			"type other struct{ Key string }\n\nvar _ = other{Key: \"k\"}\n",
+		"root_test.go": "package root_test\n\nimport (\n\t\"testing\"\n\n\t\"example.com/root\"\n)\n\nfunc TestGet(t *testing.T) {\n" +
+			"\tif got := (root.Thing{Key: \"a\"}).Get(); got != \"a\" {\n\t\tt.Error(got)\n\t}\n}\n",
+		"cmd/main.go": "package main\n\nimport \"example.com/root\"\n\ntype mine struct{ root.Thing }\n\nfunc main() { println(mine{root.Thing{Key: \"b\"}}.Get()) }\n",
+		"plan":        "rename Thing Item # and more\nrename Thing.Key Name\nrename Thing.Get Read\n",
+		"wrong":       "rename Thing Item\nrename Nothing Something\n",
+	})
+	if err := rename(dir, filepath.Join(dir, "wrong")); err == nil || !strings.Contains(err.Error(), "there is no Nothing") {
+		t.Errorf("a name that is not there: %v", err)
+	}
+	goRun(t, dir, "test", "./...")
+	if err := rename(dir, filepath.Join(dir, "plan")); err != nil {
+		t.Fatal(err)
+	}
+	goRun(t, dir, "test", "./...")
+	goRun(t, dir, "vet", "./...")
+	raw, err := os.ReadFile(filepath.Join(dir, "root.go"))
+	if err != nil || !strings.Contains(string(raw), "type other struct{ Key string }") || !strings.Contains(string(raw), "type Item struct{ Name string }") {
+		t.Errorf("%s, %v", raw, err)
+	}
+	if raw, err = os.ReadFile(filepath.Join(dir, "cmd/main.go")); err != nil || !strings.Contains(string(raw), `mine{root.Item{Name: "b"}}.Read()`) {
+		t.Errorf("%s, %v", raw, err)
+	}
+}

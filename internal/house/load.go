@@ -27,7 +27,7 @@ type pkg struct {
 	types     *types.Package
 }
 
-// tests says which tests are read with a package: its own, or those of the package NAME_test, alone.
+// tests says which tests are read with a package: its own, or the tests of the package NAME_test alone.
 type tests int
 
 const (
