@@ -158,7 +158,7 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for name, broken := range map[string]string{"at run time": `select 1 / (select count(*) from jobs)`, "when planned": `select nothing from jobs`} {
-		link := store.Line{Link: pg.Link{Pool: db.client.desk.pool}}
+		link := store.NewLine(db.client.desk.pool)
 		defer link.Close(context.Background())
 		for range 3 {
 			conn, err := link.Get(t.Context())

@@ -72,7 +72,7 @@ type claimer struct {
 
 func newClaimer(s *Supervisor) *claimer {
 	c := &claimer{
-		shared: s.shared, sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{shared: s.shared, sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
+		shared: s.shared, sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{shared: s.shared, sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: store.NewLine(s.client.desk.pool),
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}

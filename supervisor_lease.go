@@ -95,7 +95,7 @@ type control struct {
 }
 
 func newControl(s *Supervisor) *control {
-	c := &control{shared: s.shared, sup: s, link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}}, silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
+	c := &control{shared: s.shared, sup: s, link: store.NewLine(s.client.desk.pool), silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -515,7 +515,7 @@ func (c *control) endStrays(ctx context.Context) {
 func (c *control) signOff(ctx context.Context, forget func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := store.Line{Link: pg.Link{Pool: c.sup.client.desk.pool}}
+	link := store.NewLine(c.sup.client.desk.pool)
 	defer link.Close(ctx)
 	conn, err := link.Get(ctx)
 	if err == nil {

@@ -338,7 +338,7 @@ func (c *control) giveUpAll(ctx context.Context, conn store.Session, owner strin
 	return nil
 }
 
-// freeing is what becomes of jobs of one dead supervisor.
+// freeingOf is what becomes of jobs of one dead supervisor, and what that says of its death.
 func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing {
 	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {

@@ -55,7 +55,7 @@ type settler struct {
 
 func newSettler(s *Supervisor) *settler {
 	e := &settler{
-		shared: s.shared, sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.Line{Link: pg.Link{Pool: s.client.desk.pool}},
+		shared: s.shared, sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.NewLine(s.client.desk.pool),
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}

@@ -22,6 +22,9 @@ func (s Session) Closed() bool { return s.Conn == nil || s.Conn.IsClosed() }
 // Line is the connection of one goroutine. It reconnects after it broke.
 type Line struct{ pg.Link }
 
+// NewLine returns a line that connects as the pool does, once it is used.
+func NewLine(pool *pg.Pool) Line { return Line{pg.Link{Pool: pool}} }
+
 // Current returns the connection that Get returned last.
 func (l *Line) Current() Session { return Session{l.Conn} }
 
