@@ -214,7 +214,7 @@ func TestArgsThatLoseAFieldAreRefused(t *testing.T) {
 	_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
 		Handle(func(context.Context, *Job, shipping) error { return nil }, WorkerOpts{}),
 	}})
-	refused("Supervisor", err, "Workers[0]", strings.ReplaceAll(wants, "Marshal", "Unmarshal"))
+	refused("NewSupervisor", err, "Workers[0]", strings.ReplaceAll(wants, "Marshal", "Unmarshal"))
 	if _, err := db.client.Enqueue(t.Context(), ownOnlyToWrite{time.Now(), "Rome"}, nil); err != nil {
 		t.Errorf("a type whose own method writes it = %v", err)
 	}

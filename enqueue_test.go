@@ -849,8 +849,8 @@ func TestProducerRole(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}}); return err }(),
-		"Get":         func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
-		"List":        func() error { _, err := producer.Jobs(t.Context(), Filter{}, "", 0); return err }(),
+		"Job":         func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
+		"Jobs":        func() error { _, err := producer.Jobs(t.Context(), Filter{}, "", 0); return err }(),
 		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil),
 		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), ""); return err }(),
 	} {
@@ -1192,8 +1192,8 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"Check":      client.Check(t.Context()),
-		"Get":        func() error { _, err := client.Job(t.Context(), id); return err }(),
-		"List":       func() error { _, err := client.Jobs(t.Context(), Filter{}, "", 0); return err }(),
+		"Job":        func() error { _, err := client.Job(t.Context(), id); return err }(),
+		"Jobs":       func() error { _, err := client.Jobs(t.Context(), Filter{}, "", 0); return err }(),
 		"Counts":     func() error { _, err := client.Counts(t.Context()); return err }(),
 		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
 		"RedriveJob": client.RedriveJob(t.Context(), id, nil),

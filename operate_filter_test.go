@@ -101,7 +101,7 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		}
 		slices.Sort(tc.want)
 		for from, got := range map[string][]string{
-			"List":        db.listed(t, tc.filter),
+			"Jobs":        db.listed(t, tc.filter),
 			"drover_list": db.idsOf(t, `select id from drover_list($1::jsonb)`, tc.sql),
 		} {
 			if slices.Sort(got); !slices.Equal(got, tc.want) {

@@ -174,13 +174,13 @@ func TestRolesDoTheirWork(t *testing.T) {
 	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
 	for what, read := range map[string]func(*Client) error{
 		"Check":         func(r *Client) error { return r.Check(ctx) },
-		"Get":           func(r *Client) error { _, err := r.Job(ctx, receipt.ID); return err },
-		"List":          func(r *Client) error { _, err := r.Jobs(ctx, Filter{State: Discarded}, "", 0); return err },
+		"Job":           func(r *Client) error { _, err := r.Job(ctx, receipt.ID); return err },
+		"Jobs":          func(r *Client) error { _, err := r.Jobs(ctx, Filter{State: Discarded}, "", 0); return err },
 		"Count":         func(r *Client) error { _, err := r.Count(ctx, Filter{}); return err },
 		"Counts":        func(r *Client) error { _, err := r.Counts(ctx); return err },
 		"Summary":       func(r *Client) error { _, err := r.Summary(ctx); return err },
-		"Failures":      func(r *Client) error { _, err := r.FailureGroups(ctx, FailureFilter{}); return err },
-		"Failure":       func(r *Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
+		"FailureGroups": func(r *Client) error { _, err := r.FailureGroups(ctx, FailureFilter{}); return err },
+		"FailureGroup":  func(r *Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
 		"RetryBudgets":  func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
 		"Redrives":      func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
 		"Health":        func(r *Client) error { _, err := r.Health(ctx); return err },

@@ -99,7 +99,7 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	_, get := client.Job(t.Context(), strings.Repeat("0", 26))
 	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), "")
 	for name, err := range map[string]error{
-		"Enqueue": enqueue, "Get": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
+		"Enqueue": enqueue, "Job": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "refuses a parameter") || strings.Contains(err.Error(), "secret") || pg.SQLState(err) != "22023" {
 			t.Errorf("%s: %v", name, err)

@@ -51,7 +51,7 @@ func TestStandby(t *testing.T) {
 		t.Errorf("Check = %v", err)
 	}
 	if job, err := db.client.Job(ctx, id); err != nil || job.State != Available {
-		t.Errorf("Get = %+v, %v", job, err)
+		t.Errorf("Job = %+v, %v", job, err)
 	}
 	db.wantReadsOnly(t, id, redrive, print)
 	if h, err := db.client.Health(ctx); err != nil || h == nil || h.saw("tables") || len(h.Tables) > 0 || h.Supervisors.Alive != 0 || !h.saw("queues", "supervisors", "set_aside") {
@@ -123,14 +123,14 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		return err
 	}
 	reads := map[string]func() error{
-		"Get":           func() error { _, err := c.Job(ctx, id); return err },
-		"List":          func() error { page, err := c.Jobs(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
+		"Job":           func() error { _, err := c.Job(ctx, id); return err },
+		"Jobs":          func() error { page, err := c.Jobs(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
 		"Count":         func() error { n, err := c.Count(ctx, Filter{}); return found(int(n), err) },
 		"Counts":        func() error { list, err := c.Counts(ctx); return found(len(list), err) },
 		"Summary":       func() error { list, err := c.Summary(ctx); return found(len(list), err) },
 		"ExportArchive": func() error { n, err := c.ExportArchive(ctx, io.Discard, Filter{}); return found(int(n), err) },
-		"Failures":      func() error { list, err := c.FailureGroups(ctx, FailureFilter{}); return found(len(list), err) },
-		"Failure":       func() error { _, err := c.FailureGroup(ctx, print); return err },
+		"FailureGroups": func() error { list, err := c.FailureGroups(ctx, FailureFilter{}); return found(len(list), err) },
+		"FailureGroup":  func() error { _, err := c.FailureGroup(ctx, print); return err },
 		"PreviewRedrive": func() error {
 			list, err := c.PreviewRedrive(ctx, RedrivePlan{Filter: Filter{All: true}})
 			return found(len(list), err)
@@ -162,7 +162,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, Filter{All: true}); return err },
 		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, FailureResolved, "") },
 		"SetFailurePolicy": func() error { return c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard}, "") },
-		"Redrive":          func() error { _, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}); return err },
+		"StartRedrive":     func() error { _, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}); return err },
 		"PauseRedrive":     func() error { return c.PauseRedrive(ctx, redrive) },
 		"ResumeRedrive":    func() error { return c.ResumeRedrive(ctx, redrive) },
 		"AbortRedrive":     func() error { return c.AbortRedrive(ctx, redrive, "") },
@@ -178,7 +178,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 			if err := change(); !errors.Is(err, ErrReadOnly) || !strings.Contains(err.Error(), "it is a standby") {
 				t.Errorf("%s: %v", method.Name, err)
 			}
-		case !slices.Contains([]string{"EnqueueTx", "EnqueueManyTx", "Supervisor"}, method.Name):
+		case !slices.Contains([]string{"EnqueueTx", "EnqueueManyTx", "NewSupervisor"}, method.Name):
 			t.Errorf("%s is neither among the reads nor among the changes", method.Name)
 		}
 	}

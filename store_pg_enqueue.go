@@ -36,8 +36,6 @@ func (j *newJob) params(wake bool) []any {
 	}
 }
 
-// pg.OrNull is a parameter of a statement. It is no *string: pgx asks the codec that an application has registered for the
-// parameter's type to write a pointer, and sends a string as it is.
 // sqlEnqueuePlain is sqlEnqueue for a job that sets no more than a queue and a priority, without what calling a function
 // of 16 parameters costs, which is as much as the rest of the statement. Its id is fresh: there is no conflict to look for.
 // If a trigger of the application's changes the id, the statement raises. If one drops the row, the number of rows

@@ -205,7 +205,8 @@ func waitForClock(ctx context.Context, s store.Session, bound time.Duration) (wa
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
 	p.Commit()
-	return waits, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return waits, err
 }
 
 // onStandby is why a part is not seen that only the primary knows.

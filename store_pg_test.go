@@ -147,7 +147,7 @@ func TestErrorsOfUnknownOutcome(t *testing.T) {
 				t.Errorf("notApplied(%v) = %v", err, got)
 			}
 			if got := pg.RowsFault(err); got != c.rowsFault {
-				t.Errorf("rowsFault(%v) = %v", err, got)
+				t.Errorf("RowsFault(%v) = %v", err, got)
 			}
 		}
 	}

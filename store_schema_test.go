@@ -107,7 +107,7 @@ func TestARenamedSchema(t *testing.T) {
 				t.Fatal("no insert of a plain job was accepted")
 			}
 			for what, do := range map[string]func() error{
-				"Get":        func() error { _, err := db.client.Job(t.Context(), stored); return err },
+				"Job":        func() error { _, err := db.client.Job(t.Context(), stored); return err },
 				"Cancel":     func() error { _, err := db.client.Cancel(t.Context(), stored, ""); return err },
 				"Discard":    func() error { _, err := db.client.Discard(t.Context(), stored, ""); return err },
 				"CancelMany": func() error { _, err := db.client.CancelMany(t.Context(), Filter{Queue: "default"}, ""); return err },

@@ -96,7 +96,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 		}
 		j, err := db.client.Job(t.Context(), id)
 		if err != nil {
-			t.Errorf("Get: %v", err)
+			t.Errorf("Job: %v", err)
 			continue
 		}
 		if _, err := json.Marshal(j); err != nil {

@@ -200,7 +200,7 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.control.takeBack(t.Context(), conn, s.control.bound()); err != nil {
+	if err := s.control.takeBack(t.Context(), conn, s.control.bound(), s.cfg.Lease/12); err != nil {
 		t.Fatal(err)
 	}
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' and crashes = 0 from jobs where id = $1`, id) {

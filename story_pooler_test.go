@@ -158,7 +158,7 @@ func TestMigrateBehindATransactionPooler(t *testing.T) {
 			c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.DialFunc = mode, pooler.dial
 		})
 		_, listErr := migrations.List(t.Context(), pooled.Pool)
-		for what, err := range map[string]error{"Up": migrations.Up(t.Context(), pooled.Pool), "Down": migrations.Down(t.Context(), pooled.Pool), "List": listErr} {
+		for what, err := range map[string]error{"Up": migrations.Up(t.Context(), pooled.Pool), "Down": migrations.Down(t.Context(), pooled.Pool), "Jobs": listErr} {
 			if !errors.Is(err, migrations.ErrPooler) {
 				t.Errorf("%s, %v = %v", what, mode, err)
 			}
@@ -208,7 +208,7 @@ func TestAHookThatClearsTheSession(t *testing.T) {
 		}
 		refused("Check", func() error { return cleared.client.Check(t.Context()) })
 		refused("Enqueue", func() error { _, err := cleared.client.Enqueue(t.Context(), letter{}, nil); return err })
-		refused("Get", func() error {
+		refused("Job", func() error {
 			_, err := cleared.client.Job(t.Context(), ulid.Make().String())
 			if errors.Is(err, ErrNotFound) {
 				err = nil

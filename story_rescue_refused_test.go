@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -382,7 +383,7 @@ func TestTakeBackIsPatient(t *testing.T) {
 		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 	}
 	db.exec(t, `insert into busy default values`)
-	s.control.was = []pastLease{{id: "too", late: patientBeats - 1}}
+	s.control.was = []pastLease{{id: "too", late: map[string]int{value[string](t, db, `select id from jobs`): patientBeats - 1}}}
 	s.beat(t)
 	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.control.was) > 0 {
 		t.Error("it tries for ever")
@@ -617,5 +618,37 @@ func TestTheEndsOfEpochAndBeat(t *testing.T) {
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from drover_supervisors`); n != 1 {
 		t.Errorf("%d supervisors", n)
+	}
+}
+
+// A beat without time for the longer try is none of those that a job is given up after: it has not been tried.
+func TestTakeBackWithoutTimeGivesNothingUp(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.1); return new; end $$`)
+	db.exec(t, `create trigger slow before update on jobs for each row execute function slow()`)
+	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) values ('job', 1, 1, 1), ('job', 1, 1, 1)`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
+	s := db.stopped(t, SupervisorConfig{})
+	s.control.gaveUp("dead")
+	conn, err := s.control.link.Get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range patientBeats + 1 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if err := s.control.takeBack(ctx, conn, 50*time.Millisecond, time.Minute); !errors.Is(err, pg.ErrNoTime) {
+			t.Errorf("takeBack = %v, want no time", err)
+		}
+		cancel()
+	}
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors`); n != 2 || len(s.control.was) != 1 {
+		t.Fatalf("%d of 2 jobs are still blamed", n)
+	}
+	if err := s.control.takeBack(t.Context(), conn, 50*time.Millisecond, 10*time.Second); err != nil || len(s.control.was) > 0 {
+		t.Errorf("takeBack = %v, left %v", err, s.control.was)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and deaths = 0`); n != 2 {
+		t.Errorf("%d of 2 have their crash back", n)
 	}
 }

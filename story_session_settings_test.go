@@ -169,7 +169,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	for _, filter := range []Filter{{State: Discarded, FinalizedAfter: time.Now().Add(-time.Hour)}, {Kind: "job", CreatedAfter: time.Now().Add(-time.Hour)}} {
 		page, err := l.client.Jobs(ctx, filter, "", 1)
 		if err != nil || len(page.Jobs) != 1 {
-			t.Fatalf("List = %+v, %v", page, err)
+			t.Fatalf("Jobs = %+v, %v", page, err)
 		}
 		l.same(t, "listed created_at", page.Jobs[0].CreatedAt, `select created_at from jobs where id = $1`, page.Jobs[0].ID)
 	}

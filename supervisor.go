@@ -188,6 +188,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if s.settler.book.len() == 0 && s.claimer.doubt == nil { // else our row tells a rescuer what had started
 		s.control.end(ending)
 	}
+	s.control.takeBackAtLast(ending)
 	s.reporter.close()
 	reporting.Wait()
 	s.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", s.lease.Load().id))

@@ -355,7 +355,7 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 		}},
 		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
 		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.Solo) }},
-		{"taking back a death", func() error { return c.takeBack(ctx, conn, c.bound()) }},
+		{"taking back a death", func() error { return c.takeBack(ctx, conn, c.bound(), c.cfg.Lease/12) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
 		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.Behind) }},
 	} {
@@ -370,7 +370,6 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 	return nil
 }
 
-// pg.ErrNoTime ends a step early; the next beat goes on with it.
 // bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
 // time-outs if that job causes them, and a beat should have room for all of these.
 func (c *control) bound() time.Duration { return max(c.cfg.Lease/100, 50*time.Millisecond) }
@@ -489,14 +488,23 @@ func (c *control) observe(ctx context.Context, conn store.Session, l *lease, rep
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
 func (c *control) end(ctx context.Context) {
-	c.signOff(ctx, func(ctx context.Context, conn store.Session) error {
+	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
 		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.lease.Load().id))
 	})
-	if len(c.was) > 0 { // nobody else takes our deaths back
-		c.signOff(ctx, func(ctx context.Context, conn store.Session) error {
-			return c.takeBack(ctx, conn, min(c.bound(), 300*time.Millisecond))
-		})
+}
+
+// takeBackAtLast takes the deaths of our earlier leases back, because no other supervisor does.
+func (c *control) takeBackAtLast(ctx context.Context) {
+	if len(c.was) == 0 {
+		return
 	}
+	c.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
+		err := c.takeBack(ctx, conn, min(c.bound(), 100*time.Millisecond), 600*time.Millisecond)
+		if err == nil && len(c.was) > 0 {
+			err = errors.New("a rescue of this supervisor's jobs is not over")
+		}
+		return err
+	})
 }
 
 // endStrays takes registrations out of the tables that may stand although the supervisor never ran.
@@ -504,7 +512,7 @@ func (c *control) endStrays(ctx context.Context) {
 	if len(c.strays) == 0 {
 		return
 	}
-	c.signOff(ctx, func(ctx context.Context, conn store.Session) (err error) {
+	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) (err error) {
 		for _, id := range c.strays {
 			err = errors.Join(err, conn.Forget(ctx, id))
 		}
@@ -512,16 +520,17 @@ func (c *control) endStrays(ctx context.Context) {
 	})
 }
 
-func (c *control) signOff(ctx context.Context, forget func(context.Context, store.Session) error) {
+// atLast does something on a connection of its own, in at most two seconds.
+func (c *control) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	link := store.NewLine(c.sup.client.desk.pool)
 	defer link.Close(ctx)
 	conn, err := link.Get(ctx)
 	if err == nil {
-		err = forget(ctx, conn)
+		err = do(ctx, conn)
 	}
 	if err != nil {
-		c.log.WarnContext(ctx, "supervisor could not sign off", slog.String("error", err.Error()))
+		c.log.WarnContext(ctx, "supervisor could not "+what, slog.String("error", err.Error()))
 	}
 }

@@ -277,7 +277,7 @@ func TestAStopTakesBackADeath(t *testing.T) {
 					break
 				}
 			}
-			s.control.end(t.Context())
+			s.control.takeBackAtLast(t.Context())
 			if !value[bool](t, db, `select crashes = 0 and deaths = 0 and errors->-1->>'supervisor' = $1 and errors->-1->>'class' = 'operator' and errors_total = 1 from jobs`, old) {
 				t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 			}

@@ -17,7 +17,7 @@ import (
 // pastLease is a lease that we lost, while others may be rescuing its jobs.
 type pastLease struct {
 	id   string
-	late int // in how many beats a take-back has timed out
+	late map[string]int // of each job, in how many beats its take-back has timed out
 }
 
 // mostPastLeases is how many lost leases a supervisor remembers. Each costs every beat two round trips, until the rescue of
@@ -27,18 +27,18 @@ const mostPastLeases = 16
 // gaveUp notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
 func (c *control) gaveUp(id string) {
 	if !slices.ContainsFunc(c.was, func(l pastLease) bool { return l.id == id }) { // else registering failed, and is tried again
-		c.was = append(c.was, pastLease{id: id})
+		c.was = append(c.was, pastLease{id: id, late: map[string]int{}})
 	}
 	c.was = c.was[max(len(c.was)-mostPastLeases, 0):]
 }
 
 // takeBack undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
-// The bound is that of a statement.
-func (c *control) takeBack(ctx context.Context, conn store.Session, bound time.Duration) error {
+// The bounds are those of a statement, and of one for a single job.
+func (c *control) takeBack(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []pastLease
 	var errs []error
 	for _, l := range c.was {
-		done, err := c.takeBackOne(ctx, conn, &l, bound)
+		done, err := c.takeBackOne(ctx, conn, &l, bound, longer)
 		if !done {
 			left = append(left, l)
 		}
@@ -49,10 +49,11 @@ func (c *control) takeBack(ctx context.Context, conn store.Session, bound time.D
 }
 
 // takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
-func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *pastLease, bound time.Duration) (done bool, err error) {
+func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *pastLease, bound, longer time.Duration) (done bool, err error) {
 	late := false
-	done, err = conn.TakeBack(ctx, l.id, bound, c.cfg.Lease/12, func(job string, err error) (again bool) {
-		if pg.TimedOut(err) && l.late+1 < patientBeats {
+	done, err = conn.TakeBack(ctx, l.id, bound, longer, func(job string, err error) (again bool) {
+		if pg.TimedOut(err) && l.late[job]+1 < patientBeats {
+			l.late[job]++
 			late = true
 			return true
 		}
@@ -63,7 +64,6 @@ func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *pastLe
 		return false
 	})
 	if late {
-		l.late++
 		err = cmp.Or(err, pg.ErrNoTime)
 	}
 	return done, err

@@ -221,7 +221,7 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 	}
 }
 
-// oncePerJob keeps one of the outcomes that sqlSettle knows by their jobs' ids; a second one, of another claim, goes with
+// oncePerJob keeps one of the outcomes that store.SQLSettle knows by their jobs' ids; a second one, of another claim, goes with
 // the next round trip.
 func (e *settler) oncePerJob(out []*outcome) []*outcome {
 	seen := map[string]bool{}

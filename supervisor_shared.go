@@ -17,16 +17,16 @@ type shared struct {
 
 	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip
 	queues   []*queueState // replaced, never changed in place
-	started  bool          // the queues have workers
+	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
-	lease    atomic.Pointer[lease]
-	inFlight runSet // handlers at work
+	lease    atomic.Pointer[lease] // the one that claims are made under
+	inFlight runSet                // handlers at work
 	draining atomic.Bool
-	reporter reporter
-	quiet    sparingly
-	outage   outage
-	beatSoon func()
+	reporter reporter  // calls the hooks
+	quiet    sparingly // lines of the log that must not repeat themselves
+	outage   outage    // what the parts have with the database
+	beatSoon func()    // asks for a heartbeat before its time
 }
 
 // queueStates are the queues that are served now.
@@ -36,7 +36,7 @@ func (s *shared) queueStates() []*queueState {
 	return s.queues
 }
 
-// queueNames are their names, sorted.
+// queueNames are their names, in order.
 func (s *shared) queueNames() (names []string) {
 	for _, q := range s.queueStates() {
 		names = append(names, q.Name)

@@ -30,14 +30,14 @@ func TestProblemsNameTheirFields(t *testing.T) {
 		t.Error(bad.err())
 	}
 	bad.join(nil)
-	bad.at("Batch[0]", nil)
+	bad.at("items[0]", nil)
 	if bad.err() != nil {
 		t.Error(bad.err())
 	}
 	beneath := &InvalidError{Field: "args", Reason: "r", Err: io.ErrUnexpectedEOF}
-	bad.at("Batch[3]", beneath)
+	bad.at("items[3]", beneath)
 	bad.at("Retry", errors.Join(&InvalidError{Field: "Base"}, errors.Join(&InvalidError{Field: "Max"}, io.EOF)))
-	want := []string{"Batch[3].args", "Retry.Base", "Retry.Max", "Retry"}
+	want := []string{"items[3].args", "Retry.Base", "Retry.Max", "Retry"}
 	if got := fields(t, bad.err()); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -46,7 +46,7 @@ func TestProblemsNameTheirFields(t *testing.T) {
 		t.Errorf("%v hides what lies beneath", err)
 	}
 	var invalid *InvalidError
-	if !errors.As(err, &invalid) || invalid.Error() != "drover: Batch[3].args: r" {
+	if !errors.As(err, &invalid) || invalid.Error() != "drover: items[3].args: r" {
 		t.Errorf("%v", invalid)
 	}
 	if beneath.Field != "args" {

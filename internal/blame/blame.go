@@ -18,14 +18,14 @@ const (
 	DefaultQuarantineAfter = 3
 
 	// MaxDeaths is how many deaths that count against a job convict it in any case. Each redrive allows it another
-	// maxDeaths.
+	// MaxDeaths.
 	MaxDeaths = 10
 
 	// maxChance bounds the probability that other causes explain a job's crashes. A conviction needs less.
 	maxChance = 1e-6
 
 	// leastHistory is the process time that is assumed if less is known. chance adds one death to those it knows of. So
-	// neither a new cluster's first seconds nor a day without deaths count as certainty.
+	// neither a new cluster's first seconds nor an hour without deaths count as certainty.
 	leastHistory = 10 * time.Minute
 
 	// HistoryWindow is how far back deaths and process time are counted. Deaths come in storms, and after a quiet night
@@ -64,7 +64,7 @@ func (d *Death) Spares(crashes int) string {
 	return ""
 }
 
-// Alone reports whether only one job had started when the process died, so that it can be convicted. It is false if
+// Alone reports whether no more than one job had started when the process died, so that it can be convicted. It is false if
 // another supervisor ran in the process.
 func (d *Death) Alone() bool { return d.Beside == 0 && !d.Shared }
 

@@ -89,10 +89,10 @@ func (f *Floors) Get(key Lane) Floor {
 }
 
 // Advance moves a lane's floor to where a claim has read. last is the last key that it claimed there, zero if none.
-// If the claim read the lane to its end, the floor moves up to last or to settleTime before the claim, the later of
+// If the claim read the lane to its end, the floor moves up to last or to SettleTime before the claim, the later of
 // the two. If it did not, the floor is last, even if that is lower: a near sweep that found more than it could take
 // goes on from there. A claim that was made before the floor was lowered, or before a reset or a hold, has not seen
-// the jobs behind it and changes nothing.
+// the jobs behind it and changes nothing. If the server's clock went back, the lane loses its floor.
 func (f *Floors) Advance(key Lane, last Floor, toEnd bool, at time.Time, version int) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()

@@ -15,14 +15,14 @@ type Missed struct {
 	until         time.Time // poll often until then, after the last such transaction has ended
 }
 
-// LookFor leaves time for the widest near sweep, which comes once a second: the missed job may lie behind the floors.
+// LookFor leaves time for the widest near sweep, which comes once a second at most: the missed job may lie behind the floors.
 const LookFor = 2 * time.Second
 
 // Asleep records that drover_sleepers has been written.
 func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
 
 // Step returns the longest wait between two polls, least to most. While a job may be missed, it is a tenth of the time
-// since the supervisor fell asleep, otherwise most.
+// since the supervisor fell asleep, otherwise most. In the first moment (writing) it is what is left of that.
 func (h *Missed) Step(seen Seen, now time.Time, least, most time.Duration) time.Duration {
 	slept := now.Sub(h.since)
 	if h.unheardBefore == 0 {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A sleeper polls often while a transaction that found it awake is open, and for deafFor after that. Other transactions
+// A sleeper polls often while a transaction that found it awake is open, and for LookFor after that. Other transactions
 // do not make it poll often.
 func TestMissed(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ type window struct {
 	every time.Duration // the shortest time between two sweeps
 	part  int           // a sweep may take one part in so many of the time
 	whole bool          // always look at the whole width, whatever transactions were open
-	Cost  time.Duration // how much longer its last sweep took than a usual claim
+	Cost  time.Duration // how much longer its last sweep took than a usual claim, at least a tenth of it
 	Next  time.Time
 	since map[Lane]uint64 // oldest transaction id in progress when it last looked into a lane; no entry: unknown
 }
@@ -43,7 +43,7 @@ type Seen struct {
 
 const (
 	pastStep = 100 * time.Millisecond
-	pastMost = 256                    // how many claims past keeps
+	pastMost = 256                    // how many claims Past keeps
 	writing  = 200 * time.Millisecond // from a statement's time to its transaction's id: planning, on a busy server
 )
 

@@ -2,13 +2,14 @@
 //
 //	go run ./internal/house knots [DIR]   how far the files of a package depend on each other in circles
 //	go run ./internal/house move PLAN     moves definitions of the root package to other packages
-//	go run ./internal/house rename PLAN   renames exported names of the root package, in the whole workspace
+//	go run ./internal/house rename PLAN   renames exported names of the root package, in the Go files of the workspace
+//	                                      that are built here; comments, strings and documents are left for a person
 //
 // A plan has one step per line; the rest of a line after # is a comment:
 //
-//	floors.go -> internal/floors/floors.go            a whole file
-//	suspectRoom -> internal/blame/blame.go            one definition, with its doc comment; a type brings its methods
-//	rename floors.get Lane                            a name of its own, in place of the capital that an export needs
+//	outcome.go -> internal/engine/end.go              a whole file
+//	sparingly -> internal/engine/log.go               one definition, with its doc comment; a type brings its methods
+//	rename sparingly.may Allow                          a name of its own, in place of the capital that an export needs
 //	known ErrReadOnly internal/pg                     stays, and what goes uses what has the same name there
 //
 // move qualifies names, exports what another package uses, writes the imports, and rewrites the deliberate bugs of

@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// mover moves definitions of the package in the current directory.
+// mover moves definitions of a package.
 type mover struct {
 	*pkg
 	homes   map[types.Object]*def

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// rename gives names of the package in dir new ones, in every package and test of the workspace. The plan's lines are
+// rename gives names of the package in dir new ones, in every package and test of the workspace that is built with
+// today's system and tags. Methods of interfaces are not known to it. The plan's lines are
 // "rename Type.Member Name" and "rename Name Name". Strings, comments and documents are for a person.
 func rename(dir, plan string) error {
 	names, err := renames(plan)

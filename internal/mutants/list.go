@@ -376,22 +376,22 @@ func mutants() []mutant {
 		{
 			name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
 			file:  "supervisor_rescue.go",
-			old:   "\t\tc.was = append(c.was, pastLease{id: id})\n",
-			new:   "\t\tc.was = []pastLease{{id: id}}\n",
+			old:   "\t\tc.was = append(c.was, pastLease{id: id, late: map[string]int{}})\n",
+			new:   "\t\tc.was = []pastLease{{id: id, late: map[string]int{}}}\n",
 			tests: []string{"TestTwoDeathsThatWereNoneAreTakenBack"},
 		},
 		{
 			name: "no-patience", bug: "a death is not taken back where the server is slow for a moment",
 			file:  "supervisor_rescue.go",
-			old:   "pg.TimedOut(err) && l.late+1 < patientBeats",
-			new:   "pg.TimedOut(err) && l.late > patientBeats",
+			old:   "pg.TimedOut(err) && l.late[job]+1 < patientBeats",
+			new:   "pg.TimedOut(err) && l.late[job] > patientBeats",
 			tests: []string{"TestTakeBackIsPatient"},
 		},
 		{
 			name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
 			file:  "supervisor_lease.go",
-			old:   "if len(c.was) > 0 { // nobody",
-			new:   "if len(c.was) > mostPastLeases { // nobody",
+			old:   "if len(c.was) == 0 {",
+			new:   "if len(c.was) >= 0 {",
 			tests: []string{"TestAStopTakesBackADeath"},
 		},
 		{
@@ -579,8 +579,8 @@ func mutants() []mutant {
 		{
 			name: "take-back-stops", bug: "a crash that cannot be taken back keeps the others",
 			file:  "internal/store/rescue.go",
-			old:   "\t\t\tif refused(job, err) {\n\t\t\t\treturn nil\n",
-			new:   "\t\t\tif !refused(job, err) {\n\t\t\t\treturn err\n",
+			old:   "\t\tif refused(job, err) {\n\t\t\treturn nil\n",
+			new:   "\t\tif !refused(job, err) {\n\t\t\treturn err\n",
 			tests: []string{"TestTakeBackPassesWhatTheDatabaseRefuses"},
 		},
 		{

@@ -106,13 +106,13 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	}
 }
 
-// Link is the connection of one goroutine, which reconnects after it broke. It leaves a server that turned out to be
-// read-only (see Pipeline.Send) or that fails again and again. It does not outlive the pool's
-// MaxConnLifetime, because the server's name may lead to another server by then.
+// Link is the connection of one goroutine, which reconnects after it broke, and after Pipeline.Send closed it because the
+// server turned out to be read-only. At the end of the pool's MaxConnLifetime it is replaced at the next Get, because the
+// server's name may lead to another server by then.
 type Link struct {
 	Pool  *Pool
 	Conn  *pgx.Conn
-	ended bool      // close has closed it
+	ended bool      // Close has closed it
 	Until time.Time // when it is replaced
 	Again func()    // called after a reconnect; may be nil
 }
@@ -188,7 +188,7 @@ func CloseConn(ctx context.Context, conn *pgx.Conn) {
 }
 
 // ErrNoTime says that a statement was not sent, because it would have been cut off.
-var ErrNoTime = errors.New("no time left before the next heartbeat")
+var ErrNoTime = errors.New("no time left for the statement")
 
 // TimeFor returns ErrNoTime if a statement that takes d would be cut off, which would cost the connection.
 func TimeFor(ctx context.Context, d time.Duration) error {

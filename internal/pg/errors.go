@@ -1,5 +1,5 @@
 // Package pg is drover's way to Postgres: the application's pool and connections of drover's own, statements in one round
-// trip, what the server's errors mean, and the check of the schema. It knows nothing of jobs.
+// trip, what the server's errors mean, and the check of the schema. It runs no statement on jobs.
 package pg
 
 import "errors"

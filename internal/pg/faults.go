@@ -17,8 +17,8 @@ import (
 )
 
 // RowsFault reports whether a single row may have caused an error: by its values, by a constraint or a trigger of the
-// application, by a lock, a time-out, or damage. All other errors are the fault of the connection, the server, the role
-// or the schema, or of a transaction that was in the way. drover_rows_fault has the same list.
+// application, by a lock, a time-out, or damage. The listed classes of errors are the fault of the connection, the server
+// or a transaction that was in the way; any other error of the server may be a row's. drover_rows_fault has the same list.
 func RowsFault(err error) bool {
 	var server *pgconn.PgError
 	var bad *RowError

@@ -25,8 +25,9 @@ const (
 	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state. It
 	// sets PlainText as well, and checks the schema.
 	//
-	// Claims and settles go without the check, because its call costs as much as reading a table. They need a row of
-	// the supervisor in the schema. If the check fails, no supervisor can register or beat.
+	// Claims and settles go without the check, because its call costs as much as reading a table. A claim needs its
+	// supervisor's row, and if the check fails, no supervisor can register or beat. A settle needs rows that such a
+	// claim has taken.
 	OnePlan     = CheckSchema + `, ` + onePlanIs
 	QuickPlan   = `select ` + onePlanIs
 	onePlanIs   = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
@@ -40,11 +41,6 @@ const (
 	// BeginReading begins a transaction that only reads for a caller. Standbys allow it.
 	BeginReading = `begin isolation level read committed read only`
 )
-
-// batcher is a connection, a pool or a transaction.
-type batcher interface {
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}
 
 // Pipeline is a list of statements for one round trip, each with a function that reads its result.
 type Pipeline struct {
@@ -193,9 +189,9 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return Classify(tx.Commit(ctx))
 }
 
-// Bound queues a time-out for the statements after it, stricter than the context's: the server ends a statement, and
-// the connection stays.
-func (p *Pipeline) Bound(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
+// BoundPlan queues OnePlan and a time-out for the statements after it, stricter than the context's: the server ends a
+// statement, and the connection stays.
+func (p *Pipeline) BoundPlan(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
 
 // Bound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
 // time-out: a context that ends a statement costs the connection. BoundPlan does that and what OnePlan does.

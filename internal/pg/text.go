@@ -40,7 +40,8 @@ func Seconds(s float64) time.Duration { return Span(s, time.Second) }
 // Millis is Span of a number of milliseconds.
 func Millis(ms int64) time.Duration { return Span(ms, time.Millisecond) }
 
-// OrNull is nil for an empty text.
+// OrNull is a text as the parameter of a statement, nil for an empty one. It is no *string: pgx asks the codec that an
+// application has registered for the parameter's type to write a pointer, and sends a string as it is.
 func OrNull(s string) any {
 	if s == "" {
 		return nil

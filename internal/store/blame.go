@@ -53,7 +53,8 @@ func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bo
 	p.Begin()
 	p.verdict(id, &d, &died)
 	p.Commit()
-	return d, died, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return d, died, err
 }
 
 func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
@@ -72,7 +73,8 @@ func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Dea
 	p.Exec(nil, sqlJudge, id, d.Degree, d.Beside)
 	p.verdict(id, &d, &died)
 	p.Commit()
-	return d, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return d, err
 }
 
 // sqlBackground counts the deaths of the last $2 that no job explains, without supervisors $1, and adds up the time
@@ -135,7 +137,8 @@ func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State
 		p.Exec(nil, sqlExplain, f.Explained[job], job)
 	}
 	p.Commit()
-	return settled, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return settled, err
 }
 
 // sqlTakeSolo takes the turn to run strong suspects, unless another living supervisor has it. A supervisor that loses
@@ -154,7 +157,8 @@ func (s Session) TakeSolo(ctx context.Context, id string) (bool, error) {
 	p.Begin()
 	p.Exec(&n, sqlTakeSolo, id)
 	p.Commit()
-	return n == 1, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return n == 1, err
 }
 
 // ReleaseSolo gives the turn up, if the supervisor has it.

@@ -94,7 +94,8 @@ func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot
 		return nil
 	}, SQLReserve, kinds, queues, delays, latest)
 	p.Commit()
-	return slots, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return slots, err
 }
 
 // reserveWait returns how long a reservation waits for a lock: a second, or a third of the time that is left, if that

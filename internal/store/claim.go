@@ -283,7 +283,7 @@ func (req *ClaimRequest) Args() []any {
 func (p *pipeline) claimed(reply *ClaimReply, sql string, args ...any) {
 	reply.Fenced = true
 	row := ClaimRow{Reply: reply}
-	columns := row.columns() // once for all rows: then a row costs only the strings that it brings, and its run
+	columns := row.columns() // once for all rows: then a row costs only the strings that it brings
 	p.Query(func(rows pgx.Rows) error {
 		reply.Fenced = false
 		if err := rows.Scan(columns...); err != nil {

@@ -255,7 +255,8 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 		p.gone(reply.Gone, id, inFlight, claimed)
 	}
 	p.Commit()
-	return reply, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return reply, err
 }
 
 // gone queues SQLGone, and adds the runs that are over to gone.
@@ -278,7 +279,8 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
 	p.gone(gone, id, ids, claimed)
 	p.Commit()
-	return gone, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return gone, err
 }
 
 // sqlRaiseEpoch ends every claim that began under the old epoch. It waits for the claims under way, because their key
@@ -341,7 +343,8 @@ func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	p.Exec(&n, sqlDeclareLost, x.ID, x.Epoch, x.Beat)
 	p.Exec(nil, sqlLostSleeps, x.ID)
 	p.Commit()
-	return n == 1, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return n == 1, err
 }
 
 // sqlForget and sqlForgetSleeper delete a supervisor's rows at its stop, or when a rescue found nothing more. sqlEnded

@@ -9,8 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLRetain is a step of the pruner. The others serve a step that fails: they list its jobs, prune some of them, and
-// try follow-ups again.
+// SQLRetain is a step of the pruner. The next two serve a step that fails: they list its jobs, and prune some of them. The
+// last one tries follow-ups again that were set aside.
 const (
 	SQLRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`

@@ -74,7 +74,7 @@ func (s Session) Heads(ctx context.Context, req *ClaimRequest, last bool, bound 
 		sql = sqlClaimHeadsBut
 	}
 	p.Begin()
-	p.Bound(bound)
+	p.BoundPlan(bound)
 	p.Query(func(rows pgx.Rows) error {
 		var h Head
 		err := rows.Scan(&h.ID, &h.ClaimSeq, &h.Queue, &h.Kind, &h.Lane)
@@ -82,14 +82,15 @@ func (s Session) Heads(ctx context.Context, req *ClaimRequest, last bool, bound 
 		return err
 	}, sql, req.Args()...)
 	p.Commit()
-	return heads, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return heads, err
 }
 
 // ClaimThese claims certain jobs, if they are still due.
 func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string, bound time.Duration, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
-	p.Bound(bound)
+	p.BoundPlan(bound)
 	p.claimed(reply, sqlClaimThese, req.Supervisor, req.Epoch, req.Kinds, ids, req.Queues, req.BelowLane)
 	p.Commit()
 	p.Call(func() { reply.Committed = true })
@@ -114,7 +115,7 @@ func (s Session) GiveUp(ctx context.Context, g *Refused, bound time.Duration) (b
 	if !g.Aside {
 		var p pipeline
 		p.Begin()
-		p.Bound(bound)
+		p.BoundPlan(bound)
 		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, g.words(), pg.SQLState(g.Why), g.Later)
 		p.Commit()
 		if err = p.Send(ctx, s.Conn); err == nil || !pg.RowsFault(err) || s.Conn.IsClosed() {
@@ -163,7 +164,8 @@ func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []Asid
 		return err
 	}, sqlAside, queues, kinds, asideMost)
 	p.Commit()
-	return jobs, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return jobs, err
 }
 
 // TryAside reports whether this process may try the job again: no other process does for a minute.
@@ -173,7 +175,8 @@ func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	p.Begin()
 	p.Exec(&n, sqlTryAside, path, id)
 	p.Commit()
-	return n == 1, p.Send(ctx, s.Conn)
+	err := p.Send(ctx, s.Conn)
+	return n == 1, err
 }
 
 // Passed takes jobs that went through off the list of a path.

@@ -23,8 +23,8 @@ import (
 // could run out of time, again and again from the start. It leaves out jobs $8, claimed at $9, which are known to be
 // held, and jobs that were set aside on one of the paths $11, until their pause is over.
 //
-// Rows may have been changed by hand, so it reads nothing that could fail: no infinite times, no numbers of another
-// type. Values stored outside of the row may be damaged. With $10 it does not read them.
+// Rows may have been changed by hand, so it computes nothing with infinite times or with numbers of another type,
+// which could fail. Values stored outside of the row may be damaged. With $10 it does not read them.
 const SQLHunt = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
@@ -121,7 +121,7 @@ func NewHunt(owner string, queues []string, all bool) *Hunt {
 // Ended reports whether all lanes were read to their end.
 func (h *Hunt) Ended() bool { return len(h.Lanes) == 0 }
 
-// Held is a running job whose owner cannot end it.
+// Held is a running job that a hunt has found: its owner is dead, or does not know of it.
 type Held struct {
 	ID, Queue, Kind string
 	Attempt         int
@@ -308,10 +308,10 @@ const (
 	// sqlBlamed begins a take-back: it notes that the supervisor did not die. It returns the jobs that the death
 	// counts against, in the order of their ids.
 	sqlBlamed = `
-with dead as (
-	update drover_ended_supervisors set died = false, explained_by = null where id = $1 returning blamed
+with alive as (
+	update drover_ended_supervisors set died = false, explained_by = null where id = $1 and (died or explained_by is not null)
 )
-select distinct b from dead, unnest(blamed) as b where b is not null order by b`
+select distinct b from drover_ended_supervisors, unnest(blamed) as b where id = $1 and b is not null order by b`
 
 	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
@@ -326,14 +326,15 @@ select not exists (select from drover_supervisors where id = $1)
 )
 
 // TakeBack undoes what the mistaken death of a supervisor counted against jobs. It reports whether that is done:
-// while the rescue goes on there may be more. bound is for one statement. Up to three jobs whose statements timed out
-// are tried once more, with the bound longer. If the database still refuses to change a job's row, refused is called.
-// If refused returns true, the next call tries the job again. Otherwise the job keeps its crash.
+// while the rescue goes on there may be more. bound is for one statement. Jobs whose statements timed out are tried once
+// more, each by itself and with the bound longer; if no time is left for that, it returns ErrNoTime, and the next call
+// goes on. If the database still refuses to change a job's row, refused is called. If refused returns true, the next call
+// tries the job again. Otherwise the job keeps its crash.
 func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
 	p.Begin()
-	p.Exec(nil, pg.OnePlan)
+	p.BoundPlan(longer)
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id, PathRescue)
 	p.Query(func(rows pgx.Rows) error {
 		var job string
@@ -345,7 +346,7 @@ func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Dur
 	if err := p.Send(ctx, s.Conn); err != nil {
 		return false, err
 	}
-	tries := 0
+	var slow []string
 	try := func(jobs []string, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
@@ -357,25 +358,36 @@ func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Dur
 		p.Commit()
 		return p.Send(ctx, s.Conn)
 	}
+	pass := func(job string, err error) error {
+		if err := pg.TimeFor(ctx, bound); err != nil {
+			return err
+		}
+		if refused(job, err) {
+			return nil
+		}
+		var p pipeline
+		p.Begin()
+		p.Exec(nil, sqlDropBlamed, id, job)
+		p.Commit()
+		return p.Send(ctx, s.Conn)
+	}
 	for part := range slices.Chunk(blamed, MaxSettle) {
 		err := pg.Bisect(part, func(jobs []string) error { return try(jobs, bound) }, func(job string, err error) error {
 			if pg.TimedOut(err) {
-				if tries++; tries <= 3 && try([]string{job}, longer) == nil {
-					return nil
-				}
-			}
-			if err := pg.TimeFor(ctx, bound); err != nil {
-				return err
-			}
-			if refused(job, err) {
+				slow = append(slow, job)
 				return nil
 			}
-			var p pipeline
-			p.Begin()
-			p.Exec(nil, sqlDropBlamed, id, job)
-			p.Commit()
-			return p.Send(ctx, s.Conn)
+			return pass(job, err)
 		})
+		if err != nil {
+			return false, err
+		}
+	}
+	for _, job := range slow {
+		err := try([]string{job}, longer)
+		if pg.RowsFault(err) {
+			err = pass(job, err)
+		}
 		if err != nil {
 			return false, err
 		}

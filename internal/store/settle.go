@@ -59,7 +59,7 @@ func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (
 	var p pipeline
 	read := map[string]time.Time{} // nothing is noted before the commit, which the database may refuse
 	p.Begin()
-	p.Bound(bound)
+	p.BoundPlan(bound)
 	for owner, some := range byOwner {
 		ids, at := Claims(some)
 		p.Query(func(rows pgx.Rows) error {
@@ -72,7 +72,8 @@ func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (
 	}
 	p.Commit()
 	p.Call(func() { noted = read })
-	return noted, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return noted, err
 }
 
 // SQLComplete completes jobs $1 of supervisor $3, all claimed under claim_seq $2 (nearly always 1). $4 has for each
@@ -139,7 +140,7 @@ func (s Session) Settle(ctx context.Context, all *Settlement) error {
 		p.Exec(nil, SQLSettlePlan)
 	}
 	if all.Bound > 0 {
-		p.Bound(all.Bound)
+		p.BoundPlan(all.Bound)
 	}
 	for i := range all.Completions {
 		p.complete(&all.Completions[i])
@@ -194,11 +195,11 @@ const settleRules = `
 // toldState is the state that a settle returns. A job that waits in a paced redrive counts as retryable.
 const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
-// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. It is the only join of claim and
-// settle. Both sides are as long as held, whatever the statistics say, and they are hashed (SQLSettlePlan).
+// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. It is the only join with jobs
+// of claim and settle. Both sides are as long as held, whatever the statistics say, and they are hashed (SQLSettlePlan).
 //
 // waits: the row goes back to its redrive. A job that a redrive let run within its key's cap gives its place back
-// when its run fails, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is a
+// when its run fails or snoozes, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is a
 // time by the server's clock, because a delay would begin anew with this transaction. No time is the transaction's:
 // SettleTx may come hours after its transaction began. A delay counts from when the row is written. So a job with a
 // delay of nothing becomes due beyond the floors, and so does a job with at_once.
@@ -242,8 +243,8 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// SQLSettlePlan leaves the planner one sane plan, as pg.QuickPlan does, for SQLSettle. That has to join: by a hash of
-// either side.
+// SQLSettlePlan leaves the planner one sane plan for SQLSettle. SQLSettle has to join, and may do so only by a hash. It
+// returns no times, so PlainText is not needed.
 const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
@@ -272,7 +273,8 @@ with held as materialized (
 // State is a job's state as in its column.
 type State string
 
-// Change is what SQLSettle does to one row. A key that is left out changes nothing.
+// Change is what SQLSettle does to one row. A key that is left out changes nothing, except that
+// without a reason the row has none, and that without claimed_at the row must have none.
 type Change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
@@ -375,7 +377,8 @@ func (s Session) Look(ctx context.Context, ids []string) (seen map[string]SeenJo
 	p.look(ids, seen)
 	p.alive(alive)
 	p.Commit()
-	return seen, alive, p.Send(ctx, s.Conn)
+	err = p.Send(ctx, s.Conn)
+	return seen, alive, err
 }
 
 func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
