@@ -188,7 +188,7 @@ func mutants() []mutant {
 			name: "near-sweep-of-unread-lanes", bug: "a near sweep passes for one of lanes that its claim did not read",
 			file:  "supervisor_claim.go",
 			old:   "\t\tif limit == 0 {\n\t\t\tcontinue // not looked at\n\t\t}",
-			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.near.Read(p.sweep, floors.Lane{g.queue.Name, g.tier + priority}, p.reply.seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
+			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.near.Read(p.sweep, floors.Lane{Queue: g.queue.Name, N: g.tier + priority}, p.reply.Seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
 			tests: []string{"TestLateCommitsAreFoundByEachNearSweep"},
 		},
 		{
