@@ -608,7 +608,7 @@ func mutants() []mutant {
 			name: "unfenced-settled", bug: "a job claimed at an infinite time is settled, which matches nothing",
 			file:  "internal/store/rescue.go",
 			old:   "{ return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }",
-			new:   "{ return j.claimSeq < 0 }",
+			new:   "{ return j.ClaimSeq < 0 }",
 			tests: []string{"TestOrphansOfOddTimes", "TestRescuePassesWhatTheDatabaseRefuses", "TestAuditFindsRowsChangedByHand"},
 		},
 		{
@@ -706,7 +706,7 @@ func mutants() []mutant {
 			name: "only-run-again", bug: "a job with a single attempt whose settle was forgotten runs again",
 			file:  "supervisor_audit.go",
 			old:   "\t\tif j.StartedSeq {\n",
-			new:   "\t\tif j.maxAttempts == 0 && j.StartedSeq {\n",
+			new:   "\t\tif j.MaxAttempts == 0 && j.StartedSeq {\n",
 			tests: []string{"TestAuditFindsForgottenSettles"},
 		},
 		{
@@ -1009,7 +1009,7 @@ func mutants() []mutant {
 			name: "log-before-the-timer", bug: "a lease whose end of an outage is logged by a log that blocks lasts for ever",
 			file:  "supervisor_lease.go",
 			old:   "\tc.ending.Lock()\n\tc.beaten.Store(&sent)\n",
-			new:   "\tc.beaten.Store(&sent)\n\tc.sup.outage.wrote(c.base, c.sup, sent)\n\tc.ending.Lock()\n",
+			new:   "\tc.beaten.Store(&sent)\n\tc.outage.wrote(c.base, c.shared, sent)\n\tc.ending.Lock()\n",
 			tests: []string{"TestALogThatBlocksAtTheEndOfAnOutage"},
 		},
 		{
