@@ -496,3 +496,36 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 		})
 	}
 }
+
+// A job that the database refuses to settle or to start is given up under its own claim alone: not the job that was
+// enqueued under its id meanwhile, and that the same supervisor runs under the same number.
+func TestOnlyTheRefusedLifeIsGivenUp(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	id := db.enqueueJobs(t, 1, nil)[0]
+	first := s.claimAll(t, 1)[0]
+	db.secondLife(t, id)
+	second := s.claimAll(t, 1)[0]
+	if first.job.ID != second.job.ID || first.claimSeq != second.claimSeq || first.owner != second.owner || first.attemptedAt.Equal(second.attemptedAt) {
+		t.Fatalf("%+v and %+v", first.fence(), second.fence())
+	}
+	for _, path := range []func(r *run) error{
+		func(r *run) error { return s.settler.startRefused(t.Context(), r, errBoom, false) },
+		func(r *run) error {
+			o := r.decide(nil)
+			o.refusals, s.settler.worked = settleTries, s.now().Add(time.Hour)
+			return s.settler.refused(t.Context(), o, errBoom)
+		},
+	} {
+		if err := path(first); err != nil {
+			t.Fatal(err)
+		}
+		if row := value[string](t, db, `select state || ' ' || claim_seq from jobs where id = $1`, id); row != "running 1" {
+			t.Fatalf("the second life is %s", row)
+		}
+	}
+	if err := s.settler.startRefused(t.Context(), second, errBoom, false); err != nil || value[bool](t, db, `select state = 'running' from jobs where id = $1`, id) {
+		t.Errorf("the refused life is not given up: %v", err)
+	}
+}

@@ -439,3 +439,37 @@ func TestCheckComparesTheSchemas(t *testing.T) {
 		t.Errorf("Check = %v", err)
 	}
 }
+
+// A link reports that its connection broke and came back: notifications and claims may have been lost meanwhile. It does
+// not report a replacement at the end of a connection's life.
+func TestALinkSaysThatItCameBack(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	again := 0
+	link := pg.Link{Pool: db.client.desk.pool, Again: func() { again++ }}
+	defer link.Close(context.Background())
+	for _, step := range []struct {
+		what string
+		do   func(*pgx.Conn)
+		want int
+	}{
+		{"the first connection", func(*pgx.Conn) {}, 0},
+		{"the same one", func(*pgx.Conn) { link.Until = time.Now() }, 0},
+		{"one after its end of life", func(conn *pgx.Conn) {
+			db.exec(t, `select pg_terminate_backend($1)`, int(conn.PgConn().PID()))
+			if err := conn.Ping(t.Context()); err == nil {
+				t.Fatal("it lives")
+			}
+		}, 0},
+		{"one after it broke", func(*pgx.Conn) {}, 1},
+	} {
+		conn, err := link.Get(t.Context())
+		if err != nil {
+			t.Fatalf("%s: %v", step.what, err)
+		}
+		if again != step.want {
+			t.Errorf("%s: reported %d times, want %d", step.what, again, step.want)
+		}
+		step.do(conn)
+	}
+}

@@ -361,7 +361,7 @@ func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, 
 	if err := pg.TimeFor(ctx, 2*c.bound()); err != nil {
 		return err
 	}
-	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
+	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, ClaimedAt: f.j.ClaimedAt(), Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
 	text := c.sup.client.clean(pg.Refusal(why), maxErrorText)
 	became, err := conn.GiveUp(ctx, g, c.bound())
 	if c.quiet.may("rescue "+f.j.ID, c.now()) {

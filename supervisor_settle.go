@@ -422,7 +422,7 @@ func (e *settler) refused(base context.Context, o *outcome, why error) error {
 			return err
 		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
-		g := &store.Refused{Path: store.PathSettle, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, Why: why, Aside: o.refusals == 1}
+		g := &store.Refused{Path: store.PathSettle, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, ClaimedAt: &r.attemptedAt, Why: why, Aside: o.refusals == 1}
 		if became, err = conn.GiveUp(ctx, g, e.walkBound()); err != nil {
 			e.later(o, refusedPause)
 			return err

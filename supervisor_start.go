@@ -103,7 +103,7 @@ func (e *settler) startRefused(base context.Context, r *run, why error, aside bo
 		return err
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
-	g := &store.Refused{Path: store.PathClaim, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, Why: why, Later: !pg.Lasting(why), Aside: aside}
+	g := &store.Refused{Path: store.PathClaim, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, ClaimedAt: &r.attemptedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
 	became, err := conn.GiveUp(ctx, g, e.walkBound())
 	if err != nil || became == "" {
 		return err

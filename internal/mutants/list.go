@@ -696,11 +696,18 @@ func mutants() []mutant {
 			tests: []string{"TestAuditFindsRowsChangedByHand"},
 		},
 		{
+			name: "second-life-given-up", bug: "a refused settle ends the job that was enqueued under its id meanwhile",
+			file:  "internal/store/refuse.go",
+			old:   "($8::timestamptz is null or attempted_at = $8)",
+			new:   "($8::timestamptz is null or $8 is not null)",
+			tests: []string{"TestOnlyTheRefusedLifeIsGivenUp"},
+		},
+		{
 			name: "audit-not-asked-for", bug: "a connection that came back asks for no audit",
 			file:  "internal/pg/conn.go",
 			old:   "\tif lost && l.Again != nil {\n",
 			new:   "\tif lost && l.Again != nil && l.Pool == nil {\n",
-			tests: []string{"TestAuditOfARunningSupervisor"},
+			tests: []string{"TestALinkSaysThatItCameBack"},
 		},
 		{
 			name: "only-run-again", bug: "a job with a single attempt whose settle was forgotten runs again",

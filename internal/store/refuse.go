@@ -32,11 +32,13 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 from me left join claimed c on true`
 
 	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. With owner $2 empty it is a
-	// job that waits, otherwise a job that this owner runs.
+	// job that waits, otherwise a job that this owner runs since $8; null: the time of the claim is not known. It tells
+	// a job from another one that was enqueued under the same id after the first one was deleted.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
-	where id = $3 and claim_seq = $4 and coalesce(claimed_by, '') = $2 and finalized_at is null for update skip locked
+	where id = $3 and claim_seq = $4 and coalesce(claimed_by, '') = $2 and finalized_at is null
+		and ($8::timestamptz is null or attempted_at = $8) for update skip locked
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
@@ -101,6 +103,7 @@ func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string
 type Refused struct {
 	Path, Owner, ID string // Owner is empty if the job waits
 	Seq             int
+	ClaimedAt       *time.Time // of a running job; nil: not known
 	Why             error
 	Later           bool // put it off instead of discarding it
 	Aside           bool // leave its row as it is and set it aside, because the cause may go away
@@ -116,7 +119,7 @@ func (s Session) GiveUp(ctx context.Context, g *Refused, bound time.Duration) (b
 		var p pipeline
 		p.Begin()
 		p.BoundPlan(bound)
-		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, g.words(), pg.SQLState(g.Why), g.Later)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, g.words(), pg.SQLState(g.Why), g.Later, g.ClaimedAt)
 		p.Commit()
 		if err = p.Send(ctx, s.Conn); err == nil || !pg.RowsFault(err) || s.Conn.IsClosed() {
 			return became, err
