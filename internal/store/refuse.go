@@ -32,8 +32,8 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 from me left join claimed c on true`
 
 	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. With owner $2 empty it is a
-	// job that waits, otherwise a job that this owner runs since $8; null: the time of the claim is not known. It tells
-	// a job from another one that was enqueued under the same id after the first one was deleted.
+	// job that waits, otherwise a job that this owner runs since $8; null: the time of the claim is not known. The time
+	// distinguishes the job from a later job under the same id, enqueued after the first one was deleted.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
