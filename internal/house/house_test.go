@@ -162,7 +162,7 @@ func TestKnots(t *testing.T) {
 		"a.go":   "package root\n\nfunc a() { b() }\n", "b.go": "package root\n\nfunc b() { c(); d() }\n", "c.go": "package root\n\nfunc c() { a() }\n",
 		"d.go": "package root\n\nfunc d() {}\n",
 	})
-	p, err := load(dir, false)
+	p, err := load(dir, none)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestKnotsOfTheRepository(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
 	for dir, most := range map[string]int{"../..": 46, "../store": 0, "../pg": 0, "../floors": 0, "../blame": 0} {
-		p, err := load(dir, false)
+		p, err := load(dir, none)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,16 +36,8 @@ const (
 	outside
 )
 
-// load reads the package in dir. Its imports come from the compiler's export data.
-func load(dir string, withTests bool) (*pkg, error) {
-	if withTests {
-		return loadTests(dir, inside)
-	}
-	return loadTests(dir, none)
-}
-
-// loadTests returns nil if there are no such files.
-func loadTests(dir string, kind tests) (*pkg, error) {
+// load reads the package in dir, nil if it has no such files. Its imports come from the compiler's export data.
+func load(dir string, kind tests) (*pkg, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err

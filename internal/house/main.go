@@ -37,7 +37,7 @@ func run(args []string) error {
 		if len(args) == 2 {
 			dir = args[1]
 		}
-		p, err := load(dir, false)
+		p, err := load(dir, none)
 		if err != nil {
 			return err
 		}

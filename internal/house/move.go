@@ -43,7 +43,7 @@ type importSpec struct{ name, path string }
 
 // move carries out a plan for the package in dir.
 func move(dir, plan string) error {
-	p, err := load(dir, true)
+	p, err := load(dir, inside)
 	if err != nil {
 		return err
 	}

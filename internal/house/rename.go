@@ -20,7 +20,7 @@ func rename(dir, plan string) error {
 	if err != nil {
 		return err
 	}
-	root, err := load(dir, false)
+	root, err := load(dir, none)
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func rename(dir, plan string) error {
 	changed := map[string][]byte{}
 	for of := range strings.FieldsSeq(string(out)) {
 		for _, kind := range []tests{inside, outside} {
-			p, err := loadTests(of, kind)
+			p, err := load(of, kind)
 			if err != nil {
 				return fmt.Errorf("%s: %w", of, err)
 			}
