@@ -2,11 +2,8 @@ package drover
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
-
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // RetryBudget bounds how many retries become due in any window of the length Per, over all processes. So many failures
@@ -51,42 +48,6 @@ func (b *RetryBudget) fillIn(bad *problems, field string) {
 	if b.Burst < 0 || b.Burst > max(b.Retries, 1) {
 		bad.add(field+".Burst", "%d is not 1 to Retries", b.Burst)
 	}
-}
-
-// The scopes of budgets, as in the table.
-const scopeAll = "all"
-
-func kindScope(kind string) string { return "kind:" + kind }
-
-func queueScope(queue string) string { return "queue:" + queue }
-
-// reserved puts the retry off to its slot, or discards the job if there was no slot for it.
-func (o *outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.Time) {
-	switch {
-	case got.Reason != "":
-		o.delay, o.slot = 0, nil
-		o.discard(got.Reason)
-	case got.Budgeted:
-		o.delay, o.slot = got.Delay, &slot{backoff, now, got.DueUS}
-	default: // its budget is gone
-		o.delay, o.slot = backoff, nil
-	}
-	var e entry
-	if json.Unmarshal(o.entry, &e) != nil { // drover wrote the entry, so this cannot fail
-		return
-	}
-	e.DelayMS = o.delay.Milliseconds()
-	if raw, err := json.Marshal(e); err == nil {
-		o.entry = raw
-	}
-}
-
-// due returns when the next run is due, by this process' clock.
-func (o *outcome) due(now time.Time) time.Time {
-	if o.slot != nil {
-		now = o.slot.taken
-	}
-	return now.Add(o.delay)
 }
 
 // BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.

@@ -160,7 +160,7 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 }
 
 // failing is a still supervisor with n claimed jobs of each of the options.
-func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*run) {
+func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*Run) {
 	t.Helper()
 	if options == nil {
 		options = []*EnqueueOpts{nil}
@@ -174,7 +174,7 @@ func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...
 	}
 	cfg.Queues[0].Concurrency = n
 	s := db.stopped(t, cfg)
-	var runs []*run
+	var runs []*Run
 	for len(runs) < n {
 		runs = append(runs, s.claim(t)...)
 	}
@@ -185,11 +185,11 @@ func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...
 }
 
 // fail settles runs as failed.
-func (s *still) fail(t testing.TB, runs ...*run) {
+func (s *still) fail(t testing.TB, runs ...*Run) {
 	t.Helper()
-	outcomes := make([]*outcome, len(runs))
+	outcomes := make([]*Run, len(runs))
 	for i, r := range runs {
-		outcomes[i] = r.decide(errBoom)
+		outcomes[i] = decided(r, errBoom)
 	}
 	s.settle(t, outcomes...)
 }
@@ -211,8 +211,8 @@ func TestASpentBudgetDiscards(t *testing.T) {
 		t.Errorf("%d jobs discarded as %s, want 200", n, ReasonRetryBudget)
 	}
 	s.reporter.close()
-	s.reporter.run(t.Context(), db.client)
-	if failed, gone := book.count(eventFailed, ""), book.count(eventDiscarded, ""); failed != 100 || gone != 200 {
+	s.reporter.run(t.Context(), s.handler)
+	if failed, gone := book.count(EventFailed, ""), book.count(EventDiscarded, ""); failed != 100 || gone != 200 {
 		t.Errorf("%d told as failed, %d as discarded", failed, gone)
 	}
 }
@@ -288,7 +288,7 @@ func TestABudgetChangedByHandApplies(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 40, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 10, Discard: true}, Retry: Constant{}}}})
-	outcome := func(which []*run, want string) {
+	outcome := func(which []*Run, want string) {
 		t.Helper()
 		s.fail(t, which...)
 		got := value[string](t, db, `select string_agg(format('%s %s', n, s), ', ' order by s) from (
@@ -329,7 +329,7 @@ func TestWhatSpendsABudget(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			s, runs := db.failing(t, 2, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
-			s.settle(t, runs[0].decide(tc.err), runs[1].handedBack())
+			s.settle(t, decided(runs[0], tc.err), endedBy(runs[1], HandedBack(0)))
 			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from drover_budget_slots`); n != tc.spent {
 				t.Errorf("%d slots spent, want %d", n, tc.spent)
 			}
@@ -412,12 +412,12 @@ func TestSettleTxGivesUpWithItsContext(t *testing.T) {
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return runs[0].job.SettleTx(ctx, tx, errBoom) }) // its settler does not run
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(ctx, tx, errBoom) }) // its settler does not run
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("SettleTx = %v", err)
 	}
 	close(s.settler.idle)
-	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return runs[0].job.SettleTx(t.Context(), tx, errBoom) })
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(t.Context(), tx, errBoom) })
 	if !errors.Is(err, ErrShutdown) {
 		t.Errorf("SettleTx = %v", err)
 	}
@@ -480,9 +480,9 @@ func TestNoBudgetNoStatement(t *testing.T) {
 			db.exec(t, `insert into drover_budgets (scope, retries) values ('queue:another', 1), ('kind:another', 1)`)
 			traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
 			s, runs := traced.failing(t, 20, SupervisorConfig{Queues: []Queue{{RetryBudget: tc.budget}}})
-			outcomes := make([]*outcome, len(runs))
+			outcomes := make([]*Run, len(runs))
 			for i, r := range runs {
-				outcomes[i] = r.decide(tc.err)
+				outcomes[i] = decided(r, tc.err)
 			}
 			s.settle(t, outcomes...)
 			if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n > 0 || counted.n.Load() != tc.reserve {
@@ -505,7 +505,7 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `lock table drover_budget_slots`); err != nil {
 		t.Fatal(err)
 	}
-	s.settle(t, runs[0].decide(nil), runs[1].decide(errBoom), runs[2].decide(Snooze(time.Hour)), runs[3].decide(errBoom))
+	s.settle(t, decided(runs[0], nil), decided(runs[1], errBoom), decided(runs[2], Snooze(time.Hour)), decided(runs[3], errBoom))
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -528,21 +528,21 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := runs[0].decide(errBoom)
+	o := decided(runs[0], errBoom)
 	reserve := func() slot {
 		t.Helper()
-		if err := s.Supervisor.reserve(t.Context(), conn, []*outcome{o}); err != nil || o.slot == nil {
+		if err := s.budgets.reserve(t.Context(), conn, wantingEnds([]*Run{o})); err != nil || o.End.slot == nil {
 			t.Fatalf("reserve: %v, %+v", err, o)
 		}
-		return *o.slot
+		return *o.End.slot
 	}
 	first := reserve()
 	if again := reserve(); again != first {
 		t.Errorf("a slot ahead is given up: %+v, then %+v", first, again)
 	}
-	o.slot.taken = o.slot.taken.Add(-10 * time.Minute)
-	if late := reserve(); late.dueUS <= first.dueUS || late.backoff != time.Minute || o.delay > 2*time.Minute {
-		t.Errorf("a slot that has passed: %+v, then %+v in %v", first, late, o.delay)
+	o.End.slot.taken = o.End.slot.taken.Add(-10 * time.Minute)
+	if late := reserve(); late.dueUS <= first.dueUS || late.backoff != time.Minute || o.End.Delay > 2*time.Minute {
+		t.Errorf("a slot that has passed: %+v, then %+v in %v", first, late, o.End.Delay)
 	}
 }
 
@@ -711,8 +711,8 @@ func TestOldSlotsAreDeleted(t *testing.T) {
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}})
 	db.exec(t, `insert into drover_budget_slots (scope, retries, per_ms, burst, chunk) select 'all', 1000, 1000, 1, extract(epoch from now())::bigint + n from generate_series(-300, 300) n`)
 	db.exec(t, `insert into drover_budget_slots (scope, retries, per_ms, burst, chunk) values ('queue:gone', 1, 1000, 1, 1)`)
-	o := runs[0].decide(errBoom)
-	o.delay = time.Hour // a chunk that is not there yet
+	o := decided(runs[0], errBoom)
+	o.End.Delay = time.Hour // a chunk that is not there yet
 	s.settle(t, o)
 	if n := value[int](t, db, `select count(*) from drover_budget_slots`); n < 300+30 || n > 300+100 {
 		t.Errorf("%d chunks are left, want those from about a minute ago on", n)

@@ -25,7 +25,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	other := db.via(t, Config{Logger: slog.New(&book)})
 	s := other.stopped(t, SupervisorConfig{})
 	ahead := time.Duration(0)
-	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.now = func() time.Time { return time.Now().Add(ahead) }
 	pass := func(d time.Duration) {
 		ahead += d
 		s.control.kept(s.now())
@@ -161,7 +161,7 @@ func TestLeasesDoNotFollowTheServersClock(t *testing.T) {
 			db := newQuietDB(t)
 			s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Minute}) // beside which the time that this takes is nothing
 			ahead := time.Duration(0)
-			s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+			s.now = func() time.Time { return time.Now().Add(ahead) }
 			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('alive', 600000, '{default}'), ('dead', 600000, '{default}')`)
 			s.beat(t)
 			db.exec(t, `update drover_supervisors set beat_at = beat_at + $1::interval, clock_at = clock_at + $1::interval`, step)

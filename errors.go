@@ -46,13 +46,13 @@ var (
 
 	// ErrNotCommitted is the failure of a run whose handler returned nil although its CompleteTx or SettleTx failed,
 	// or its transaction was not committed. It wraps the error of the CompleteTx or SettleTx that failed.
-	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")
+	ErrNotCommitted = pg.ErrNotCommitted
 
 	// ErrCancelled is the cause of a handler's context when its job was cancelled, or discarded by an operator.
-	ErrCancelled = errors.New("drover: job cancelled")
+	ErrCancelled = pg.ErrCancelled
 
 	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.
-	ErrShutdown = errors.New("drover: supervisor is stopping")
+	ErrShutdown = pg.ErrShutdown
 
 	// ErrState reports an operation that the job's state does not allow, such as a redrive of a running job.
 	ErrState = pg.ErrState

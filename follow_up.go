@@ -1,13 +1,8 @@
 package drover
 
 import (
-	"context"
 	"encoding/json"
-	"log/slog"
 	"time"
-
-	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
@@ -48,27 +43,6 @@ type DiscardedJob struct {
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`
 	DiscardedAt time.Time       `json:"discarded_at"`
-}
-
-// followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
-func (c *Client) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
-	return pg.Bisect(ids, func(part []string) error {
-		made, refused, err := conn.FollowUpsAgain(ctx, part)
-		if err != nil {
-			return err
-		}
-		if made > 0 {
-			c.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
-		}
-		for i := range refused {
-			refused[i].Path = pathFollowUp
-		}
-		c.tellRefused(ctx, refused)
-		return nil
-	}, func(id string, fault error) error {
-		c.tellRefused(ctx, []store.RefusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
-		return conn.SetAside(ctx, pathFollowUp, id, fault)
-	})
 }
 
 // checkFollowUp checks the worker's FollowUp, and fills in its defaults.

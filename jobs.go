@@ -50,7 +50,7 @@ type Job struct {
 
 	Key string // as in EnqueueOpts, "" if none
 
-	run *run // nil outside a supervisor
+	task *task // nil outside a supervisor
 }
 
 // LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.

@@ -88,7 +88,7 @@ type modelSup struct {
 
 // modelRunning is a claim, whether or not it is over.
 type modelRunning struct {
-	*run
+	*Run
 	of         *modelJob // the life of its id that was claimed
 	sup        *modelSup
 	open       bool // its handler has not returned
@@ -98,7 +98,7 @@ type modelRunning struct {
 // How draws are printed.
 func (j *modelJob) GoString() string     { return "job " + j.id }
 func (s *modelSup) GoString() string     { return "supervisor " + s.id }
-func (c *modelRunning) GoString() string { return fmt.Sprintf("claim %d of %s", c.claimSeq, c.job.ID) }
+func (c *modelRunning) GoString() string { return fmt.Sprintf("claim %d of %s", c.Seq, c.ID) }
 func (d *modelRedrive) GoString() string { return "redrive " + d.id }
 func (e ending) GoString() string        { return e.name }
 
@@ -275,7 +275,7 @@ func (m *reference) open(s *modelSup) (n int) {
 	return n
 }
 
-func (m *reference) room(s *modelSup) int { return s.cfg.Queues[0].Concurrency - m.open(s) }
+func (m *reference) room(s *modelSup) int { return s.cfg.Queues[0].Slots - m.open(s) }
 
 func (m *reference) claim(r *rapid.T) bool {
 	s := m.sup(r, func(s *modelSup) bool { return m.room(s) > 0 })
@@ -316,29 +316,29 @@ func (m *reference) claimAlone(r *rapid.T) bool {
 	return true
 }
 
-func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*run, eligible []*modelJob) int {
+func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*Run, eligible []*modelJob) int {
 	for _, run := range runs {
-		j := m.jobs[run.job.ID]
+		j := m.jobs[run.ID]
 		if j == nil || !slices.Contains(eligible, j) {
-			r.Fatalf("claimed %s, which is %+v", run.job.ID, j)
+			r.Fatalf("claimed %s, which is %+v", run.ID, j)
 		}
 		j.state, j.owner = Running, s.id
 		j.attempt++
 		j.seq++
-		if run.job.Attempt != j.attempt || run.claimSeq != j.seq || run.job.MaxAttempts != j.max || run.job.Crashes != j.crashes ||
-			run.job.Redrives != j.redrives || run.job.Failures != j.failures || run.job.Snoozes != j.snoozes {
-			r.Fatalf("the claim tells %+v of %+v", run.job, j)
+		if run.Attempt != j.attempt || run.Seq != j.seq || run.MaxAttempts != j.max || run.Crashes != j.crashes ||
+			run.Redrives != j.redrives || jobOf(run).Failures != j.failures || jobOf(run).Snoozes != j.snoozes {
+			r.Fatalf("the claim tells %+v of %+v", jobOf(run), j)
 		}
 		run.ctx, run.startedAt = m.tb.Context(), s.now()
-		m.runs = append(m.runs, &modelRunning{run: run, of: j, sup: s, open: true})
+		m.runs = append(m.runs, &modelRunning{Run: run, of: j, sup: s, open: true})
 	}
 	return len(runs)
 }
 
 // owned is the job of a claim, nil once the claim is over.
 func (m *reference) owned(run *modelRunning) *modelJob {
-	j := m.jobs[run.job.ID]
-	if j != run.of || j.state != Running || j.seq != run.claimSeq || j.owner != run.owner {
+	j := m.jobs[run.ID]
+	if j != run.of || j.state != Running || j.seq != run.Seq || j.owner != run.Owner {
 		return nil
 	}
 	return j
@@ -363,9 +363,9 @@ func (m *reference) noteStart(r *rapid.T) bool {
 	if claim == nil {
 		return false
 	}
-	noted := m.sendStart(r, claim.run.fence())
+	noted := m.sendStart(r, claim.Fence)
 	j := m.owned(claim)
-	if noted[claim.job.ID].Equal(claim.attemptedAt) != (j != nil) {
+	if noted[claim.ID].Equal(claim.ClaimedAt) != (j != nil) {
 		r.Fatalf("a start was noted: %v, of %+v", noted, j)
 	}
 	if j != nil {
@@ -446,9 +446,9 @@ func (m *reference) settle(r *rapid.T) bool {
 		return false
 	}
 	how := rapid.SampledFrom(endings()).Draw(r, "ending")
-	o := run.decide(how.err)
+	o := decided(run.Run, how.err)
 	if how.name == "hand back" {
-		o = run.handedBack()
+		o = endedBy(run.Run, HandedBack(0))
 	}
 	m.leave(run)
 	run.sup.settle(m.tb, o)
@@ -484,7 +484,7 @@ func (m *reference) settleTx(r *rapid.T) bool {
 		r.Fatal(err)
 	}
 	defer tx.Rollback(r.Context())
-	err = run.job.SettleTx(r.Context(), tx, how.err)
+	err = jobOf(run.Run).SettleTx(r.Context(), tx, how.err)
 	switch {
 	case j == nil && !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrState): // this run has settled it before
 		r.Fatalf("a stale settle in a transaction: %v", err)
@@ -502,7 +502,7 @@ func (m *reference) settleTx(r *rapid.T) bool {
 	m.ended(j, how.name)
 	run.rolledBack = false
 	m.leave(run)
-	run.sup.settle(m.tb, run.decide(nil)) // finds that it is settled
+	run.sup.settle(m.tb, decided(run.Run, nil)) // finds that it is settled
 	return true
 }
 
@@ -575,14 +575,11 @@ func (m *reference) forge(r *rapid.T) bool {
 	default:
 		seq += rapid.SampledFrom([]int{-1, 1}).Draw(r, "wrong by")
 	}
-	forged := &run{
-		sup: m.sups[0].Supervisor, claimSeq: seq, attemptedAt: at, owner: owner, ctx: r.Context(),
-		job: &Job{ID: j.id, Kind: "job", Queue: "default", MaxAttempts: 20},
-	}
+	forged := &Run{Fence: store.Fence{ID: j.id, Owner: owner, Seq: seq, ClaimedAt: at}, Kind: "job", Queue: "default", MaxAttempts: 20, End: HandedBack(0)}
 	group := fenceGroup{owner, seq, rapid.Bool().Draw(r, "delete")}
 	all := &store.Settlement{
-		Changes: map[string][]store.Change{owner: {forged.handedBack().change()}}, Became: map[string]store.State{},
-		Completions: []store.Completion{group.completion([]*outcome{{run: forged}})},
+		Changes: map[string][]store.Change{owner: {forged.End.change(forged)}}, Became: map[string]store.State{},
+		Completions: []store.Completion{group.completion([]*Run{forged})},
 	}
 	m.sendSettle(r, all)
 	if len(all.Became) > 0 || all.Completions[0].N > 0 {
@@ -1136,7 +1133,7 @@ func (m *reference) prune(r *rapid.T) bool {
 	doomed := m.those(m.jobs, func(j *modelJob) bool {
 		return j.state == Completed || j.state == Cancelled && cancelled != nil && !m.keeps(j)
 	})
-	_, err := m.client.prune(r.Context(), pruneWalk{whole: cancelled != nil}, store.Keeping{Completed: &hence, Cancelled: cancelled})
+	_, err := m.testDB.prune(r.Context(), pruneWalk{whole: cancelled != nil}, store.Keeping{Completed: &hence, Cancelled: cancelled})
 	m.deleted(r, int64(len(doomed)), err, doomed, m.jobs)
 	return true
 }

@@ -74,10 +74,10 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 				if full {
 					claim(true)
 				}
-				var done []*outcome
+				var done []*Run
 				for _, r := range s.settler.book.all() {
 					r.finish()
-					done = append(done, r.decide(nil))
+					done = append(done, decided(r, nil))
 				}
 				s.settle(t, done...)
 				if got := claim(false); len(got) > 0 {

@@ -151,10 +151,3 @@ func (s FailureStatus) check(bad *problems, field string) {
 func failureError(verb, fingerprint string, err error) error {
 	return fmt.Errorf("%s failure group %q: %w", verb, fingerprint, err)
 }
-
-// tellReopened is the event of a resolved group that came back.
-func (g *FailureGroup) tellReopened(supervisor string) told {
-	return told{eventFailureReopened, Event{
-		Fingerprint: g.Fingerprint, Kind: g.Kind, Class: g.Class, Error: g.Sample, JobID: g.LastJob, Supervisor: supervisor,
-	}}
-}

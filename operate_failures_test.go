@@ -30,23 +30,22 @@ select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, own
 }
 
 // failedRun is the outcome of a run that failed with err.
-func (s *still) failedRun(id string, err error) *outcome {
-	r := &run{
-		sup: s.Supervisor, owner: s.lease.Load().id, lease: s.lease.Load(), claimSeq: 1, ctx: context.Background(), worker: s.workers["job"],
-		strategy: Exponential{}, job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1, MaxAttempts: 20}, startedAt: s.now(),
-	}
-	return r.decide(err)
+func (s *still) failedRun(id string, err error) *Run {
+	r := s.handler.NewRun(&store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}, s.queueStates()[0].Policy)
+	r.Fence = store.Fence{ID: id, Owner: s.lease.Load().id, Seq: 1}
+	r.runner, r.lease, r.ctx, r.startedAt = s.runner, s.lease.Load(), context.Background(), s.now()
+	return decided(r, err)
 }
 
 // tend does what a supervisor does with its heartbeats, and returns the groups that came back.
-func (db *testDB) tend(t testing.TB) []FailureGroup {
+func (db *testDB) tend(t testing.TB) []store.Reopened {
 	t.Helper()
 	conn, err := db.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	reopened, err := tendFailures(t.Context(), store.Session{Conn: conn.Conn()})
+	reopened, err := store.Session{Conn: conn.Conn()}.TendFailures(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +66,7 @@ func (db *testDB) theGroup(t testing.TB) FailureGroup {
 func (s *still) failOnce(t testing.TB, db *testDB, n int, err error) []string {
 	t.Helper()
 	ids := db.running(t, s.lease.Load().id, n)
-	outcomes := make([]*outcome, n)
+	outcomes := make([]*Run, n)
 	for i, id := range ids {
 		outcomes[i] = s.failedRun(id, err)
 	}
@@ -81,7 +80,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	ids := db.running(t, s.lease.Load().id, 300)
-	var batch []*outcome
+	var batch []*Run
 	for i, id := range ids { // one batch: 200 of one cause, 99 of another, and one that nobody wants
 		switch {
 		case i == 299:
@@ -121,7 +120,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	// A job to which it happens again is not counted again.
 	db.exec(t, `update jobs set state = 'running', claimed_by = $2, claim_seq = 2 where id = $1`, ids[0], s.lease.Load().id)
 	again := s.failedRun(ids[0], errors.New("disk full"))
-	again.run.claimSeq = 2
+	again.Seq = 2
 	s.settle(t, again)
 	db.tend(t)
 	if got := value[string](t, db, `select count || ' runs of ' || jobs from failures where sample = 'disk full'`); got != "101 runs of 100" {
@@ -139,7 +138,7 @@ func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
 		s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 		wg.Go(func() {
 			for range rounds {
-				var batch []*outcome
+				var batch []*Run
 				for i, id := range db.running(t, s.lease.Load().id, each) {
 					if n%2 == 1 {
 						i = each - 1 - i
@@ -180,8 +179,7 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := s.failedRun(db.running(t, s.lease.Load().id, 1)[0], boom)
-	o.run.job.run = o.run
-	if err := o.run.job.SettleTx(t.Context(), tx, boom); err != nil {
+	if err := jobOf(o).SettleTx(t.Context(), tx, boom); err != nil {
 		t.Fatal(err)
 	}
 	ids := s.failOnce(t, db, 3, boom)
@@ -252,7 +250,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	cfg := SupervisorConfig{Lease: 6 * time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
 	first := db.launch(t, cfg)
 	ids := db.enqueueJobs(t, 3, nil)
-	eventually(t, func() bool { return book.count(eventDiscarded, "") == 3 })
+	eventually(t, func() bool { return book.count(EventDiscarded, "") == 3 })
 	first.stop(t)
 	g := db.theGroup(t)
 	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
@@ -265,7 +263,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	if err := db.client.RedriveJob(t.Context(), ids[0], nil); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return book.count(eventFailureReopened, ids[0]) == 1 })
+	eventually(t, func() bool { return book.count(EventFailureReopened, ids[0]) == 1 })
 	if g := db.theGroup(t); g.Status != FailureOpen || g.Count != 4 || g.Jobs != 3 {
 		t.Errorf("%+v", g)
 	}
@@ -299,8 +297,8 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 		t.Errorf("%+v", job)
 	}
 	s.reporter.close()
-	s.reporter.run(t.Context(), db.client)
-	if book.count(eventDiscarded, id) != 1 || book.count(eventRescued, id) != 0 {
+	s.reporter.run(t.Context(), s.handler)
+	if book.count(EventDiscarded, id) != 1 || book.count(EventRescued, id) != 0 {
 		t.Errorf("told: %+v", book.events)
 	}
 }
@@ -375,16 +373,16 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	// Every settled run has told one end, the one the row shows.
 	for _, s := range []*still{old, old2} {
 		s.reporter.close()
-		s.reporter.run(ctx, db.client)
+		s.reporter.run(ctx, s.handler)
 	}
 	for _, id := range dead {
-		if book.count(eventDiscarded, id) != 1 || book.count(eventFailed, id) != 0 {
-			t.Errorf("job %s: %d discarded, %d failed", id, book.count(eventDiscarded, id), book.count(eventFailed, id))
+		if book.count(EventDiscarded, id) != 1 || book.count(EventFailed, id) != 0 {
+			t.Errorf("job %s: %d discarded, %d failed", id, book.count(EventDiscarded, id), book.count(EventFailed, id))
 		}
 	}
 	for _, id := range parked {
-		if book.count(eventParked, id) != 1 || book.count(eventFailed, id) != 0 {
-			t.Errorf("job %s: %d parked, %d failed", id, book.count(eventParked, id), book.count(eventFailed, id))
+		if book.count(EventParked, id) != 1 || book.count(EventFailed, id) != 0 {
+			t.Errorf("job %s: %d parked, %d failed", id, book.count(EventParked, id), book.count(EventFailed, id))
 		}
 	}
 }
@@ -439,7 +437,7 @@ func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 	db.exec(t, `alter table drover_failure_tallies add check (sample not like '%poison%')`)
 	s := db.stopped(t, SupervisorConfig{})
 	ids := db.running(t, s.lease.Load().id, 20)
-	var batch []*outcome
+	var batch []*Run
 	for i, id := range ids {
 		batch = append(batch, s.failedRun(id, errors.New([]string{"fine", "poison"}[i/19])))
 	}
@@ -521,8 +519,8 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return j.SettleTx(ctx, tx, boom) })
 	})})
 	id := db.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(eventDiscarded, id) == 1 })
-	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(eventFailed, id) != 0 {
+	eventually(t, func() bool { return book.count(EventDiscarded, id) == 1 })
+	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(EventFailed, id) != 0 {
 		t.Errorf("%+v", job)
 	}
 }
@@ -535,15 +533,15 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	db, wire := plain.cutting(t, Config{Hooks: book.hooks()})
 	db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error { return errors.New("boom") })})
 	first := plain.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(eventFailed, first) == 1 })
+	eventually(t, func() bool { return book.count(EventFailed, first) == 1 })
 	plain.tend(t)
 	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
 		t.Fatal(err)
 	}
 	wire.arm(store.SQLSettle[len(store.SQLSettle)-60:], "")
 	id := plain.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(eventDiscarded, id) == 1 })
-	if n := wire.cutSoFar(); n != 1 || book.count(eventFailed, id) != 0 || book.count(eventStaleSettle, id) != 0 {
+	eventually(t, func() bool { return book.count(EventDiscarded, id) == 1 })
+	if n := wire.cutSoFar(); n != 1 || book.count(EventFailed, id) != 0 || book.count(EventStaleSettle, id) != 0 {
 		t.Errorf("%d connections cut, told: %+v", n, book.events)
 	}
 	plain.tend(t)

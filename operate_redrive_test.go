@@ -215,10 +215,9 @@ func (v *virtual) fail(t testing.TB, fit string) {
 		t.Fatal(err)
 	}
 	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Change, error) {
-		r := &run{job: &Job{}}
-		err := row.Scan(&r.job.ID, &r.claimSeq, &r.attemptedAt)
-		o := &outcome{run: r, state: Retryable, delay: time.Second, class: classError, entry: json.RawMessage(`{"class": "error", "error": "again"}`)}
-		return o.change(), err
+		r := &Run{End: Outcome{State: store.Retryable, Delay: time.Second, Class: classError, Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
+		err := row.Scan(&r.ID, &r.Seq, &r.ClaimedAt)
+		return r.End.change(r), err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -36,9 +36,11 @@ func theStatements(s *still, ids []string) []planned {
 	req.Rooms = []int32{100}
 	changes := make([]store.Change, len(ids))
 	for i, id := range ids {
-		r := &run{sup: s.Supervisor, owner: req.Supervisor, claimSeq: 1, attemptedAt: planClaim(), job: &Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}}
-		o := &outcome{run: r, state: Retryable, delay: time.Minute, class: classError, fingerprint: "00c0ffee00c0ffee", entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)}
-		changes[i] = o.change()
+		r := &Run{
+			Fence: store.Fence{ID: id, Owner: req.Supervisor, Seq: 1, ClaimedAt: planClaim()}, Kind: "job", Queue: "default", Attempt: 1,
+			End: Outcome{State: store.Retryable, Delay: time.Minute, Class: classError, Fingerprint: "00c0ffee00c0ffee", Entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)},
+		}
+		changes[i] = r.End.change(r)
 	}
 	inTx, _ := json.Marshal(changes[0]) // strings and ints only: cannot fail
 	at, ones := slices.Repeat([]time.Time{planClaim()}, len(ids)), slices.Repeat([]int32{1}, len(ids))

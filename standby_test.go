@@ -92,7 +92,7 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	}
 	sup.stop(t)
 	if err := db.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
-		_, err := tendFailures(t.Context(), store.Session{Conn: conn.Conn()})
+		_, err := store.Session{Conn: conn.Conn()}.TendFailures(t.Context())
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -2,51 +2,14 @@ package drover
 
 import (
 	"context"
-	"errors"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/store"
 )
 
-// Failure groups: what supervisors do with their heartbeats, then what operators do. What settles write is in internal/store/settle.go.
-
-const (
-	sqlAddFailures = `
-select fingerprint, kind, class, sample, last_job from drover_failures_add()`
-
-	sqlUnpark = `select drover_unpark()`
-)
-
-// tendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
-// other to succeed. It returns the resolved groups that came back.
-func tendFailures(ctx context.Context, s store.Session) (reopened []FailureGroup, err error) {
-	var both, rest pg.Pipeline
-	both.Begin()
-	both.Exec(nil, pg.OnePlan)
-	both.Query(func(rows pgx.Rows) error {
-		var g FailureGroup
-		err := rows.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.Sample, &g.LastJob)
-		reopened = append(reopened, g)
-		return err
-	}, sqlAddFailures)
-	both.Commit()
-	unpark := func(p *pg.Pipeline) {
-		p.Begin()
-		p.Exec(nil, pg.OnePlan)
-		p.Exec(nil, pg.ConstraintsNow)
-		p.Exec(nil, sqlUnpark)
-		p.Commit()
-	}
-	unpark(&both)
-	if err = both.Send(ctx, s.Conn); err != nil && pg.SQLState(err) != "" {
-		unpark(&rest) // once more, if it was not this that failed
-		err = errors.Join(err, rest.Send(ctx, s.Conn))
-	}
-	return reopened, err
-}
+// Failure groups, as operators see and change them. Supervisors add them up: internal/store/failures.go.
 
 // failureColumns cuts times to the years that Go and JSON can tell.
 const failureColumns = `

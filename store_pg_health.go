@@ -13,7 +13,6 @@ import (
 
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // What a look at the health reads. Nothing here needs more than select on drover's tables; what a role may not see is
@@ -198,16 +197,6 @@ select count(*) filter (where discard_reason = 'refused') from (
 
 // sqlClock tells whether the server's clock has gone back, and counts at most $1 jobs a lane that wait because of it.
 const sqlClock = `select latest, since, waiting from drover_clock($1)`
-
-func waitForClock(ctx context.Context, s store.Session, bound time.Duration) (waits int64, err error) {
-	var p pg.Pipeline
-	p.Begin()
-	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(nil, nil, &waits) }, sqlClock, healthLaneCount)
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
-	return waits, err
-}
 
 // onStandby is why a part is not seen that only the primary knows.
 const onStandby = "this server is a standby"

@@ -19,10 +19,6 @@ const (
 	sqlPauseRedrive   = `select drover_redrive_pause($1, $2)`
 	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
 
-	// sqlPace is one tick of all redrives.
-	sqlPace = `
-select extract(epoch from wait)::float8, released, coalesce(capped, false), refused::text from drover_pace(batch => $1)`
-
 	// sqlRedrives cuts times to the years that Go and JSON can tell.
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
@@ -120,43 +116,4 @@ func (s *desk) redriveVerb(ctx context.Context, sql, id string, arg any) (Redriv
 		return "", pg.Classify(err)
 	}
 	return *state, nil
-}
-
-// paceReply is what one tick tells.
-type paceReply struct {
-	idle     bool // nothing to do until someone says so
-	wait     time.Duration
-	released int64
-	capped   bool // a job that ends may make room for another
-	refused  []refusedJob
-}
-
-// refusedJob is a job that a redrive skipped because the database refused to read or to change its row.
-type refusedJob struct {
-	SkippedJob
-	Redrive string `json:"redrive"`
-}
-
-// pace is one tick. Each redrive takes up or lets go at most batch jobs in it.
-func (s *desk) pace(ctx context.Context, batch int) (reply paceReply, err error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return reply, pg.Classify(err)
-	}
-	defer conn.Release()
-	var p pg.Pipeline
-	var wait *float64
-	var refused string
-	p.Begin()
-	p.Exec(nil, pg.OnePlan)
-	p.Exec(nil, pg.ConstraintsNow)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.released, &reply.capped, &refused) }, sqlPace, batch)
-	p.Commit()
-	if err := p.Send(ctx, conn.Conn()); err != nil {
-		return reply, err
-	}
-	if reply.idle = wait == nil; !reply.idle {
-		reply.wait = pg.Seconds(*wait)
-	}
-	return reply, json.Unmarshal([]byte(refused), &reply.refused)
 }

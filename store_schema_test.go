@@ -92,8 +92,8 @@ func TestARenamedSchema(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again.control.base = context.Background()
-			refused("a registration after a lost lease", again.control.register(t.Context()))
+			again.engine.control.base = context.Background()
+			refused("a registration after a lost lease", again.engine.control.register(t.Context()))
 
 			stored := ""
 			db.enqueueAll(t, func(what string, r Receipt, err error) {

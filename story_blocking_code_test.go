@@ -75,11 +75,11 @@ func TestALogThatBlocksAtTheEndOfAnOutage(t *testing.T) {
 	receive(t, started)
 	var part trouble
 	for range 2 {
-		part.failed(t.Context(), sup.shared, "claiming", errBoom)
+		part.failed(t.Context(), sup.engine.shared, "claiming", errBoom)
 	}
 	log.on.Store(true)
 	defer close(release)
-	part.over(t.Context(), sup.shared)
+	part.over(t.Context(), sup.engine.shared)
 	if why := receive(t, told); why != ErrLeaseLost { //nolint:errorlint // the cause itself
 		t.Errorf("the handler's context ended with %v", why)
 	}

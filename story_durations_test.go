@@ -99,19 +99,23 @@ func TestTimeoutsBeyondAnyDuration(t *testing.T) {
 insert into jobs (kind, queue, args, timeout_ms, retry_until, created_at)
 select 'job', 'default', '{}', t, r, '0001-01-01 00:00:00Z'
 from unnest(array[1, 9223372036854775807]) t, unnest(array['0001-01-01 00:00:00Z', '9999-12-31 00:00:00Z', '294276-12-31 00:00:00Z']::timestamptz[]) r`)
+	unbounded := 0
 	for i := range 20 {
 		runs := s.claim(t)
 		for _, r := range runs {
-			if r.timeout <= 0 || r.timeout > maxTimeout || r.timeLeft > pg.MaxSpan || r.timeLeft < -pg.MaxSpan || r.unreadable != nil {
-				t.Errorf("timeout %v, time left %v, unreadable %v", r.timeout, r.timeLeft, r.unreadable)
+			if r.Timeout == 0 {
+				unbounded++
+			}
+			if r.Timeout < 0 || r.Timeout > maxTimeout || r.TimeLeft > pg.MaxSpan || r.TimeLeft < -pg.MaxSpan || r.Unreadable != nil {
+				t.Errorf("timeout %v, time left %v, unreadable %v", r.Timeout, r.TimeLeft, r.Unreadable)
 			}
 		}
 		if len(runs) == 0 && i > 5 {
 			break
 		}
 	}
-	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 6 {
-		t.Errorf("claimed %d jobs of 6", n)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 6 || unbounded != 3 {
+		t.Errorf("claimed %d jobs of 6, %d of 3 without a timeout", n, unbounded)
 	}
 }
 

@@ -56,7 +56,7 @@ func TestSweepBetweenAClaimsLookAndItsEnd(t *testing.T) {
 	late := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	s.sweep(t)
 	s.claimer.afterClaim(t.Context(), underWay, nil, 0)
-	if runs := s.claim(t); !slices.ContainsFunc(runs, func(r *run) bool { return r.job.ID == late }) {
+	if runs := s.claim(t); !slices.ContainsFunc(runs, func(r *Run) bool { return r.ID == late }) {
 		t.Errorf("left behind, by a claim of %d jobs", len(runs))
 	}
 }
@@ -68,7 +68,7 @@ type proc struct {
 	ahead        time.Duration // of its clock, so that near sweeps come due
 	under        *plan         // a claim under way
 	sent         bool          // and the database has answered
-	held         []*run
+	held         []*Run
 }
 
 func (p *proc) GoString() string { return "supervisor " + p.lease.Load().id }
@@ -104,7 +104,7 @@ func (w *scene) start(slots, kinds int) *proc {
 		cfg.Workers = append(cfg.Workers, dynWorker(kind, WorkerOpts{}, func(context.Context, *Job) error { return nil }))
 	}
 	p := &proc{still: (&testDB{w.Pool, client}).stopped(w.tb, cfg), slots: slots, kinds: kinds}
-	p.Supervisor.now = func() time.Time { return time.Now().Add(p.ahead) }
+	p.now = func() time.Time { return time.Now().Add(p.ahead) }
 	return p
 }
 
@@ -362,15 +362,15 @@ func (w *scene) nothingLeft(p *proc, at time.Time, were map[floors.Lane]floors.F
 	defer tx.Rollback(w.tb.Context())
 	suspects := map[string]int{} // of each queue only so many run at once: the others wait in front of the floor
 	for _, r := range p.held {
-		if r.job.Crashes > 0 {
-			suspects[r.job.Queue]++
+		if r.Crashes > 0 {
+			suspects[r.Queue]++
 		}
 	}
 	var left floors.Lane
 	var key floors.Floor
 	rows, err := tx.Query(w.tb.Context(), `select queue, lane, scheduled_at, id from jobs
 		where finalized_at is null and state <> 'running' and scheduled_at <= $1 and queue = any($2) and kind = any($3) and lane < 30
-		for update skip locked`, at, p.queueNames(), p.Supervisor.kinds)
+		for update skip locked`, at, p.queueNames(), p.kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.Queue, &left.N, &key.At, &key.ID}, func() error {
 			now := p.claimer.floors.Get(left)
@@ -422,10 +422,10 @@ func (w *scene) sweepAll(p *proc) {
 
 // settleAll completes all runs of a process.
 func (w *scene) settleAll(p *proc) {
-	var outcomes []*outcome
+	var outcomes []*Run
 	for _, r := range p.held {
 		r.finish()
-		outcomes = append(outcomes, r.decide(nil))
+		outcomes = append(outcomes, decided(r, nil))
 	}
 	p.held = nil
 	p.settle(w.tb, outcomes...)
@@ -444,16 +444,16 @@ func (w *scene) settleOne(r *rapid.T) bool {
 	held := p.held[i]
 	p.held = slices.Delete(p.held, i, i+1)
 	held.ctx, held.startedAt = r.Context(), p.now()
-	var o *outcome
+	var o *Run
 	switch how := rapid.SampledFrom([]string{"fail", "hand back", "snooze", "complete"}).Draw(r, "ending"); how {
 	case "fail":
-		o = held.decide(RetryAfter(0, errors.New("boom")))
+		o = decided(held, RetryAfter(0, errors.New("boom")))
 	case "hand back":
-		o = held.handedBack()
+		o = endedBy(held, HandedBack(0))
 	case "snooze":
-		o = held.decide(Snooze(0))
+		o = decided(held, Snooze(0))
 	default:
-		o = held.decide(nil)
+		o = decided(held, nil)
 	}
 	held.finish()
 	p.settle(w.tb, o)
@@ -502,7 +502,7 @@ func (w *scene) pause(r *rapid.T) bool {
 	if slices.Contains(p.queueNames(), "other") {
 		err = p.RemoveQueue(r.Context(), "other")
 	} else {
-		err = p.AddQueue(r.Context(), Queue{Name: "other", Concurrency: p.slots})
+		err = p.sup.AddQueue(r.Context(), Queue{Name: "other", Concurrency: p.slots})
 	}
 	if err != nil {
 		r.Fatal(err)

@@ -38,7 +38,7 @@ func TestTheOnlyAttemptAfterAnOutage(t *testing.T) {
 		}, WorkerOpts{MaxAttempts: 1}),
 	}})
 	<-began
-	sup.lease.Load().lose() // as the heartbeat does once it could not keep the lease up
+	sup.engine.lease.Load().lose() // as the heartbeat does once it could not keep the lease up
 	db.waitFor(t, time.Minute, `select count(*) = 9 from jobs where finalized_at is not null`)
 	row := db.endRow(t, ids[0])
 	if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.ClaimSeq != 1 || row.Total != 1 ||
@@ -121,7 +121,7 @@ func TestDeclaringLostWaitsForAStart(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), pg.Begin); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.QueryRow(t.Context(), store.SQLStart, []string{r.job.ID}, []int{r.claimSeq}, r.owner, []time.Time{r.attemptedAt}).Scan(nil, nil); err != nil {
+	if err := conn.QueryRow(t.Context(), store.SQLStart, []string{r.ID}, []int{r.Seq}, r.Owner, []time.Time{r.ClaimedAt}).Scan(nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
@@ -146,8 +146,8 @@ func TestAStartThatIsNotCommitted(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	starts := map[string]*start{}
 	for _, r := range s.claim(t) {
-		starts[r.job.ID] = &start{r, make(chan bool, 1)}
-		s.settler.starts = append(s.settler.starts, starts[r.job.ID])
+		starts[r.ID] = &start{r, make(chan bool, 1)}
+		s.settler.starts = append(s.settler.starts, starts[r.ID])
 	}
 	s.settler.noteStarts(t.Context(), time.Now())
 	if <-starts[bad].noted {

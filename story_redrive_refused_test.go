@@ -405,7 +405,7 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	db := newQuietDB(t).via(t, Config{Logger: slog.New(&book)})
 	r := db.stopped(t, SupervisorConfig{}).redriver
 	now := time.Now()
-	r.sup.now = func() time.Time { return now }
+	r.now = func() time.Time { return now }
 	timeout := fmt.Errorf("pace: %w", context.DeadlineExceeded)
 	var batches []int
 	for _, err := range []error{errors.New("no"), timeout, timeout, &pgconn.PgError{Code: "57014"}, timeout, timeout, timeout, nil, nil, timeout} {
@@ -413,7 +413,7 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 			r.failed(t.Context(), err)
 		} else {
 			r.worked(t.Context(), nil)
-			r.sup.outage.wrote(t.Context(), r.sup.shared, now.Add(1)) // as the next heartbeat does
+			r.outage.wrote(t.Context(), r.shared, now.Add(1)) // as the next heartbeat does
 		}
 		now = now.Add(5 * time.Second)
 		batches = append(batches, r.batch)

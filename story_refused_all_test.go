@@ -19,7 +19,7 @@ func TestARefusedOutcomeIsNotLost(t *testing.T) {
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 	id := value[string](t, db, insertBad)
 	r := s.claimAll(t, 1)[0]
-	s.settler.settle(r.outcomeOf(nil))
+	s.settler.settle(finished(r, nil))
 	s.settler.trip(t.Context(), s.settler.take(s.now()))
 	db.exec(t, `drop trigger nono on drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
@@ -30,7 +30,7 @@ func TestARefusedOutcomeIsNotLost(t *testing.T) {
 		s.settler.trip(t.Context(), out)
 	}
 	t.Logf("job %s is %s, book %d apart %d locked %d outcomes %d", id, value[string](t, db, `select state from jobs where id = $1`, id),
-		s.settler.book.len(), s.settler.apart.len(), len(s.settler.locked), len(s.settler.outcomes))
+		s.settler.book.len(), s.settler.apart.len(), len(s.settler.locked), len(s.settler.ended))
 	if value[string](t, db, `select state from jobs where id = $1`, id) == "running" && len(s.settler.locked) == 0 {
 		t.Error("the outcome is lost: the job is running, and nothing waits to be written")
 	}
@@ -45,7 +45,7 @@ func TestOutcomesThatAreAllRefusedWait(t *testing.T) {
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
 	db.enqueueJobs(t, 50, nil)
 	for _, r := range s.claimAll(t, 50) {
-		s.settler.settle(r.outcomeOf(nil))
+		s.settler.settle(finished(r, nil))
 	}
 	for range settleTries + 2 {
 		s.settler.trouble = trouble{}
@@ -160,7 +160,7 @@ func TestALostClaimLeavesRefusedOutcomesAlone(t *testing.T) {
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 	id := value[string](t, db, insertBad)
 	r := s.claimAll(t, 1)[0]
-	s.settler.settle(r.outcomeOf(nil))
+	s.settler.settle(finished(r, nil))
 	s.settler.trip(t.Context(), s.settler.take(s.now()))
 	db.exec(t, `update drover_set_aside set retry_at = now()`) // 15 s later
 	s.claimer.doubt = []string{"default"}
@@ -251,7 +251,7 @@ func TestALockLeavesTheErrorsText(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `lock table jobs in share mode`); err != nil { // create index
 		t.Fatal(err)
 	}
-	s.settler.settle(r.outcomeOf(fmt.Errorf("card 4242 was declined")))
+	s.settler.settle(finished(r, fmt.Errorf("card 4242 was declined")))
 	s.settler.trip(t.Context(), s.settler.take(s.now()))
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)

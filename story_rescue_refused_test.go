@@ -261,9 +261,9 @@ func TestReservationsOfABrokenBudget(t *testing.T) {
 	db.exec(t, `insert into drover_budgets (scope, retries) values ('kind:job', 60)`)
 	s, runs := db.failing(t, 150, SupervisorConfig{})
 	db.exec(t, `alter table drover_budget_slots add constraint broken check (scope <> 'kind:job')`)
-	outcomes := make([]*outcome, len(runs))
+	outcomes := make([]*Run, len(runs))
 	for i, r := range runs {
-		outcomes[i] = r.decide(errBoom)
+		outcomes[i] = decided(r, errBoom)
 	}
 	s.beat(t) // to know the budget
 	s.settle(t, outcomes...)
@@ -285,24 +285,24 @@ func TestAReservationThatOverflows(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 20, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
-	var outcomes []*outcome
+	var outcomes []*Run
 	for _, r := range runs {
-		o := r.decide(errBoom)
+		o := decided(r, errBoom)
 		outcomes = append(outcomes, o)
 	}
 	latest := time.Duration(1<<63 - 1)
-	outcomes[7].run.timeBound, outcomes[7].run.timeLeft = true, latest
+	outcomes[7].TimeBound, outcomes[7].TimeLeft = true, latest
 	conn, err := s.settler.link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	outcomes[7].delay = latest
-	if err := s.Supervisor.reserve(t.Context(), conn, outcomes); err != nil {
+	outcomes[7].End.Delay = latest
+	if err := s.budgets.reserve(t.Context(), conn, wantingEnds(outcomes)); err != nil {
 		t.Fatal(err)
 	}
 	slots := 0
 	for i, o := range outcomes {
-		if o.slot != nil && i != 7 {
+		if o.End.slot != nil && i != 7 {
 			slots++
 		}
 	}

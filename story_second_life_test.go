@@ -51,9 +51,9 @@ func (db *testDB) secondLife(t testing.TB, ids ...string) {
 }
 
 // claimAll claims n jobs.
-func (s *still) claimAll(t testing.TB, n int) []*run {
+func (s *still) claimAll(t testing.TB, n int) []*Run {
 	t.Helper()
-	var runs []*run
+	var runs []*Run
 	for len(runs) < n {
 		runs = append(runs, s.claim(t)...)
 	}
@@ -67,7 +67,7 @@ func (s *still) claimAll(t testing.TB, n int) []*run {
 func (s *still) tellAll(t testing.TB) {
 	t.Helper()
 	s.reporter.close()
-	s.reporter.run(t.Context(), s.client)
+	s.reporter.run(t.Context(), s.handler)
 }
 
 // theRows is all that there is of jobs.
@@ -80,36 +80,36 @@ func (db *testDB) theRows(t testing.TB, ids []string) string {
 func TestSettleOfAnEarlierLife(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	endings := []func(*run) *outcome{
-		func(r *run) *outcome { return r.decide(nil) },
-		func(r *run) *outcome { return r.decide(errBoom) },
-		func(r *run) *outcome { return r.decide(Discard(errBoom)) },
-		func(r *run) *outcome { return r.decide(Snooze(0)) },
-		func(r *run) *outcome { return r.decide(Cancel(errBoom)) },
-		(*run).handedBack,
-		(*run).abandonedOutcome,
+	endings := []func(*Run) *Run{
+		func(r *Run) *Run { return decided(r, nil) },
+		func(r *Run) *Run { return decided(r, errBoom) },
+		func(r *Run) *Run { return decided(r, Discard(errBoom)) },
+		func(r *Run) *Run { return decided(r, Snooze(0)) },
+		func(r *Run) *Run { return decided(r, Cancel(errBoom)) },
+		func(r *Run) *Run { return endedBy(r, HandedBack(0)) },
+		deaf,
 	}
 	n := len(endings)
 	// Each returns runs of the first life whose ids have a second by then, with as many claims.
-	ways := map[string]func(t *testing.T, db *testDB, s *still) (runs, second []*run){
-		"deleted": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+	ways := map[string]func(t *testing.T, db *testDB, s *still) (runs, second []*Run){
+		"deleted": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.secondLife(t, ids(runs)...)
 			return runs, s.claimAll(t, n)
 		},
-		"pruned": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+		"pruned": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
 			hence := "-1 hour"
-			if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: &hence, Cancelled: &hence}); err != nil {
+			if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: &hence, Cancelled: &hence}); err != nil {
 				t.Fatal(err)
 			}
 			db.again(t, ids(runs)...)
 			return runs, s.claimAll(t, n)
 		},
-		"archived": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+		"archived": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
@@ -119,19 +119,19 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			db.again(t, ids(runs)...)
 			return runs, s.claimAll(t, n)
 		},
-		"restored": func(t *testing.T, db *testDB, s *still) (runs, second []*run) {
+		"restored": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
 			t.Helper()
 			archived := s.claimAll(t, n)
 			all := Filter{IDs: ids(archived)}
 			for _, r := range archived {
-				s.settle(t, r.decide(Discard(errBoom)))
+				s.settle(t, decided(r, Discard(errBoom)))
 			}
 			if moved, err := db.client.Archive(t.Context(), all, nil); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("archived %+v, %v", moved, err)
 			}
 			db.again(t, all.IDs...)
 			for _, r := range s.claimAll(t, n) {
-				s.settle(t, r.handedBack())
+				s.settle(t, endedBy(r, HandedBack(0)))
 			}
 			runs = s.claimAll(t, n) // the second claims
 			db.cancelAll(t, all.IDs...)
@@ -156,11 +156,11 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 10 * n}}})
 				db.enqueueJobs(t, n, nil)
 				first, second := way(t, db, s)
-				if a, b := first[0], second[0]; a.claimSeq != b.claimSeq || a.owner != b.owner || s.settler.book.len() != 2*n {
-					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.claimSeq, b.claimSeq, s.settler.book.len())
+				if a, b := first[0], second[0]; a.Seq != b.Seq || a.Owner != b.Owner || s.settler.book.len() != 2*n {
+					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.Seq, b.Seq, s.settler.book.len())
 				}
 				before := db.theRows(t, ids(first))
-				var stale []*outcome
+				var stale []*Run
 				for i, r := range first {
 					stale = append(stale, endings[i](r))
 				}
@@ -169,11 +169,11 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 					t.Errorf("the second life changed:\n%s\n%s", before, after)
 				}
 				for _, r := range second {
-					s.settle(t, r.decide(nil))
+					s.settle(t, decided(r, nil))
 				}
 				s.tellAll(t)
 				for i, r := range first {
-					if stale, completed := book.count(eventStaleSettle, r.job.ID), book.count(eventCompleted, r.job.ID); stale != 1 || completed != 1 {
+					if stale, completed := book.count(EventStaleSettle, r.ID), book.count(EventCompleted, r.ID); stale != 1 || completed != 1 {
 						t.Errorf("ending %d: %d told as stale, %d as completed", i, stale, completed)
 					}
 				}
@@ -202,16 +202,16 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 					old := s.claimAll(t, 1)[0]
 					db.secondLife(t, id)
 					beside := db.enqueueJobs(t, 1, nil)[0]
-					batch := []*outcome{old.decide(first)}
+					batch := []*Run{decided(old, first)}
 					for _, r := range s.claimAll(t, 2) {
-						o := r.decide(nil)
-						if r.job.ID == id {
-							o = r.decide(second)
+						o := decided(r, nil)
+						if r.ID == id {
+							o = decided(r, second)
 						}
 						if firstFirst {
 							batch = append(batch, o)
 						} else {
-							batch = append([]*outcome{o}, batch...)
+							batch = append([]*Run{o}, batch...)
 						}
 					}
 					s.settle(t, batch...)
@@ -221,11 +221,11 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 					}
 					s.tellAll(t)
 					want := map[string]State{"completed": Completed, "failed": Retryable, "discarded": Discarded}[is]
-					kind := map[string]eventKind{"completed": eventCompleted, "failed": eventFailed, "discarded": eventDiscarded}[is]
+					kind := map[string]EventKind{"completed": EventCompleted, "failed": EventFailed, "discarded": EventDiscarded}[is]
 					if j, err := db.client.Job(t.Context(), id); err != nil || j.State != want {
 						t.Errorf("the job is %v, %v", j, err)
 					}
-					if book.count(eventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(eventCompleted, beside) != 1 {
+					if book.count(EventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(EventCompleted, beside) != 1 {
 						t.Errorf("told: %+v", book.events)
 					}
 				})
@@ -240,8 +240,8 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
 		err  error
-		kind eventKind
-	}{"completed": {nil, eventCompleted}, "discarded": {Discard(errBoom), eventDiscarded}} {
+		kind EventKind
+	}{"completed": {nil, EventCompleted}, "discarded": {Discard(errBoom), EventDiscarded}} {
 		for _, retention := range []time.Duration{0, DeleteOnCompletion} {
 			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
 				t.Parallel()
@@ -249,7 +249,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention})
 				id := db.enqueueJobs(t, 1, nil)[0]
-				out := []*outcome{s.claimAll(t, 1)[0].decide(end.err)}
+				out := []*Run{decided(s.claimAll(t, 1)[0], end.err)}
 				conn, err := s.settler.link.Get(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -318,14 +318,14 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 						}
 						before := db.theRows(t, []string{id})
 						// In a snapshot of the first life the job's row cannot be locked.
-						if err, failed := settle(t.Context(), first.job, tx.tx), early && level != "read committed"; failed && !serialization(err) || !failed && !errors.Is(err, ErrLeaseLost) {
+						if err, failed := settle(t.Context(), jobOf(first), tx.tx), early && level != "read committed"; failed && !serialization(err) || !failed && !errors.Is(err, ErrLeaseLost) {
 							t.Errorf("%s: %v", name, err)
 						}
 						_ = tx.commit() // some have failed by then
 						if after := db.theRows(t, []string{id}); after != before {
 							t.Errorf("%s: the second life changed:\n%s\n%s", name, before, after)
 						}
-						s.settle(t, second.decide(nil), first.decide(nil))
+						s.settle(t, decided(second, nil), decided(first, nil))
 					}
 				}
 			}
@@ -349,7 +349,7 @@ func TestTransactionRolledBackBeforeTheSecondLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context())
-	if err := first.job.CompleteTx(t.Context(), tx); err != nil {
+	if err := jobOf(first).CompleteTx(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
@@ -362,7 +362,7 @@ func TestTransactionRolledBackBeforeTheSecondLife(t *testing.T) {
 	db.secondLife(t, id)
 	s.claimAll(t, 1)
 	before := db.theRows(t, []string{id})
-	s.settle(t, first.decide(nil))
+	s.settle(t, decided(first, nil))
 	s.settle(t) // what a look has put back
 	if after := db.theRows(t, []string{id}); after != before {
 		t.Errorf("the second life changed:\n%s\n%s", before, after)
@@ -417,10 +417,10 @@ func TestLostClaimOfASecondLife(t *testing.T) {
 		t.Fatal(db.theRows(t, []string{id}))
 	}
 	second := s.claimAll(t, 1)[0]
-	s.settle(t, first.decide(nil))
-	s.settle(t, second.decide(nil))
+	s.settle(t, decided(first, nil))
+	s.settle(t, decided(second, nil))
 	s.tellAll(t)
-	if book.count(eventStaleSettle, id) != 1 || book.count(eventCompleted, id) != 1 {
+	if book.count(EventStaleSettle, id) != 1 || book.count(EventCompleted, id) != 1 {
 		t.Errorf("told: %+v", book.events)
 	}
 }
@@ -445,7 +445,7 @@ func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
 	earlier := receive(t, first)
 	db.via(t, Config{}).secondLife(t, id) // a client knows the supervisors of its own
 	later := receive(t, second)
-	sup.control.interrupt()
+	sup.engine.control.interrupt()
 	receive(t, earlier.Done())
 	if cause := context.Cause(earlier); !errors.Is(cause, ErrLeaseLost) {
 		t.Errorf("the first handler was told %v", cause)
@@ -483,14 +483,14 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 			before := db.theRows(t, []string{id})
 			close(first)
 			eventually(t, func() bool {
-				return book.count(eventStaleSettle, id)+book.count(eventCompleted, id)+book.count(eventFailed, id) > 0
+				return book.count(EventStaleSettle, id)+book.count(EventCompleted, id)+book.count(EventFailed, id) > 0
 			})
 			if after := db.theRows(t, []string{id}); after != before {
 				t.Errorf("the second life changed:\n%s\n%s", before, after)
 			}
 			close(second)
-			eventually(t, func() bool { return book.count(eventCompleted, id) == 1 })
-			if n := book.count(eventStaleSettle, id); n != 1 {
+			eventually(t, func() bool { return book.count(EventCompleted, id) == 1 })
+			if n := book.count(EventStaleSettle, id); n != 1 {
 				t.Errorf("%d told as stale", n)
 			}
 		})
@@ -507,13 +507,13 @@ func TestOnlyTheRefusedLifeIsGivenUp(t *testing.T) {
 	first := s.claimAll(t, 1)[0]
 	db.secondLife(t, id)
 	second := s.claimAll(t, 1)[0]
-	if first.job.ID != second.job.ID || first.claimSeq != second.claimSeq || first.owner != second.owner || first.attemptedAt.Equal(second.attemptedAt) {
-		t.Fatalf("%+v and %+v", first.fence(), second.fence())
+	if first.ID != second.ID || first.Seq != second.Seq || first.Owner != second.Owner || first.ClaimedAt.Equal(second.ClaimedAt) {
+		t.Fatalf("%+v and %+v", first.Fence, second.Fence)
 	}
-	for _, path := range []func(r *run) error{
-		func(r *run) error { return s.settler.startRefused(t.Context(), r, errBoom, false) },
-		func(r *run) error {
-			o := r.decide(nil)
+	for _, path := range []func(r *Run) error{
+		func(r *Run) error { return s.settler.startRefused(t.Context(), r, errBoom, false) },
+		func(r *Run) error {
+			o := decided(r, nil)
 			o.refusals, s.settler.worked = settleTries, s.now().Add(time.Hour)
 			return s.settler.refused(t.Context(), o, errBoom)
 		},

@@ -103,8 +103,8 @@ func (l *oddLife) handle(ctx context.Context, j *Job, n int) error {
 	switch {
 	case n == lifeFails && j.Attempt == 1:
 		var due, claimed time.Time
-		if err := l.plain.QueryRow(ctx, `select scheduled_at, attempted_at from jobs where id = $1`, j.ID).Scan(&due, &claimed); err != nil || !j.ScheduledAt.Equal(due) || !j.run.attemptedAt.Equal(claimed) {
-			return Discard(fmt.Errorf("due at %v and not %v, claimed at %v and not %v, %w", j.ScheduledAt, due, j.run.attemptedAt, claimed, err))
+		if err := l.plain.QueryRow(ctx, `select scheduled_at, attempted_at from jobs where id = $1`, j.ID).Scan(&due, &claimed); err != nil || !j.ScheduledAt.Equal(due) || !j.task.ClaimedAt.Equal(claimed) {
+			return Discard(fmt.Errorf("due at %v and not %v, claimed at %v and not %v, %w", j.ScheduledAt, due, j.task.ClaimedAt, claimed, err))
 		}
 		return errors.New("once")
 	case n == lifeDies && j.Redrives == 0:
@@ -184,7 +184,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	l.same(t, "last_discarded_at", summary[0].LastDiscardedAt, `select finalized_at from jobs where state = 'discarded'`)
 	var groups []FailureGroup
 	eventually(t, func() bool { // a heartbeat adds them up
-		l.sup.control.interrupt()
+		l.sup.engine.control.interrupt()
 		groups, err = l.client.FailureGroups(ctx, FailureFilter{})
 		return err != nil || len(groups) == 2
 	})

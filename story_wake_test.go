@@ -443,8 +443,8 @@ insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval
 			return true
 		}
 		db.exec(t, `update jobs set scheduled_at = now() + interval '1500 ms' where scheduled_at < now() + interval '500 ms'`)
-		sup.claimer.sayAnew()
-		sup.claimer.wake()
+		sup.engine.claimer.sayAnew()
+		sup.engine.claimer.wake()
 		return false
 	})
 	db.waitFor(t, 30*time.Second, `select bool_and(sleeps_until = 'infinity') from drover_sleepers`)
@@ -581,7 +581,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		traced, counted := s.traced(t, Config{Logger: slog.New(&s.book)})
 		sup := traced.launch(t, c.cfg)
 		s.counted = counted
-		s.every = map[string]time.Duration{store.SQLBeat: sup.cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: sweepEvery * time.Second, store.SQLRetain: sup.pruneEvery}
+		s.every = map[string]time.Duration{store.SQLBeat: sup.engine.cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: sweepEvery * time.Second, store.SQLRetain: sup.engine.pruner.every}
 		rate := 0.0
 		for _, period := range s.every {
 			rate += 1 / period.Seconds()
@@ -634,7 +634,7 @@ func TestOneConnectionListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, func() bool { // several beats
-			sup.control.interrupt()
+			sup.engine.control.interrupt()
 			return value[bool](t, db, `select bool_and(beat > 3) from drover_supervisors`)
 		})
 		if _, listening := counted.since(); listening != want {
@@ -666,7 +666,7 @@ func TestAFullSupervisorIsAsleep(t *testing.T) {
 				db.enqueue(t, job{n}, nil)
 				receive(t, started)
 			}
-			db.soon(t, 30*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers where supervisor = $1`, full.lease.Load().id)
+			db.soon(t, 30*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers where supervisor = $1`, full.engine.lease.Load().id)
 			close(release)
 			db.enqueue(t, job{2}, nil) // and it wakes up again
 			receive(t, started)

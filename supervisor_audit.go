@@ -27,7 +27,7 @@ const (
 // with a claim under way, that claim's jobs would be unknown, too.
 type audit struct {
 	*shared
-	sup *Supervisor
+	settler *settler
 
 	mu    sync.Mutex
 	due   time.Time // when the next audit is due; zero: none is wanted
@@ -60,7 +60,7 @@ func (a *audit) by(now time.Time) {
 		}
 	}
 	a.mu.Unlock()
-	a.sup.claimer.poke()
+	a.alarm.poke()
 }
 
 // rest returns how long the audit has nothing to do.
@@ -99,7 +99,7 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 	a.next = now.Add(auditShare * max(took, time.Millisecond))
 	if err != nil {
 		a.next = now.Add(maxRetryPause)
-		if !pg.RowsFault(err) && !answered(err) {
+		if !pg.RowsFault(err) && !pg.Answered(err) {
 			t.failed(base, a.shared, "looking for forgotten jobs", err)
 		} else {
 			a.quiet.log(base, a.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
@@ -120,8 +120,8 @@ func (a *audit) page(base context.Context, t *trouble, now time.Time) {
 // work.
 func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 	known := map[string]bool{}
-	for _, r := range slices.Concat(a.sup.settler.book.all(), a.sup.settler.apart.all()) {
-		known[r.job.ID] = true
+	for _, r := range slices.Concat(a.book.all(), a.apart.all()) {
+		known[r.ID] = true
 	}
 	held, err := conn.Hunt(ctx, a.hunt, nil)
 	var unknown []store.Held
@@ -131,45 +131,37 @@ func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 		}
 	}
 	a.hunt.Found = nil
-	a.sup.tellUnread(ctx, a.hunt)
+	a.logUnread(ctx, a.hunt)
 	if len(unknown) > 0 {
 		a.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
 			slog.String("supervisor", l.id), slog.Int("count", len(unknown)))
 	}
-	return errors.Join(err, a.sup.giveBack(ctx, conn, unknown, l))
+	return errors.Join(err, a.giveBack(ctx, conn, unknown, l))
 }
-
-var errForgotten = errors.New("drover: it is not known how the only run of the job ended")
 
 // giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
 // never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
-func (s *Supervisor) giveBack(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
+func (a *audit) giveBack(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {
 		j := &held[i]
-		r := s.unstarted(j, l)
 		if j.Unfenced() {
-			errs = append(errs, s.giveUpUnfenced(ctx, conn, r, j))
+			errs = append(errs, a.giveUpUnfenced(ctx, conn, l.id, j))
 			continue
 		}
-		o := r.handedBack()
-		o.giveBack = j.Attempt > 0
-		if j.StartedSeq {
-			o = &outcome{run: r, err: errForgotten, class: classError}
-			o.discard(ReasonCrashed)
-			o.entry = r.errorEntry(o)
-		}
-		s.settler.book.add(r)
-		s.settler.settle(o)
+		r := a.handler.Crashed(j, Crash{Owner: l.id, Own: true, Started: j.StartedSeq})
+		r.lease = l
+		a.book.add(r)
+		a.settler.settle(r)
 	}
 	return errors.Join(errs...)
 }
 
 // giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
 // the job has a single attempt.
-func (s *Supervisor) giveUpUnfenced(ctx context.Context, conn store.Session, r *run, j *store.Held) error {
+func (a *audit) giveUpUnfenced(ctx context.Context, conn store.Session, owner string, j *store.Held) error {
 	_, err := conn.GiveUp(ctx, &store.Refused{
-		Path: store.PathRescue, Owner: r.owner, ID: j.ID, Seq: j.ClaimSeq, Why: errUnfenced, Later: !j.Once(),
-	}, s.cfg.Lease/24)
+		Path: store.PathRescue, Owner: owner, ID: j.ID, Seq: j.ClaimSeq, Why: errUnfenced, Later: !j.Once(),
+	}, a.cfg.Lease/24)
 	return err
 }

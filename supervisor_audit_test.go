@@ -51,14 +51,14 @@ func TestAuditFindsRowsChangedByHand(t *testing.T) {
 			db.enqueueJobs(t, 3, nil)
 			s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 3}}})
 			runs := s.claim(t)
-			bad := runs[1].job.ID
+			bad := runs[1].ID
 			db.exec(t, `update jobs set `+change+` where id = $1`, bad)
 			s.auditAll(t)
 			if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 3 {
 				t.Fatalf("%d of 3 run: one was given back while its handler may be at work", n)
 			}
 			runs[1].finish()
-			s.settle(t, runs[1].decide(nil)) // refused: it is stale
+			s.settle(t, decided(runs[1], nil)) // refused: it is stale
 			if n := value[int](t, db, `select count(*) from jobs where state = 'running' and id = $1`, bad); n != 1 {
 				t.Fatal("the outcome was not refused")
 			}
@@ -86,7 +86,7 @@ func TestAuditFindsForgottenSettles(t *testing.T) {
 	db.exec(t, `create table before as select * from jobs`)
 	for _, r := range runs {
 		r.finish()
-		s.settle(t, r.decide(nil))
+		s.settle(t, decided(r, nil))
 	}
 	db.exec(t, `update jobs j set state = 'running', finalized_at = null, claimed_by = b.claimed_by from before b where b.id = j.id`)
 	s.auditAll(t)
@@ -109,11 +109,11 @@ func TestAuditOfARunningSupervisor(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	receive(t, ran)
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs`)
-	a := sup.claimer.audit
+	a := sup.engine.claimer.audit
 	a.mu.Lock()
 	a.ended = time.Now() // no sweep asks for one
 	a.mu.Unlock()
-	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.lease.Load().id)
+	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.lease.Load().id)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	select {
 	case <-ran:
@@ -132,7 +132,7 @@ func TestAuditIsPaced(t *testing.T) {
 	const rows = 5 * auditPage // in one lane: a page reads as many of each
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'job', now() - n * interval '1 ms' from generate_series(1, $1::int) as n`, rows)
 	var ahead time.Duration
-	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.now = func() time.Time { return time.Now().Add(ahead) }
 	a := s.claimer.audit
 	if a.rest(s.now()) < time.Minute {
 		t.Error("it begins by itself")

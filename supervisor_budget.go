@@ -3,40 +3,31 @@ package drover
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// budgetPolicies are this supervisor's budgets, sorted by scope: two that start at once must not deadlock.
-func (s *Supervisor) budgetPolicies(queues []*queueState) (policies []store.BudgetPolicy) {
-	add := func(scope string, b RetryBudget) {
-		if b.Retries > 0 {
-			policies = append(policies, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
-		}
-	}
-	add(scopeAll, s.cfg.RetryBudget)
-	for _, kind := range s.kinds { // sorted, as the queues are
-		add(kindScope(kind), s.workers[kind].opts.RetryBudget)
-	}
-	for _, q := range queues {
-		add(queueScope(q.Name), q.RetryBudget)
-	}
-	return policies
+// budgets takes slots of the retry budgets.
+type budgets struct {
+	*shared
+	scopes atomic.Pointer[[]string] // of all budgets there are
 }
 
-// knowBudgets remembers which budgets there are, so that a queue without one asks the database nothing.
-func (s *Supervisor) knowBudgets(scopes []string) { s.budgets.Store(&scopes) }
+// know remembers which budgets there are, so that a queue without one asks the database nothing.
+func (b *budgets) know(scopes []string) { b.scopes.Store(&scopes) }
 
-func (s *Supervisor) budgeted(j *Job) bool {
-	scopes := s.budgets.Load()
+func (b *budgets) covers(r *Run) bool {
+	scopes := b.scopes.Load()
 	return scopes != nil && slices.ContainsFunc(*scopes, func(scope string) bool {
-		return scope == scopeAll || scope == kindScope(j.Kind) || scope == queueScope(j.Queue)
+		return scope == store.ScopeAll || scope == store.KindScope(r.Kind) || scope == store.QueueScope(r.Queue)
 	})
 }
 
@@ -47,37 +38,47 @@ type slot struct {
 	dueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
 }
 
-// wantsSlot reports whether the outcome is a retry that needs a slot. A slot whose time has passed while the settle
+// wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time has passed while the settle
 // did not get through is lost: to use it late would break the window that it is late in. What the handler's
 // transaction settled, as far as is known, has one.
-func (s *Supervisor) wantsSlot(o *outcome) bool {
-	if o.state != Retryable || o.now || o.run.txOutcome.Load() != nil || o.slot != nil && s.now().Sub(o.slot.taken) < o.delay {
+func (b *budgets) wants(r *Run, o *Outcome) bool {
+	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.slot != nil && b.now().Sub(o.slot.taken) < o.Delay {
 		return false
 	}
-	return s.budgeted(o.run.job)
+	return b.covers(r)
 }
 
-// wanting is an outcome that needs a slot.
+// wanting is an outcome that may need a slot.
 type wanting struct {
-	o *outcome
+	run *Run
+	end *Outcome
 	store.WantedSlot
+}
+
+// wantingEnds are the ends of runs.
+func wantingEnds(runs []*Run) []wanting {
+	all := make([]wanting, len(runs))
+	for i, r := range runs {
+		all[i] = wanting{run: r, end: &r.End}
+	}
+	return all
 }
 
 // reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
 // because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
 // error is returned.
-func (s *Supervisor) reserve(ctx context.Context, conn store.Session, outcomes []*outcome) error {
-	all := make([]wanting, 0, len(outcomes))
-	for _, o := range outcomes {
-		if !s.wantsSlot(o) {
+func (b *budgets) reserve(ctx context.Context, conn store.Session, ends []wanting) error {
+	all := make([]wanting, 0, len(ends))
+	for _, w := range ends {
+		if !b.wants(w.run, w.end) {
 			continue
 		}
-		w := wanting{o: o, WantedSlot: store.WantedSlot{Kind: o.run.job.Kind, Queue: o.run.job.Queue, Backoff: o.delay}}
-		if o.slot != nil {
-			w.Backoff = o.slot.backoff
+		w.WantedSlot = store.WantedSlot{Kind: w.run.Kind, Queue: w.run.Queue, Backoff: w.end.Delay}
+		if w.end.slot != nil {
+			w.Backoff = w.end.slot.backoff
 		}
-		if o.run.timeBound {
-			left := (o.run.timeLeft - s.now().Sub(o.run.claimedAt)).Microseconds()
+		if w.run.TimeBound {
+			left := (w.run.TimeLeft - b.now().Sub(w.run.received)).Microseconds()
 			w.Latest = &left
 		}
 		all = append(all, w)
@@ -90,9 +91,9 @@ func (s *Supervisor) reserve(ctx context.Context, conn store.Session, outcomes [
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
 	})
 	without := func(w wanting, err error) error {
-		w.o.delay, w.o.slot = w.Backoff, nil
-		if s.quiet.may("reserve "+w.Queue+" "+w.Kind, s.now()) {
-			s.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.o.run.job), slog.String("error", err.Error()))
+		w.end.Delay, w.end.slot = w.Backoff, nil
+		if b.quiet.may("reserve "+w.Queue+" "+w.Kind, b.now()) {
+			b.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.run), slog.String("error", err.Error()))
 		}
 		return nil
 	}
@@ -111,7 +112,7 @@ func (s *Supervisor) reserve(ctx context.Context, conn store.Session, outcomes [
 		}
 		tried += len(part)
 		for i, got := range slots {
-			part[i].o.reserved(got, part[i].Backoff, s.now())
+			part[i].end.reserved(got, part[i].Backoff, b.now())
 		}
 		return nil
 	}, func(w wanting, err error) error {
@@ -130,19 +131,40 @@ func (s *Supervisor) reserve(ctx context.Context, conn store.Session, outcomes [
 	return nil
 }
 
+// reserved puts the retry off to its slot, or discards the job if there was no slot for it.
+func (o *Outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.Time) {
+	switch {
+	case got.Reason != "":
+		o.Delay, o.slot = 0, nil
+		o.discard(got.Reason)
+	case got.Budgeted:
+		o.Delay, o.slot = got.Delay, &slot{backoff, now, got.DueUS}
+	default: // its budget is gone
+		o.Delay, o.slot = backoff, nil
+	}
+	var e store.ErrorEntry
+	if json.Unmarshal(o.Entry, &e) != nil { // drover wrote the entry, so this cannot fail
+		return
+	}
+	e.DelayMS = o.Delay.Milliseconds()
+	if raw, err := json.Marshal(e); err == nil {
+		o.Entry = raw
+	}
+}
+
 // ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
 // transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
 type ask struct {
-	o    *outcome
+	wanting
 	done chan error
 }
 
-// slotFor takes a slot for the outcome by the settler's connection.
-func (e *settler) slotFor(ctx context.Context, o *outcome) error {
-	if !e.sup.wantsSlot(o) {
+// slotFor takes a slot for an outcome of r by the settler's connection.
+func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
+	if !e.budgets.wants(r, o) {
 		return nil
 	}
-	a := &ask{o, make(chan error, 1)}
+	a := &ask{wanting{run: r, end: o}, make(chan error, 1)}
 	e.mu.Lock()
 	e.asks = append(e.asks, a)
 	e.mu.Unlock()
@@ -153,7 +175,7 @@ func (e *settler) slotFor(ctx context.Context, o *outcome) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-e.idle:
-		return ErrShutdown
+		return pg.ErrShutdown
 	}
 }
 
@@ -162,21 +184,21 @@ const reservePause = time.Second
 
 // reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
 // that need none.
-func (e *settler) reserve(ctx context.Context, conn store.Session, out []*outcome) []*outcome {
+func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
 	e.mu.Lock()
 	asks := e.asks
 	e.asks = nil
 	e.mu.Unlock()
-	var wanting []*outcome
+	var ends []wanting
 	for _, a := range asks {
-		wanting = append(wanting, a.o)
+		ends = append(ends, a.wanting)
 	}
-	for _, o := range out {
-		if e.sup.wantsSlot(o) {
-			wanting = append(wanting, o)
+	for _, r := range out {
+		if e.budgets.wants(r, &r.End) {
+			ends = append(ends, wanting{run: r, end: &r.End})
 		}
 	}
-	err := e.sup.reserve(ctx, conn, wanting)
+	err := e.budgets.reserve(ctx, conn, ends)
 	for _, a := range asks {
 		a.done <- err
 	}
@@ -185,11 +207,11 @@ func (e *settler) reserve(ctx context.Context, conn store.Session, out []*outcom
 		return out
 	}
 	e.slots.failed(ctx, e.shared, "taking slots of retry budgets", err)
-	return slices.DeleteFunc(out, func(o *outcome) bool {
-		if !e.sup.wantsSlot(o) {
+	return slices.DeleteFunc(out, func(r *Run) bool {
+		if !e.budgets.wants(r, &r.End) {
 			return false
 		}
-		e.later(o, reservePause)
+		e.later(r, reservePause)
 		return true
 	})
 }

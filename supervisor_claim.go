@@ -5,7 +5,6 @@ import (
 	"context"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,19 +34,14 @@ const (
 // claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
 type claimer struct {
 	*shared
-	sup    *Supervisor
+	*alarm
+	runner *runner
 	floors *floors.Floors
 	near   *floors.Near
 	audit  *audit
-	signal chan struct{} // something to do
 	ended  chan struct{} // closed once claiming has ended
 
 	sleeping atomic.Int64 // queues in which drover_sleepers should say that we sleep
-
-	mu    sync.Mutex
-	anew  bool      // drover_sleepers may say something else than asleep does
-	poked bool      // claim now, whatever the poll timer says
-	due   time.Time // when the next job is known to be due; zero: none known
 
 	// The rest is the claimer goroutine's own.
 	link    store.Line
@@ -70,9 +64,9 @@ type claimer struct {
 	fullAt    time.Time // since when; zero while there is room
 }
 
-func newClaimer(s *Supervisor) *claimer {
+func newClaimer(s *shared, w *runner) *claimer {
 	c := &claimer{
-		shared: s.shared, sup: s, floors: floors.New(), near: floors.NewNear(), audit: &audit{shared: s.shared, sup: s}, signal: make(chan struct{}, 1), ended: make(chan struct{}), link: store.NewLine(s.client.desk.pool),
+		shared: s, alarm: s.alarm, runner: w, floors: floors.New(), near: floors.NewNear(), audit: &audit{shared: s, settler: w.settler}, ended: make(chan struct{}), link: store.NewLine(s.pool),
 		refused: refusedClaims{most: maxClaim},
 	}
 	c.trouble = trouble{means: "no job is claimed", link: &c.link}
@@ -104,7 +98,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.pickApart(base)
 				continue
 			}
-			if at := c.refused.readAt; c.refused.reread.Swap(false) || !at.IsZero() && !now.Before(at) {
+			if at := c.refused.readAt; c.rereadAside.Swap(false) || !at.IsZero() && !now.Before(at) {
 				c.tendAside(base)
 			}
 			c.audit.page(base, &c.trouble, now)
@@ -125,7 +119,7 @@ func (c *claimer) run(ctx, base context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	c.sup.closeQueues()
+	c.runner.closeQueues()
 	if !c.cfg.DisableNotify {
 		c.sleepFull(base)
 	}
@@ -144,7 +138,7 @@ func (c *claimer) handBackStale(now time.Time) {
 	for _, q := range c.queueStates() {
 		if stale := q.buffer.drain(now.Add(-bufferPatience)); len(stale) > 0 {
 			q.congested() // or the next claim would take the same jobs again
-			c.sup.handBack(stale)
+			c.runner.handBack(stale)
 		}
 	}
 }
@@ -166,7 +160,7 @@ func (q *queueState) groups(room int) []claimGroup {
 	}
 	return []claimGroup{
 		{q, floors.TierRetry, retries},
-		{q, floors.TierSuspect, max(0, blame.SuspectRoom(q.Concurrency)-int(q.suspect.Load()))},
+		{q, floors.TierSuspect, max(0, blame.SuspectRoom(q.Slots)-int(q.suspect.Load()))},
 		{q, floors.TierFresh, room},
 	}
 }
@@ -227,7 +221,7 @@ func (c *claimer) request(now time.Time) *plan {
 	if l.ended.Load() {
 		return nil
 	}
-	if order := c.sup.solo.Load(); order != nil {
+	if order := c.solo.Load(); order != nil {
 		return c.requestAlone(l, order, now)
 	}
 	if now.Before(c.lookAt()) {
@@ -305,12 +299,12 @@ func (c *claimer) requestAlone(l *lease, order *soloOrder, now time.Time) *plan 
 		c.fullAt = now
 	}
 	i := slices.IndexFunc(c.queueStates(), func(q *queueState) bool { return q.Name == order.queue })
-	switch idle := c.sup.settler.book.len() == 0; {
+	switch idle := c.book.len() == 0; {
 	case order.over.Load():
 		return nil
 	case i < 0 || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.idleBy):
 		order.over.Store(true)
-		c.sup.control.interrupt()
+		c.beatSoon()
 		return nil
 	case !idle:
 		return nil
@@ -348,7 +342,7 @@ func shareOut(n int, queues []*queueState) []int {
 
 // hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
 func (c *claimer) hasRoom(queues []*queueState) bool {
-	if c.sup.settler.behind() {
+	if c.runner.settler.behind() {
 		return false // the settler will say when it has caught up
 	}
 	room := false
@@ -421,11 +415,11 @@ func (c *claimer) afterClaim(ctx context.Context, p *plan, err error, took time.
 		return
 	case reply.Fenced:
 		p.lease.lose()
-		c.sup.control.interrupt()
+		c.beatSoon()
 		return
 	}
 	if c.near.Saw(reply.Seen) {
-		c.sup.goneBack()
+		c.rewound()
 	}
 	c.near.Swept(p.sweep, took, now)
 	if p.order != nil {
@@ -504,7 +498,7 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	if len(p.reply.Jobs) > 0 {
 		failpoint("claimed")
 	}
-	runs := map[*queueState][]*run{}
+	runs := map[*queueState][]*Run{}
 	for i, g := range p.groups {
 		if i == 0 || g.queue != p.groups[i-1].queue {
 			runs[g.queue] = nil
@@ -517,11 +511,11 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 	for i := range p.reply.Jobs {
 		j := &p.reply.Jobs[i]
 		q := byName[j.Queue]
-		r := c.sup.newRun(j, q, p.lease, p.reply.At, now)
+		r := c.newRun(j, q, p, now)
 		if j.Left {
-			c.sup.settler.book.add(r)
-			q.enter([]*run{r})
-			c.sup.giveUp([]*run{r})
+			c.book.add(r)
+			q.enter([]*Run{r})
+			c.runner.giveBack(r)
 			continue
 		}
 		runs[q] = append(runs[q], r)
@@ -530,13 +524,24 @@ func (c *claimer) dispatch(ctx context.Context, p *plan, now time.Time) {
 		if len(runs) == 0 {
 			continue
 		}
-		c.sup.settler.book.add(runs...)
+		c.book.add(runs...)
 		q.enter(runs)
 		if !q.buffer.put(runs) { // the queue was removed meanwhile
-			c.sup.giveUp(runs)
+			for _, r := range runs {
+				c.runner.giveBack(r)
+			}
 		}
-		if c.sup.client.listens(ctx, eventClaimed) {
-			c.reporter.tell(told{eventClaimed, Event{Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)}})
+		if c.handler.Hears(ctx, EventClaimed) {
+			c.reporter.tell(EngineEvent{Kind: EventClaimed, Queue: q.Name, Supervisor: p.lease.id, Count: len(runs)})
 		}
 	}
+}
+
+// newRun makes the run of a job that the claim p has taken.
+func (c *claimer) newRun(j *store.Job, q *queueState, p *plan, now time.Time) *Run {
+	r := c.handler.NewRun(j, q.Policy)
+	r.Fence = store.Fence{ID: j.ID, Owner: p.lease.id, Seq: j.ClaimSeq, ClaimedAt: p.reply.At}
+	r.Late, r.DeleteCompleted = p.reply.At.Sub(j.ScheduledAt), q.DeleteCompleted
+	r.runner, r.from, r.lease, r.tier, r.received = c.runner, q, p.lease, j.Lane/10*10, now
+	return r
 }

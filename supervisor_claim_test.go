@@ -126,7 +126,7 @@ func TestBusyQueueLeavesRoomInAClaim(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue) select 'job', 'b' from generate_series(1, 5)`)
 	n := map[string]int{}
 	for _, r := range s.claim(t) {
-		n[r.job.Queue]++
+		n[r.Queue]++
 	}
 	if n["a"] != maxClaim-5 || n["b"] != 5 {
 		t.Errorf("claimed %v", n)
@@ -145,7 +145,7 @@ func TestRetriesGetAFifthWhileFreshJobsWait(t *testing.T) {
 		runs := s.claim(t)
 		for _, r := range runs {
 			switch {
-			case r.job.Failures == 0:
+			case jobOf(r).Failures == 0:
 				fresh++
 			case round > 0: // nobody knows in the first that fresh jobs wait
 				retries++
@@ -172,7 +172,7 @@ func TestUnknownKindsDoNotHoldUpKnownOnes(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	for range 3 {
 		id := db.enqueue(t, job{}, nil)
-		if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
+		if runs := s.claim(t); len(runs) != 1 || runs[0].ID != id {
 			t.Fatalf("the next claim took %d jobs", len(runs))
 		}
 	}
@@ -188,7 +188,7 @@ func TestLateCommitsAreFound(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1000}}})
 	ahead := time.Duration(0) // of the process' clock, so that sweeps come due
-	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.now = func() time.Time { return time.Now().Add(ahead) }
 	for _, late := range []time.Duration{0, 50 * time.Millisecond, 500 * time.Millisecond, 3 * time.Second, 15 * time.Second, 25 * time.Second, time.Hour} {
 		db.enqueueJobs(t, 3, nil)
 		s.claim(t) // floors move past what follows
@@ -196,7 +196,7 @@ func TestLateCommitsAreFound(t *testing.T) {
 		at := s.claimer.floors.Get(floors.Lane{Queue: "default", N: 5}).At.Add(-late)
 		id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', $1) returning id`, at)
 		found := func() bool {
-			return slices.ContainsFunc(s.claim(t), func(r *run) bool { return r.job.ID == id })
+			return slices.ContainsFunc(s.claim(t), func(r *Run) bool { return r.ID == id })
 		}
 		ahead += time.Minute
 		if late > 20*time.Second {
@@ -238,7 +238,7 @@ func TestSweepDuringAClaimIsNotUndone(t *testing.T) {
 	underWay := s.claimer.request(s.now())
 	s.sweep(t)
 	s.claimer.trip(t.Context(), underWay)
-	if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
+	if runs := s.claim(t); len(runs) != 1 || runs[0].ID != id {
 		t.Fatalf("the next claim took %d jobs", len(runs))
 	}
 }
@@ -281,7 +281,7 @@ func TestClaimPassesLockedRows(t *testing.T) {
 	s := impatient.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
 	ids := db.enqueueJobs(t, 3, nil)
 	db.hold(t, `select from jobs where id = $1 for update`, ids[0])
-	if runs := s.claim(t); len(runs) != 2 || runs[0].job.ID != ids[1] || runs[1].job.ID != ids[2] {
+	if runs := s.claim(t); len(runs) != 2 || runs[0].ID != ids[1] || runs[1].ID != ids[2] {
 		t.Errorf("claimed %d jobs beside a locked one, want the other 2", len(runs))
 	}
 }
@@ -304,7 +304,7 @@ func TestNoJobStartsBeforeItsClaimHasCommitted(t *testing.T) {
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
 	s.claimer.refused.failed = nil
-	if runs := s.claim(t); len(runs) != 1 || runs[0].claimSeq != 1 {
+	if runs := s.claim(t); len(runs) != 1 || runs[0].Seq != 1 {
 		t.Errorf("%d runs", len(runs))
 	}
 }
@@ -479,8 +479,8 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	}
 	s.claimer.trip(t.Context(), underWay)
 	q := s.queueStates()[0]
-	if r := q.buffer.runs[q.buffer.head]; r.owner != old.id || r.lease != old {
-		t.Errorf("the run is %s's, it was claimed by %s", r.owner, old.id)
+	if r := q.buffer.runs[q.buffer.head]; r.Owner != old.id || r.lease != old {
+		t.Errorf("the run is %s's, it was claimed by %s", r.Owner, old.id)
 	}
 	q.pending.Store(0) // the claimer sees room again
 	s.claimer.wake()
@@ -528,11 +528,11 @@ func TestBufferedJobsOfALostLeaseAreNotStarted(t *testing.T) {
 	s.lease.Load().lose()
 	q := s.queueStates()[0]
 	q.buffer.put(runs)
-	s.slots.Add(1)
-	go s.workOn(q)
+	s.runner.slots.Add(1)
+	go s.runner.work(q)
 	eventually(t, func() bool { return q.pending.Load() == 0 })
 	q.buffer.close()
-	s.slots.Wait()
+	s.runner.slots.Wait()
 	s.settle(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'available' and attempt = 0`); n != 3 {
 		t.Errorf("%d of 3 jobs were handed back", n)
@@ -560,12 +560,12 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 	receive(t, started)
 	receive(t, started)
 	// However slow the quick ones were: it claims ahead.
-	q := sup.queueStates()[0]
+	q := sup.engine.queueStates()[0]
 	for range 50 {
 		for range 1000 {
 			q.ran(time.Microsecond)
 		}
-		sup.claimer.wake()
+		sup.engine.claimer.wake()
 		eventually(t, func() bool { return q.ranN.Load() == 0 })
 	}
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 20)`)
@@ -601,18 +601,18 @@ func TestSuspectsLeaveSlotsToOthers(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 16}}})
 	running := s.claim(t)
 	for range 40 { // each run that ends frees one slot
-		i := slices.IndexFunc(running, func(r *run) bool { return r.job.Crashes == 0 })
+		i := slices.IndexFunc(running, func(r *Run) bool { return r.Crashes == 0 })
 		if i < 0 {
 			t.Fatalf("all %d running jobs were in crashes", len(running))
 		}
 		r := running[i]
 		r.finish()
-		s.settle(t, r.decide(nil))
+		s.settle(t, decided(r, nil))
 		running = append(slices.Delete(running, i, i+1), s.claim(t)...)
 	}
 	crashes := map[int]int{}
 	for _, r := range running {
-		crashes[r.job.Crashes]++
+		crashes[r.Crashes]++
 	}
 	if crashes[1] > 4 || crashes[2] > 0 {
 		t.Errorf("running by crashes: %v, want at most 4 of one and none of two", crashes)
@@ -874,7 +874,7 @@ func TestClaimTellsOfFailures(t *testing.T) {
 			t.Fatalf("%d jobs", len(runs))
 		}
 		for _, r := range runs {
-			if j := r.job; j.LastError != text || j.LastDelay != 1500*time.Millisecond || j.Failures != 3 || j.Attempt != 3 {
+			if j := jobOf(r); j.LastError != text || j.LastDelay != 1500*time.Millisecond || j.Failures != 3 || j.Attempt != 3 {
 				t.Errorf("last error %q, want %q; last delay %v, %d failures, attempt %d, tags %v", j.LastError, text, j.LastDelay, j.Failures, j.Attempt, j.Tags)
 			}
 			r.finish()
@@ -916,7 +916,7 @@ func TestSweepIsBounded(t *testing.T) {
 			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
 			reply := store.BeatReply{Alive: true, Clock: float64((s.control.sweeps + 1) * sweepEvery), Peers: []store.Peer{{ID: l.id}}}
 			var looks []time.Time // at the clock
-			s.Supervisor.now = func() time.Time { looks = append(looks, time.Now()); return looks[len(looks)-1] }
+			s.now = func() time.Time { looks = append(looks, time.Now()); return looks[len(looks)-1] }
 			if err := s.control.sweep(t.Context(), conn, l, reply); err == nil {
 				t.Fatal("a sweep of a locked table")
 			}

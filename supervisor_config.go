@@ -2,30 +2,15 @@ package drover
 
 import (
 	"cmp"
-	"context"
-	"log/slog"
-	"os"
 	"reflect"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/store"
 )
-
-// tellUnservedFollowUps logs which follow-ups need another supervisor.
-func (s *Supervisor) tellUnservedFollowUps(ctx context.Context) {
-	queues := s.queueNames()
-	for _, kind := range s.kinds {
-		f := s.workers[kind].opts.FollowUp
-		if f != nil && (s.workers[f.Kind] == nil || !slices.Contains(queues, f.Queue)) {
-			s.log.InfoContext(ctx, "follow-up is not served here, another supervisor must",
-				slog.String("kind", kind), slog.String("follow_up", f.Kind), slog.String("queue", f.Queue))
-		}
-	}
-}
 
 // SupervisorConfig says what a supervisor runs, and how. Queues and Workers are needed, the rest has defaults.
 type SupervisorConfig struct {
@@ -162,25 +147,25 @@ func (q *Queue) fillIn(bad *problems, field string) {
 }
 
 // name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
-func (s *Supervisor) name(bad *problems, field string, strategy RetryStrategy) {
+func (h *handler) name(bad *problems, field string, strategy RetryStrategy) {
 	custom, ok := strategy.(Custom)
 	if !ok || custom.Name == "" || custom.Func == nil {
 		return
 	}
-	other, taken := s.strategies[custom.Name]
+	other, taken := h.strategies[custom.Name]
 	if taken && reflect.ValueOf(other.Func).Pointer() != reflect.ValueOf(custom.Func).Pointer() {
 		bad.add(field+".Name", "another strategy is named %q", custom.Name)
 	}
-	s.strategies[custom.Name] = custom
+	h.strategies[custom.Name] = custom
 }
 
 // named replaces a Custom that stands for another by its name.
-func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
+func (h *handler) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
 	custom, ok := strategy.(Custom)
 	if !ok || custom.Func != nil || custom.Name == "" {
 		return strategy
 	}
-	found, ok := s.strategies[custom.Name]
+	found, ok := h.strategies[custom.Name]
 	if !ok {
 		bad.add(field+".Name", "no strategy is named %q", custom.Name)
 	}
@@ -189,32 +174,38 @@ func (s *Supervisor) named(bad *problems, field string, strategy RetryStrategy) 
 
 const maxBuild = 128 // bytes
 
-// registration is what the tables should say of this supervisor.
-func (s *Supervisor) registration(id string, queues []*queueState) *store.Registration {
-	host, _ := os.Hostname() // for people; empty will do
-	reg := &store.Registration{
-		ID: id, Host: host, Build: s.cfg.Build, PID: os.Getpid(), Process: s.client.process, Lease: s.cfg.Lease, Listens: !s.cfg.DisableNotify,
-		Budgets: s.budgetPolicies(queues),
+// policy is what the worker stores for other processes.
+func (w *Worker) policy() store.KindPolicy {
+	policy := store.KindPolicy{Kind: w.kind, MaxAttempts: positive(w.opts.MaxAttempts), Retry: stored(w.opts.Retry)}
+	if w.opts.Timeout < maxTimeout {
+		ms := w.opts.Timeout.Milliseconds()
+		policy.TimeoutMS = &ms
 	}
-	for _, q := range queues {
-		reg.Queues = append(reg.Queues, store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()})
+	if f := w.opts.FollowUp; f != nil {
+		policy.FollowUp, policy.FollowQueue = f.Kind, f.Queue
 	}
-	for _, kind := range s.kinds {
-		w := s.workers[kind]
-		var ms *int64
-		if w.opts.Timeout < maxTimeout {
-			n := w.opts.Timeout.Milliseconds()
-			ms = &n
-		}
-		policy := store.KindPolicy{
-			Kind: kind, MaxAttempts: positive(w.opts.MaxAttempts), Retry: stored(w.opts.Retry), TimeoutMS: ms,
-		}
-		if w.opts.FollowUp != nil {
-			policy.FollowUp, policy.FollowQueue = w.opts.FollowUp.Kind, w.opts.FollowUp.Queue
-		}
-		reg.Kinds = append(reg.Kinds, policy)
+	return policy
+}
+
+// forEngine is the queue as the engine serves it. completed is the supervisor's CompletedRetention.
+func (q *Queue) forEngine(completed time.Duration) EngineQueue {
+	eq := EngineQueue{
+		QueuePolicy:     store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()},
+		DeleteCompleted: cmp.Or(q.CompletedRetention, completed) == DeleteOnCompletion,
+		Policy:          q,
 	}
-	return reg
+	if b := appendBudget(nil, store.QueueScope(q.Name), q.RetryBudget); b != nil {
+		eq.Budget = &b[0]
+	}
+	return eq
+}
+
+// appendBudget adds a budget to those that a supervisor stores, if it sets one.
+func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store.BudgetPolicy {
+	if b.Retries == 0 {
+		return all
+	}
+	return append(all, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
 }
 
 func positive(n int) *int {
@@ -235,4 +226,36 @@ func stored(strategy RetryStrategy) *string {
 	}
 	text := string(raw)
 	return &text
+}
+
+// keepFor is a retention as SQL wants it; nil is for ever.
+func keepFor(d time.Duration) *string {
+	if d == KeepForever {
+		return nil
+	}
+	text := pg.Interval(d)
+	return &text
+}
+
+// retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
+func (q *Queue) retention() store.Retention {
+	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
+		if d == 0 {
+			return nil
+		}
+		text := pg.Interval(d)
+		return &text
+	}
+	return store.Retention{Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention), Archived: own(q.ArchiveDiscardedAfter)}
+}
+
+// checkRetention checks how long the queue's jobs are kept.
+func (q *Queue) checkRetention(bad *problems, field string) {
+	bad.completedRetention(field+".CompletedRetention", q.CompletedRetention)
+	bad.atLeast(field+".CancelledRetention", q.CancelledRetention, leastRetention)
+	bad.atLeast(field+".DiscardedRetention", q.DiscardedRetention, leastRetention)
+	bad.atLeast(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter, leastRetention)
+	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
+		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
+	}
 }

@@ -35,21 +35,21 @@ func (c *control) forgotten(id string, epoch int, peers []store.Peer) bool {
 	return false
 }
 
-// goneBack looks again at all rows: those that came back behind the floors, and those that run in our name.
-func (s *Supervisor) goneBack() {
-	s.claimer.distrust()
-	s.claimer.audit.reconnected()
+// rewound looks again at all rows: those that came back behind the floors, and those that run in our name.
+func (c *claimer) rewound() {
+	c.distrust()
+	c.audit.reconnected()
 }
 
 // withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
 // forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
-func (s *Supervisor) withoutReruns(held []store.Held, known []*run) []store.Held {
+func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
 	return slices.DeleteFunc(held, func(j store.Held) bool {
-		again := slices.ContainsFunc(known, func(r *run) bool {
-			return r.job.ID == j.ID && r.attemptedAt.After(j.AttemptedAt.Time)
+		again := slices.ContainsFunc(known, func(r *Run) bool {
+			return r.ID == j.ID && r.ClaimedAt.After(j.AttemptedAt.Time)
 		})
 		if again {
-			s.goneBack()
+			c.rewound()
 		}
 		return again
 	})
@@ -66,8 +66,8 @@ func (c *claimer) distrust() {
 // reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
 // sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
 func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
-	sleepless := reply.Sleeping < c.sup.claimer.sleeping.Load()
-	idle := reply.Turn && c.sup.solo.Load() == nil
+	sleepless := reply.Sleeping < c.claimer.sleeping.Load()
+	idle := reply.Turn && c.solo.Load() == nil
 	if !sleepless && !idle {
 		return nil
 	}
@@ -77,8 +77,8 @@ func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, re
 	}
 	err := conn.Reassert(ctx, l.id, queues, idle)
 	if sleepless {
-		c.sup.claimer.sayAnew()
-		c.sup.claimer.wake()
+		c.alarm.sayAnew()
+		c.alarm.wake()
 	}
 	return err
 }

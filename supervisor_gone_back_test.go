@@ -155,7 +155,7 @@ func newFleet(t testing.TB, n int, lease time.Duration) *fleet {
 		f.counted, f.books = append(f.counted, counted), append(f.books, book)
 	}
 	for _, sup := range f.sups {
-		eventually(t, func() bool { return sup.lease.Load() != nil })
+		eventually(t, func() bool { return sup.engine.lease.Load() != nil })
 	}
 	return f
 }
@@ -200,7 +200,7 @@ func (f *fleet) age(t testing.TB) (a aged) {
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'running'`)
 	eventually(t, func() bool {
 		for _, sup := range f.sups {
-			sup.control.interrupt()
+			sup.engine.control.interrupt()
 		}
 		return value[bool](t, db, `select bool_and(s.beat > b.beat + 1) from drover_supervisors s join before_drover_supervisors b using (id)`)
 	})
@@ -332,12 +332,12 @@ func TestATableGoesBackAlone(t *testing.T) {
 func TestARaisedEpochIsForgotten(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1, fleetLease)
-	l := f.sups[0].lease.Load()
+	l := f.sups[0].engine.lease.Load()
 	since := time.Now()
 	f.counted[0].since()
 	f.db.exec(t, `update drover_supervisors set epoch = epoch - 1`)
 	f.worksAgain(t)
-	if f.sups[0].lease.Load().id == l.id || !errors.Is(context.Cause(l.ctx), ErrLeaseLost) {
+	if f.sups[0].engine.lease.Load().id == l.id || !errors.Is(context.Cause(l.ctx), ErrLeaseLost) {
 		t.Error("the lease goes on")
 	}
 	f.isCalm(t, since)
@@ -406,7 +406,7 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	r := s.claimAll(t, 1)[0]
 	db.exec(t, `update jobs set attempted_at = attempted_at - interval '1 s'`)
 	end := db.hold(t, `lock table drover_supervisors in access exclusive mode`) // which the look reads, and the settle does not
-	s.settle(t, r.decide(nil))
+	s.settle(t, decided(r, nil))
 	if s.settler.trouble.failures != 1 {
 		t.Errorf("%d failures are known", s.settler.trouble.failures)
 	}
@@ -424,7 +424,7 @@ func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	db := newQuietDB(t)
 	resettable, reset := db.resettable(t)
 	sup := resettable.launch(t, SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
-	eventually(t, func() bool { return !sup.claimer.floors.None() })
+	eventually(t, func() bool { return !sup.engine.claimer.floors.None() })
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	reset()
 	db.soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
@@ -438,7 +438,7 @@ func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	s.claimer.near.Past = []floors.Seen{{At: time.Now().Add(-time.Minute), Oldest: 1 << 60, Own: 1 << 60}}
 	s.claim(t)
-	if runs := s.claim(t); len(runs) != 1 || runs[0].job.ID != id {
+	if runs := s.claim(t); len(runs) != 1 || runs[0].ID != id {
 		t.Errorf("%d jobs were claimed", len(runs))
 	}
 }
@@ -454,8 +454,8 @@ func TestForgottenSettleAndAReset(t *testing.T) {
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
-	eventually(t, func() bool { return sup.settler.book.len() == 0 }) // the reply has come: an audit passes what the settler knows
-	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.lease.Load().id)
+	eventually(t, func() bool { return sup.engine.settler.book.len() == 0 }) // the reply has come: an audit passes what the settler knows
+	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.lease.Load().id)
 	reset()
 	if again := receive(t, ran); again != id {
 		t.Errorf("%s ran", again)
@@ -518,7 +518,7 @@ func TestLostClaimBesideAForgottenOne(t *testing.T) {
 	first := s.claimAll(t, 1)[0]
 	db.exec(t, `create table before_jobs as table jobs`)
 	first.finish()
-	s.settle(t, first.decide(RetryAfter(0, errBoom)))
+	s.settle(t, decided(first, RetryAfter(0, errBoom)))
 	db.exec(t, `update jobs set scheduled_at = now()`)
 	second := s.claimAll(t, 1)[0]
 	db.goBack(t, "jobs")
@@ -529,7 +529,7 @@ func TestLostClaimBesideAForgottenOne(t *testing.T) {
 		t.Fatalf("given back while its handler is at work: %s", db.theRows(t, []string{id}))
 	}
 	second.finish()
-	s.settle(t, second.decide(nil))
+	s.settle(t, decided(second, nil))
 	s.auditAll(t)
 	if !value[bool](t, db, `select state = 'available' and attempt = 0 from jobs where id = $1`, id) {
 		t.Errorf("not given back: %s", db.theRows(t, []string{id}))

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/oklog/ulid/v2"
-
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -57,14 +55,16 @@ func (l *lease) lose() bool {
 	if l.ended.Swap(true) {
 		return false
 	}
-	l.cancel(ErrLeaseLost)
+	l.cancel(pg.ErrLeaseLost)
 	return true
 }
 
 // control keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
 type control struct {
 	*shared
-	sup       *Supervisor
+	budgets   *budgets
+	claimer   *claimer
+	redriver  *redriver
 	base      context.Context //nolint:containedctx // the values handlers see
 	link      store.Line
 	listening store.Session             // the connection that has sent LISTEN
@@ -94,44 +94,11 @@ type control struct {
 	soon bool               // beat at once
 }
 
-func newControl(s *Supervisor) *control {
-	c := &control{shared: s.shared, sup: s, link: store.NewLine(s.client.desk.pool), silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
+func newControl(s *shared, b *budgets, cl *claimer, r *redriver) *control {
+	c := &control{shared: s, budgets: b, claimer: cl, redriver: r, link: store.NewLine(s.pool), silences: silences{peers: map[string]observation{}}, hunts: map[string]*store.Hunt{}}
 	c.trouble = trouble{means: "after most of a lease the running jobs are cancelled", link: &c.link}
 	c.deaf = trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
-}
-
-// register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
-// for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
-func (c *control) register(ctx context.Context) error {
-	conn, err := c.link.Get(ctx)
-	if err != nil {
-		return err
-	}
-	for _, stray := range c.strays {
-		if err := conn.Forget(ctx, stray); err != nil {
-			return err
-		}
-	}
-	id, sent := ulid.Make().String(), c.now()
-	c.strays = []string{id}
-	reg := c.sup.registration(id, c.queueStates())
-	if err := conn.Register(ctx, reg); err != nil {
-		if pg.NotApplied(err) {
-			c.strays = nil
-		}
-		return err
-	}
-	c.strays = nil
-	c.sup.knowBudgets(reg.Scopes)
-	c.counted = 0
-	c.turns = blame.Turns{}
-	c.floorsBy = sent.Add(c.cfg.Lease / 2)
-	c.sup.solo.Store(nil)
-	c.kept(sent)
-	c.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
-	c.sup.claimer.distrust()
-	return nil
 }
 
 // run beats six times a lease, and more often while beats fail. In between it waits for notifications.
@@ -243,9 +210,9 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 			<-ctx.Done()
 			return
 		}
-		note, err := c.listening.Conn.WaitForNotification(ctx)
+		note, err := c.listening.WaitForNotification(ctx)
 		if err == nil {
-			c.sup.heard(note.Payload)
+			c.heard(note)
 		} else if ctx.Err() == nil {
 			c.deaf.failed(ctx, c.shared, "listening", err)
 			c.interrupt() // the beat makes a new one
@@ -273,23 +240,23 @@ func (c *control) listens() bool {
 	c.deaf.over(ctx, c.shared)
 	c.listening = conn
 	// What came before, while nobody listened: the claimer finds jobs, and a beat what was cancelled.
-	c.sup.claimer.wake()
+	c.alarm.wake()
 	c.interrupt()
 	return true
 }
 
 // heard acts on a notification's text.
-func (s *Supervisor) heard(payload string) {
+func (c *control) heard(payload string) {
 	verb, what, _ := strings.Cut(payload, " ")
 	switch verb {
 	case "wake":
-		if slices.Contains(s.queueNames(), what) {
-			s.claimer.wake()
+		if slices.Contains(c.queueNames(), what) {
+			c.alarm.wake()
 		}
 	case "cancel":
-		s.cancelRun(what)
+		c.cancelRun(what)
 	case "redrive":
-		s.redriver.poke()
+		c.redriver.poke()
 	}
 }
 
@@ -318,17 +285,17 @@ func (c *control) beat(ctx context.Context) error {
 	case c.forgotten(l.id, epoch, reply.Peers):
 		return c.startOver(ctx, l, wentBack)
 	}
-	c.sup.knowBudgets(reply.Scope)
+	c.budgets.know(reply.Scope)
 	c.silences.beat(sent.Sub(*c.beaten.Load()) > c.cfg.Lease/3, c.now())
 	c.kept(sent)
 	if l.ended.Load() {
 		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
 		c.lease.Store(l.renewed(c.base)) //nolint:contextcheck // handlers' contexts outlive this one
-		c.sup.claimer.wake()
+		c.alarm.wake()
 	}
 	c.tellGone(running, reply.Gone)
 	if reply.Paces {
-		c.sup.redriver.poke()
+		c.redriver.poke()
 	}
 	return c.afterBeat(ctx, conn, l, reply)
 }
@@ -348,13 +315,13 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 			return c.observe(ctx, conn, l, reply)
 		}},
 		{"tending failure groups", func() error {
-			if !reply.Failures || !c.sup.pruner.Load() {
+			if !reply.Failures || !c.prunes.Load() {
 				return nil
 			}
 			return c.tendFailures(ctx, conn)
 		}},
 		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
-		{"the turn to run strong suspects", func() error { return c.solo(ctx, conn, l, reply.Solo) }},
+		{"the turn to run strong suspects", func() error { return c.takeTurns(ctx, conn, l, reply.Solo) }},
 		{"taking back a death", func() error { return c.takeBack(ctx, conn, c.bound(), c.cfg.Lease/12) }},
 		{"full sweep", func() error { return c.sweep(ctx, conn, l, reply) }},
 		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.Behind) }},
@@ -377,29 +344,32 @@ func (c *control) bound() time.Duration { return max(c.cfg.Lease/100, 50*time.Mi
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
 // whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
 func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
-	reopened, err := tendFailures(ctx, conn)
+	reopened, err := conn.TendFailures(ctx)
 	if err != nil {
 		return err
 	}
 	for _, g := range reopened {
-		c.reporter.tell(g.tellReopened(c.lease.Load().id))
+		c.report(EventFailureReopened, &Run{
+			Fence: store.Fence{ID: g.LastJob, Owner: c.lease.Load().id}, Kind: g.Kind,
+			End: Outcome{Class: g.Class, Text: g.Sample, Fingerprint: g.Fingerprint},
+		})
 	}
 	return nil
 }
 
 // tellGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
 // its own may work on.
-func (c *control) tellGone(running []*run, over map[int]bool) {
+func (c *control) tellGone(running []*Run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
 		if !gone || r.txOutcome.Load() != nil || !c.inFlight.has(r) {
 			continue
 		}
 		if cancelled {
-			r.cancel(ErrCancelled)
+			r.cancel(pg.ErrCancelled)
 		} else {
-			r.cancel(ErrLeaseLost)
-			c.sup.goneBack() // for nobody may take it while we have the lease
+			r.cancel(pg.ErrLeaseLost)
+			c.rewound() // for nobody may take it while we have the lease
 		}
 	}
 }
@@ -481,56 +451,7 @@ func (c *control) observe(ctx context.Context, conn store.Session, l *lease, rep
 	}
 	maps.DeleteFunc(c.silences.peers, func(id string, _ observation) bool { return !seen[id] })
 	maps.DeleteFunc(c.hunts, func(id string, _ *store.Hunt) bool { return !seen[id] })
-	c.sup.claimer.near.Share(sharing)
-	c.sup.pruner.Store(first == l.id)
+	c.claimer.near.Share(sharing)
+	c.prunes.Store(first == l.id)
 	return nil
-}
-
-// end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
-func (c *control) end(ctx context.Context) {
-	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
-		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.lease.Load().id))
-	})
-}
-
-// takeBackAtLast takes the deaths of our earlier leases back, because no other supervisor does.
-func (c *control) takeBackAtLast(ctx context.Context) {
-	if len(c.was) == 0 {
-		return
-	}
-	c.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
-		err := c.takeBack(ctx, conn, min(c.bound(), 100*time.Millisecond), 600*time.Millisecond)
-		if err == nil && len(c.was) > 0 {
-			err = errors.New("a rescue of this supervisor's jobs is not over")
-		}
-		return err
-	})
-}
-
-// endStrays takes registrations out of the tables that may stand although the supervisor never ran.
-func (c *control) endStrays(ctx context.Context) {
-	if len(c.strays) == 0 {
-		return
-	}
-	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) (err error) {
-		for _, id := range c.strays {
-			err = errors.Join(err, conn.Forget(ctx, id))
-		}
-		return err
-	})
-}
-
-// atLast does something on a connection of its own, in at most two seconds.
-func (c *control) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	link := store.NewLine(c.sup.client.desk.pool)
-	defer link.Close(ctx)
-	conn, err := link.Get(ctx)
-	if err == nil {
-		err = do(ctx, conn)
-	}
-	if err != nil {
-		c.log.WarnContext(ctx, "supervisor could not "+what, slog.String("error", err.Error()))
-	}
 }

@@ -151,8 +151,8 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
 	}
 	s.reporter.close()
-	s.reporter.run(context.Background(), db.client)
-	if book.count(eventDiscarded, id) != 1 || book.count(eventQuarantined, id) != 1 {
+	s.reporter.run(context.Background(), s.handler)
+	if book.count(EventDiscarded, id) != 1 || book.count(EventQuarantined, id) != 1 {
 		t.Error("the quarantine was not told of")
 	}
 }
@@ -412,13 +412,13 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 	}
 	for _, r := range runs {
 		r.finish()
-		s.settle(t, r.decide(nil))
+		s.settle(t, decided(r, nil))
 	}
-	if fresh := s.claim(t); len(fresh) != 1 || fresh[0].job.Crashes != 0 {
+	if fresh := s.claim(t); len(fresh) != 1 || fresh[0].Crashes != 0 {
 		t.Fatalf("fresh jobs do not go on: %d", len(fresh))
 	} else {
 		fresh[0].finish()
-		s.settle(t, fresh[0].decide(nil))
+		s.settle(t, decided(fresh[0], nil))
 	}
 	s.beat(t)
 	if s.solo.Load() != nil {
@@ -428,7 +428,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 	s.control.kept(now)
 	s.beat(t)
 	alone := s.claim(t)
-	if len(alone) != 1 || alone[0].job.Crashes != 2 {
+	if len(alone) != 1 || alone[0].Crashes != 2 {
 		t.Fatalf("claimed %d", len(alone))
 	}
 	s.claimer.wake()
@@ -436,7 +436,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 		t.Fatal("claims beside a strong suspect")
 	}
 	alone[0].finish()
-	s.settle(t, alone[0].decide(nil))
+	s.settle(t, decided(alone[0], nil))
 	s.claimer.request(now)
 	s.beat(t)
 	if s.solo.Load() != nil {
@@ -458,7 +458,7 @@ func TestSurvivingTakesACrashOff(t *testing.T) {
 		r := s.claim(t)[0]
 		r.ctx, r.startedAt = t.Context(), s.now()
 		r.finish()
-		s.settle(t, r.decide(c.err))
+		s.settle(t, decided(r, c.err))
 		db.exec(t, `update jobs set scheduled_at = now()`)
 		s.claimer.floors.Reset()
 		if n := value[int](t, db, `select crashes from jobs where id = $1 and deaths = 1`, id); n != c.want {
@@ -469,7 +469,7 @@ func TestSurvivingTakesACrashOff(t *testing.T) {
 	r := s.claim(t)[0]
 	r.startedAt = s.now()
 	r.finish()
-	s.settle(t, r.handedBack()) // cut short: it proves nothing
+	s.settle(t, endedBy(r, HandedBack(0))) // cut short: it proves nothing
 	if n := value[int](t, db, `select crashes from jobs where id = $1`, id); n != 1 {
 		t.Errorf("after a run that was handed back: %d crashes, want 1", n)
 	}
@@ -495,7 +495,7 @@ func TestDeafRunsConvict(t *testing.T) {
 			t.Errorf("after %d: %+v", after, row)
 		}
 		sup.stop(t)
-		if n := book.count(eventQuarantined, id); (n == 1) != (want == Discarded) {
+		if n := book.count(EventQuarantined, id); (n == 1) != (want == Discarded) {
 			t.Errorf("after %d: %d quarantined", after, n)
 		}
 	}
@@ -520,14 +520,14 @@ func TestTwoRescuersRescueEachJobOnce(t *testing.T) {
 				}
 			}
 			s.reporter.close()
-			s.reporter.run(context.Background(), db.client)
+			s.reporter.run(context.Background(), s.handler)
 		})
 	}
 	rescuers.Wait()
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1 and errors_total = 1`); n != 1500 {
 		t.Errorf("%d of 1,500 jobs were rescued once", n)
 	}
-	if n := book.count(eventRescued, ""); n != 1500 {
+	if n := book.count(EventRescued, ""); n != 1500 {
 		t.Errorf("%d were told of", n)
 	}
 }
@@ -545,9 +545,9 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 	var both sync.WaitGroup
 	both.Go(func() {
 		for chunk := range 30 {
-			out := make([]*outcome, 10)
+			out := make([]*Run, 10)
 			for i := range out {
-				out[i] = &outcome{run: runs[chunk*10+i], state: Completed, event: eventCompleted}
+				out[i] = endedBy(runs[chunk*10+i], Outcome{State: store.Completed, Event: EventCompleted})
 			}
 			owner.settle(t, out...)
 		}
@@ -566,13 +566,13 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 	both.Wait()
 	for _, s := range []*still{owner, rescuer} {
 		s.reporter.close()
-		s.reporter.run(context.Background(), db.client)
+		s.reporter.run(context.Background(), s.handler)
 	}
 	completed := value[int](t, db, `select count(*) from jobs where state = 'completed' and errors_total = 0`)
 	rescued := value[int](t, db, `select count(*) from jobs where state in ('retryable', 'available') and claim_seq = 1`)
-	if completed+rescued != 300 || book.count(eventCompleted, "") != completed || book.count(eventRescued, "") != rescued || book.count(eventStaleSettle, "") != rescued {
+	if completed+rescued != 300 || book.count(EventCompleted, "") != completed || book.count(EventRescued, "") != rescued || book.count(EventStaleSettle, "") != rescued {
 		t.Errorf("%d completed, %d rescued; told: %d completed, %d rescued, %d stale", completed, rescued,
-			book.count(eventCompleted, ""), book.count(eventRescued, ""), book.count(eventStaleSettle, ""))
+			book.count(EventCompleted, ""), book.count(EventRescued, ""), book.count(EventStaleSettle, ""))
 	}
 }
 
@@ -630,7 +630,7 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Minute}) // beside which the time that this takes is nothing
 	var ahead time.Duration
-	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.now = func() time.Time { return time.Now().Add(ahead) }
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('other', 600000, '{default}', now() - interval '1 h')`)
 	lost := func() bool {
 		return value[bool](t, db, `select lost_at is not null from drover_supervisors where id = 'other'`)
@@ -677,7 +677,7 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 	live := func(beats int) {
 		s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Minute})
 		var ahead time.Duration
-		s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+		s.now = func() time.Time { return time.Now().Add(ahead) }
 		s.beat(t)
 		for range beats {
 			ahead += 2 * time.Minute
@@ -715,7 +715,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('other', 3600000, '{default}')`)
 	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Minute})
 	var ahead time.Duration
-	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.now = func() time.Time { return time.Now().Add(ahead) }
 	beat := func(pause time.Duration) bool {
 		s.control.kept(s.now()) // the clock of the lease does not stand still between beats that follow at once
 		ahead += pause
@@ -761,7 +761,7 @@ func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
 	now := time.Now()
-	s.Supervisor.now = func() time.Time { return now }
+	s.now = func() time.Time { return now }
 	s.control.kept(now)
 	if got := s.control.sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
 		t.Errorf("the wait for the next beat ends after %v", got.Sub(now))
@@ -826,8 +826,8 @@ func TestBlackHole(t *testing.T) {
 	}
 	db.waitFor(t, 20*time.Second, `select state = 'completed' and claim_seq = 2 from jobs where id = $1`, id)
 	wire.thaw()
-	eventually(t, func() bool { return book.count(eventStaleSettle, id) == 1 })
-	if book.count(eventCompleted, id) > 0 {
+	eventually(t, func() bool { return book.count(EventStaleSettle, id) == 1 })
+	if book.count(EventCompleted, id) > 0 {
 		t.Error("the late outcome was told as completed")
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from drover_supervisors where lost_at is null`, old)
@@ -1032,7 +1032,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 		t.Errorf("%d of 12 handlers were told", n)
 	}
 	db.waitFor(t, 2*time.Minute, `select count(*) = 12 from jobs where state = 'completed' and crashes = 0 and errors_total = 0 and attempt = 1`)
-	if n := book.count(eventRescued, ""); n > 0 {
+	if n := book.count(EventRescued, ""); n > 0 {
 		t.Errorf("%d rescues", n)
 	}
 	if now := value[string](t, db, `select string_agg(id, ',' order by id) from drover_supervisors`); now != ids {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -31,10 +32,10 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.id {
 		epoch, err := conn.RaiseEpoch(ctx, l.id, int(l.epoch.Load()))
-		if errors.Is(err, ErrLeaseLost) {
+		if errors.Is(err, pg.ErrLeaseLost) {
 			l.lose() // all of it is for others to rescue
 			c.doubt = nil
-			c.sup.control.interrupt()
+			c.beatSoon()
 			return nil
 		}
 		if err != nil {
@@ -46,12 +47,12 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 		c.hunt.Own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	known := slices.Concat(c.sup.settler.book.all(), c.sup.settler.apart.all())
+	known := slices.Concat(c.book.all(), c.apart.all())
 	held, err := conn.Hunt(ctx, c.hunt, fences(known))
 	if err != nil {
 		return err
 	}
-	if err := c.sup.giveBack(ctx, conn, c.sup.withoutReruns(held, known), l); err != nil {
+	if err := c.audit.giveBack(ctx, conn, c.withoutReruns(held, known), l); err != nil {
 		return err
 	}
 	if c.hunt.Ended() {

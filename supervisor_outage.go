@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -74,13 +72,6 @@ type outage struct {
 	told     time.Time // when the last line of this outage or an earlier one was written
 }
 
-// answered reports an error of a server that is there and refuses a statement for a reason that lasts, such as a right that is
-// missing. That is no outage.
-func answered(err error) bool {
-	var server *pgconn.PgError
-	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !pg.Temporary(err) && !errors.Is(err, ErrReadOnly)
-}
-
 const (
 	outageEvery = time.Minute
 	// Where connections break all the time, outages follow each other. The second one within a minute gets its line
@@ -105,11 +96,11 @@ func (o *outage) note(now time.Time, t *trouble, what string, err error) (messag
 	o.standing[t], o.last = what, now
 	o.failures++
 	recently := !o.told.IsZero() && now.Sub(o.told) < outageEvery
-	news := o.logged && !o.readOnly && errors.Is(err, ErrReadOnly)
+	news := o.logged && !o.readOnly && errors.Is(err, pg.ErrReadOnly)
 	if o.failures < 2 || recently && !news && (o.logged || now.Sub(o.since) < outageAgain) {
 		return "", nil
 	}
-	o.readOnly = o.readOnly || errors.Is(err, ErrReadOnly)
+	o.readOnly = o.readOnly || errors.Is(err, pg.ErrReadOnly)
 	message = "database trouble, will be tried again"
 	if o.logged {
 		message = "database trouble goes on"

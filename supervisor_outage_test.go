@@ -175,14 +175,14 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 	db.exec(t, `alter role `+role+` nologin`)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	failures := func() int {
-		sup.outage.mu.Lock()
-		defer sup.outage.mu.Unlock()
-		return sup.outage.failures
+		sup.engine.outage.mu.Lock()
+		defer sup.engine.outage.mu.Unlock()
+		return sup.engine.outage.failures
 	}
 	on := func() bool {
-		sup.outage.mu.Lock()
-		defer sup.outage.mu.Unlock()
-		return len(sup.outage.standing) > 0
+		sup.engine.outage.mu.Lock()
+		defer sup.engine.outage.mu.Unlock()
+		return len(sup.engine.outage.standing) > 0
 	}
 	eventually(t, func() bool { return failures() >= 20 })
 	db.exec(t, `alter role `+role+` login connection limit -1`)
@@ -212,7 +212,7 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	var ahead time.Duration
-	s.Supervisor.now = func() time.Time { return time.Now().Add(ahead) }
+	s.now = func() time.Time { return time.Now().Add(ahead) }
 	s.claim(t)
 	a, c := s.claimer.audit, s.claimer
 	a.reconnected()
@@ -238,16 +238,16 @@ func TestALastingErrorOfThePrunersIsNoOutage(t *testing.T) {
 	var book logbook
 	db := newQuietDB(t)
 	db.exec(t, `alter function drover_retain rename to drover_retain_gone`)
-	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{}, func(s *Supervisor) { s.pruneEvery = 10 * time.Millisecond })
+	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{}, func(s *Supervisor) { s.engine.pruner.every = 10 * time.Millisecond })
 	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
 	if lines := book.from(slog.LevelWarn); !strings.HasPrefix(lines[0], "pruning failed") {
 		t.Fatalf("logged %q", lines)
 	}
 	var part trouble
 	for range 2 {
-		part.failed(t.Context(), sup.shared, "claiming", errors.New("refused"))
+		part.failed(t.Context(), sup.engine.shared, "claiming", errors.New("refused"))
 	}
-	part.over(t.Context(), sup.shared)
+	part.over(t.Context(), sup.engine.shared)
 	eventually(t, func() bool {
 		return strings.Contains(strings.Join(book.from(slog.LevelInfo), "\n"), "the database answers again")
 	})

@@ -11,12 +11,18 @@ import (
 
 const pruneBatch = 1000
 
-// prune deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
+// pruner deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
 // all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
-func (s *Supervisor) prune(ctx context.Context) {
-	keep := store.Keeping{Completed: keepFor(s.cfg.CompletedRetention), Cancelled: keepFor(s.cfg.CancelledRetention)}
+type pruner struct {
+	*shared
+	every time.Duration
+}
+
+func newPruner(s *shared) *pruner { return &pruner{s, time.Minute} }
+
+func (s *pruner) run(ctx context.Context) {
 	trouble := trouble{means: "jobs that have ended are kept for longer"}
-	timer := time.NewTimer(s.pruneEvery)
+	timer := time.NewTimer(s.every)
 	defer timer.Stop()
 	var walk pruneWalk
 	for rounds := 0; ; {
@@ -25,8 +31,8 @@ func (s *Supervisor) prune(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		timer.Reset(s.pruneEvery)
-		if !s.pruner.Load() {
+		timer.Reset(s.every)
+		if !s.prunes.Load() {
 			trouble.over(ctx, s.shared)
 			continue
 		}
@@ -37,27 +43,18 @@ func (s *Supervisor) prune(ctx context.Context) {
 			rounds++
 		}
 		var err error
-		switch walk, err = s.client.prune(ctx, walk, keep); {
+		switch walk, err = s.prune(ctx, walk, s.cfg.Keep); {
 		case err == nil:
 			trouble.over(ctx, s.shared)
 		case ctx.Err() != nil:
-		case answered(err):
+		case pg.Answered(err):
 			trouble.over(ctx, s.shared)
 			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
 		default:
 			trouble.failed(ctx, s.shared, "pruning", err)
-			timer.Reset(min(trouble.until.Sub(s.now()), s.pruneEvery))
+			timer.Reset(min(trouble.until.Sub(s.now()), s.every))
 		}
 	}
-}
-
-// keepFor is a retention as SQL wants it; nil is for ever.
-func keepFor(d time.Duration) *string {
-	if d == KeepForever {
-		return nil
-	}
-	text := pg.Interval(d)
-	return &text
 }
 
 // pruneWalk is where the pruner stands.
@@ -67,24 +64,23 @@ type pruneWalk struct {
 }
 
 // prune walks on until nothing is left to walk, in small transactions, and returns where the next walk begins.
-func (c *Client) prune(ctx context.Context, walk pruneWalk, keep store.Keeping) (pruneWalk, error) {
-	conn, err := c.desk.pool.Acquire(ctx)
+func (s *pruner) prune(ctx context.Context, walk pruneWalk, keep store.Keeping) (pruneWalk, error) {
+	on, done, err := store.Borrow(ctx, s.pool)
 	if err != nil {
-		return walk, pg.Classify(err)
+		return walk, err
 	}
-	defer conn.Release()
-	on := store.Session{Conn: conn.Conn()}
+	defer done()
 	for after := walk.after; ; {
 		step, err := on.Retain(ctx, after, keep, walk.whole, pruneBatch)
 		if pg.StepFault(err) {
-			step, err = c.pruneApart(ctx, on, after, keep, walk.whole)
+			step, err = s.pruneApart(ctx, on, after, keep, walk.whole)
 		}
 		if step.Deleted+step.Archived > 0 {
-			c.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
+			s.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
 		}
-		c.tellRefused(ctx, step.Refused)
+		s.logRefused(ctx, step.Refused)
 		if err == nil && len(step.FollowUps) > 0 {
-			err = c.followUpsAgain(ctx, on, step.FollowUps)
+			err = s.followUpsAgain(ctx, on, step.FollowUps)
 		}
 		switch {
 		case err != nil:
@@ -101,7 +97,7 @@ func (c *Client) prune(ctx context.Context, walk pruneWalk, keep store.Keeping) 
 
 // pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
 // cannot be read: it tries the step's jobs in parts, and sets aside the one that is at fault.
-func (c *Client) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
+func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
 	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, pruneBatch)
 	if err != nil {
 		return all, err
@@ -134,38 +130,36 @@ const (
 	pathFollowUp = "follow-up"
 )
 
-// tellRefused logs the jobs that were set aside. A job is tried and logged again when the pruner comes by after the
+// logRefused logs the jobs that were set aside. A job is tried and logged again when the pruner comes by after the
 // job's pause, which grows to a day: never twice within a minute.
-func (c *Client) tellRefused(ctx context.Context, refused []store.RefusedRow) {
+func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {
-			c.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
+			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
 			continue
 		}
-		c.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job", r.ID),
+		s.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job", r.ID),
 			slog.String("error", r.Error), slog.String("code", r.Code))
 	}
 }
 
-// retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
-func (q *Queue) retention() store.Retention {
-	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
-		if d == 0 {
-			return nil
+// followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
+func (s *pruner) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
+	return pg.Bisect(ids, func(part []string) error {
+		made, refused, err := conn.FollowUpsAgain(ctx, part)
+		if err != nil {
+			return err
 		}
-		text := pg.Interval(d)
-		return &text
-	}
-	return store.Retention{Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention), Archived: own(q.ArchiveDiscardedAfter)}
-}
-
-// checkRetention checks how long the queue's jobs are kept.
-func (q *Queue) checkRetention(bad *problems, field string) {
-	bad.completedRetention(field+".CompletedRetention", q.CompletedRetention)
-	bad.atLeast(field+".CancelledRetention", q.CancelledRetention, leastRetention)
-	bad.atLeast(field+".DiscardedRetention", q.DiscardedRetention, leastRetention)
-	bad.atLeast(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter, leastRetention)
-	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
-		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
-	}
+		if made > 0 {
+			s.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
+		}
+		for i := range refused {
+			refused[i].Path = pathFollowUp
+		}
+		s.logRefused(ctx, refused)
+		return nil
+	}, func(id string, fault error) error {
+		s.logRefused(ctx, []store.RefusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
+		return conn.SetAside(ctx, pathFollowUp, id, fault)
+	})
 }

@@ -43,7 +43,7 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 				ids[state+" "+name] = db.finished(t, state, ago)
 			}
 		}
-		if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(c.completed), Cancelled: keepFor(c.cancelled)}); err != nil {
+		if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(c.completed), Cancelled: keepFor(c.cancelled)}); err != nil {
 			t.Fatal(err)
 		}
 		gone := map[string]bool{}
@@ -82,7 +82,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.Last); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.prune(t.Context(), pruneWalk{after: step.Last}, keep); err != nil {
+	if _, err := db.prune(t.Context(), pruneWalk{after: step.Last}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 7 {
@@ -101,7 +101,7 @@ func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup.pruneEvery = 10 * time.Millisecond
+	sup.engine.pruner.every = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- sup.Run(ctx) }()
@@ -186,7 +186,7 @@ func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
 	}})
 	kept := db.enqueue(t, job{}, &EnqueueOpts{Queue: "kept"})
 	gone := db.enqueue(t, job{}, &EnqueueOpts{Queue: "gone"})
-	eventually(t, func() bool { return book.count(eventCompleted, kept) == 1 && book.count(eventCompleted, gone) == 1 })
+	eventually(t, func() bool { return book.count(EventCompleted, kept) == 1 && book.count(EventCompleted, gone) == 1 })
 	if got := value[string](t, db, `select string_agg(id, ' ') from jobs`); got != kept {
 		t.Errorf("left: %s, want %s", got, kept)
 	}
@@ -237,12 +237,12 @@ func TestPruningHasOneTurn(t *testing.T) {
 	}
 	first.beat(t)
 	second.beat(t)
-	if !first.pruner.Load() || second.pruner.Load() {
-		t.Errorf("the turn is the first's: %v, the second's: %v", first.pruner.Load(), second.pruner.Load())
+	if !first.prunes.Load() || second.prunes.Load() {
+		t.Errorf("the turn is the first's: %v, the second's: %v", first.prunes.Load(), second.prunes.Load())
 	}
 	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, first.lease.Load().id)
 	second.beat(t)
-	if !second.pruner.Load() {
+	if !second.prunes.Load() {
 		t.Error("nobody has the turn of a lost one")
 	}
 }
@@ -350,7 +350,7 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 			c.hang(t, db, bad)
 			prune := func(want ...string) {
 				t.Helper()
-				if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+				if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
 					t.Fatal(err)
 				}
 				if left := value[[]string](t, db, `select coalesce(array_agg(id), '{}') from jobs`); !slices.Equal(left, want) {
@@ -392,7 +392,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	db.exec(t, `create table mine (job text references jobs(id))`)
 	db.exec(t, `insert into mine select unnest($1::text[])`, ids[:250])
 	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
-	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+	if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); !slices.Equal(left, ids[:250]) {
@@ -402,7 +402,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 		t.Errorf("%d are set aside, want 250", len(noted))
 	}
 	db.exec(t, `delete from drover_set_aside`)
-	if _, err := db.client.prune(t.Context(), pruneWalk{}, keep); err != nil {
+	if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if got := value[string](t, db, `select string_agg(error, ',') from drover_set_aside`); !strings.Contains(got, "249 other jobs") {
@@ -430,7 +430,7 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 			}
 			check := func(want string) {
 				t.Helper()
-				if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+				if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 					t.Error(err)
 				}
 				if got := value[string](t, db, `select concat_ws(' ', count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
@@ -485,7 +485,7 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values
 		('prune', 'gone', '', '', 'infinity'), ('claim', 'gone', '', '', 'infinity'), ('archive', $1, '', '', now() - interval '3 days'),
 		('prune', $1, '', '', now() - interval '1 day'), ('claim', $1, '', '', now() - interval '3 days')`, id)
-	if _, err := db.client.prune(t.Context(), pruneWalk{}, store.Keeping{}); err != nil {
+	if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := value[string](t, db, `select string_agg(path, ' ' order by path) from drover_set_aside where job = $1`, id); got != "claim prune" {
@@ -512,7 +512,7 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	}
 	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, pruneBatch) // the walk ends among them
 	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
-	walk, err := db.client.prune(t.Context(), pruneWalk{whole: true}, keep)
+	walk, err := db.prune(t.Context(), pruneWalk{whole: true}, keep)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job'`); err != nil || n != 10 {
 		t.Errorf("%d jobs are left, want 10; %v", n, err)
 	}
@@ -520,7 +520,7 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 		t.Errorf("%d of 5 old jobs are left", n)
 	}
 	young := db.finished(t, "completed", 2*aDay) // a minute later
-	if _, err := db.client.prune(t.Context(), walk, keep); err != nil || value[bool](t, db, `select exists (select from jobs where id = $1)`, young) {
+	if _, err := db.prune(t.Context(), walk, keep); err != nil || value[bool](t, db, `select exists (select from jobs where id = $1)`, young) {
 		t.Errorf("a ULID is not pruned after a walk among odd ids; %v", err)
 	}
 	put("zzz-0000000000000000000001", "completed", 2*aDay)
@@ -559,7 +559,7 @@ func TestARetentionThatMakesNoSense(t *testing.T) {
 			want := []string{db.ended(t, "odd", "completed", time.Hour), db.ended(t, "odd", "discarded", time.Hour)}
 			db.ended(t, "sane", "completed", 2*aDay)
 			db.ended(t, "default", "completed", 2*aDay)
-			if _, err := db.client.prune(t.Context(), pruneWalk{whole: true}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+			if _, err := db.prune(t.Context(), pruneWalk{whole: true}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 				t.Fatal(err)
 			}
 			slices.Sort(want)

@@ -1,21 +1,16 @@
 package drover
 
 import (
-	"cmp"
-	"context"
-	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/drover-queue/drover/internal/floors"
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // queueState is one queue in a supervisor: its buffer, its slots, its pace.
 type queueState struct {
-	Queue
+	EngineQueue
 	buffer  buffer
 	pending atomic.Int64 // claimed, and not ended
 	watched atomic.Int64 // see watchRoom
@@ -31,7 +26,7 @@ type queueState struct {
 	full    bool          // the last claim took all there was room for: fresh jobs may wait
 }
 
-func newQueueState(q Queue) *queueState { return &queueState{Queue: q} }
+func newQueueState(q EngineQueue) *queueState { return &queueState{EngineQueue: q} }
 
 // ran notes how long a handler took.
 func (q *queueState) ran(d time.Duration) {
@@ -40,7 +35,7 @@ func (q *queueState) ran(d time.Duration) {
 }
 
 // enter takes places for claimed jobs.
-func (q *queueState) enter(runs []*run) {
+func (q *queueState) enter(runs []*Run) {
 	for _, r := range runs {
 		if r.tier == floors.TierSuspect {
 			q.suspect.Add(1)
@@ -78,9 +73,9 @@ func (q *queueState) capacity() int {
 		q.typical = max((3*q.typical+mean)/4, time.Microsecond)
 	}
 	if q.typical == 0 || q.typical >= prefetchTime {
-		return q.Concurrency
+		return q.Slots
 	}
-	return q.Concurrency + int(min(int64(q.Concurrency)*int64(prefetchTime)/int64(q.typical), maxPrefetch))
+	return q.Slots + int(min(int64(q.Slots)*int64(prefetchTime)/int64(q.typical), maxPrefetch))
 }
 
 // congested notes that claimed jobs had to wait: until runs end again there is no reason to claim ahead.
@@ -92,7 +87,7 @@ func (q *queueState) room() int { return max(0, q.capacity()-int(q.pending.Load(
 // watchRoom is the number of pending jobs from which down a claim is worth its round trip: a slot is free, or a
 // quarter of the buffer. The run that ends there signals the claimer.
 func (q *queueState) watchRoom() int64 {
-	q.watched.Store(int64(max(q.Concurrency-1, q.capacity()*3/4)))
+	q.watched.Store(int64(max(q.Slots-1, q.capacity()*3/4)))
 	return q.watched.Load()
 }
 
@@ -100,13 +95,13 @@ func (q *queueState) watchRoom() int64 {
 type buffer struct {
 	mu     sync.Mutex
 	more   sync.Cond
-	runs   []*run // from head on
+	runs   []*Run // from head on
 	head   int
 	closed bool
 }
 
 // put adds runs; a closed buffer returns false.
-func (b *buffer) put(runs []*run) bool {
+func (b *buffer) put(runs []*Run) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
@@ -132,7 +127,7 @@ func (b *buffer) cond() {
 }
 
 // take waits for a run; false means the buffer is closed.
-func (b *buffer) take() (*run, bool) {
+func (b *buffer) take() (*Run, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cond()
@@ -149,17 +144,17 @@ func (b *buffer) take() (*run, bool) {
 }
 
 // drain takes what waits, if its oldest has waited since before the given time.
-func (b *buffer) drain(before time.Time) []*run {
+func (b *buffer) drain(before time.Time) []*Run {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.head == len(b.runs) || !b.runs[b.head].claimedAt.Before(before) {
+	if b.head == len(b.runs) || !b.runs[b.head].received.Before(before) {
 		return nil
 	}
 	return b.rest()
 }
 
 // close ends the workers that wait and returns what waited.
-func (b *buffer) close() []*run {
+func (b *buffer) close() []*Run {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
@@ -169,8 +164,8 @@ func (b *buffer) close() []*run {
 }
 
 // rest ends and returns the runs that wait. Callers hold mu.
-func (b *buffer) rest() []*run {
-	runs := append([]*run(nil), b.runs[b.head:]...)
+func (b *buffer) rest() []*Run {
+	runs := append([]*Run(nil), b.runs[b.head:]...)
 	clear(b.runs)
 	b.runs, b.head = b.runs[:0], 0
 	for _, r := range runs {
@@ -183,94 +178,4 @@ func (b *buffer) len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.runs) - b.head
-}
-
-// AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
-func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
-	var bad problems
-	q.fillIn(&bad, "Queue")
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	s.queuesMu.Lock()
-	old, closed := s.queues, s.closed
-	s.queuesMu.Unlock()
-	if closed {
-		return ErrShutdown
-	}
-	for _, other := range old {
-		if other.Name == q.Name {
-			bad.add("Queue.Name", "%q is served already", q.Name)
-		}
-	}
-	if err := bad.err(); err != nil {
-		return err
-	}
-	state := newQueueState(q)
-	queues := append(slices.Clone(old), state)
-	slices.SortFunc(queues, func(a, b *queueState) int { return cmp.Compare(a.Name, b.Name) })
-	l := s.lease.Load()
-	if l != nil {
-		reg := s.registration(l.id, queues)
-		if err := store.Serve(ctx, s.client.desk.pool, l.id, reg); err != nil {
-			return fmt.Errorf("add queue %s: %w", q.Name, err)
-		}
-		s.knowBudgets(reg.Scopes)
-	}
-	if !s.open(queues, state) {
-		return ErrShutdown
-	}
-	if s.lease.Load() != l { // registered anew meanwhile, perhaps without the queue
-		s.control.interrupt()
-	}
-	s.claimer.sayAnew()
-	s.claimer.wake()
-	return nil
-}
-
-// open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
-func (s *Supervisor) open(queues []*queueState, q *queueState) bool {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.queues = queues
-	if s.started {
-		s.startQueue(q)
-	}
-	return true
-}
-
-// RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
-// that is not served is an *InvalidError.
-func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
-	old := s.queueStates()
-	i := slices.IndexFunc(old, func(q *queueState) bool { return q.Name == name })
-	if i < 0 {
-		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
-	}
-	gone := old[i]
-	queues := slices.Delete(slices.Clone(old), i, i+1)
-	s.queuesMu.Lock()
-	s.queues = queues
-	s.queuesMu.Unlock()
-	s.handBack(gone.buffer.close())
-	if l := s.lease.Load(); l != nil {
-		if err := store.Serve(ctx, s.client.desk.pool, l.id, s.registration(l.id, queues)); err != nil {
-			return fmt.Errorf("remove queue %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
-func (s *Supervisor) closeQueues() {
-	s.queuesMu.Lock()
-	defer s.queuesMu.Unlock()
-	s.closed = true
-	for _, q := range s.queues {
-		s.handBack(q.buffer.close())
-	}
 }

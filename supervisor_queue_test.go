@@ -10,7 +10,7 @@ import (
 
 func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
 	t.Parallel()
-	q := newQueueState(Queue{Concurrency: 10})
+	q := newQueueState(slots(10))
 	if got := q.capacity(); got != 10 {
 		t.Errorf("before any run has ended the capacity is %d", got)
 	}
@@ -40,7 +40,7 @@ func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
 // Jobs that were handed back because slow ones kept them from starting must not be taken again at once.
 func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
 	t.Parallel()
-	q := newQueueState(Queue{Concurrency: 2})
+	q := newQueueState(slots(2))
 	q.ran(time.Microsecond)
 	if q.capacity() <= 2 {
 		t.Fatal("no prefetch for fast runs")
@@ -56,7 +56,7 @@ func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
 func TestRoomIsNeverMissed(t *testing.T) {
 	t.Parallel()
 	for range 20_000 {
-		q := newQueueState(Queue{Concurrency: 2})
+		q := newQueueState(slots(2))
 		q.pending.Store(3)
 		var left sync.WaitGroup
 		signals := make(chan struct{}, 2)
@@ -79,12 +79,12 @@ func TestRoomIsNeverMissed(t *testing.T) {
 func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 	t.Parallel()
 	var b buffer
-	q := newQueueState(Queue{Concurrency: 4})
+	q := newQueueState(slots(4))
 	const total = 2000
 	var workers sync.WaitGroup
 	var mu sync.Mutex
-	taken := map[*run]int{}
-	take := func(r *run) {
+	taken := map[*Run]int{}
+	take := func(r *Run) {
 		mu.Lock()
 		defer mu.Unlock()
 		taken[r]++
@@ -100,11 +100,11 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			}
 		})
 	}
-	sup := &Supervisor{shared: &shared{}, claimer: &claimer{signal: make(chan struct{}, 1)}}
+	w := newRunner(newShared(EngineConfig{}, nil), nil, nil)
 	long := time.Now()
 	for i := range total {
 		q.pending.Add(1)
-		if !b.put([]*run{{queue: q, sup: sup, claimedAt: long}}) {
+		if !b.put([]*Run{{from: q, runner: w, received: long}}) {
 			t.Fatal("an open buffer refused a run")
 		}
 		if i%100 == 0 {
@@ -125,7 +125,7 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			t.Fatalf("a run came out %d times", n)
 		}
 	}
-	if b.put([]*run{{queue: q}}) {
+	if b.put([]*Run{{from: q}}) {
 		t.Error("a closed buffer took a run")
 	}
 	if b.len() != 0 {
@@ -146,7 +146,7 @@ func TestShareOut(t *testing.T) {
 	} {
 		queues := make([]*queueState, len(c.room))
 		for i, n := range c.room {
-			queues[i] = newQueueState(Queue{Concurrency: n})
+			queues[i] = newQueueState(slots(n))
 		}
 		got, sum := shareOut(maxClaim, queues), 0
 		for i := range got {
@@ -162,7 +162,7 @@ func TestShareOut(t *testing.T) {
 	}
 	many := make([]*queueState, 3000)
 	for i := range many {
-		many[i] = newQueueState(Queue{Concurrency: 10})
+		many[i] = newQueueState(slots(10))
 	}
 	sum := 0
 	for _, n := range shareOut(maxClaim, many) {

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // redriver carries on redrives, whoever started them: every supervisor ticks, the database lets one at a time do it.
 type redriver struct {
 	*shared
-	sup    *Supervisor
 	signal chan struct{}
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
 
@@ -22,8 +22,8 @@ type redriver struct {
 	trouble trouble
 }
 
-func newRedriver(s *Supervisor) *redriver {
-	return &redriver{shared: s.shared, sup: s, signal: make(chan struct{}, 1), batch: paceBatch, trouble: trouble{means: "paced redrives stand still"}}
+func newRedriver(s *shared) *redriver {
+	return &redriver{shared: s, signal: make(chan struct{}, 1), batch: paceBatch, trouble: trouble{means: "paced redrives stand still"}}
 }
 
 // poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
@@ -34,9 +34,9 @@ func (r *redriver) poke() {
 	}
 }
 
-// ended notes that a job's run has ended.
-func (r *redriver) ended(job *Job) {
-	if job.Redrives > 0 && r.capped.Load() {
+// ended notes that a run has ended.
+func (r *redriver) ended(run *Run) {
+	if run.Redrives > 0 && r.capped.Load() {
 		r.poke()
 	}
 }
@@ -78,20 +78,25 @@ func (r *redriver) run(ctx context.Context) {
 func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	ticking, cancel := context.WithTimeout(ctx, paceTimeout)
 	defer cancel()
-	reply, err := r.sup.client.desk.pace(ticking, r.batch)
+	conn, done, err := store.Borrow(ticking, r.pool)
+	var reply store.PaceReply
+	if err == nil {
+		reply, err = conn.Pace(ticking, r.batch)
+		done()
+	}
 	if err != nil {
 		if ctx.Err() == nil {
 			r.failed(ctx, err)
 		}
 		return paceRetry, false
 	}
-	r.worked(ctx, reply.refused)
-	r.capped.Store(reply.capped)
-	if reply.released > 0 {
-		r.sup.claimer.noteDue(r.now())
-		r.reporter.tell(told{eventRedriven, Event{Supervisor: r.lease.Load().id, Count: int(reply.released)}})
+	r.worked(ctx, reply.Refused)
+	r.capped.Store(reply.Capped)
+	if reply.Released > 0 {
+		r.alarm.noteDue(r.now())
+		r.reporter.tell(EngineEvent{Kind: EventRedriven, Supervisor: r.lease.Load().id, Count: int(reply.Released)})
 	}
-	return reply.wait, reply.idle
+	return reply.Wait, reply.Idle
 }
 
 // failed notes a failed tick. After a tick that was cut off the next one asks for less, so that ticks do not end at the
@@ -104,7 +109,7 @@ func (r *redriver) failed(ctx context.Context, err error) {
 }
 
 // worked logs what a tick skipped.
-func (r *redriver) worked(ctx context.Context, refused []refusedJob) {
+func (r *redriver) worked(ctx context.Context, refused []store.RedriveRefusal) {
 	r.batch = min(2*r.batch, paceBatch)
 	r.trouble.over(ctx, r.shared)
 	for _, job := range refused {

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/drover-queue/drover/internal/floors"
@@ -36,7 +35,6 @@ type refusedClaims struct {
 	why     error                     // its error
 	slow    *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
 	aside   []string                  // jobs that no claim asks for, the first of them
-	reread  atomic.Bool               // others have set a job aside
 	due     []string                  // those of them whose pause is over
 	strong  []string                  // strong suspects among them: their turn to run alone tries them
 	readAt  time.Time                 // when the list is read next; zero: it is empty
@@ -101,7 +99,7 @@ func (c *claimer) readAside(base context.Context) {
 func (c *claimer) tendAside(base context.Context) {
 	c.readAside(base)
 	l, queues := c.lease.Load(), c.queueStates()
-	if l.ended.Load() || c.sup.solo.Load() != nil || !c.hasRoom(queues) {
+	if l.ended.Load() || c.solo.Load() != nil || !c.hasRoom(queues) {
 		return
 	}
 	p := c.planOf(l, queues)
@@ -374,8 +372,8 @@ func (c *claimer) claimPart(base context.Context, p *plan, part []store.Head) (n
 		return 0, err
 	case reply.Fenced:
 		p.lease.lose()
-		c.sup.control.interrupt()
-		return 0, ErrLeaseLost
+		c.beatSoon()
+		return 0, pg.ErrLeaseLost
 	}
 	if p.order != nil && len(claim.reply.Jobs) > 0 {
 		p.order.ran.Store(true)
@@ -419,18 +417,6 @@ func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
 		c.refused.aside = append(c.refused.aside, h.ID)
 		c.refused.readAt = c.now().Add(asideEvery)
 	}
-	c.sup.tellRefused(ctx, store.PathClaim, &Job{ID: h.ID, Queue: h.Queue, Kind: h.Kind}, became, why)
+	c.logRefused(ctx, store.PathClaim, &Run{Fence: store.Fence{ID: h.ID}, Queue: h.Queue, Kind: h.Kind}, became, why)
 	return nil
-}
-
-// tellRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
-func (s *Supervisor) tellRefused(ctx context.Context, path string, j *Job, became string, why error) {
-	text := s.client.clean(pg.Refusal(why), maxErrorText)
-	s.quiet.log(ctx, s.log, slog.LevelError, path+j.ID, "the database refuses a job, the others go on", slog.String("path", path),
-		slog.String("id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind), slog.String("became", became), slog.String("error", text))
-	if became == string(Discarded) {
-		s.reporter.tell(told{eventDiscarded, Event{
-			JobID: j.ID, Queue: j.Queue, Kind: j.Kind, Supervisor: s.lease.Load().id, Class: classRefused, Error: text, Reason: ReasonRefused,
-		}})
-	}
 }

@@ -224,7 +224,7 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	db.waitFor(t, 2*time.Minute, `select state = 'completed' from jobs where id = $1`, bad)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_set_aside`)
 	sup.stop(t)
-	if n := len(sup.claimer.refused.aside); n > 1 {
+	if n := len(sup.engine.claimer.refused.aside); n > 1 {
 		t.Errorf("%d jobs are left out of claims", n)
 	}
 }

@@ -66,7 +66,7 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 			db.waitFor(t, time.Minute, `select count(*) filter (where state = 'completed') = 10 and count(*) filter (where state = 'discarded') = 10 from jobs where id <> $1`, bad)
 			db.waitFor(t, time.Minute, `select count(*) = 1 from drover_set_aside where path = 'settle' and job = $1`, bad)
 			sup.stop(t)
-			if n := sup.settler.book.len(); n > 0 {
+			if n := sup.engine.settler.book.len(); n > 0 {
 				t.Errorf("%d runs are still in the book", n)
 			}
 		})
@@ -85,7 +85,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	first, second := value[string](t, db, insertBad), value[string](t, db, insertBad)
 	runs := s.claimAll(t, 2)
 	for _, r := range runs {
-		s.settler.settle(r.outcomeOf(nil))
+		s.settler.settle(finished(r, nil))
 	}
 	again := func() {
 		for _, o := range s.settler.locked {
@@ -104,10 +104,10 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	for range settleTries {
 		other := db.enqueue(t, job{1}, nil) // what is recorded meanwhile proves that not all is refused
 		for _, r := range s.claimAll(t, 1) {
-			if r.job.ID != other {
-				t.Fatalf("claimed %s, want %s", r.job.ID, other)
+			if r.ID != other {
+				t.Fatalf("claimed %s, want %s", r.ID, other)
 			}
-			s.settler.settle(r.outcomeOf(nil))
+			s.settler.settle(finished(r, nil))
 		}
 		again()
 	}
@@ -122,7 +122,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 		t.Error("the one that passed is still set aside")
 	}
 	s.tellAll(t)
-	if book.count(eventDiscarded, first) != 1 || book.count(eventCompleted, second) != 1 {
+	if book.count(EventDiscarded, first) != 1 || book.count(EventCompleted, second) != 1 {
 		t.Errorf("events: %+v", book.events)
 	}
 	if len(s.settler.locked) != 0 || s.settler.apart.len() != 0 {
@@ -153,10 +153,9 @@ func TestCountersSaturate(t *testing.T) {
 	db.exec(t, `update jobs set errors_total = 2147483647, snoozes = 2147483647, uncounted = 2147483647, crashes = 32767, deaths = 32767, lane = default`)
 	db.exec(t, `update jobs set crashes = 0 where id in (select id from jobs order by id limit 3)`)
 	runs := s.claimAll(t, 3)
-	crashed := &outcome{run: runs[2], crashed: true}
-	crashed.fail(errTimeout, worthRetry())
-	crashed.entry = runs[2].errorEntry(crashed)
-	s.settle(t, runs[0].outcomeOf(Snooze(time.Hour)), runs[1].outcomeOf(DontCount(errors.New("x"))), crashed)
+	crashed := endedBy(runs[2], taskOf(runs[2]).failed(ErrTimeout, worthRetry()))
+	crashed.End.Crashed = true
+	s.settle(t, finished(runs[0], Snooze(time.Hour)), finished(runs[1], DontCount(errors.New("x"))), crashed)
 	if n := value[int](t, db, `select count(*) from jobs where state in ('scheduled', 'retryable') and errors_total = 2147483647 and snoozes = 2147483647 and uncounted = 2147483647 and deaths = 32767`); n != 3 {
 		t.Errorf("%d of 3 settled: %s", n, value[string](t, db, `select string_agg(row_to_json(j)::text, ' ') from jobs j`))
 	}

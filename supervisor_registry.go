@@ -1,7 +1,6 @@
 package drover
 
 import (
-	"context"
 	"slices"
 	"sync"
 )
@@ -31,7 +30,7 @@ func (r *registry) cancel(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.sups {
-		s.cancelRun(id)
+		s.engine.Cancel(id)
 	}
 }
 
@@ -40,10 +39,9 @@ func (r *registry) wake(jobs ...*newJob) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.sups {
-		names := s.queueNames()
-		if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && slices.Contains(names, j.Queue) }) {
-			s.claimer.wake()
-		}
+		s.engine.Wake(func(queue string) bool {
+			return slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && j.Queue == queue })
+		})
 	}
 }
 
@@ -52,56 +50,6 @@ func (r *registry) redrive() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.sups {
-		s.redriver.poke()
-	}
-}
-
-// reporter hands events to the hooks in order, in a goroutine of its own: a hook that blocks must not block jobs.
-type reporter struct {
-	mu     sync.Mutex
-	events []told
-	closed bool
-	ready  chan struct{}
-	once   sync.Once
-}
-
-func (r *reporter) signal() chan struct{} {
-	r.once.Do(func() { r.ready = make(chan struct{}, 1) })
-	return r.ready
-}
-
-func (r *reporter) tell(events ...told) {
-	r.mu.Lock()
-	r.events = append(r.events, events...)
-	r.mu.Unlock()
-	r.poke()
-}
-
-func (r *reporter) close() {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
-	r.poke()
-}
-
-func (r *reporter) poke() {
-	select {
-	case r.signal() <- struct{}{}:
-	default:
-	}
-}
-
-func (r *reporter) run(ctx context.Context, c *Client) {
-	for range r.signal() {
-		r.mu.Lock()
-		events, closed := r.events, r.closed
-		r.events = nil
-		r.mu.Unlock()
-		for _, t := range events {
-			c.emit(ctx, t)
-		}
-		if closed {
-			return
-		}
+		s.engine.Redrive()
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -87,7 +86,7 @@ func (c *control) rescue(ctx context.Context, conn store.Session, x store.Peer) 
 	if h.All && len(h.Found) == 0 {
 		delete(c.hunts, x.ID)
 		if len(h.Unread) > 0 {
-			c.sup.tellUnread(ctx, h)
+			c.logUnread(ctx, h)
 			return nil // its row says that there may be more
 		}
 		return conn.Forget(ctx, x.ID)
@@ -111,20 +110,9 @@ func (c *control) rescue(ctx context.Context, conn store.Session, x store.Peer) 
 		h.Found = left
 		return err
 	}
-	c.sup.tellUnread(ctx, h)
+	c.logUnread(ctx, h)
 	c.hunts[x.ID] = store.NewHunt(x.ID, queues, true) // what someone held just now
 	return nil
-}
-
-// tellUnread logs the lanes that a hunt had to skip.
-func (s *Supervisor) tellUnread(ctx context.Context, h *store.Hunt) {
-	for _, lane := range h.Unread {
-		if s.quiet.may(fmt.Sprint("unread ", lane.Key), s.now()) {
-			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
-				slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", lane.Err.Error()))
-		}
-	}
-	h.Unread = nil
 }
 
 // orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
@@ -151,7 +139,7 @@ func (c *control) orphaned(ctx context.Context, conn store.Session, h *store.Hun
 			left, err := c.free(ctx, conn, owner, h, held)
 			h.Found, errs = append(h.Found, left...), append(errs, err)
 		}
-		c.sup.tellUnread(ctx, h)
+		c.logUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.Ended() {
 			_, err = conn.Hunt(ctx, h, nil)
@@ -170,7 +158,7 @@ func (c *control) orphaned(ctx context.Context, conn store.Session, h *store.Hun
 // freed is a job of a dead supervisor, and what becomes of it.
 type freed struct {
 	j      *store.Held
-	o      *outcome
+	r      *Run
 	deaths []string // of supervisors, which the job is convicted of
 	done   bool
 }
@@ -199,7 +187,7 @@ func (c *control) free(ctx context.Context, conn store.Session, owner string, h 
 		}
 		if noSlots != nil {
 			jobs = slices.DeleteFunc(jobs, func(f *freed) bool {
-				if c.sup.wantsSlot(f.o) {
+				if c.budgets.wants(f.r, &f.r.End) {
 					wait = append(wait, f)
 					return true
 				}
@@ -225,7 +213,7 @@ func (c *control) free(ctx context.Context, conn store.Session, owner string, h 
 	} else {
 		h.Part = min(2*h.Part, store.MaxSettle)
 	}
-	c.sup.claimer.wake()
+	c.alarm.wake()
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
@@ -239,8 +227,8 @@ func (c *control) decide(ctx context.Context, conn store.Session, owner string, 
 			return err
 		}
 	}
-	f.o = c.sup.rescued(f.j, owner, started, d, b)
-	if f.o.quarantined {
+	f.r = c.handler.Crashed(f.j, Crash{Owner: owner, Started: started, Death: d, Background: b})
+	if f.r.End.Quarantined {
 		f.deaths = deaths
 	}
 	return nil
@@ -248,11 +236,11 @@ func (c *control) decide(ctx context.Context, conn store.Session, owner string, 
 
 // takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
 func (c *control) takeSlots(ctx context.Context, conn store.Session, jobs []*freed) error {
-	outcomes := make([]*outcome, len(jobs))
+	ends := make([]wanting, len(jobs))
 	for i, f := range jobs {
-		outcomes[i] = f.o
+		ends[i] = wanting{run: f.r, end: &f.r.End}
 	}
-	return c.sup.reserve(ctx, conn, outcomes)
+	return c.budgets.reserve(ctx, conn, ends)
 }
 
 // patientBeats is the number of beats in which a job's write may time out before the job is set aside: a busy server is
@@ -273,8 +261,8 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 		for _, f := range part {
 			f.done = true
 			if state := settled[f.j.ID]; state != "" {
-				f.o.became(State(state))
-				c.reporter.tell(f.o.tellAll()...)
+				f.r.End.became(state)
+				c.reportEnd(f.r)
 			}
 		}
 		return nil
@@ -285,7 +273,7 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 			fenced = append(fenced, f)
 			continue
 		}
-		later := !f.j.Once() && f.o.state != Discarded
+		later := !f.j.Once() && f.r.End.State != store.Discarded
 		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
 			return 0, err
 		}
@@ -297,8 +285,8 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 		passed = passed || err == nil
 		return err
 	}, func(f *freed, err error) error {
-		if !pg.TimedOut(err) && f.o.entry != nil && !f.o.replaced {
-			f.o.simplify()
+		if !pg.TimedOut(err) && f.r.End.Entry != nil && !f.r.simpler {
+			f.r.simplify()
 			if again := settle([]*freed{f}, c.bound()); again == nil || !pg.RowsFault(again) {
 				passed = passed || again == nil
 				return again
@@ -342,8 +330,8 @@ func (c *control) giveUpAll(ctx context.Context, conn store.Session, owner strin
 func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing {
 	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {
-		f.Changes[i] = one.o.change()
-		if one.o.crashed {
+		f.Changes[i] = one.r.End.change(one.r)
+		if one.r.End.Crashed {
 			f.Blamed = append(f.Blamed, one.j.ID)
 		}
 		if one.deaths != nil {
@@ -362,10 +350,10 @@ func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, 
 		return err
 	}
 	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, ClaimedAt: f.j.ClaimedAt(), Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
-	text := c.sup.client.clean(pg.Refusal(why), maxErrorText)
+	text := c.cfg.Clean(pg.Refusal(why))
 	became, err := conn.GiveUp(ctx, g, c.bound())
 	if c.quiet.may("rescue "+f.j.ID, c.now()) {
-		c.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.o.run.job), slog.String("became", became),
+		c.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.r), slog.String("became", became),
 			slog.String("error", text))
 	}
 	if err != nil && !pg.RowsFault(err) {
@@ -373,19 +361,19 @@ func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, 
 	}
 	f.done = err == nil
 	switch became {
-	case string(Discarded):
-		f.o.refuse(text)
-		c.reporter.tell(f.o.tell(eventDiscarded))
-	case string(Scheduled), string(Retryable):
-		c.reporter.tell(f.o.tell(eventRescued))
+	case string(store.Discarded):
+		f.r.End.refuse(text)
+		c.report(EventDiscarded, f.r)
+	case string(store.Scheduled), string(store.Retryable):
+		c.report(EventRescued, f.r)
 	}
 	return nil
 }
 
 // refuse turns the outcome into a discard, reason refused, with the database's error.
-func (o *outcome) refuse(why string) {
-	o.class, o.text, o.quarantined = classRefused, why, false
-	o.discard(ReasonRefused)
+func (o *Outcome) refuse(why string) {
+	o.Class, o.Text, o.Quarantined = classRefused, why, false
+	o.discard(reasonRefused)
 }
 
 // startedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
@@ -407,66 +395,4 @@ func startedJobs(held []store.Held) map[string]bool {
 		}
 	}
 	return started
-}
-
-var errCrashed = errors.New("drover: the process died while it held the job")
-
-// rescued decides what becomes of a dead supervisor's job. One that was not started is due again as if nothing had
-// been. A crash counts as a run, but does not exhaust a job: only one with a single run, or one that is convicted of the
-// death, is discarded.
-func (s *Supervisor) rescued(j *store.Held, owner string, started bool, d blame.Death, b blame.Background) *outcome {
-	r := &run{
-		sup: s, claimSeq: j.ClaimSeq, attemptedAt: j.AttemptedAt.Time, owner: owner, host: j.Host,
-		job: &Job{
-			ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
-			LastDelay: j.LastDelay, Crashes: j.Crashes,
-		},
-	}
-	if !started {
-		o := r.handedBack()
-		o.event, o.giveBack = eventRescued, j.Attempt > 0
-		return o
-	}
-	o := &outcome{run: r, err: errCrashed, class: classCrash, duration: j.Flight, death: &d}
-	o.crashed = d.Spares(j.Crashes) == ""
-	o.quarantined = o.crashed && d.Convicts(j.Suspect(), s.cfg.QuarantineAfter, b)
-	switch {
-	case o.quarantined || j.Once():
-		o.discard(ReasonCrashed)
-	default:
-		o.state, o.event, o.giveBack = Retryable, eventRescued, j.Attempt >= j.MaxAttempts && j.Attempt > 0
-		if o.now = j.Crashes == 0 || !o.crashed && !d.Mass; !o.now {
-			o.delay, _ = s.wait(s.strategyOf(j), FailedRun{
-				Attempt: j.Attempt, RetryIndex: j.Attempt - 1, Err: errCrashed, Job: r.job, LastDelay: j.LastDelay,
-			})
-			o.delay += FullJitter.apply(d.Spread(j.Crashes, s.cfg.Lease), j.ID, j.ClaimSeq)
-		}
-	}
-	o.entry = r.errorEntry(o)
-	return o
-}
-
-// strategyOf is the strategy of a job by the usual order: its own, its worker's where this process has one, what kinds
-// and queues say, the default. A stored one that this process cannot read is passed over, and told of.
-func (s *Supervisor) strategyOf(j *store.Held) RetryStrategy {
-	if strategy := s.readStrategy(j.ID, j.Retry); strategy != nil {
-		return strategy
-	}
-	if w := s.workers[j.Kind]; w != nil && w.opts.Retry != nil {
-		return w.opts.Retry
-	}
-	return orDefault(s.readStrategy(j.ID, j.Policy))
-}
-
-func (s *Supervisor) readStrategy(id string, stored *string) RetryStrategy {
-	if stored == nil {
-		return nil
-	}
-	strategy, err := decodeStrategy([]byte(*stored), s.strategies)
-	if err != nil {
-		s.log.Warn("stored retry strategy not known here, passed over", slog.String("id", id),
-			slog.String("retry", *stored), slog.String("error", err.Error()))
-		return nil
-	}
-	return strategy
 }

@@ -1,7 +1,6 @@
 package drover
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,259 +15,235 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// errTimeout is the cause of a context whose run took too long.
-var errTimeout = errors.New("drover: run timed out")
+// Why a run was cut short, for Handler.CutShort.
+var (
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores the end of its timeout; the cause of its context, too
+	ErrExpired     = errors.New("drover: expired before a run")       // its ExpiresAt had passed when it was claimed
+	ErrExit        = errors.New("handler called runtime.Goexit")      //
+	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
+	ErrIgnoredStop = errors.New("the handler has not returned since") // after its context had ended, when the supervisor stops
+)
 
-// run is one claimed job on its way through a worker.
-type run struct {
-	job             *Job
-	space           Job // that job points to, where the run was claimed
-	sup             *Supervisor
-	worker          *Worker
-	queue           *queueState
-	lease           *lease
-	owner           string // the supervisor id of the claim
-	host            string // where the process ran that died, of a rescued job
-	claimSeq        int
-	attemptedAt     time.Time // of the claim, by the server's clock
-	tier            int16     // of its lane
-	strategy        RetryStrategy
-	timeout         time.Duration
-	uncounted       int
-	expired         bool
-	unreadable      error         // why its row is not known in full; nil: it is
-	putOff          atomic.Bool   // its start was refused, and its row says so
-	timeBound       bool          // RetryUntil is set
-	timeLeft        time.Duration // until then, at the claim
-	deleteCompleted bool
-	tries           int // settles sent; the engine's
+// UndecidedError is why Handler.Decide did not return.
+type UndecidedError struct {
+	Panicked bool
+	Value    any // of the panic; without one it called runtime.Goexit
+}
 
-	late      time.Duration // how long it was due at the claim, by the server's clock
-	claimedAt time.Time
+// Error implements error.
+func (e *UndecidedError) Error() string { return "outcome could not be decided" }
+
+// Run is one claimed job on its way through a worker. NewRun and Crashed of the Handler fill in the exported fields.
+type Run struct {
+	store.Fence     // what its settles compare
+	Task        any // the larger value that the run is part of
+
+	Queue, Kind     string
+	Attempt         int
+	MaxAttempts     int
+	Crashes         int
+	Redrives        int
+	Timeout         time.Duration // 0: none
+	Expired         bool
+	Unreadable      error         // why the row is not known in full; nil: it is
+	TimeBound       bool          // TimeLeft is known
+	TimeLeft        time.Duration // at the claim, until the job must not be retried
+	DeleteCompleted bool
+	Late            time.Duration // how long the job was due at the claim, by the server's clock
+
+	// End is how the run ended. It is set when the run has ended, and from then on the settler's, or the rescuer's.
+	End Outcome
+
+	runner    *runner
+	from      *queueState // the queue that the run was claimed from
+	lease     *lease
+	tier      int16 // of its lane
+	received  time.Time
 	startedAt time.Time
 	ctx       context.Context //nolint:containedctx // a run is one call of a handler
 	lazy      runContext      // what ctx is, once the run has started
 	phase     atomic.Int32
 	unwanted  atomic.Bool             // an operator has ended its job
-	txOutcome atomic.Pointer[outcome] // what SettleTx recorded in the handler's transaction
+	putOff    atomic.Bool             // its start was refused, and its row says so
+	txOutcome atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction
 	txFailed  atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
-	lateTx    *outcome                // the same, once that transaction was seen open after the run's end; the settler's
+
+	// The settler's own.
+	lateTx    *Outcome  // txOutcome, once that transaction was seen open after the run's end
+	tries     int       // settles sent
+	held      int       // how often its row was locked
+	simpler   bool      // End was simplified, because the database refused it
+	refusals  int       // how often the database has refused it since then
+	refusedAt time.Time // the first time
+	notBefore time.Time // when it is tried again
 }
 
+// Outcome is how a run ended, and what its row becomes.
+type Outcome struct {
+	State       store.State
+	Reason      string        // of a discard
+	Class       string        // of a failed run
+	Text        string        // of its error, as stored
+	Fingerprint string        //
+	Entry       []byte        // for the column errors, a store.ErrorEntry; nil: none
+	Delay       time.Duration // until the next run
+	AtOnce      bool          // the next run is due now
+	GiveBack    bool          // the attempt does not count
+	Snoozed     bool
+	Uncounted   bool // by DontCount
+	Crashed     bool // the process died, or the handler ignored its timeout
+	Quarantined bool // the job is convicted of that
+	MaxAttempts int  // for events, if it is not the run's
+	Duration    time.Duration
+	Event       EventKind
+
+	slot *slot // of a retry budget; nil: none
+}
+
+// HandedBack is the outcome of a run that did not take place, or that was cut short for reasons that are not the job's.
+func HandedBack(took time.Duration) Outcome {
+	return Outcome{State: store.Available, AtOnce: true, GiveBack: true, Event: EventReleased, Duration: took}
+}
+
+// Words of the tables that the engine writes itself.
 const (
-	phaseBuffered int32 = iota
-	phaseStarted
-	phaseEnded
+	reasonOperator = "operator"
+	reasonRefused  = "refused"
+	classRefused   = "refused"
 )
 
-// runJob is the life of a run: start, call, decide, settle. It returns false where its goroutine has been replaced:
-// the handler was abandoned, or called runtime.Goexit.
-func (s *Supervisor) runJob(r *run) (goOn bool) {
-	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
-		return true // handed back meanwhile
-	}
-	if r.expired {
-		r.finish()
-		s.settler.settle(r.expiredOutcome())
-		return true
-	}
-	if r.unreadable != nil {
-		r.finish()
-		s.settler.settle(r.unreadableOutcome())
-		return true
-	}
-	if r.unwanted.Load() { // its row says so, and refuses this
-		r.finish()
-		s.settler.settle(r.handedBack())
-		return true
-	}
-	if r.once() && !s.settler.noteStart(r) {
-		r.finish()
-		if !r.putOff.Load() {
-			s.settler.settle(r.handedBack())
-		}
-		return true
-	}
-	r.startedAt = s.now()
-	r.lazy.parent = r.lease.ctx
-	if r.timeout < maxTimeout {
-		r.lazy.deadline = time.Now().Add(r.timeout)
-	}
-	r.ctx = &r.lazy
+// completes reports whether the plain complete statement says all there is to say.
+func (o *Outcome) completes() bool { return o.State == store.Completed }
 
-	var err error
-	returned := false
-	defer func() {
-		if !returned {
-			err = &panicError{exit: true, trace: stack()}
-		}
-		failpoint("ran")
-		defer r.cancel(nil)
-		if r.phase.Load() != phaseStarted { // it was given up
-			return
-		}
-		// This calls the application's code, so it belongs to the run and its timeout.
-		r.decided(func() *outcome { return r.outcomeOf(err) }, func(o *outcome, exited bool) {
-			if goOn = r.end(); goOn {
-				s.settler.settle(o)
-				if exited || !returned {
-					s.startWorker(r.queue)
-				}
-			}
-		})
-	}()
-	s.inFlight.add(r)
-	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
-		r.cancel(ErrCancelled)
-	}
-	s.tellStarted(r)
-	err = r.call()
-	returned = true
-	return goOn
+func (o *Outcome) discard(reason string) {
+	o.State, o.Reason, o.Event = store.Discarded, reason, EventDiscarded
 }
 
-// runContext is a handler's context, made when it is first looked at. A context with a timeout is half of what a short
-// job allocates, and registers with the lease's under a lock that all runs share; a handler that is done at once never
-// asks for it.
-type runContext struct {
-	parent   context.Context //nolint:containedctx // of the one to make
-	deadline time.Time       // zero: none
-
-	mu    sync.Mutex
-	made  context.Context         //nolint:containedctx // nil until it is needed
-	stop  context.CancelCauseFunc // of made
-	over  context.CancelFunc      // of made's timeout; stop does all that it does
-	ended bool
-	cause error // of the end, nil: the handler has returned
+// became notes what the row became, if its failure group has a policy that replaces a retry.
+func (o *Outcome) became(state store.State) {
+	switch {
+	case o.State != store.Retryable:
+	case state == store.Discarded:
+		o.discard(reasonOperator)
+	case state == store.Parked:
+		o.State, o.Event = store.Parked, EventParked
+	}
 }
 
-func (c *runContext) get() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.made == nil {
-		c.made, c.stop = context.WithCancelCause(c.parent)
-		if !c.deadline.IsZero() {
-			c.made, c.over = context.WithDeadlineCause(c.made, c.deadline, errTimeout)
+// due returns when the next run is due, by this process' clock.
+func (o *Outcome) due(now time.Time) time.Time {
+	if o.slot != nil {
+		now = o.slot.taken
+	}
+	return now.Add(o.Delay)
+}
+
+// change is the outcome of r as store.SQLSettle takes it.
+func (o *Outcome) change(r *Run) store.Change {
+	c := store.Change{
+		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int of the table's
+		AtOnce: o.AtOnce, GiveBack: o.GiveBack, Snoozed: o.Snoozed, Uncounted: o.Uncounted, Crashed: o.Crashed, Survived: r.survived(o),
+		Failed: o.Class != "" && o.State != store.Cancelled,
+	}
+	if !r.ClaimedAt.IsZero() {
+		c.ClaimedAt = &r.ClaimedAt
+	}
+	if o.Entry != nil {
+		c.Class, c.Fingerprint, c.Entry = o.Class, o.Fingerprint, o.Entry
+	}
+	if (o.State == store.Retryable || o.State == store.Scheduled) && !o.AtOnce {
+		us, ms := o.Delay.Microseconds(), o.Delay.Milliseconds()
+		if c.DelayUS = &us; o.slot != nil {
+			c.DueUS, c.DelayUS = &o.slot.dueUS, nil
 		}
-		if c.ended {
-			c.stop(c.cause)
+		if o.State == store.Retryable {
+			c.DelayMS = &ms
 		}
 	}
-	return c.made
+	return c
 }
 
-// Deadline implements context.Context.
-func (c *runContext) Deadline() (time.Time, bool) { return c.get().Deadline() }
-
-// Done implements context.Context.
-func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
-
-// Err implements context.Context.
-func (c *runContext) Err() error { return c.get().Err() }
-
-// Value implements context.Context.
-func (c *runContext) Value(key any) any { return c.get().Value(key) }
-
-// why is the cause of the context's end, nil before. It makes no context.
-func (c *runContext) why() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.made != nil {
-		return context.Cause(c.made)
-	}
-	if cause := context.Cause(c.parent); cause != nil {
-		return cause
-	}
-	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
-		return errTimeout
-	}
-	return c.cause
+// survived reports that the process outlived a suspect's run. A completed one needs no acquittal.
+func (r *Run) survived(o *Outcome) bool {
+	return r.Crashes > 0 && !o.Crashed && !r.startedAt.IsZero() && o.Event != EventReleased && !o.completes()
 }
 
-// cancel ends the handler's context.
-func (r *run) cancel(cause error) {
-	c := &r.lazy
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return
-	}
-	c.ended, c.cause = true, cause
-	if c.made != nil {
-		c.stop(cause)
-	}
+// LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.
+func (r *Run) LogValue() slog.Value {
+	return slog.GroupValue(
+		slog.String("id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
+		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
 }
 
-var errExpired = errors.New("drover: expired before a run")
-
-func (s *Supervisor) tellStarted(r *run) {
-	if !s.client.listens(r.ctx, eventStarted) {
-		return
-	}
-	s.client.emit(r.ctx, told{eventStarted, Event{
-		JobID: r.job.ID, Queue: r.job.Queue, Kind: r.job.Kind, Supervisor: r.owner, Attempt: r.job.Attempt,
-		MaxAttempts: r.job.MaxAttempts, Wait: r.late + r.startedAt.Sub(r.claimedAt),
-	}})
-}
-
-// call runs the handler; a panic becomes an error.
-func (r *run) call() (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &panicError{value: p, trace: stack()}
-		}
-	}()
-	return r.worker.handle(r.ctx, r.job)
-}
-
-// end takes the run out of the running ones; only one of worker, watcher and drain can.
-func (r *run) end() bool {
+// endOnce takes the run out of the running ones; only one of worker, watcher and drain can.
+func (r *Run) endOnce() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
 	}
-	r.sup.inFlight.remove(r)
-	r.queue.ran(r.ran())
+	r.runner.inFlight.remove(r)
+	r.from.ran(r.Ran())
 	r.leave()
 	return true
 }
 
 // finish ends a run that needed no handler.
-func (r *run) finish() {
+func (r *Run) finish() {
 	r.phase.Store(phaseEnded)
 	r.leave()
 }
 
 // leave makes room for the next claim.
-func (r *run) leave() {
-	if r.queue.leave(r.tier) {
-		r.sup.claimer.wake() // other queues may have had room and nothing to do: its next poll may be far
+func (r *Run) leave() {
+	if r.from.leave(r.tier) {
+		r.runner.alarm.wake() // other queues may have had room and nothing to do: its next poll may be far
 	}
 }
 
-func (r *run) ran() time.Duration {
+// cancel ends the handler's context.
+func (r *Run) cancel(cause error) { r.lazy.end(cause) }
+
+// once reports whether the job must not run again once its handler may have begun, unless the handler itself asks for it.
+func (r *Run) once() bool { return r.MaxAttempts == 1 }
+
+// Ran is how long the handler has run, 0 if it was not called.
+func (r *Run) Ran() time.Duration {
 	if r.startedAt.IsZero() {
 		return 0
 	}
-	return r.sup.now().Sub(r.startedAt)
+	return r.runner.now().Sub(r.startedAt)
 }
 
-// cause is why the handler's context is over, nil while it is not.
-func (r *run) cause() error {
+// Waited is how long the job was due when its handler started.
+func (r *Run) Waited() time.Duration { return r.Late + r.startedAt.Sub(r.received) }
+
+// Cause is why the handler's context is over, nil while it is not.
+func (r *Run) Cause() error {
 	if r.ctx == &r.lazy {
 		return r.lazy.why()
 	}
 	return context.Cause(r.ctx)
 }
 
-// interrupted reports whether the run was cut short for reasons that are not the job's.
-func (r *run) interrupted() bool {
-	cause := r.cause()
-	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
+// OutOfTime reports whether a retry in d would come after the time until which the job may be retried.
+func (r *Run) OutOfTime(d time.Duration) bool {
+	return r.TimeBound && r.runner.now().Sub(r.received)+d > r.TimeLeft
 }
 
-// outOfTime reports whether a retry in d would come after the job's RetryUntil.
-func (r *run) outOfTime(d time.Duration) bool {
-	return r.timeBound && r.sup.now().Sub(r.claimedAt)+d > r.timeLeft
+// Uncommitted is the failure of a run whose handler returned nil although its SettleTx failed. It is nil if none failed,
+// or a later one did not.
+func (r *Run) Uncommitted() error {
+	if r.txFailed.Load() == nil || r.txOutcome.Load() != nil {
+		return nil
+	}
+	return r.notCommitted()
+}
+
+// notCommitted is the failure of a run that was to be settled in its handler's transaction and was not.
+func (r *Run) notCommitted() error {
+	if failed := r.txFailed.Load(); failed != nil {
+		return fmt.Errorf("%w: %w", pg.ErrNotCommitted, *failed)
+	}
+	return pg.ErrNotCommitted
 }
 
 // How long after its timeout a handler may take to notice: as long again, within these bounds. On a busy machine an
@@ -279,128 +254,60 @@ const (
 )
 
 // deaf reports whether the handler has ignored the end of its context.
-func (r *run) deaf(now time.Time) bool {
-	if r.timeout >= maxTimeout {
+func (r *Run) deaf(now time.Time) bool {
+	if r.Timeout == 0 {
 		return false
 	}
-	grace := max(min(r.timeout, deafGrace), leastDeafGrace)
-	return now.Sub(r.startedAt) > r.timeout+grace
+	grace := max(min(r.Timeout, deafGrace), leastDeafGrace)
+	return now.Sub(r.startedAt) > r.Timeout+grace
 }
 
-// decided calls decide, and passes its outcome on. decide runs code of the application's, such as the methods of an error.
-// If that panics or calls runtime.Goexit, the run has failed. After runtime.Goexit this goroutine ends: exited.
-func (r *run) decided(decide func() *outcome, pass func(o *outcome, exited bool)) {
-	var o *outcome
-	defer func() {
-		exited := false
-		if o == nil {
-			why := "runtime.Goexit"
-			if p := recover(); p != nil {
-				why = "panic: " + recoveredText(p)
-			} else {
-				exited = true
-			}
-			o = &outcome{run: r, duration: r.ran()}
-			o.fail(errors.New("outcome could not be decided: "+why), worthRetry())
-			o.entry = r.errorEntry(o)
-		}
-		pass(o, exited)
-	}()
-	o = decide()
-}
-
-// outcomeOf decides what becomes of a run whose handler returned err.
-func (r *run) outcomeOf(err error) *outcome {
-	if err == nil && r.txFailed.Load() != nil && r.txOutcome.Load() == nil {
-		err = Retry(r.errNotCommitted()) // nil is no completion
-	}
-	return r.decide(err)
-}
-
-// errNotCommitted is the failure of a run that was to be settled in its handler's transaction and was not.
-func (r *run) errNotCommitted() error {
-	if failed := r.txFailed.Load(); failed != nil {
-		return fmt.Errorf("%w: %w", ErrNotCommitted, *failed)
-	}
-	return ErrNotCommitted
-}
-
-// expiredOutcome ends a job that came too late to be run.
-func (r *run) expiredOutcome() *outcome {
-	o := &outcome{run: r, err: errExpired, text: errExpired.Error(), giveBack: true}
-	o.discard(ReasonExpired)
-	return o
-}
-
-// unreadableOutcome ends a job whose metadata, tags or numbers cannot be read.
-func (r *run) unreadableOutcome() *outcome {
-	o := &outcome{run: r}
-	o.fail(&decodeError{"row cannot be read", r.unreadable}, nil)
-	o.entry = r.errorEntry(o)
-	return o
-}
-
-// once reports whether the job must not run again once its handler may have begun, unless the handler itself asks for it.
-func (r *run) once() bool { return r.job.MaxAttempts == 1 }
-
-// handedBack is the outcome of a run that did not take place, or was cut short for reasons that are not the job's.
-func (r *run) handedBack() *outcome {
-	return &outcome{run: r, state: Available, now: true, giveBack: true, event: eventReleased, duration: r.ran()}
-}
-
-// abandonedOutcome is that of a handler that ignores its timeout. It counts as a crash, and nobody else can have been
-// the cause: such a job may never end.
-func (r *run) abandonedOutcome() *outcome {
-	o := &outcome{run: r, duration: r.ran(), crashed: true}
-	o.fail(errTimeout, worthRetry())
-	if r.job.Crashes+1 >= r.sup.cfg.QuarantineAfter {
-		o.discard(ReasonCrashed)
-		o.quarantined = true
-	}
-	o.entry = r.errorEntry(o)
-	return o
-}
+const (
+	phaseBuffered int32 = iota
+	phaseStarted
+	phaseEnded
+)
 
 // runSet is a set of runs. One job may have several: a handler that was given up works on beside the next.
 type runSet struct {
 	mu   sync.Mutex
-	runs map[*run]struct{}
+	runs map[*Run]struct{}
 }
 
-func (s *runSet) add(runs ...*run) {
+func (s *runSet) add(runs ...*Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.runs == nil {
-		s.runs = map[*run]struct{}{}
+		s.runs = map[*Run]struct{}{}
 	}
 	for _, r := range runs {
 		s.runs[r] = struct{}{}
 	}
 }
 
-func (s *runSet) remove(r *run) {
+func (s *runSet) remove(r *Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.runs, r)
 }
 
-func (s *runSet) has(r *run) bool {
+func (s *runSet) has(r *Run) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, found := s.runs[r]
 	return found
 }
 
-func (s *runSet) all() []*run {
+func (s *runSet) all() []*Run {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Keys(s.runs))
 }
 
 // under are the runs claimed by a supervisor of the given id.
-func (s *runSet) under(owner string) (runs []*run) {
+func (s *runSet) under(owner string) (runs []*Run) {
 	for _, r := range s.all() {
-		if r.owner == owner {
+		if r.Owner == owner {
 			runs = append(runs, r)
 		}
 	}
@@ -408,9 +315,9 @@ func (s *runSet) under(owner string) (runs []*run) {
 }
 
 // of are the runs of one job.
-func (s *runSet) of(id string) (runs []*run) {
+func (s *runSet) of(id string) (runs []*Run) {
 	for _, r := range s.all() {
-		if r.job.ID == id {
+		if r.ID == id {
 			runs = append(runs, r)
 		}
 	}
@@ -424,70 +331,10 @@ func (s *runSet) len() int {
 }
 
 // fences are what settles of the runs compare.
-func fences(runs []*run) []store.Fence {
+func fences(runs []*Run) []store.Fence {
 	list := make([]store.Fence, len(runs))
 	for i, r := range runs {
-		list[i] = r.fence()
+		list[i] = r.Fence
 	}
 	return list
-}
-
-func (r *run) fence() store.Fence {
-	return store.Fence{ID: r.job.ID, Owner: r.owner, Seq: r.claimSeq, ClaimedAt: r.attemptedAt}
-}
-
-// newRun makes a run of a claimed job: its policies in their order, job over worker over queue over default.
-func (s *Supervisor) newRun(j *store.Job, q *queueState, l *lease, at, now time.Time) *run {
-	w := s.workers[j.Kind]
-	r := &run{
-		sup: s, worker: w, queue: q, lease: l, owner: l.id, claimSeq: j.ClaimSeq, attemptedAt: at, tier: j.Lane / 10 * 10, claimedAt: now, late: at.Sub(j.ScheduledAt),
-		strategy: w.opts.Retry, timeout: w.opts.Timeout, deleteCompleted: cmp.Or(q.CompletedRetention, s.cfg.CompletedRetention) == DeleteOnCompletion,
-		space: Job{
-			ID: j.ID, Queue: j.Queue, Kind: j.Kind, Args: j.Args, Attempt: j.Attempt, Priority: int(j.Lane % 10),
-			MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.ScheduledAt,
-		},
-	}
-	r.job, r.space.run = &r.space, r
-	if r.strategy == nil {
-		r.strategy = q.Retry
-	}
-	if j.More != nil {
-		r.override(j.More)
-	}
-	if r.strategy == nil {
-		r.strategy = DefaultRetry()
-	}
-	return r
-}
-
-// defaultMaxAttempts is how many runs a job has where nobody says otherwise.
-const defaultMaxAttempts = 20
-
-// override applies what this one job says.
-func (r *run) override(more *store.More) {
-	job := r.job
-	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
-	job.LastError, job.LastDelay = more.LastError, pg.Millis(more.LastDelayMS)
-	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
-	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
-	r.uncounted, r.expired, r.unreadable = more.Uncounted, more.Expired, more.Unreadable
-	if more.TimeoutMS > 0 {
-		r.timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)
-	}
-	if more.RetryLeftMS != nil {
-		r.timeBound, r.timeLeft = true, pg.Span(*more.RetryLeftMS, time.Millisecond)
-	}
-	if string(more.Retry) != "" && string(more.Retry) != "null" {
-		strategy, err := decodeStrategy(more.Retry, r.sup.strategies)
-		if err != nil {
-			r.sup.log.Warn("job's own retry strategy not known here, its worker's used", slog.Any("job", job), slog.String("error", err.Error()))
-			return
-		}
-		r.strategy = strategy
-	}
-}
-
-// unstarted is a run this supervisor holds without having known of it.
-func (s *Supervisor) unstarted(j *store.Held, l *lease) *run {
-	return &run{sup: s, lease: l, owner: l.id, claimSeq: j.ClaimSeq, attemptedAt: j.AttemptedAt.Time, job: &Job{ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts}}
 }

@@ -216,11 +216,11 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &run{sup: sup, queue: sup.queueStates()[0]}
-	r.queue.pending.Store(r.queue.watched.Load() + 1)
+	r := &Run{runner: sup.engine.runner, from: sup.engine.queueStates()[0]}
+	r.from.pending.Store(r.from.watched.Load() + 1)
 	r.finish()
 	select {
-	case <-sup.claimer.signal:
+	case <-sup.engine.claimer.signal:
 	default:
 		t.Error("the claimer did not hear of the room")
 	}
@@ -349,7 +349,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	sup := db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, job *Job) error {
-			if job.run.claimSeq > 1 {
+			if job.task.Seq > 1 {
 				return nil
 			}
 			<-ctx.Done()
@@ -357,7 +357,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 		}),
 	}})
 	heard.wait(t, id, "started")
-	sup.heard("cancel " + id)
+	sup.engine.control.heard("cancel " + id)
 	heard.wait(t, id, "completed")
 	if row := db.endRow(t, id); row.State != Completed || row.Attempt != 1 || row.ClaimSeq != 2 || len(row.Errors) != 0 {
 		t.Errorf("row = %+v", row)
@@ -367,7 +367,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	}
 	once := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{MaxAttempts: 1})
 	heard.wait(t, once, "started")
-	sup.heard("cancel " + once)
+	sup.engine.control.heard("cancel " + once)
 	heard.wait(t, once, "discarded")
 	if row := db.endRow(t, once); row.State != Discarded || row.ClaimSeq != 1 || len(row.Errors) != 1 {
 		t.Errorf("the one with a single attempt = %+v", row)
@@ -453,13 +453,13 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 // timeOut takes the slot of a handler as if it had ignored its timeout. That is what watch does, at a moment of the test's.
 func (s *Supervisor) timeOut(t *testing.T, id string) {
 	t.Helper()
-	runs := s.inFlight.of(id)
-	if len(runs) != 1 || !runs[0].end() {
+	runs := s.engine.inFlight.of(id)
+	if len(runs) != 1 || !runs[0].endOnce() {
 		t.Fatalf("%d runs of the job are at work", len(runs))
 	}
-	s.abandoned.Add(1)
-	s.settler.settle(runs[0].abandonedOutcome())
-	s.startWorker(runs[0].queue)
+	s.engine.runner.abandoned.Add(1)
+	s.engine.settler.settle(deaf(runs[0]))
+	s.engine.runner.startWorker(runs[0].from)
 }
 
 // F-9: where a handler that was given up commits in the end, the row decides what is told.
@@ -569,7 +569,7 @@ func TestARowThatSomeoneElseCompleted(t *testing.T) {
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: DeleteOnCompletion, Workers: []Worker{
 		dynWorker("k", WorkerOpts{}, func(ctx context.Context, job *Job) error {
-			job.run.lease.lose() // others rescue the job, complete it and, as here, delete it
+			job.task.lease.lose() // others rescue the job, complete it and, as here, delete it
 			_, err := db.Exec(context.WithoutCancel(ctx), `delete from jobs where id = $1`, job.ID)
 			return err
 		}),
@@ -629,12 +629,12 @@ func TestWhenAHandlerIsDeaf(t *testing.T) {
 		{3 * time.Second, 6 * time.Second},
 		{time.Hour, time.Hour + 5*time.Second},
 	} {
-		r := &run{timeout: c.timeout, startedAt: time.Unix(1e9, 0)}
+		r := &Run{Timeout: c.timeout, startedAt: time.Unix(1e9, 0)}
 		if r.deaf(r.startedAt.Add(c.deaf)) || !r.deaf(r.startedAt.Add(c.deaf+1)) {
 			t.Errorf("timeout %v: not deaf after %v exactly", c.timeout, c.deaf)
 		}
 	}
-	r := &run{timeout: maxTimeout, startedAt: time.Unix(1e9, 0)}
+	r := &Run{startedAt: time.Unix(1e9, 0)}
 	if r.deaf(r.startedAt.Add(maxTimeout)) {
 		t.Error("deaf without a timeout")
 	}
@@ -726,7 +726,7 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Cancel(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
-	sup.control.interrupt() // the next beat comes at once
+	sup.engine.control.interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
@@ -739,28 +739,28 @@ func TestContextThatIsMadeLate(t *testing.T) {
 	boom := errors.New("boom")
 	for name, c := range map[string]struct {
 		timeout time.Duration
-		happens func(r *run, lose context.CancelCauseFunc)
+		happens func(r *Run, lose context.CancelCauseFunc)
 		err     error // nil: it has not ended
 		cause   error
 	}{
-		"nothing has happened":  {happens: func(*run, context.CancelCauseFunc) {}, timeout: time.Hour},
-		"without a timeout":     {happens: func(*run, context.CancelCauseFunc) {}},
-		"the timeout is over":   {happens: func(*run, context.CancelCauseFunc) {}, timeout: time.Nanosecond, err: context.DeadlineExceeded, cause: errTimeout},
-		"cancelled":             {happens: func(r *run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled) }, timeout: time.Hour, err: context.Canceled, cause: ErrCancelled},
-		"cancelled twice":       {happens: func(r *run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled); r.cancel(boom) }, err: context.Canceled, cause: ErrCancelled},
-		"the handler was done":  {happens: func(r *run, _ context.CancelCauseFunc) { r.cancel(nil) }, timeout: time.Hour, err: context.Canceled, cause: context.Canceled},
-		"the lease was lost":    {happens: func(_ *run, lose context.CancelCauseFunc) { lose(ErrLeaseLost) }, timeout: time.Hour, err: context.Canceled, cause: ErrLeaseLost},
-		"done, then lease lost": {happens: func(r *run, lose context.CancelCauseFunc) { r.cancel(nil); lose(ErrLeaseLost) }, err: context.Canceled},
+		"nothing has happened":  {happens: func(*Run, context.CancelCauseFunc) {}, timeout: time.Hour},
+		"without a timeout":     {happens: func(*Run, context.CancelCauseFunc) {}},
+		"the timeout is over":   {happens: func(*Run, context.CancelCauseFunc) {}, timeout: time.Nanosecond, err: context.DeadlineExceeded, cause: ErrTimeout},
+		"cancelled":             {happens: func(r *Run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled) }, timeout: time.Hour, err: context.Canceled, cause: ErrCancelled},
+		"cancelled twice":       {happens: func(r *Run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled); r.cancel(boom) }, err: context.Canceled, cause: ErrCancelled},
+		"the handler was done":  {happens: func(r *Run, _ context.CancelCauseFunc) { r.cancel(nil) }, timeout: time.Hour, err: context.Canceled, cause: context.Canceled},
+		"the lease was lost":    {happens: func(_ *Run, lose context.CancelCauseFunc) { lose(ErrLeaseLost) }, timeout: time.Hour, err: context.Canceled, cause: ErrLeaseLost},
+		"done, then lease lost": {happens: func(r *Run, lose context.CancelCauseFunc) { r.cancel(nil); lose(ErrLeaseLost) }, err: context.Canceled},
 	} {
 		for _, late := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, looked at afterwards: %v", name, late), func(t *testing.T) {
 				t.Parallel()
 				lease, lose := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
 				defer lose(nil)
-				r := &run{}
+				r := &Run{}
 				r.lazy.parent = lease
 				if c.timeout > 0 {
-					r.lazy.deadline = time.Now().Add(c.timeout)
+					r.lazy.until = time.Now().Add(c.timeout)
 				}
 				r.ctx = &r.lazy
 				if !late {
@@ -779,7 +779,7 @@ func TestContextThatIsMadeLate(t *testing.T) {
 					if cause := context.Cause(ctx); c.cause != nil && !errors.Is(cause, c.cause) {
 						t.Errorf("Cause = %v, want %v", cause, c.cause)
 					}
-					if at, ok := ctx.Deadline(); ok != (c.timeout > 0) || ok && !at.Equal(r.lazy.deadline) {
+					if at, ok := ctx.Deadline(); ok != (c.timeout > 0) || ok && !at.Equal(r.lazy.until) {
 						t.Errorf("Deadline = %v, %v", at, ok)
 					}
 					if v := ctx.Value(key{}); v != "value" {

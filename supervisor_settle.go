@@ -31,41 +31,40 @@ const (
 // batches grow under load. It goes on until everything claimed is settled, whatever fails meanwhile.
 type settler struct {
 	*shared
-	sup    *Supervisor
-	signal chan struct{} // something to do
-	idle   chan struct{} // closed once claiming has ended and all is settled
-	book   runSet        // claimed and not yet settled
-	apart  runSet        // not in the book: the database refuses their outcomes
+	budgets  *budgets
+	redriver *redriver
+	signal   chan struct{} // something to do
+	idle     chan struct{} // closed once claiming has ended and all is settled
 
-	mu       sync.Mutex
-	outcomes []*outcome
-	asks     []*ask
-	starts   []*start
+	mu     sync.Mutex
+	ended  []*Run
+	asks   []*ask
+	starts []*start
 
 	// The rest is the settler goroutine's own.
 	link    store.Line
-	locked  []*outcome // their rows were held by someone, or refused them: to be tried again
-	worked  time.Time  // when an outcome was last recorded
-	passed  []string   // jobs whose outcomes were refused, and are recorded now
+	locked  []*Run    // their rows were held by someone, or refused them: to be tried again
+	worked  time.Time // when an outcome was last recorded
+	passed  []string  // jobs whose outcomes were refused, and are recorded now
 	trouble trouble
 	blind   error   // of the last round trip: what was not settled could not be looked at
 	noting  trouble // of starts: it must not hold up the settles
 	slots   trouble // of retry budgets
 }
 
-func newSettler(s *Supervisor) *settler {
+func newSettler(s *shared, b *budgets, r *redriver) *settler {
 	e := &settler{
-		shared: s.shared, sup: s, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.NewLine(s.client.desk.pool),
+		shared: s, budgets: b, redriver: r, signal: make(chan struct{}, 1), idle: make(chan struct{}), link: store.NewLine(s.pool),
 		noting: trouble{means: "jobs with a single attempt do not start"}, slots: trouble{means: "retries wait for their budgets"},
 	}
 	e.trouble = trouble{means: "outcomes wait in memory", link: &e.link}
 	return e
 }
 
-// settle hands over how a run ended. It does not block.
-func (e *settler) settle(o *outcome) {
+// settle takes over a run that has ended. It does not block.
+func (e *settler) settle(r *Run) {
 	e.mu.Lock()
-	e.outcomes = append(e.outcomes, o)
+	e.ended = append(e.ended, r)
 	e.mu.Unlock()
 	e.poke()
 }
@@ -112,8 +111,8 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 		if wait := e.noting.until.Sub(now); wait > 0 {
 			rest = min(rest, wait)
 		}
-		for _, o := range e.locked {
-			rest = min(rest, o.notBefore.Sub(now))
+		for _, r := range e.locked {
+			rest = min(rest, r.notBefore.Sub(now))
 		}
 		timer.Reset(max(rest, 0))
 		select {
@@ -132,51 +131,51 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 func (e *settler) behind() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.outcomes)+e.apart.len() > maxWaiting
+	return len(e.ended)+e.apart.len() > maxWaiting
 }
 
 // take returns outcomes for one round trip.
-func (e *settler) take(now time.Time) (out []*outcome) {
+func (e *settler) take(now time.Time) (out []*Run) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.outcomes) > maxWaiting {
+	if len(e.ended) > maxWaiting {
 		defer func() {
-			if len(e.outcomes) <= maxWaiting {
-				e.sup.claimer.wake()
+			if len(e.ended) <= maxWaiting {
+				e.alarm.wake()
 			}
 		}()
 	}
-	e.locked = slices.DeleteFunc(e.locked, func(o *outcome) bool {
-		if now.Before(o.notBefore) {
+	e.locked = slices.DeleteFunc(e.locked, func(r *Run) bool {
+		if now.Before(r.notBefore) {
 			return false
 		}
-		e.outcomes = append(e.outcomes, o)
+		e.ended = append(e.ended, r)
 		return true
 	})
 	complete, other := 0, 0
-	for i, o := range e.outcomes {
-		if o.completes() {
+	for i, r := range e.ended {
+		if r.End.completes() {
 			complete++
 		} else {
 			other++
 		}
 		if complete == maxComplete || other == store.MaxSettle {
-			out, e.outcomes = e.outcomes[:i+1:i+1], e.outcomes[i+1:]
+			out, e.ended = e.ended[:i+1:i+1], e.ended[i+1:]
 			return out
 		}
 	}
-	out, e.outcomes = e.outcomes, nil
+	out, e.ended = e.ended, nil
 	return out
 }
 
-func (e *settler) putBack(out []*outcome) {
+func (e *settler) putBack(out []*Run) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.outcomes = append(out, e.outcomes...)
+	e.ended = append(out, e.ended...)
 }
 
 // trip is one round trip of settles.
-func (e *settler) trip(base context.Context, out []*outcome) {
+func (e *settler) trip(base context.Context, out []*Run) {
 	ctx, cancel := context.WithTimeout(base, min(tripTimeout, e.cfg.Lease/2))
 	defer cancel()
 	conn, err := e.link.Get(ctx)
@@ -223,15 +222,15 @@ func (e *settler) trip(base context.Context, out []*outcome) {
 
 // oncePerJob keeps one of the outcomes that store.SQLSettle knows by their jobs' ids; a second one, of another claim, goes with
 // the next round trip.
-func (e *settler) oncePerJob(out []*outcome) []*outcome {
+func (e *settler) oncePerJob(out []*Run) []*Run {
 	seen := map[string]bool{}
-	return slices.DeleteFunc(out, func(o *outcome) bool {
-		if o.completes() {
+	return slices.DeleteFunc(out, func(r *Run) bool {
+		if r.End.completes() {
 			return false
 		}
-		twice := seen[o.run.job.ID]
-		if seen[o.run.job.ID] = true; twice {
-			e.later(o, 0)
+		twice := seen[r.ID]
+		if seen[r.ID] = true; twice {
+			e.later(r, 0)
 		}
 		return twice
 	})
@@ -246,7 +245,7 @@ func (e *settler) asked() bool {
 // settling is a round trip's settles, and the outcomes that they are of.
 type settling struct {
 	store.Settlement
-	completed [][]*outcome // of each completion
+	completed [][]*Run // of each completion
 }
 
 type fenceGroup struct {
@@ -257,24 +256,24 @@ type fenceGroup struct {
 
 // settlingOf makes one transaction of the outcomes: a completion for each fence among the completed runs (nearly always
 // one), and the changes of each owner among the others.
-func settlingOf(out []*outcome, bound time.Duration) *settling {
+func settlingOf(out []*Run, bound time.Duration) *settling {
 	s := &settling{Settlement: store.Settlement{Changes: map[string][]store.Change{}, Bound: bound, Became: map[string]store.State{}}}
-	complete := map[fenceGroup][]*outcome{}
-	for _, o := range out {
-		o.run.tries++
-		switch r := o.run; {
+	complete := map[fenceGroup][]*Run{}
+	for _, r := range out {
+		r.tries++
+		switch {
 		case r.txOutcome.Load() != nil:
 			// The handler's transaction settled it, or did not: afterSettle looks.
-		case o.completes():
-			key := fenceGroup{r.owner, r.claimSeq, r.deleteCompleted}
-			complete[key] = append(complete[key], o)
+		case r.End.completes():
+			key := fenceGroup{r.Owner, r.Seq, r.DeleteCompleted}
+			complete[key] = append(complete[key], r)
 		default:
-			s.Changes[r.owner] = append(s.Changes[r.owner], o.change())
+			s.Changes[r.Owner] = append(s.Changes[r.Owner], r.End.change(r))
 		}
 	}
 	s.Completions = make([]store.Completion, 0, len(complete))
 	for key, group := range complete {
-		slices.SortFunc(group, func(a, b *outcome) int { return strings.Compare(a.run.job.ID, b.run.job.ID) })
+		slices.SortFunc(group, func(a, b *Run) int { return strings.Compare(a.ID, b.ID) })
 		s.Completions = append(s.Completions, key.completion(group))
 		s.completed = append(s.completed, group)
 	}
@@ -285,22 +284,22 @@ func settlingOf(out []*outcome, bound time.Duration) *settling {
 // empty reports that there is nothing to send.
 func (s *settling) empty() bool { return len(s.Completions)+len(s.Changes) == 0 }
 
-func (g fenceGroup) completion(group []*outcome) store.Completion {
+func (g fenceGroup) completion(group []*Run) store.Completion {
 	c := store.Completion{Owner: g.owner, Seq: g.seq, Delete: g.del, IDs: make([]string, len(group)), Which: make([]int32, len(group))}
 	known := map[time.Time]int32{}
-	for i, o := range group {
-		at := o.run.attemptedAt
+	for i, r := range group {
+		at := r.ClaimedAt
 		if known[at] == 0 {
 			c.At = append(c.At, at)
 			known[at] = int32(len(c.At)) //nolint:gosec // at most maxComplete
 		}
-		c.IDs[i], c.Which[i] = o.run.job.ID, known[at]
+		c.IDs[i], c.Which[i] = r.ID, known[at]
 	}
 	return c
 }
 
 // afterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
-func (e *settler) afterSettle(ctx context.Context, conn store.Session, out []*outcome, s *settling, err error) {
+func (e *settler) afterSettle(ctx context.Context, conn store.Session, out []*Run, s *settling, err error) {
 	switch {
 	case len(out) == 0:
 		return
@@ -311,24 +310,24 @@ func (e *settler) afterSettle(ctx context.Context, conn store.Session, out []*ou
 		e.putBack(out)
 		return
 	}
-	var unsure []*outcome
-	for i, outcomes := range s.completed {
-		if int(s.Completions[i].N) == len(outcomes) {
-			e.done(outcomes...)
+	var unsure []*Run
+	for i, group := range s.completed {
+		if int(s.Completions[i].N) == len(group) {
+			e.done(group...)
 		} else {
-			unsure = append(unsure, outcomes...)
+			unsure = append(unsure, group...)
 		}
 	}
-	for _, o := range out {
+	for _, r := range out {
 		switch {
-		case o.run.txOutcome.Load() != nil:
-			unsure = append(unsure, o)
-		case o.completes():
-		case s.Became[o.run.job.ID] != "":
-			o.became(State(s.Became[o.run.job.ID]))
-			e.done(o)
+		case r.txOutcome.Load() != nil:
+			unsure = append(unsure, r)
+		case r.End.completes():
+		case s.Became[r.ID] != "":
+			r.End.became(s.Became[r.ID])
+			e.done(r)
 		default:
-			unsure = append(unsure, o)
+			unsure = append(unsure, r)
 		}
 	}
 	if len(unsure) > 0 {
@@ -337,48 +336,48 @@ func (e *settler) afterSettle(ctx context.Context, conn store.Session, out []*ou
 }
 
 // unsent takes back the count of a try that certainly changed nothing.
-func unsent(out ...*outcome) {
-	for _, o := range out {
-		o.run.tries--
+func unsent(out ...*Run) {
+	for _, r := range out {
+		r.tries--
 	}
 }
 
 // pickApart settles in parts the outcomes that the database refused together. An outcome that is refused by itself is
 // settled again in simpler words. If that is refused as well, the outcome waits by itself, and nothing waits for it.
-func (e *settler) pickApart(base context.Context, out []*outcome) error {
-	open := map[*outcome]bool{}
-	for _, o := range out {
-		open[o] = true
+func (e *settler) pickApart(base context.Context, out []*Run) error {
+	open := map[*Run]bool{}
+	for _, r := range out {
+		open[r] = true
 	}
-	settle := func(part []*outcome) error {
+	settle := func(part []*Run) error {
 		err := e.settlePart(base, part)
 		if err == nil {
-			for _, o := range part {
-				delete(open, o)
+			for _, r := range part {
+				delete(open, r)
 			}
 		}
 		return err
 	}
-	err := pg.BisectFailed(out, settle, func(o *outcome, err error) error {
-		if !o.replaced && (!pg.TimedOut(err) || o.refusals > 0) {
-			o.simplify()
-			if err = settle([]*outcome{o}); err == nil || !pg.RowsFault(err) {
+	err := pg.BisectFailed(out, settle, func(r *Run, err error) error {
+		if !r.simpler && (!pg.TimedOut(err) || r.refusals > 0) {
+			r.simplify()
+			if err = settle([]*Run{r}); err == nil || !pg.RowsFault(err) {
 				return err
 			}
 		}
-		delete(open, o)
-		return e.refused(base, o, err)
+		delete(open, r)
+		return e.refused(base, r, err)
 	})
-	for _, o := range out {
-		if open[o] {
-			e.putBack([]*outcome{o})
+	for _, r := range out {
+		if open[r] {
+			e.putBack([]*Run{r})
 		}
 	}
 	return err
 }
 
 // settlePart is a round trip of a walk: the server ends its statements early, so that one row costs little.
-func (e *settler) settlePart(base context.Context, part []*outcome) error {
+func (e *settler) settlePart(base context.Context, part []*Run) error {
 	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
@@ -405,49 +404,48 @@ const settleTries = 5
 
 // refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
 // the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out.
-func (e *settler) refused(base context.Context, o *outcome, why error) error {
-	r := o.run
+func (e *settler) refused(base context.Context, r *Run, why error) error {
 	e.apart.add(r) // first: the audit reads the book, and then these
 	e.book.remove(r)
-	if o.refusals++; o.refusals == 1 {
-		o.refusedAt = e.now()
+	if r.refusals++; r.refusals == 1 {
+		r.refusedAt = e.now()
 	}
 	became := ""
-	if o.refusals >= settleTries && !pg.TimedOut(why) && e.worked.After(o.refusedAt) || o.refusals == 1 {
+	if r.refusals >= settleTries && !pg.TimedOut(why) && e.worked.After(r.refusedAt) || r.refusals == 1 {
 		ctx, cancel := e.tripContext(base)
 		defer cancel()
 		conn, err := e.link.Get(ctx)
 		if err != nil {
-			e.later(o, refusedPause)
+			e.later(r, refusedPause)
 			return err
 		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
-		g := &store.Refused{Path: store.PathSettle, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, ClaimedAt: &r.attemptedAt, Why: why, Aside: o.refusals == 1}
+		g := &store.Refused{Path: store.PathSettle, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Aside: r.refusals == 1}
 		if became, err = conn.GiveUp(ctx, g, e.walkBound()); err != nil {
-			e.later(o, refusedPause)
+			e.later(r, refusedPause)
 			return err
 		}
 		if became != "" {
-			e.sup.tellRefused(base, store.PathSettle, r.job, became, why)
+			e.logRefused(base, store.PathSettle, r, became, why)
 		}
 		switch became {
 		case store.SetAside:
 		case "": // its row is locked, or not as it was: the next try finds out
 		default:
-			e.gone(o)
+			e.gone(r)
 			return nil
 		}
 	}
-	e.later(o, min(refusedPause<<min(o.refusals-1, 10), mostRefusedPause))
+	e.later(r, min(refusedPause<<min(r.refusals-1, 10), mostRefusedPause))
 	return nil
 }
 
 // look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
 // transaction, ended by an operator, held by someone, or not ours any more.
-func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcome) {
+func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	ids := make([]string, len(unsure))
-	for i, o := range unsure {
-		ids[i] = o.run.job.ID
+	for i, r := range unsure {
+		ids[i] = r.ID
 	}
 	seen, alive, err := conn.Look(ctx, ids)
 	if err != nil {
@@ -456,75 +454,81 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*outcom
 		e.blind = err
 		return
 	}
-	for _, o := range unsure {
-		if l := o.run.lease; !alive[l.id] && !l.ended.Load() {
+	for _, r := range unsure {
+		if l := r.lease; !alive[l.id] && !l.ended.Load() {
 			l.lose() // control will hear of it
-			e.sup.control.interrupt()
+			e.beatSoon()
 		}
-		row, exists := seen[o.run.job.ID]
-		switch o.found(row, exists) {
+		row, exists := seen[r.ID]
+		switch r.found(row, exists) {
 		case foundSettled:
-			if row.LastClaimedBy(o.run.fence()) {
-				o.became(State(row.State))
+			if row.LastClaimedBy(r.Fence) {
+				r.End.became(row.State)
 			}
-			e.done(o)
+			e.done(r)
 		case foundInTx:
-			if o.err != nil {
+			if r.End.Class != "" {
 				e.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
-					slog.Any("job", o.run.job), slog.String("error", o.text))
+					slog.Any("job", r), slog.String("error", r.End.Text))
 			}
-			e.done(o.inTx())
+			r.endInTx()
+			e.done(r)
 		case foundNotCommitted:
-			unsent(o)
-			_ = guarded(func() { o.run.decided(o.notCommitted, func(o *outcome, _ bool) { e.putBack([]*outcome{o}) }) })
-		case foundHeld:
-			unsent(o)
-			if o.held++; o.held == mostHeld {
-				e.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
-					slog.Any("job", o.run.job))
+			unsent(r)
+			r.lateTx = r.txOutcome.Swap(nil)
+			if r.End.completes() { // an error that the handler returned counts as usual, nil without a commit is one
+				r.End = e.handler.CutShort(r, r.notCommitted())
 			}
-			e.later(o, lockedPause)
+			e.putBack([]*Run{r})
+		case foundHeld:
+			unsent(r)
+			if r.held++; r.held == mostHeld {
+				e.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
+					slog.Any("job", r))
+			}
+			e.later(r, lockedPause)
 		case foundEnded:
-			e.done(o.ended(row))
+			r.endByOperator(row)
+			e.done(r)
 		case foundStale:
-			e.gone(o)
-			e.reporter.tell(o.tell(eventStaleSettle))
-			if exists && !o.run.lease.ended.Load() {
-				e.sup.goneBack() // for nobody may take it while we have the lease
+			e.gone(r)
+			e.report(EventStaleSettle, r)
+			if exists && !r.lease.ended.Load() {
+				e.rewound() // for nobody may take it while we have the lease
 			}
 		}
 	}
 }
 
-// later tries an outcome again after a pause.
-func (e *settler) later(o *outcome, pause time.Duration) {
-	o.notBefore = e.now().Add(pause)
-	e.locked = append(e.locked, o)
+// later settles a run again after a pause.
+func (e *settler) later(r *Run, pause time.Duration) {
+	r.notBefore = e.now().Add(pause)
+	e.locked = append(e.locked, r)
 }
 
 // gone forgets a run whose end is recorded, or is not ours to record.
-func (e *settler) gone(o *outcome) {
+func (e *settler) gone(r *Run) {
 	e.worked = e.now()
-	e.book.remove(o.run)
-	if o.refusals > 0 {
-		e.apart.remove(o.run)
-		e.passed = append(e.passed, o.run.job.ID)
+	e.book.remove(r)
+	if r.refusals > 0 {
+		e.apart.remove(r)
+		e.passed = append(e.passed, r.ID)
 	}
 }
 
-// done tells of settled runs.
-func (e *settler) done(outcomes ...*outcome) {
-	for _, o := range outcomes {
-		e.gone(o)
-		e.sup.redriver.ended(o.run.job)
-		if o.state == Retryable || o.state == Scheduled {
-			e.sup.claimer.noteDue(o.due(e.now()))
+// done reports settled runs.
+func (e *settler) done(runs ...*Run) {
+	for _, r := range runs {
+		e.gone(r)
+		e.redriver.ended(r)
+		if r.End.State == store.Retryable || r.End.State == store.Scheduled {
+			e.alarm.noteDue(r.End.due(e.now()))
 		}
-		if o.quarantined || e.sup.client.listens(o.run.lease.ctx, o.event) {
-			e.reporter.tell(o.tellAll()...)
+		if r.End.Quarantined || e.handler.Hears(r.lease.ctx, r.End.Event) {
+			e.reportEnd(r)
 		}
 	}
-	if e.sup.solo.Load() != nil {
-		e.sup.claimer.poke() // it waits for the last to be settled
+	if e.solo.Load() != nil {
+		e.alarm.poke() // the claimer waits for the last to be settled
 	}
 }

@@ -232,9 +232,9 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 				db.exec(t, `update jobs set `+taken)
 				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
 				close(release)
-				ends := []eventKind{eventCompleted, eventFailed, eventDiscarded, eventSnoozed, eventCancelled, eventReleased}
+				ends := []EventKind{EventCompleted, EventFailed, EventDiscarded, EventSnoozed, EventCancelled, EventReleased}
 				eventually(t, func() bool {
-					return book.count(eventStaleSettle, id) == 1 || slices.ContainsFunc(ends, func(kind eventKind) bool { return book.count(kind, id) > 0 })
+					return book.count(EventStaleSettle, id) == 1 || slices.ContainsFunc(ends, func(kind EventKind) bool { return book.count(kind, id) > 0 })
 				})
 				if after := value[string](t, db, `select row_to_json(j)::text from jobs j`); after != before {
 					t.Errorf("the row changed:\n%s\n%s", before, after)
@@ -260,10 +260,10 @@ func TestCompletionsPassLockedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(t.Context())
-	if _, err := holder.Exec(t.Context(), `select from jobs where id = $1 for update`, runs[0].job.ID); err != nil {
+	if _, err := holder.Exec(t.Context(), `select from jobs where id = $1 for update`, runs[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	s.settle(t, runs[0].decide(nil), runs[1].decide(nil), runs[2].decide(nil))
+	s.settle(t, decided(runs[0], nil), decided(runs[1], nil), decided(runs[2], nil))
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
 		t.Errorf("%d jobs are completed beside a locked one, want 2", n)
 	}
@@ -276,16 +276,16 @@ func TestABadRowIsFoundByHalves(t *testing.T) {
 	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
 	const n = 20
 	s, runs := db.failing(t, n, SupervisorConfig{})
-	outcomes := make([]*outcome, n)
+	outcomes := make([]*Run, n)
 	for i, r := range runs {
-		outcomes[i] = r.decide(errBoom)
+		outcomes[i] = decided(r, errBoom)
 	}
-	outcomes[13] = runs[13].decide(errors.New("poison"))
+	outcomes[13] = decided(runs[13], errors.New("poison"))
 	s.settle(t, outcomes...)
 	if left := value[int](t, db, `select count(*) from jobs where state <> 'retryable'`); left != 0 {
 		t.Errorf("%d of %d jobs are not settled by one trip", left, n)
 	}
-	if text := value[string](t, db, `select coalesce(errors->0->>'error', 'none') from jobs where id = $1`, runs[13].job.ID); text != "outcome could not be encoded" {
+	if text := value[string](t, db, `select coalesce(errors->0->>'error', 'none') from jobs where id = $1`, runs[13].ID); text != "outcome could not be encoded" {
 		t.Errorf("the refused one tells %q", text)
 	}
 }
@@ -297,7 +297,7 @@ func TestDelaysGoByTheServersClock(t *testing.T) {
 	for _, skew := range []time.Duration{-5 * time.Hour, 5 * time.Hour} {
 		s, runs := db.failing(t, 2, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Minute)}}})
 		s.now = func() time.Time { return time.Now().Add(skew) }
-		s.settle(t, runs[0].decide(errBoom), runs[1].decide(Snooze(time.Minute)))
+		s.settle(t, decided(runs[0], errBoom), decided(runs[1], Snooze(time.Minute)))
 	}
 	if n := value[int](t, db, `select count(*) from jobs where scheduled_at - now() between '0 s' and '1 min' and state in ('retryable', 'scheduled')`); n != 4 {
 		t.Errorf("%d of 4 jobs are due within the next minute", n)
@@ -312,14 +312,14 @@ func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 		err   error
 		sql   string
 		keep  time.Duration
-		kind  eventKind
+		kind  EventKind
 		state string
 	}{
-		"completed":             {nil, store.SQLComplete, 0, eventCompleted, "completed"},
-		"completed and deleted": {nil, store.SQLCompleteDelete, DeleteOnCompletion, eventCompleted, ""},
-		"failed":                {errors.New("no"), store.SQLSettle, 0, eventFailed, "retryable"},
-		"snoozed":               {Snooze(time.Hour), store.SQLSettle, 0, eventSnoozed, "scheduled"},
-		"discarded":             {Discard(errors.New("no")), store.SQLSettle, 0, eventDiscarded, "discarded"},
+		"completed":             {nil, store.SQLComplete, 0, EventCompleted, "completed"},
+		"completed and deleted": {nil, store.SQLCompleteDelete, DeleteOnCompletion, EventCompleted, ""},
+		"failed":                {errors.New("no"), store.SQLSettle, 0, EventFailed, "retryable"},
+		"snoozed":               {Snooze(time.Hour), store.SQLSettle, 0, EventSnoozed, "scheduled"},
+		"discarded":             {Discard(errors.New("no")), store.SQLSettle, 0, EventDiscarded, "discarded"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -339,7 +339,7 @@ func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 			if n := wire.cutSoFar(); n != 1 {
 				t.Errorf("%d connections were cut", n)
 			}
-			if n := book.count(eventStaleSettle, ""); n > 0 {
+			if n := book.count(EventStaleSettle, ""); n > 0 {
 				t.Errorf("%d settles passed for stale", n)
 			}
 			if n := runs.Load(); n != 2 {
@@ -407,7 +407,7 @@ func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
 					}
 				}
 				_, err := tx.Exec(t.Context(), `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else'`)
-				s.settle(t, &outcome{run: r, state: Completed, event: eventCompleted})
+				s.settle(t, endedBy(r, Outcome{State: store.Completed, Event: EventCompleted}))
 				return err
 			})
 			if err != nil {
@@ -419,9 +419,9 @@ func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
 			s.settler.retryLocked()
 			s.settle(t)
 			s.reporter.close()
-			s.reporter.run(t.Context(), db.client)
-			if book.count(eventStaleSettle, id) != 1 || book.count(eventCompleted, id) > 0 {
-				t.Errorf("%d told as stale, %d as completed", book.count(eventStaleSettle, id), book.count(eventCompleted, id))
+			s.reporter.run(t.Context(), s.handler)
+			if book.count(EventStaleSettle, id) != 1 || book.count(EventCompleted, id) > 0 {
+				t.Errorf("%d told as stale, %d as completed", book.count(EventStaleSettle, id), book.count(EventCompleted, id))
 			}
 			if r.lease.ended.Load() != byRescuer {
 				t.Errorf("lease ended: %v", r.lease.ended.Load())
@@ -444,9 +444,9 @@ func TestSettleIsTriedAgainWhileTheDatabaseRefuses(t *testing.T) {
 	eventually(t, func() bool { return runs.Load() == 20 })
 	db.exec(t, `drop trigger refuse on jobs`)
 	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed' and claim_seq = 1`)
-	eventually(t, func() bool { return book.count(eventCompleted, "") == 20 })
-	if runs.Load() != 20 || book.count(eventStaleSettle, "") > 0 {
-		t.Errorf("%d runs, %d stale settles", runs.Load(), book.count(eventStaleSettle, ""))
+	eventually(t, func() bool { return book.count(EventCompleted, "") == 20 })
+	if runs.Load() != 20 || book.count(EventStaleSettle, "") > 0 {
+		t.Errorf("%d runs, %d stale settles", runs.Load(), book.count(EventStaleSettle, ""))
 	}
 }
 
@@ -493,13 +493,13 @@ func TestClaimsWaitForTheSettler(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
 	db.enqueueJobs(t, 1, nil)
-	waiting := &outcome{run: &run{sup: s.Supervisor}, state: Completed}
-	s.settler.outcomes = slices.Repeat([]*outcome{waiting}, maxWaiting+1)
+	waiting := &Run{runner: s.runner, End: Outcome{State: store.Completed}}
+	s.settler.ended = slices.Repeat([]*Run{waiting}, maxWaiting+1)
 	s.claimer.wake()
 	if s.claimer.request(s.now()) != nil {
 		t.Fatalf("a claim beside %d outcomes that wait", maxWaiting+1)
 	}
-	for len(s.settler.outcomes) > maxWaiting {
+	for len(s.settler.ended) > maxWaiting {
 		if s.claimer.poked {
 			t.Fatal("claims go on before the settler has caught up")
 		}

@@ -6,9 +6,9 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// solo takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
-func (c *control) solo(ctx context.Context, conn store.Session, l *lease, queue string) error {
-	now, order := c.now(), c.sup.solo.Load()
+// takeTurns takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
+func (c *control) takeTurns(ctx context.Context, conn store.Session, l *lease, queue string) error {
+	now, order := c.now(), c.solo.Load()
 	draining := c.draining.Load()
 	switch {
 	case order != nil && !order.over.Load():
@@ -18,8 +18,8 @@ func (c *control) solo(ctx context.Context, conn store.Session, l *lease, queue 
 			return err
 		}
 		c.turns.End(now, order.idle.Load())
-		c.sup.solo.Store(nil)
-		c.sup.claimer.wake()
+		c.solo.Store(nil)
+		c.alarm.wake()
 		return nil
 	case order == nil:
 		if queue == "" || draining || !c.turns.May(now) {
@@ -30,7 +30,7 @@ func (c *control) solo(ctx context.Context, conn store.Session, l *lease, queue 
 		}
 		c.turns.Begin(now)
 	}
-	c.sup.solo.Store(&soloOrder{queue: queue, idleBy: now.Add(c.turns.Patience)})
-	c.sup.claimer.wake()
+	c.solo.Store(&soloOrder{queue: queue, idleBy: now.Add(c.turns.Patience)})
+	c.alarm.wake()
 	return nil
 }

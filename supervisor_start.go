@@ -12,14 +12,14 @@ import (
 
 // start is a run that waits for the note that it starts.
 type start struct {
-	run   *run
+	run   *Run
 	noted chan bool
 }
 
 // noteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
 // before it the job has certainly not run. It returns false if the claim or the lease is over, the row is locked, or the
 // database refuses the note.
-func (e *settler) noteStart(r *run) bool {
+func (e *settler) noteStart(r *Run) bool {
 	s := &start{r, make(chan bool, 1)}
 	e.mu.Lock()
 	e.starts = append(e.starts, s)
@@ -48,7 +48,7 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	}
 	noted := map[string]time.Time{}
 	type bad struct {
-		run *run
+		run *Run
 		err error
 	}
 	var refused []bad
@@ -71,8 +71,8 @@ func (e *settler) noteStarts(base context.Context, now time.Time) bool {
 	}
 	e.noting.over(base, e.shared)
 	for _, s := range starts {
-		at, found := noted[s.run.job.ID]
-		s.noted <- found && at.Equal(s.run.attemptedAt)
+		at, found := noted[s.run.ID]
+		s.noted <- found && at.Equal(s.run.ClaimedAt)
 	}
 	return true
 }
@@ -87,7 +87,7 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 	}
 	list := make([]store.Fence, len(part))
 	for i, s := range part {
-		list[i] = s.run.fence()
+		list[i] = s.run.Fence
 	}
 	read, err := conn.Start(ctx, list, e.cfg.Lease/12)
 	maps.Copy(noted, read)
@@ -95,7 +95,7 @@ func (e *settler) notePart(base context.Context, part []*start, noted map[string
 }
 
 // startRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
-func (e *settler) startRefused(base context.Context, r *run, why error, aside bool) error {
+func (e *settler) startRefused(base context.Context, r *Run, why error, aside bool) error {
 	ctx, cancel := e.tripContext(base)
 	defer cancel()
 	conn, err := e.connect(ctx)
@@ -103,17 +103,17 @@ func (e *settler) startRefused(base context.Context, r *run, why error, aside bo
 		return err
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
-	g := &store.Refused{Path: store.PathClaim, Owner: r.owner, ID: r.job.ID, Seq: r.claimSeq, ClaimedAt: &r.attemptedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
+	g := &store.Refused{Path: store.PathClaim, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
 	became, err := conn.GiveUp(ctx, g, e.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
 	if became == store.SetAside {
-		e.sup.claimer.refused.reread.Store(true)
+		e.rereadAside.Store(true)
 	} else {
 		r.putOff.Store(true)
 		e.book.remove(r)
 	}
-	e.sup.tellRefused(base, store.PathClaim, r.job, became, why)
+	e.logRefused(base, store.PathClaim, r, became, why)
 	return nil
 }

@@ -132,15 +132,15 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		wire.arm("insert into drover_supervisors", "")
-		sup.control.base = context.Background()
-		if err := sup.control.register(t.Context()); err == nil || wire.cutSoFar() != 1 {
+		sup.engine.control.base = context.Background()
+		if err := sup.engine.control.register(t.Context()); err == nil || wire.cutSoFar() != 1 {
 			t.Fatalf("register = %v, %d cut", err, wire.cutSoFar())
 		}
 		db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
 		want := 0
 		if stops {
-			sup.control.endStrays(t.Context())
-		} else if err := sup.control.register(t.Context()); err != nil {
+			sup.engine.control.endStrays(t.Context())
+		} else if err := sup.engine.control.register(t.Context()); err != nil {
 			t.Fatal(err)
 		} else {
 			want = 1
@@ -151,7 +151,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if got := value[int](t, db, `select count(distinct supervisor) from drover_sleepers`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
-		sup.control.link.Close(t.Context())
+		sup.engine.control.link.Close(t.Context())
 	}
 }
 
@@ -162,7 +162,7 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	id := s.lease.Load().id
-	if err := s.AddQueue(t.Context(), Queue{Name: "late"}); err != nil {
+	if err := s.sup.AddQueue(t.Context(), Queue{Name: "late"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them

@@ -38,7 +38,7 @@ func (c *control) sweep(ctx context.Context, conn store.Session, l *lease, reply
 	}
 	started := c.now()
 	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
-	first := started.Before(c.floorsBy) && c.sup.claimer.floors.None()
+	first := started.Before(c.floorsBy) && c.claimer.floors.None()
 	if !mine || first || started.Before(c.sweepAt) {
 		if !mine {
 			c.sweeps = turn
@@ -47,8 +47,8 @@ func (c *control) sweep(ctx context.Context, conn store.Session, l *lease, reply
 	}
 	c.sweeps = turn
 	defer func() { c.sweepAt = c.now().Add(9 * c.now().Sub(started)) }() // also of one that failed
-	c.sup.claimer.audit.want(started)
-	c.sup.claimer.floors.Hold()
+	c.claimer.audit.want(started)
+	c.claimer.floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
 	// Nobody else rescues jobs whose owner has no row in drover_supervisors.
 	switch {
@@ -81,7 +81,7 @@ type sweepOrder struct {
 
 // lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
 func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled []store.HuntLane, err error) {
-	req := c.sup.claimer.allLanes()
+	req := c.claimer.allLanes()
 	lanes := make([]store.SweepLane, len(req.Lanes))
 	for i, g := range req.LaneGroup {
 		lanes[i] = store.SweepLane{Key: floors.Lane{Queue: req.Queues[req.GroupQueue[g-1]-1], N: req.Lanes[i]}, Floor: floors.Floor{At: req.FloorAt[i], ID: req.FloorID[i]}}
@@ -94,7 +94,7 @@ func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled [
 	lowered := false
 	defer func() {
 		if lowered {
-			c.sup.claimer.wake()
+			c.alarm.wake()
 		}
 	}()
 	const leastLook = 10 * time.Millisecond
@@ -109,7 +109,7 @@ func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled [
 			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // half of the lanes would take as long
 		}
 		for _, found := range behind {
-			c.sup.claimer.floors.Lower(found.Lane, found.At)
+			c.claimer.floors.Lower(found.Lane, found.At)
 			lowered = true
 		}
 		peopled = append(peopled, found...)

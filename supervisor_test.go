@@ -111,7 +111,7 @@ func (db *testDB) launch(t testing.TB, cfg SupervisorConfig, edit ...func(*Super
 // withoutAudits is for a launch: the next audit of the supervisor comes after the test. Only a test that asserts that
 // nothing else happens to a job may use it, if the job runs in this supervisor's name and is not known to it: an audit
 // gives such a job back. All other tests hold beside audits.
-func withoutAudits(s *Supervisor) { s.claimer.audit.ended = time.Now().Add(24 * time.Hour) }
+func withoutAudits(s *Supervisor) { s.engine.claimer.audit.ended = time.Now().Add(24 * time.Hour) }
 
 // stop ends the supervisor and waits for it; a second call does nothing.
 func (l *launched) stop(t testing.TB) {
@@ -127,7 +127,8 @@ func (l *launched) stop(t testing.TB) {
 
 // still is a registered supervisor of which nothing runs: tests drive its parts by hand.
 type still struct {
-	*Supervisor
+	*Engine
+	sup *Supervisor
 }
 
 func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
@@ -145,15 +146,16 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sup.start(t.Context(), context.Background()); err != nil {
+	e := sup.engine
+	if err := e.control.start(t.Context(), context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		sup.control.link.Close(context.Background())
-		sup.claimer.link.Close(context.Background())
-		sup.settler.link.Close(context.Background())
+		e.control.link.Close(context.Background())
+		e.claimer.link.Close(context.Background())
+		e.settler.link.Close(context.Background())
 	})
-	return &still{sup}
+	return &still{e, sup}
 }
 
 // beat is one round of the control goroutine.
@@ -165,7 +167,7 @@ func (s *still) beat(t testing.TB) {
 }
 
 // claim is one round of the claimer; it returns what it put into the buffers.
-func (s *still) claim(t testing.TB) (runs []*run) {
+func (s *still) claim(t testing.TB) (runs []*Run) {
 	t.Helper()
 	s.claimer.wake()
 	plan := s.claimer.request(s.now())
@@ -186,16 +188,42 @@ func (s *still) claim(t testing.TB) (runs []*run) {
 }
 
 // ids are the jobs of runs.
-func ids(runs []*run) []string {
+func ids(runs []*Run) []string {
 	ids, _ := store.Claims(fences(runs))
 	return ids
 }
 
+// endedBy is a run that has ended so.
+func endedBy(r *Run, o Outcome) *Run {
+	r.End = o
+	return r
+}
+
+// jobOf is the job of a run, as its handler sees it.
+func jobOf(r *Run) *Job { return &taskOf(r).job }
+
+// finished is a run whose handler has returned err; it may have settled its job in a transaction.
+func finished(r *Run, err error) *Run { return endedBy(r, r.runner.handler.Decide(r, err)) }
+
+// deaf is a run that was given up because its handler ignores its timeout.
+func deaf(r *Run) *Run { return endedBy(r, r.runner.handler.CutShort(r, ErrTimeout)) }
+
+// slots is a queue with so many.
+func slots(n int) EngineQueue { return EngineQueue{QueuePolicy: store.QueuePolicy{Slots: n}} }
+
+// prune is one walk of the pruner.
+func (db *testDB) prune(ctx context.Context, walk pruneWalk, keep store.Keeping) (pruneWalk, error) {
+	return newPruner(newShared(EngineConfig{Log: db.client.log}, db.client.desk.pool)).prune(ctx, walk, keep)
+}
+
+// decided is a run whose handler has returned err.
+func decided(r *Run, err error) *Run { return endedBy(r, taskOf(r).decide(err)) }
+
 // settle is one round of the settler.
-func (s *still) settle(t testing.TB, outcomes ...*outcome) {
+func (s *still) settle(t testing.TB, runs ...*Run) {
 	t.Helper()
-	for _, o := range outcomes {
-		s.settler.settle(o)
+	for _, r := range runs {
+		s.settler.settle(r)
 	}
 	s.settler.trip(t.Context(), s.settler.take(s.now()))
 }
@@ -207,7 +235,7 @@ type diary struct {
 }
 
 func (d *diary) hooks() []Hooks {
-	note := func(kind eventKind) func(context.Context, Event) {
+	note := func(kind EventKind) func(context.Context, Event) {
 		return func(_ context.Context, e Event) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -215,14 +243,14 @@ func (d *diary) hooks() []Hooks {
 		}
 	}
 	return []Hooks{{
-		Started: note(eventStarted), Completed: note(eventCompleted), Failed: note(eventFailed), Discarded: note(eventDiscarded), Quarantined: note(eventQuarantined),
-		Snoozed: note(eventSnoozed), Cancelled: note(eventCancelled), Released: note(eventReleased), StaleSettle: note(eventStaleSettle),
-		Rescued: note(eventRescued), Parked: note(eventParked), FailureReopened: note(eventFailureReopened),
+		Started: note(EventStarted), Completed: note(EventCompleted), Failed: note(EventFailed), Discarded: note(EventDiscarded), Quarantined: note(EventQuarantined),
+		Snoozed: note(EventSnoozed), Cancelled: note(EventCancelled), Released: note(EventReleased), StaleSettle: note(EventStaleSettle),
+		Rescued: note(EventRescued), Parked: note(EventParked), FailureReopened: note(EventFailureReopened),
 	}}
 }
 
 // count counts the events of a kind, of one job if id is not empty.
-func (d *diary) count(kind eventKind, id string) (n int) {
+func (d *diary) count(kind EventKind, id string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, e := range d.events {
@@ -292,9 +320,9 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 		}
 	})})
 	// As if runs had been quick so far: jobs wait in the buffer.
-	sup.claimer.wake()
+	sup.engine.claimer.wake()
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
-	q := sup.queueStates()[0]
+	q := sup.engine.queueStates()[0]
 	for range 1000 {
 		q.ran(time.Millisecond)
 	}
@@ -309,7 +337,7 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
 		t.Errorf("%d of 2 running jobs were finished", n)
 	}
-	if n := book.count(eventCompleted, ""); n != 2 {
+	if n := book.count(EventCompleted, ""); n != 2 {
 		t.Errorf("%d of them were told", n)
 	}
 	if n := value[int](t, db, `select count(*) from drover_supervisors`) + value[int](t, db, `select count(*) from drover_sleepers`); n != 0 {
@@ -343,8 +371,8 @@ func TestStopCancelsHandlersAfterTheDrainTime(t *testing.T) {
 		and count(*) filter (where state = 'completed') = 1 from jobs`) {
 		t.Error(value[string](t, db, `select json_agg(j)::text from jobs j`))
 	}
-	if book.count(eventReleased, "") != 2 || book.count(eventCompleted, "") != 1 {
-		t.Errorf("%d released, %d completed", book.count(eventReleased, ""), book.count(eventCompleted, ""))
+	if book.count(EventReleased, "") != 2 || book.count(EventCompleted, "") != 1 {
+		t.Errorf("%d released, %d completed", book.count(EventReleased, ""), book.count(EventCompleted, ""))
 	}
 }
 
@@ -400,8 +428,8 @@ func TestStopLeavesDeafHandlersBehind(t *testing.T) {
 	}
 	close(release)
 	receive(t, returned)
-	if book.count(eventReleased, id) != 1 || book.count(eventCompleted, id) != 0 {
-		t.Errorf("%d released, %d completed", book.count(eventReleased, id), book.count(eventCompleted, id))
+	if book.count(EventReleased, id) != 1 || book.count(EventCompleted, id) != 0 {
+		t.Errorf("%d released, %d completed", book.count(EventReleased, id), book.count(EventCompleted, id))
 	}
 	if got := value[string](t, db, `select state || attempt from jobs`); got != "available0" {
 		t.Errorf("after its handler returned the job is %s", got)

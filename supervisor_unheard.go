@@ -59,16 +59,16 @@ func (c *control) serveAgain(ctx context.Context, conn store.Session, l *lease, 
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.queueNames()) {
 		return nil
 	}
-	if !c.sup.changing.TryLock() {
+	if !c.changing.TryLock() {
 		return nil // by somebody who is at it; the next heartbeat sees what came of it
 	}
-	defer c.sup.changing.Unlock()
-	reg := c.sup.registration(l.id, c.queueStates())
+	defer c.changing.Unlock()
+	reg := c.registration(l.id, c.queueStates())
 	if err := conn.ServeOn(ctx, l.id, reg); err != nil {
 		return err
 	}
-	c.sup.knowBudgets(reg.Scopes)
-	c.sup.claimer.sayAnew()
-	c.sup.claimer.wake()
+	c.budgets.know(reg.Scopes)
+	c.alarm.sayAnew()
+	c.alarm.wake()
 	return nil
 }

@@ -8,28 +8,6 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// wake makes the claimer look for jobs at once.
-func (c *claimer) wake() {
-	c.mu.Lock()
-	c.poked = true
-	c.mu.Unlock()
-	c.poke()
-}
-
-// sayAnew makes the next claim write drover_sleepers: rows were added, or a write's reply was lost.
-func (c *claimer) sayAnew() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.anew = true
-}
-
-func (c *claimer) poke() {
-	select {
-	case c.signal <- struct{}{}:
-	default:
-	}
-}
-
 // rest is how long there is nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
@@ -42,7 +20,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case !c.saysFull():
 		rest = sleepAfter - c.fullFor(now)
 	}
-	if order := c.sup.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
+	if order := c.solo.Load(); order != nil && !order.idle.Load() && !order.over.Load() {
 		rest = min(rest, order.idleBy.Sub(now))
 	}
 	for _, q := range c.queueStates() {
@@ -130,7 +108,7 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 	case !c.asleep && !c.cfg.DisableNotify:
 		longest = min(longest, awakePoll)
 	case now.Sub(c.idleAt) >= restAfter:
-		longest = c.sup.restInterval
+		longest = c.cfg.RestInterval
 	}
 	if c.asleep {
 		longest = c.hearing.Step(p.reply.Seen, now, awakePoll, longest)
@@ -145,19 +123,6 @@ func (c *claimer) setPace(p *plan, now time.Time) {
 		due = now.Add(minDueGap)
 	}
 	c.noteDue(due)
-}
-
-// noteDue remembers that a job of ours will be due then.
-func (c *claimer) noteDue(at time.Time) {
-	c.mu.Lock()
-	sooner := c.due.IsZero() || at.Before(c.due)
-	if sooner {
-		c.due = at
-	}
-	c.mu.Unlock()
-	if sooner {
-		c.poke()
-	}
 }
 
 // trickle is how many more jobs may be found before it is too much to be notified of each.

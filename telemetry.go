@@ -3,8 +3,6 @@ package drover
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"sync"
 	"time"
 )
 
@@ -63,58 +61,38 @@ type Hooks struct {
 	Released, StaleSettle, Rescued, Redriven, FailureReopened func(context.Context, Event)
 }
 
-type eventKind int
-
-const (
-	eventEnqueued eventKind = iota
-	eventClaimed
-	eventStarted
-	eventCompleted
-	eventFailed
-	eventDiscarded
-	eventQuarantined
-	eventSnoozed
-	eventCancelled
-	eventReleased
-	eventStaleSettle
-	eventRescued
-	eventRedriven
-	eventParked
-	eventFailureReopened
-)
-
 // of picks the event's function and says how it is logged.
-func (h *Hooks) of(kind eventKind) (hook func(context.Context, Event), level slog.Level, message string) {
+func (h *Hooks) of(kind EventKind) (hook func(context.Context, Event), level slog.Level, message string) {
 	switch kind {
-	case eventEnqueued:
+	case EventEnqueued:
 		return h.Enqueued, slog.LevelDebug, "job enqueued"
-	case eventClaimed:
+	case EventClaimed:
 		return h.Claimed, slog.LevelDebug, "jobs claimed"
-	case eventStarted:
+	case EventStarted:
 		return h.Started, slog.LevelDebug, "job started"
-	case eventCompleted:
+	case EventCompleted:
 		return h.Completed, slog.LevelDebug, "job completed"
-	case eventFailed:
+	case EventFailed:
 		return h.Failed, slog.LevelDebug, "job failed, will be retried"
-	case eventDiscarded:
+	case EventDiscarded:
 		return h.Discarded, slog.LevelWarn, "job discarded"
-	case eventQuarantined:
+	case EventQuarantined:
 		return h.Quarantined, slog.LevelError, "job quarantined, it kills or stalls processes"
-	case eventSnoozed:
+	case EventSnoozed:
 		return h.Snoozed, slog.LevelDebug, "job snoozed"
-	case eventCancelled:
+	case EventCancelled:
 		return h.Cancelled, slog.LevelInfo, "job cancelled"
-	case eventReleased:
+	case EventReleased:
 		return h.Released, slog.LevelDebug, "job handed back"
-	case eventStaleSettle:
+	case EventStaleSettle:
 		return h.StaleSettle, slog.LevelWarn, "stale outcome refused"
-	case eventRescued:
+	case EventRescued:
 		return h.Rescued, slog.LevelWarn, "job rescued"
-	case eventRedriven:
+	case EventRedriven:
 		return h.Redriven, slog.LevelInfo, "job redriven"
-	case eventParked:
+	case EventParked:
 		return h.Parked, slog.LevelInfo, "job parked"
-	case eventFailureReopened:
+	case EventFailureReopened:
 		return h.FailureReopened, slog.LevelWarn, "failure came back after it had been resolved"
 	}
 	return nil, slog.LevelDebug, ""
@@ -122,12 +100,12 @@ func (h *Hooks) of(kind eventKind) (hook func(context.Context, Event), level slo
 
 // told is an event on its way to the hooks.
 type told struct {
-	kind  eventKind
+	kind  EventKind
 	event Event
 }
 
 // listens reports whether anyone would notice the event.
-func (c *Client) listens(ctx context.Context, kind eventKind) bool {
+func (c *Client) listens(ctx context.Context, kind EventKind) bool {
 	var none Hooks
 	if _, level, _ := none.of(kind); c.log.Enabled(ctx, level) {
 		return true
@@ -233,53 +211,5 @@ func (e *Event) attrs() []slog.Attr {
 }
 
 func enqueuedEvent(job *newJob) told {
-	return told{eventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
-}
-
-// tellAll is the event that ended the run, and what follows from it.
-func (o *outcome) tellAll() []told {
-	events := []told{o.tell(o.event)}
-	if o.quarantined {
-		events = append(events, o.tell(eventQuarantined))
-	}
-	return events
-}
-
-// tell is an event of the run.
-func (o *outcome) tell(kind eventKind) told {
-	r := o.run
-	e := Event{
-		JobID: r.job.ID, Queue: r.job.Queue, Kind: r.job.Kind, Supervisor: r.owner, Attempt: r.job.Attempt,
-		MaxAttempts: o.maxAttempts(), Duration: o.duration, Class: o.class, Error: o.text, Reason: o.reason,
-	}
-	if kind == eventFailed || kind == eventSnoozed || kind == eventRescued {
-		e.Backoff, e.Next = o.delay, o.due(r.sup.now())
-	}
-	return told{kind, e}
-}
-
-// sparingly lets a message of the same key through once a minute.
-type sparingly struct {
-	mu   sync.Mutex
-	said map[string]time.Time
-}
-
-func (s *sparingly) may(key string, now time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at, said := s.said[key]; said && now.Sub(at) < time.Minute {
-		return false
-	}
-	maps.DeleteFunc(s.said, func(_ string, at time.Time) bool { return now.Sub(at) >= time.Minute })
-	if s.said == nil {
-		s.said = map[string]time.Time{}
-	}
-	s.said[key] = now
-	return true
-}
-
-func (s *sparingly) log(ctx context.Context, log *slog.Logger, level slog.Level, key, message string, attrs ...slog.Attr) {
-	if s.may(key, time.Now()) {
-		log.LogAttrs(ctx, level, message, attrs...)
-	}
+	return told{EventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
 }

@@ -551,7 +551,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(hook))
 	}
 	messages := map[string]bool{}
-	for kind := eventEnqueued; kind <= eventFailureReopened; kind++ {
+	for kind := EventEnqueued; kind <= EventFailureReopened; kind++ {
 		hook, _, message := h.of(kind)
 		if hook == nil || message == "" || messages[message] {
 			t.Fatalf("event %d: message %q", kind, message)
@@ -563,7 +563,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	if called = slices.Compact(called); len(called) != of.NumField() {
 		t.Errorf("%d hooks, called are %v", of.NumField(), called)
 	}
-	if hook, _, message := h.of(eventFailureReopened + 1); hook != nil || message != "" {
+	if hook, _, message := h.of(EventFailureReopened + 1); hook != nil || message != "" {
 		t.Error("an event without a hook has one")
 	}
 	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {

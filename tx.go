@@ -8,8 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // Tx is a transaction of the caller: a pgx.Tx, a type that embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its
@@ -100,41 +98,15 @@ func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(c
 // SettleTx is fenced like CompleteTx and returns the same errors. After the commit, the handler's own error is ignored,
 // as with CompleteTx. If the handler returns nil without a commit, the run fails with ErrNotCommitted.
 func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
-	r := j.run
-	if r == nil {
+	t := j.task
+	if t == nil {
 		return ErrLeaseLost
 	}
-	failed := r.trySettleTx(ctx, tx, err)
-	if failed == nil {
-		r.txFailed.Store(nil)
-	} else {
-		r.txFailed.Store(&failed)
-	}
-	return failed
-}
-
-func (r *run) trySettleTx(ctx context.Context, tx Tx, err error) error {
 	if err := checkTx(tx); err != nil {
+		t.NoteTx(err)
 		return err
 	}
-	o := r.decide(err)
-	if err := r.sup.settler.slotFor(ctx, o); err != nil {
-		return err
-	}
-	became, err := r.settleTx(ctx, tx, o)
-	if err != nil {
-		return r.refused(ctx, tx, err)
-	}
-	o.became(State(became))
-	r.txOutcome.Store(o)
-	return nil
-}
-
-func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (store.State, error) {
-	if o.completes() {
-		return store.CompleteTx(ctx, tx, r.fence(), r.deleteCompleted)
-	}
-	return store.SettleTx(ctx, tx, r.owner, o.change())
+	return t.SettleTx(ctx, tx, t.decide(err))
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
@@ -142,15 +114,15 @@ func (r *run) settleTx(ctx context.Context, tx Tx, o *outcome) (store.State, err
 // or SettleTx: after them the job no longer belongs to the run. It returns the errors of Client.EnqueueTx and of
 // CompleteTx.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
-	if j.run == nil {
+	t := j.task
+	if t == nil {
 		return Receipt{}, ErrLeaseLost
 	}
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	r := j.run
-	if err := store.HoldTx(ctx, tx, r.fence()); err != nil {
-		return Receipt{}, r.refused(ctx, tx, err)
+	if err := t.HoldTx(ctx, tx); err != nil {
+		return Receipt{}, err
 	}
-	return r.sup.client.EnqueueTx(ctx, tx, args, opts)
+	return t.handler.client.EnqueueTx(ctx, tx, args, opts)
 }

@@ -584,7 +584,7 @@ func TestAPoolIsNoTransaction(t *testing.T) {
 	if _, err := db.client.EnqueueManyTx(t.Context(), nil, []EnqueueItem{{Args: letter{}}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("EnqueueManyTx(nil) = %v, want ErrInvalid", err)
 	}
-	if err := (&Job{run: &run{}}).CompleteTx(t.Context(), db.Pool); !errors.Is(err, ErrInvalid) {
+	if err := (&Job{task: &task{}}).CompleteTx(t.Context(), db.Pool); !errors.Is(err, ErrInvalid) {
 		t.Errorf("CompleteTx(pool) = %v, want ErrInvalid", err)
 	}
 }

@@ -32,9 +32,9 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{Retry: Constant{Delay: 2 * time.Millisecond}}, func(_ context.Context, job *Job) error {
 			seen := *job
-			seen.run = nil
+			seen.task = nil
 			jobs <- seen
-			switch job.run.claimSeq {
+			switch job.task.Seq {
 			case 1:
 				return errBoom
 			case 2:
@@ -238,12 +238,12 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 	for _, c := range cases {
 		id := db.enqueue(t, dyn{kind: c.kind}, &c.opts)
 		// It runs for the second time, and the process died in the first run too.
-		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, dead.lease.Load().id)
+		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, dead.engine.lease.Load().id)
 		conn, err := db.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rescuer.control.rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.lease.Load().id, Queues: []string{"q"}}); err != nil {
+		if err := rescuer.engine.control.rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.engine.lease.Load().id, Queues: []string{"q"}}); err != nil {
 			t.Fatal(err)
 		}
 		conn.Release()
@@ -260,11 +260,11 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 // deadControl registers a supervisor that is then never heard of again.
 func deadControl(t *testing.T, s *Supervisor) {
 	t.Helper()
-	s.control.base = context.Background()
-	if err := s.control.register(t.Context()); err != nil {
+	s.engine.control.base = context.Background()
+	if err := s.engine.control.register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.control.link.Close(context.Background()) })
+	t.Cleanup(func() { s.engine.control.link.Close(context.Background()) })
 }
 
 // R-8: a name that this process lacks is no reason to fail, but worth a line in the log.

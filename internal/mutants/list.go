@@ -194,7 +194,7 @@ func mutants() []mutant {
 		{
 			name: "no-full-sweep", bug: "what a full sweep finds does not lower the floor",
 			file:  "supervisor_sweep.go",
-			old:   "c.sup.claimer.floors.Lower(found.Lane, found.At)",
+			old:   "c.claimer.floors.Lower(found.Lane, found.At)",
 			new:   "_ = found",
 			tests: []string{"TestLateCommitsAreFound"},
 		},
@@ -271,8 +271,8 @@ func mutants() []mutant {
 		{
 			name: "settle-takes-all", bug: "a settle ignores how many rows it matched",
 			file:  "supervisor_settle.go",
-			old:   "if int(s.Completions[i].N) == len(outcomes) {",
-			new:   "if int(s.Completions[i].N) <= len(outcomes) {",
+			old:   "if int(s.Completions[i].N) == len(group) {",
+			new:   "if int(s.Completions[i].N) <= len(group) {",
 			tests: []string{"TestAStaleRunAmongMany"},
 		},
 		{
@@ -326,23 +326,23 @@ func mutants() []mutant {
 		},
 		{
 			name: "process-clock", bug: "a retry is due by the process' clock",
-			file:  "outcome.go",
+			file:  "supervisor_run.go",
 			old:   "\t\tif c.DelayUS = &us; o.slot != nil {\n",
-			new:   "\t\tif due := o.run.sup.now().UnixMicro() + us; o.slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
+			new:   "\t\tif due := r.runner.now().UnixMicro() + us; o.slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
 			tests: []string{"TestDelaysGoByTheServersClock"},
 		},
 		{
 			name: "snooze-counts", bug: "a snooze spends an attempt",
 			file:  "outcome.go",
-			old:   "= Scheduled, v.delay, true, true, eventSnoozed",
-			new:   "= Scheduled, v.delay, false, true, eventSnoozed",
+			old:   "GiveBack: true, Snoozed: true, Event: EventSnoozed",
+			new:   "GiveBack: false, Snoozed: true, Event: EventSnoozed",
 			tests: []string{"TestSnoozesAreCounted"},
 		},
 		{
 			name: "uncounted-for-ever", bug: "DontCount has no end",
 			file:  "outcome.go",
-			old:   "v.how == verdictDontCount && r.uncounted < maxUncounted",
-			new:   "v.how == verdictDontCount && r.uncounted >= 0",
+			old:   "v.how == verdictDontCount && t.uncounted < maxUncounted",
+			new:   "v.how == verdictDontCount && t.uncounted >= 0",
 			tests: []string{"TestDontCountHasACap"},
 		},
 		{
@@ -389,7 +389,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
-			file:  "supervisor_lease.go",
+			file:  "engine_register.go",
 			old:   "if len(c.was) == 0 {",
 			new:   "if len(c.was) >= 0 {",
 			tests: []string{"TestAStopTakesBackADeath"},
@@ -572,8 +572,8 @@ func mutants() []mutant {
 		{
 			name: "rescue-waits-for-slots", bug: "while no slots can be had nothing is rescued",
 			file:  "supervisor_rescue.go",
-			old:   "\t\t\t\tif c.sup.wantsSlot(f.o) {\n",
-			new:   "\t\t\t\tif c.sup.wantsSlot(f.o) || noSlots != nil {\n",
+			old:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) {\n",
+			new:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) || noSlots != nil {\n",
 			tests: []string{"TestRescueWhileTheCalendarIsHeld"},
 		},
 		{
@@ -655,9 +655,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "floors-outlive-the-connection", bug: "a claimer that has a new connection trusts its floors",
-			file:  "supervisor.go",
-			old:   "s.goneBack, s.claimer.audit.reconnected",
-			new:   "s.claimer.audit.reconnected, s.claimer.audit.reconnected",
+			file:  "engine.go",
+			old:   "= s.rewound, e.claimer.audit.reconnected",
+			new:   "= e.claimer.audit.reconnected, e.claimer.audit.reconnected",
 			tests: []string{"TestAfterAReconnectFloorsAreNotTrusted"},
 		},
 		{
@@ -670,14 +670,14 @@ func mutants() []mutant {
 		{
 			name: "stale-without-audit", bug: "an outcome that is refused under a good lease asks for no audit",
 			file:  "supervisor_settle.go",
-			old:   "\t\t\tif exists && !o.run.lease.ended.Load() {",
-			new:   "\t\t\tif exists && o.run.lease.ended.Load() {",
+			old:   "\t\t\tif exists && !r.lease.ended.Load() {",
+			new:   "\t\t\tif exists && r.lease.ended.Load() {",
 			tests: []string{"TestARefusedOutcomeAsksForAnAudit"},
 		},
 		{
 			name: "given-back-at-work", bug: "a look for a lost claim gives back a job whose handler is at work under a forgotten one",
 			file:  "supervisor_lost_claims.go",
-			old:   "c.sup.withoutReruns(held, known)",
+			old:   "c.withoutReruns(held, known)",
 			new:   "held",
 			tests: []string{"TestLostClaimBesideAForgottenOne"},
 		},
@@ -712,8 +712,8 @@ func mutants() []mutant {
 		{
 			name: "only-run-again", bug: "a job with a single attempt whose settle was forgotten runs again",
 			file:  "supervisor_audit.go",
-			old:   "\t\tif j.StartedSeq {\n",
-			new:   "\t\tif j.MaxAttempts == 0 && j.StartedSeq {\n",
+			old:   "Own: true, Started: j.StartedSeq",
+			new:   "Own: true, Started: j.MaxAttempts == 0 && j.StartedSeq",
 			tests: []string{"TestAuditFindsForgottenSettles"},
 		},
 		{
@@ -805,8 +805,8 @@ func mutants() []mutant {
 		{
 			name: "only-attempt-again", bug: "a job with a single attempt that a stop cut short runs again",
 			file:  "outcome.go",
-			old:   "\tif !r.once() {\n\t\treturn r.handedBack()",
-			new:   "\tif r != nil {\n\t\treturn r.handedBack()",
+			old:   "\tif t.job.MaxAttempts > 1 {\n\t\treturn HandedBack",
+			new:   "\tif t != nil {\n\t\treturn HandedBack",
 			tests: []string{"TestHowARunEndsInAStop", "TestTheOnlyAttemptAfterAnOutage"},
 		},
 		{
@@ -825,7 +825,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "guessed-lease-lost", bug: "every serialization failure is told as a lost lease",
-			file:  "tx_refused.go",
+			file:  "engine_tx.go",
 			old:   "\treturn pg.Classify(err)\n",
 			new:   "\treturn fmt.Errorf(\"%w (%w)\", r.notOurs(), err)\n",
 			tests: []string{"TestASerializationFailureIsNoLostLease"},
@@ -833,8 +833,8 @@ func mutants() []mutant {
 		{
 			name: "nil-completes", bug: "nil completes a job whose CompleteTx failed",
 			file:  "supervisor_run.go",
-			old:   "err == nil && r.txFailed.Load() != nil && r.txOutcome.Load() == nil",
-			new:   "err == nil && r.txFailed.Load() != nil && r.txOutcome.Load() != nil",
+			old:   "if r.txFailed.Load() == nil || r.txOutcome.Load() != nil {",
+			new:   "if r.txFailed.Load() == nil || r.txOutcome.Load() == nil {",
 			tests: []string{"TestNilAfterAFailedSettle", "TestASerializationFailureIsNoLostLease"},
 		},
 		{
@@ -868,8 +868,8 @@ func mutants() []mutant {
 		{
 			name: "deaf-while-it-moved", bug: "what was notified between two connections is not looked for",
 			file:  "supervisor_lease.go",
-			old:   "\tc.sup.claimer.wake()\n\tc.interrupt()\n\treturn true\n",
-			new:   "\tc.sup.claimer.wake()\n\treturn true\n",
+			old:   "\tc.alarm.wake()\n\tc.interrupt()\n\treturn true\n",
+			new:   "\tc.alarm.wake()\n\treturn true\n",
 			tests: []string{"TestLinksHaveALifetime"},
 		},
 		{
@@ -902,14 +902,14 @@ func mutants() []mutant {
 		},
 		{
 			name: "starts-once", bug: "Run ends if the server is not there yet",
-			file:  "supervisor.go",
+			file:  "engine_register.go",
 			old:   "if ctx.Err() == nil && pg.Temporary(err) {",
 			new:   "if ctx.Err() != nil && pg.Temporary(err) {",
 			tests: []string{"TestRunWaitsForAServer", "TestRunWaitsForALock"},
 		},
 		{
 			name: "stray-registration", bug: "a registration whose reply was lost stays, as that of a supervisor who is awake",
-			file:  "supervisor_lease.go",
+			file:  "engine_register.go",
 			old:   "\tc.strays = []string{id}\n",
 			new:   "\tc.strays = nil\n",
 			tests: []string{"TestARegistrationWhoseReplyWasLost"},
@@ -993,16 +993,16 @@ func mutants() []mutant {
 		},
 		{
 			name: "stop-takes-longer", bug: "a stop takes longer than is promised",
-			file:  "supervisor.go",
+			file:  "engine.go",
 			old:   "\tlastSettle = time.Second     //",
 			new:   "\tlastSettle = 9 * time.Second //",
 			tests: []string{"TestAStopTakesWhatIsPromised"},
 		},
 		{
 			name: "error-outside-the-run", bug: "what an error's methods do is no part of the run",
-			file:  "supervisor_run.go",
-			old:   "\t\tr.decided(func() *outcome { return r.outcomeOf(err) }, func(o *outcome, exited bool) {\n\t\t\tif goOn = r.end(); goOn {\n\t\t\t\ts.settler.settle(o)\n",
-			new:   "\t\tr.decided(func() *outcome { return &outcome{run: r} }, func(_ *outcome, exited bool) {\n\t\t\tif goOn = r.end(); goOn {\n\t\t\t\ts.settler.settle(r.outcomeOf(err))\n",
+			file:  "engine_runner.go",
+			old:   "\t\tw.decide(r, err, returned, func(o Outcome, exited bool) {\n\t\t\tif goOn = r.endOnce(); goOn {\n\t\t\t\tr.End = o\n",
+			new:   "\t\tw.decide(r, nil, returned, func(_ Outcome, exited bool) {\n\t\t\tif goOn = r.endOnce(); goOn {\n\t\t\t\tr.End = w.handler.Decide(r, err)\n",
 			tests: []string{"TestAnErrorThatBlocksIsADeafHandler"},
 		},
 		{
@@ -1022,8 +1022,8 @@ func mutants() []mutant {
 		{
 			name: "prune-is-an-outage", bug: "a lasting error of the pruner's passes for an outage, and hides real ones",
 			file:  "supervisor_prune.go",
-			old:   "\t\tcase answered(err):\n",
-			new:   "\t\tcase answered(err) && false:\n",
+			old:   "\t\tcase pg.Answered(err):\n",
+			new:   "\t\tcase pg.Answered(err) && false:\n",
 			tests: []string{"TestALastingErrorOfThePrunersIsNoOutage"},
 		},
 		{
@@ -1036,13 +1036,13 @@ func mutants() []mutant {
 		{
 			name: "audit-beside-the-outage", bug: "the look for forgotten jobs is no part of an outage",
 			file:  "supervisor_audit.go",
-			old:   "\t\tif !pg.RowsFault(err) && !answered(err) {\n",
+			old:   "\t\tif !pg.RowsFault(err) && !pg.Answered(err) {\n",
 			new:   "\t\tif false {\n",
 			tests: []string{"TestEveryPartReportsTheOutage"},
 		},
 		{
 			name: "pace-checks-at-its-commit", bug: "a deferred constraint on one job stops all redrives",
-			file:  "store_pg_redrives.go",
+			file:  "internal/store/redrive.go",
 			old:   "\tp.Exec(nil, pg.ConstraintsNow)\n\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			new:   "\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			tests: []string{"TestADeferredConstraintHoldsUpNobody"},

@@ -17,5 +17,8 @@ var (
 	ErrPooler       = errors.New("drover: the session has lost what the driver prepared there: a pooler gives each transaction to another session, " +
 		"or a hook of the pool, such as AfterRelease, runs discard all or deallocate all. Change the hook, or " +
 		"set ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec or QueryExecModeCacheDescribe, or add default_query_exec_mode=exec to the connection string")
-	ErrState = errors.New("drover: not in a state for this")
+	ErrState        = errors.New("drover: not in a state for this")
+	ErrCancelled    = errors.New("drover: job cancelled")
+	ErrShutdown     = errors.New("drover: supervisor is stopping")
+	ErrNotCommitted = errors.New("drover: the handler settled its job in a transaction that was not committed")
 )

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/pgurl"
@@ -170,3 +171,13 @@ func TimedOut(err error) bool {
 	var server *pgconn.PgError
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &server) && (server.Code == "57014" || server.Code == "55P03")
 }
+
+// Answered reports an error of a server that is there and refuses a statement for a reason that lasts, such as a right
+// that is missing. That is no outage.
+func Answered(err error) bool {
+	var server *pgconn.PgError
+	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !Temporary(err) && !errors.Is(err, ErrReadOnly)
+}
+
+// NoRows reports an error that says that a statement found no row.
+func NoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }

@@ -20,6 +20,15 @@ type BudgetPolicy struct {
 	Discard        bool
 }
 
+// ScopeAll is the scope of a budget of all jobs.
+const ScopeAll = "all"
+
+// KindScope is the scope of a kind's budget.
+func KindScope(kind string) string { return "kind:" + kind }
+
+// QueueScope is the scope of a queue's budget.
+func QueueScope(queue string) string { return "queue:" + queue }
+
 // SQLRegisterBudget stores a budget's policy. It writes nothing if the row has these values already.
 const SQLRegisterBudget = `
 insert into drover_budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)

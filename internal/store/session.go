@@ -33,3 +33,21 @@ func (l *Line) Get(ctx context.Context) (Session, error) {
 	conn, err := l.Link.Get(ctx)
 	return Session{conn}, err
 }
+
+// WaitForNotification waits until the server sends a notification, and returns its text.
+func (s Session) WaitForNotification(ctx context.Context) (text string, err error) {
+	note, err := s.Conn.WaitForNotification(ctx)
+	if err != nil {
+		return "", err
+	}
+	return note.Payload, nil
+}
+
+// Borrow takes a connection of the pool. done gives it back.
+func Borrow(ctx context.Context, pool *pg.Pool) (s Session, done func(), err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return Session{}, nil, pg.Classify(err)
+	}
+	return Session{conn.Conn()}, conn.Release, nil
+}

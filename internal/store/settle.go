@@ -273,6 +273,21 @@ with held as materialized (
 // State is a job's state as in its column.
 type State string
 
+// The states. The root package says what they mean.
+const (
+	Available State = "available"
+	Scheduled State = "scheduled"
+	Retryable State = "retryable"
+	Running   State = "running"
+	Parked    State = "parked"
+	Completed State = "completed"
+	Discarded State = "discarded"
+	Cancelled State = "cancelled"
+)
+
+// Final reports whether the job has ended.
+func (s State) Final() bool { return s == Completed || s == Discarded || s == Cancelled }
+
 // Change is what SQLSettle does to one row. A key that is left out changes nothing, except that
 // without a reason the row has none, and that without claimed_at the row must have none.
 type Change struct {

@@ -1,0 +1,157 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// How a supervisor gets its row in drover_supervisors, and takes it out again.
+
+// start checks the server and registers. What the database may get over by itself is tried again until ctx is done.
+func (c *control) start(ctx, base context.Context) error {
+	c.base = base
+	starting := trouble{means: "this supervisor does not run yet"}
+	for {
+		err := c.tryStart(ctx, base)
+		if err == nil {
+			starting.over(ctx, c.shared)
+			return nil
+		}
+		c.link.Close(base)
+		if ctx.Err() == nil && pg.Temporary(err) {
+			starting.failed(ctx, c.shared, "starting", err)
+			timer := time.NewTimer(starting.until.Sub(c.now()))
+			select {
+			case <-timer.C:
+				continue
+			case <-ctx.Done():
+				timer.Stop()
+			}
+		}
+		c.endStrays(base)
+		return err
+	}
+}
+
+const (
+	startTimeout  = 30 * time.Second // of one try
+	startPatience = 2 * time.Second  // for a registration under way when the supervisor is to stop
+)
+
+// tryStart lets a registration end that is under way when ctx is done: cut off, it could be committed later all the same,
+// as the row of a supervisor that does not exist.
+func (c *control) tryStart(ctx, base context.Context) error {
+	checking, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := c.pool.CheckOn(checking, &c.link.Link); err != nil {
+		return err
+	}
+	registering, cancel := context.WithTimeout(base, startTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(startPatience)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-registering.Done():
+		}
+	})()
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	if err := c.register(registering); err != nil {
+		return fmt.Errorf("register supervisor: %w", err)
+	}
+	return nil
+}
+
+// register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
+// for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
+func (c *control) register(ctx context.Context) error {
+	conn, err := c.link.Get(ctx)
+	if err != nil {
+		return err
+	}
+	for _, stray := range c.strays {
+		if err := conn.Forget(ctx, stray); err != nil {
+			return err
+		}
+	}
+	id, sent := ulid.Make().String(), c.now()
+	c.strays = []string{id}
+	reg := c.registration(id, c.queueStates())
+	if err := conn.Register(ctx, reg); err != nil {
+		if pg.NotApplied(err) {
+			c.strays = nil
+		}
+		return err
+	}
+	c.strays = nil
+	c.budgets.know(reg.Scopes)
+	c.counted = 0
+	c.turns = blame.Turns{}
+	c.floorsBy = sent.Add(c.cfg.Lease / 2)
+	c.solo.Store(nil)
+	c.kept(sent)
+	c.lease.Store(newLease(c.base, id)) //nolint:contextcheck // handlers' contexts outlive this one
+	c.claimer.distrust()
+	return nil
+}
+
+// end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
+func (c *control) end(ctx context.Context) {
+	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
+		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.lease.Load().id))
+	})
+}
+
+// takeBackAtLast takes the deaths of our earlier leases back, because no other supervisor does.
+func (c *control) takeBackAtLast(ctx context.Context) {
+	if len(c.was) == 0 {
+		return
+	}
+	c.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
+		err := c.takeBack(ctx, conn, min(c.bound(), 100*time.Millisecond), 600*time.Millisecond)
+		if err == nil && len(c.was) > 0 {
+			err = errors.New("a rescue of this supervisor's jobs is not over")
+		}
+		return err
+	})
+}
+
+// endStrays takes registrations out of the tables that may stand although the supervisor never ran.
+func (c *control) endStrays(ctx context.Context) {
+	if len(c.strays) == 0 {
+		return
+	}
+	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) (err error) {
+		for _, id := range c.strays {
+			err = errors.Join(err, conn.Forget(ctx, id))
+		}
+		return err
+	})
+}
+
+// atLast does something on a connection of its own, in at most two seconds.
+func (c *control) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	link := store.NewLine(c.pool)
+	defer link.Close(ctx)
+	conn, err := link.Get(ctx)
+	if err == nil {
+		err = do(ctx, conn)
+	}
+	if err != nil {
+		c.log.WarnContext(ctx, "supervisor could not "+what, slog.String("error", err.Error()))
+	}
+}

@@ -1,0 +1,284 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// handler answers what the engine asks: which policies a job has, what its handler does, what its end means, and who hears
+// of it.
+type handler struct {
+	client          *Client
+	workers         map[string]*Worker
+	strategies      map[string]Custom
+	completed       time.Duration // SupervisorConfig.CompletedRetention
+	lease           time.Duration
+	quarantineAfter int
+}
+
+var _ Handler = (*handler)(nil)
+
+// task is a run with what this package knows of it. The engine's part and the Job that the handler sees are one
+// allocation.
+type task struct {
+	Run
+	job       Job
+	handler   *handler
+	worker    *Worker
+	strategy  RetryStrategy
+	uncounted int    // runs that DontCount gave back
+	host      string // where the process ran that died, of a rescued job
+}
+
+// taskOf is the task that a run is part of.
+func taskOf(r *Run) *task { return r.Task.(*task) } //nolint:forcetypeassert // this package made it
+
+// defaultMaxAttempts is how many runs a job has where nobody says otherwise.
+const defaultMaxAttempts = 20
+
+// NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
+func (h *handler) NewRun(j *store.Job, policy any) *Run {
+	q := policy.(*Queue) //nolint:forcetypeassert // NewSupervisor and AddQueue set it
+	w := h.workers[j.Kind]
+	t := &task{handler: h, worker: w, strategy: w.opts.Retry, job: Job{
+		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Args: j.Args, Attempt: j.Attempt, Priority: int(j.Lane % 10),
+		MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.ScheduledAt,
+	}}
+	t.Task, t.job.task, t.Timeout = t, t, w.opts.Timeout
+	if t.strategy == nil {
+		t.strategy = q.Retry
+	}
+	if j.More != nil {
+		t.override(j.More)
+	}
+	if t.strategy == nil {
+		t.strategy = DefaultRetry()
+	}
+	if t.Timeout >= maxTimeout {
+		t.Timeout = 0
+	}
+	t.share()
+	return &t.Run
+}
+
+// share tells the engine what it needs to know of the job.
+func (t *task) share() {
+	j := &t.job
+	t.Queue, t.Kind, t.Attempt, t.MaxAttempts, t.Crashes, t.Redrives = j.Queue, j.Kind, j.Attempt, j.MaxAttempts, j.Crashes, j.Redrives
+}
+
+// override applies what this one job says.
+func (t *task) override(more *store.More) {
+	job := &t.job
+	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
+	job.LastError, job.LastDelay = more.LastError, pg.Millis(more.LastDelayMS)
+	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
+	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
+	t.uncounted, t.Expired, t.Unreadable = more.Uncounted, more.Expired, more.Unreadable
+	if more.TimeoutMS > 0 {
+		t.Timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)
+	}
+	if more.RetryLeftMS != nil {
+		t.TimeBound, t.TimeLeft = true, pg.Span(*more.RetryLeftMS, time.Millisecond)
+	}
+	if string(more.Retry) != "" && string(more.Retry) != "null" {
+		strategy, err := decodeStrategy(more.Retry, t.handler.strategies)
+		if err != nil {
+			t.handler.client.log.Warn("job's own retry strategy not known here, its worker's used", slog.Any("job", job), slog.String("error", err.Error()))
+			return
+		}
+		t.strategy = strategy
+	}
+}
+
+// Handle implements engine.Handler: it calls the worker's handler. A panic becomes an error.
+func (h *handler) Handle(ctx context.Context, r *Run) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{value: p, trace: stack()}
+		}
+	}()
+	t := taskOf(r)
+	return t.worker.handle(ctx, &t.job)
+}
+
+// Decide implements engine.Handler.
+func (h *handler) Decide(r *Run, err error) Outcome {
+	if err == nil {
+		if why := r.Uncommitted(); why != nil {
+			err = Retry(why) // nil is no completion
+		}
+	}
+	return taskOf(r).decide(err)
+}
+
+// CutShort implements engine.Handler. It always returns: code of the application, such as a strategy or the method of an
+// error, runs in a goroutine of its own, and may panic or exit there.
+func (h *handler) CutShort(r *Run, why error) (o Outcome) {
+	t := taskOf(r)
+	exit := &panicError{exit: true}
+	if why == ErrExit { //nolint:errorlint // the engine's own
+		exit.trace = stack()
+	}
+	failed := guarded(func() { o = t.endedBy(why, exit) })
+	if failed != "" {
+		_ = guarded(func() { o = t.failed(errors.New("outcome could not be decided: "+failed), worthRetry()) })
+	}
+	return o
+}
+
+// endedBy is the outcome of a run that did not end because its handler returned.
+func (t *task) endedBy(why error, exit *panicError) Outcome {
+	var undecided *UndecidedError
+	switch {
+	case errors.Is(why, ErrExit):
+		return t.decide(exit)
+	case errors.Is(why, ErrTimeout):
+		return t.deaf()
+	case errors.Is(why, ErrExpired):
+		return Outcome{State: store.Discarded, Reason: ReasonExpired, Event: EventDiscarded, Text: why.Error(), GiveBack: true}
+	case errors.Is(why, ErrUnreadable):
+		return t.failed(&decodeError{why.Error(), t.Unreadable}, nil)
+	case errors.Is(why, ErrIgnoredStop):
+		return t.cutShort(why, nil)
+	case errors.As(why, &undecided):
+		text := "runtime.Goexit"
+		if undecided.Panicked {
+			text = "panic: " + recoveredText(undecided.Value)
+		}
+		why = fmt.Errorf("%s: %s", undecided.Error(), text)
+	}
+	e := t.draft(why)
+	if errors.Is(why, ErrNotCommitted) {
+		e.Duration = t.End.Duration // the run ended a while ago
+	}
+	e.fail(worthRetry())
+	return e.done()
+}
+
+var (
+	errCrashed   = errors.New("drover: the process died while it held the job")
+	errForgotten = errors.New("drover: it is not known how the only run of the job ended")
+)
+
+// Crashed implements engine.Handler. A job that was not started is due again as if nothing had been. A crash counts as a run, but does
+// not exhaust a job: only one with a single run, or one that is convicted of the death, is discarded.
+func (h *handler) Crashed(j *store.Held, c Crash) *Run {
+	t := &task{handler: h, host: j.Host, job: Job{
+		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
+		LastDelay: j.LastDelay, Crashes: j.Crashes,
+	}}
+	t.Task = t
+	t.Fence = store.Fence{ID: j.ID, Owner: c.Owner, Seq: j.ClaimSeq, ClaimedAt: j.AttemptedAt.Time}
+	t.share()
+	switch {
+	case !c.Started:
+		t.End = HandedBack(0)
+		t.End.GiveBack = j.Attempt > 0
+		if !c.Own {
+			t.End.Event = EventRescued
+		}
+	case c.Own:
+		e := t.draft(errForgotten)
+		e.Class = classError
+		e.discard(ReasonCrashed)
+		t.End = e.done()
+	default:
+		t.End = t.crashed(j, c)
+	}
+	return &t.Run
+}
+
+// crashed judges a job that may have killed its process.
+func (t *task) crashed(j *store.Held, c Crash) Outcome {
+	h, d := t.handler, &c.Death
+	e := t.draft(errCrashed)
+	e.Class, e.Duration, e.death = classCrash, j.Flight, d
+	e.Crashed = d.Spares(j.Crashes) == ""
+	e.Quarantined = e.Crashed && d.Convicts(j.Suspect(), h.quarantineAfter, c.Background)
+	switch {
+	case e.Quarantined || j.Once():
+		e.discard(ReasonCrashed)
+	default:
+		e.State, e.Event, e.GiveBack = store.Retryable, EventRescued, j.Attempt >= j.MaxAttempts && j.Attempt > 0
+		if e.AtOnce = j.Crashes == 0 || !e.Crashed && !d.Mass; !e.AtOnce {
+			e.Delay, _ = h.wait(h.strategyOf(j), FailedRun{
+				Attempt: j.Attempt, RetryIndex: j.Attempt - 1, Err: errCrashed, Job: &t.job, LastDelay: j.LastDelay,
+			})
+			e.Delay += FullJitter.apply(d.Spread(j.Crashes, h.lease), j.ID, j.ClaimSeq)
+		}
+	}
+	return e.done()
+}
+
+// wait asks a strategy for the delay. If a Custom panics, the default replaces it, with a line in the log.
+func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool) {
+	d, ok, err := strategy.delay(f)
+	if err != nil {
+		h.client.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", h.client.clean(errorText(err), maxErrorText)))
+	}
+	return d, ok
+}
+
+// strategyOf is the strategy of a job by the usual order: its own, its worker's if this process has one, what kinds
+// and queues say, the default. A stored strategy that this process cannot read is left out, with a line in the log.
+func (h *handler) strategyOf(j *store.Held) RetryStrategy {
+	if strategy := h.readStrategy(j.ID, j.Retry); strategy != nil {
+		return strategy
+	}
+	if w := h.workers[j.Kind]; w != nil && w.opts.Retry != nil {
+		return w.opts.Retry
+	}
+	return orDefault(h.readStrategy(j.ID, j.Policy))
+}
+
+func (h *handler) readStrategy(id string, stored *string) RetryStrategy {
+	if stored == nil {
+		return nil
+	}
+	strategy, err := decodeStrategy([]byte(*stored), h.strategies)
+	if err != nil {
+		h.client.log.Warn("stored retry strategy not known here, passed over", slog.String("id", id),
+			slog.String("retry", *stored), slog.String("error", err.Error()))
+		return nil
+	}
+	return strategy
+}
+
+// Hears implements engine.Handler.
+func (h *handler) Hears(ctx context.Context, kind EventKind) bool { return h.client.listens(ctx, kind) }
+
+// Tell implements engine.Handler.
+func (h *handler) Tell(ctx context.Context, e *EngineEvent) {
+	h.client.emit(ctx, told{e.Kind, publicEvent(e)})
+}
+
+// publicEvent is an event of the engine as hooks see it.
+func publicEvent(e *EngineEvent) Event {
+	r := e.Run
+	if r == nil {
+		return Event{Queue: e.Queue, Supervisor: e.Supervisor, Count: e.Count}
+	}
+	public := Event{JobID: r.ID, Queue: r.Queue, Kind: r.Kind, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts}
+	if e.Kind == EventStarted {
+		public.Wait = r.Waited()
+		return public
+	}
+	o := &r.End
+	public.MaxAttempts = cmp.Or(o.MaxAttempts, r.MaxAttempts)
+	public.Duration, public.Class, public.Error, public.Reason = o.Duration, o.Class, o.Text, o.Reason
+	switch e.Kind { //nolint:exhaustive // the others have none of these
+	case EventFailed, EventSnoozed, EventRescued:
+		public.Backoff, public.Next = o.Delay, e.Next()
+	case EventFailureReopened:
+		public.Fingerprint = o.Fingerprint
+	}
+	return public
+}

@@ -1,0 +1,49 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// Failure groups: what supervisors do with their heartbeats. Settles write the tallies that this adds up.
+const (
+	sqlAddFailures = `
+select fingerprint, kind, class, sample, last_job from drover_failures_add()`
+
+	sqlUnpark = `select drover_unpark()`
+)
+
+// Reopened is a failure group that was resolved and came back.
+type Reopened struct{ Fingerprint, Kind, Class, Sample, LastJob string }
+
+// TendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
+// other to succeed. It returns the resolved groups that came back.
+func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err error) {
+	var both, rest pipeline
+	both.Begin()
+	both.Exec(nil, pg.OnePlan)
+	both.Query(func(rows pgx.Rows) error {
+		var g Reopened
+		err := rows.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.Sample, &g.LastJob)
+		reopened = append(reopened, g)
+		return err
+	}, sqlAddFailures)
+	both.Commit()
+	unpark := func(p *pipeline) {
+		p.Begin()
+		p.Exec(nil, pg.OnePlan)
+		p.Exec(nil, pg.ConstraintsNow)
+		p.Exec(nil, sqlUnpark)
+		p.Commit()
+	}
+	unpark(&both)
+	if err = both.Send(ctx, s.Conn); err != nil && pg.SQLState(err) != "" {
+		unpark(&rest) // once more, if it was not this that failed
+		err = errors.Join(err, rest.Send(ctx, s.Conn))
+	}
+	return reopened, err
+}
