@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -160,7 +161,7 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 }
 
 // failing is a still supervisor with n claimed jobs of each of the options.
-func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*Run) {
+func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*engine.Run) {
 	t.Helper()
 	if options == nil {
 		options = []*EnqueueOpts{nil}
@@ -174,20 +175,20 @@ func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...
 	}
 	cfg.Queues[0].Concurrency = n
 	s := db.stopped(t, cfg)
-	var runs []*Run
+	var runs []*engine.Run
 	for len(runs) < n {
 		runs = append(runs, s.claim(t)...)
 	}
 	for _, r := range runs {
-		r.ctx = t.Context()
+		r.Ctx = t.Context()
 	}
 	return s, runs
 }
 
 // fail settles runs as failed.
-func (s *still) fail(t testing.TB, runs ...*Run) {
+func (s *still) fail(t testing.TB, runs ...*engine.Run) {
 	t.Helper()
-	outcomes := make([]*Run, len(runs))
+	outcomes := make([]*engine.Run, len(runs))
 	for i, r := range runs {
 		outcomes[i] = decided(r, errBoom)
 	}
@@ -210,9 +211,9 @@ func TestASpentBudgetDiscards(t *testing.T) {
 	if n := value[int](t, db, discarded, ReasonRetryBudget); n != 200 {
 		t.Errorf("%d jobs discarded as %s, want 200", n, ReasonRetryBudget)
 	}
-	s.reporter.close()
-	s.reporter.run(t.Context(), s.handler)
-	if failed, gone := book.count(EventFailed, ""), book.count(EventDiscarded, ""); failed != 100 || gone != 200 {
+	s.Reporter.Close()
+	s.Reporter.Run(t.Context(), s.Handler)
+	if failed, gone := book.count(engine.EventFailed, ""), book.count(engine.EventDiscarded, ""); failed != 100 || gone != 200 {
 		t.Errorf("%d told as failed, %d as discarded", failed, gone)
 	}
 }
@@ -288,7 +289,7 @@ func TestABudgetChangedByHandApplies(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 40, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 10, Discard: true}, Retry: Constant{}}}})
-	outcome := func(which []*Run, want string) {
+	outcome := func(which []*engine.Run, want string) {
 		t.Helper()
 		s.fail(t, which...)
 		got := value[string](t, db, `select string_agg(format('%s %s', n, s), ', ' order by s) from (
@@ -329,7 +330,7 @@ func TestWhatSpendsABudget(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			s, runs := db.failing(t, 2, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
-			s.settle(t, decided(runs[0], tc.err), endedBy(runs[1], HandedBack(0)))
+			s.settle(t, decided(runs[0], tc.err), endedBy(runs[1], engine.HandedBack(0)))
 			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from drover_budget_slots`); n != tc.spent {
 				t.Errorf("%d slots spent, want %d", n, tc.spent)
 			}
@@ -416,7 +417,7 @@ func TestSettleTxGivesUpWithItsContext(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("SettleTx = %v", err)
 	}
-	close(s.settler.idle)
+	close(s.Settler.Idle)
 	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(t.Context(), tx, errBoom) })
 	if !errors.Is(err, ErrShutdown) {
 		t.Errorf("SettleTx = %v", err)
@@ -430,7 +431,7 @@ func TestBudgetsGoByTheServersClock(t *testing.T) {
 	cfg := SupervisorConfig{RetryBudget: RetryBudget{Retries: 10}, Queues: []Queue{{Retry: Constant{Delay: time.Second}}}}
 	for _, skew := range []time.Duration{-5 * time.Hour, 0, 5 * time.Hour} {
 		s, runs := db.failing(t, 20, cfg)
-		s.now = func() time.Time { return time.Now().Add(skew) }
+		s.Now = func() time.Time { return time.Now().Add(skew) }
 		s.fail(t, runs...)
 	}
 	times := db.retries(t, `true`)
@@ -480,7 +481,7 @@ func TestNoBudgetNoStatement(t *testing.T) {
 			db.exec(t, `insert into drover_budgets (scope, retries) values ('queue:another', 1), ('kind:another', 1)`)
 			traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
 			s, runs := traced.failing(t, 20, SupervisorConfig{Queues: []Queue{{RetryBudget: tc.budget}}})
-			outcomes := make([]*Run, len(runs))
+			outcomes := make([]*engine.Run, len(runs))
 			for i, r := range runs {
 				outcomes[i] = decided(r, tc.err)
 			}
@@ -513,7 +514,7 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 	if got, want := value[string](t, db, counts), "1 completed, 2 running, 1 scheduled"; got != want {
 		t.Errorf("while slots cannot be had: %s, want %s", got, want)
 	}
-	s.settler.trip(t.Context(), s.settler.take(s.now().Add(time.Minute)))
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now().Add(time.Minute)))
 	if got, want := value[string](t, db, counts), "1 completed, 2 retryable, 1 scheduled"; got != want {
 		t.Errorf("afterwards: %s, want %s", got, want)
 	}
@@ -524,24 +525,24 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}, Queues: []Queue{{Retry: Constant{Delay: time.Minute}}}})
-	conn, err := s.settler.link.Get(t.Context())
+	conn, err := s.Settler.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := decided(runs[0], errBoom)
-	reserve := func() slot {
+	reserve := func() engine.Slot {
 		t.Helper()
-		if err := s.budgets.reserve(t.Context(), conn, wantingEnds([]*Run{o})); err != nil || o.End.slot == nil {
+		if err := s.Budgets.Reserve(t.Context(), conn, engine.WantingEnds([]*engine.Run{o})); err != nil || o.End.Slot == nil {
 			t.Fatalf("reserve: %v, %+v", err, o)
 		}
-		return *o.End.slot
+		return *o.End.Slot
 	}
 	first := reserve()
 	if again := reserve(); again != first {
 		t.Errorf("a slot ahead is given up: %+v, then %+v", first, again)
 	}
-	o.End.slot.taken = o.End.slot.taken.Add(-10 * time.Minute)
-	if late := reserve(); late.dueUS <= first.dueUS || late.backoff != time.Minute || o.End.Delay > 2*time.Minute {
+	o.End.Slot.Taken = o.End.Slot.Taken.Add(-10 * time.Minute)
+	if late := reserve(); late.DueUS <= first.DueUS || late.Backoff != time.Minute || o.End.Delay > 2*time.Minute {
 		t.Errorf("a slot that has passed: %+v, then %+v in %v", first, late, o.End.Delay)
 	}
 }

@@ -25,10 +25,10 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	other := db.via(t, Config{Logger: slog.New(&book)})
 	s := other.stopped(t, SupervisorConfig{})
 	ahead := time.Duration(0)
-	s.now = func() time.Time { return time.Now().Add(ahead) }
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	pass := func(d time.Duration) {
 		ahead += d
-		s.control.kept(s.now())
+		s.Control.Kept(s.Now())
 	}
 	s.beat(t)
 	db.enqueueJobs(t, 3, nil)
@@ -143,7 +143,7 @@ func TestNewcomersKnowThatTheClockWentBack(t *testing.T) {
 			db.exec(t, before)
 			s := db.stopped(t, SupervisorConfig{})
 			s.beat(t)
-			db.exec(t, `delete from drover_supervisors where id <> $1`, s.lease.Load().id)
+			db.exec(t, `delete from drover_supervisors where id <> $1`, s.Lease.Load().ID)
 			s.beat(t)
 			if h := look(t, db); h.Clock.Latest == nil || h.Clock.Since == nil || h.Clock.Latest.Sub(h.At) < 50*time.Minute {
 				t.Errorf("health: %+v", h.Clock)
@@ -161,13 +161,13 @@ func TestLeasesDoNotFollowTheServersClock(t *testing.T) {
 			db := newQuietDB(t)
 			s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Minute}) // beside which the time that this takes is nothing
 			ahead := time.Duration(0)
-			s.now = func() time.Time { return time.Now().Add(ahead) }
+			s.Now = func() time.Time { return time.Now().Add(ahead) }
 			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('alive', 600000, '{default}'), ('dead', 600000, '{default}')`)
 			s.beat(t)
 			db.exec(t, `update drover_supervisors set beat_at = beat_at + $1::interval, clock_at = clock_at + $1::interval`, step)
 			for range 8 {
 				ahead += 2 * time.Minute
-				s.control.kept(s.now())
+				s.Control.Kept(s.Now())
 				db.exec(t, `update drover_supervisors set beat = beat + 1 where id = 'alive'`)
 				s.beat(t)
 			}
@@ -175,7 +175,7 @@ func TestLeasesDoNotFollowTheServersClock(t *testing.T) {
 				value[string](t, db, `select coalesce(string_agg(id, ',' order by id), '') from drover_ended_supervisors`); lost != "dead" {
 				t.Errorf("lost: %q, want only the dead one, a lease after its last beat", lost)
 			}
-			if s.lease.Load().ended.Load() {
+			if s.Lease.Load().Ended.Load() {
 				t.Error("our own lease was lost")
 			}
 		})

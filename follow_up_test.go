@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -354,7 +355,7 @@ func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' = '3'", "perform pg_sleep(3600)")
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	hasty := db.via(t, Config{Logger: quiet()}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
-	if _, err := hasty.prune(t.Context(), pruneWalk{}, store.Keeping{}); err != nil {
+	if _, err := hasty.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
 		t.Fatal(err)
 	}
 	if n, noted := len(db.followUps(t)), value[string](t, db, `select string_agg(concat_ws(' ', code, tries), ',') from drover_set_aside`); n != 4 || noted != "57014 2" {
@@ -377,7 +378,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			db.exec(t, `drop trigger app_insert_jobs on jobs`)
 			db.exec(t, sql)
-			if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{}); err != nil {
+			if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
 				t.Fatal(err)
 			}
 			if n, notes := len(db.followUps(t)), db.noted(t, "follow-up"); n != 0 || len(notes) != 0 {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -23,12 +24,12 @@ type handler struct {
 	quarantineAfter int
 }
 
-var _ Handler = (*handler)(nil)
+var _ engine.Handler = (*handler)(nil)
 
 // task is a run with what this package knows of it. The engine's part and the Job that the handler sees are one
 // allocation.
 type task struct {
-	Run
+	engine.Run
 	job       Job
 	handler   *handler
 	worker    *Worker
@@ -38,13 +39,13 @@ type task struct {
 }
 
 // taskOf is the task that a run is part of.
-func taskOf(r *Run) *task { return r.Task.(*task) } //nolint:forcetypeassert // this package made it
+func taskOf(r *engine.Run) *task { return r.Task.(*task) } //nolint:forcetypeassert // this package made it
 
 // defaultMaxAttempts is how many runs a job has where nobody says otherwise.
 const defaultMaxAttempts = 20
 
 // NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
-func (h *handler) NewRun(j *store.Job, policy any) *Run {
+func (h *handler) NewRun(j *store.Job, policy any) *engine.Run {
 	q := policy.(*Queue) //nolint:forcetypeassert // NewSupervisor and AddQueue set it
 	w := h.workers[j.Kind]
 	t := &task{handler: h, worker: w, strategy: w.opts.Retry, job: Job{
@@ -99,7 +100,7 @@ func (t *task) override(more *store.More) {
 }
 
 // Handle implements engine.Handler: it calls the worker's handler. A panic becomes an error.
-func (h *handler) Handle(ctx context.Context, r *Run) (err error) {
+func (h *handler) Handle(ctx context.Context, r *engine.Run) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{value: p, trace: stack()}
@@ -110,7 +111,7 @@ func (h *handler) Handle(ctx context.Context, r *Run) (err error) {
 }
 
 // Decide implements engine.Handler.
-func (h *handler) Decide(r *Run, err error) Outcome {
+func (h *handler) Decide(r *engine.Run, err error) engine.Outcome {
 	if err == nil {
 		if why := r.Uncommitted(); why != nil {
 			err = Retry(why) // nil is no completion
@@ -121,10 +122,10 @@ func (h *handler) Decide(r *Run, err error) Outcome {
 
 // CutShort implements engine.Handler. It always returns: code of the application, such as a strategy or the method of an
 // error, runs in a goroutine of its own, and may panic or exit there.
-func (h *handler) CutShort(r *Run, why error) (o Outcome) {
+func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	t := taskOf(r)
 	exit := &panicError{exit: true}
-	if why == ErrExit { //nolint:errorlint // the engine's own
+	if why == engine.ErrExit { //nolint:errorlint // the engine's own
 		exit.trace = stack()
 	}
 	failed := guarded(func() { o = t.endedBy(why, exit) })
@@ -135,18 +136,18 @@ func (h *handler) CutShort(r *Run, why error) (o Outcome) {
 }
 
 // endedBy is the outcome of a run that did not end because its handler returned.
-func (t *task) endedBy(why error, exit *panicError) Outcome {
-	var undecided *UndecidedError
+func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
+	var undecided *engine.UndecidedError
 	switch {
-	case errors.Is(why, ErrExit):
+	case errors.Is(why, engine.ErrExit):
 		return t.decide(exit)
-	case errors.Is(why, ErrTimeout):
+	case errors.Is(why, engine.ErrTimeout):
 		return t.deaf()
-	case errors.Is(why, ErrExpired):
-		return Outcome{State: store.Discarded, Reason: ReasonExpired, Event: EventDiscarded, Text: why.Error(), GiveBack: true}
-	case errors.Is(why, ErrUnreadable):
+	case errors.Is(why, engine.ErrExpired):
+		return engine.Outcome{State: store.Discarded, Reason: ReasonExpired, Event: engine.EventDiscarded, Text: why.Error(), GiveBack: true}
+	case errors.Is(why, engine.ErrUnreadable):
 		return t.failed(&decodeError{why.Error(), t.Unreadable}, nil)
-	case errors.Is(why, ErrIgnoredStop):
+	case errors.Is(why, engine.ErrIgnoredStop):
 		return t.cutShort(why, nil)
 	case errors.As(why, &undecided):
 		text := "runtime.Goexit"
@@ -170,7 +171,7 @@ var (
 
 // Crashed implements engine.Handler. A job that was not started is due again as if nothing had been. A crash counts as a run, but does
 // not exhaust a job: only one with a single run, or one that is convicted of the death, is discarded.
-func (h *handler) Crashed(j *store.Held, c Crash) *Run {
+func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, host: j.Host, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
 		LastDelay: j.LastDelay, Crashes: j.Crashes,
@@ -180,10 +181,10 @@ func (h *handler) Crashed(j *store.Held, c Crash) *Run {
 	t.share()
 	switch {
 	case !c.Started:
-		t.End = HandedBack(0)
+		t.End = engine.HandedBack(0)
 		t.End.GiveBack = j.Attempt > 0
 		if !c.Own {
-			t.End.Event = EventRescued
+			t.End.Event = engine.EventRescued
 		}
 	case c.Own:
 		e := t.draft(errForgotten)
@@ -197,7 +198,7 @@ func (h *handler) Crashed(j *store.Held, c Crash) *Run {
 }
 
 // crashed judges a job that may have killed its process.
-func (t *task) crashed(j *store.Held, c Crash) Outcome {
+func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 	h, d := t.handler, &c.Death
 	e := t.draft(errCrashed)
 	e.Class, e.Duration, e.death = classCrash, j.Flight, d
@@ -207,7 +208,7 @@ func (t *task) crashed(j *store.Held, c Crash) Outcome {
 	case e.Quarantined || j.Once():
 		e.discard(ReasonCrashed)
 	default:
-		e.State, e.Event, e.GiveBack = store.Retryable, EventRescued, j.Attempt >= j.MaxAttempts && j.Attempt > 0
+		e.State, e.Event, e.GiveBack = store.Retryable, engine.EventRescued, j.Attempt >= j.MaxAttempts && j.Attempt > 0
 		if e.AtOnce = j.Crashes == 0 || !e.Crashed && !d.Mass; !e.AtOnce {
 			e.Delay, _ = h.wait(h.strategyOf(j), FailedRun{
 				Attempt: j.Attempt, RetryIndex: j.Attempt - 1, Err: errCrashed, Job: &t.job, LastDelay: j.LastDelay,
@@ -253,21 +254,23 @@ func (h *handler) readStrategy(id string, stored *string) RetryStrategy {
 }
 
 // Hears implements engine.Handler.
-func (h *handler) Hears(ctx context.Context, kind EventKind) bool { return h.client.listens(ctx, kind) }
+func (h *handler) Hears(ctx context.Context, kind engine.EventKind) bool {
+	return h.client.listens(ctx, kind)
+}
 
 // Tell implements engine.Handler.
-func (h *handler) Tell(ctx context.Context, e *EngineEvent) {
+func (h *handler) Tell(ctx context.Context, e *engine.Event) {
 	h.client.emit(ctx, told{e.Kind, publicEvent(e)})
 }
 
 // publicEvent is an event of the engine as hooks see it.
-func publicEvent(e *EngineEvent) Event {
+func publicEvent(e *engine.Event) Event {
 	r := e.Run
 	if r == nil {
 		return Event{Queue: e.Queue, Supervisor: e.Supervisor, Count: e.Count}
 	}
 	public := Event{JobID: r.ID, Queue: r.Queue, Kind: r.Kind, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts}
-	if e.Kind == EventStarted {
+	if e.Kind == engine.EventStarted {
 		public.Wait = r.Waited()
 		return public
 	}
@@ -275,9 +278,9 @@ func publicEvent(e *EngineEvent) Event {
 	public.MaxAttempts = cmp.Or(o.MaxAttempts, r.MaxAttempts)
 	public.Duration, public.Class, public.Error, public.Reason = o.Duration, o.Class, o.Text, o.Reason
 	switch e.Kind { //nolint:exhaustive // the others have none of these
-	case EventFailed, EventSnoozed, EventRescued:
+	case engine.EventFailed, engine.EventSnoozed, engine.EventRescued:
 		public.Backoff, public.Next = o.Delay, e.Next()
-	case EventFailureReopened:
+	case engine.EventFailureReopened:
 		public.Fingerprint = o.Fingerprint
 	}
 	return public

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -88,7 +89,7 @@ type modelSup struct {
 
 // modelRunning is a claim, whether or not it is over.
 type modelRunning struct {
-	*Run
+	*engine.Run
 	of         *modelJob // the life of its id that was claimed
 	sup        *modelSup
 	open       bool // its handler has not returned
@@ -136,7 +137,7 @@ func (m *reference) start(small bool) {
 	}
 	// Half a beat of a longer lease counts as the run's time, and a third crash could be chance.
 	s := (&testDB{m.Pool, client}).stopped(m.tb, SupervisorConfig{Queues: []Queue{q}, Lease: 30 * time.Second})
-	m.sups = append(m.sups, &modelSup{still: s, id: s.lease.Load().id, small: small})
+	m.sups = append(m.sups, &modelSup{still: s, id: s.Lease.Load().ID, small: small})
 }
 
 func (m *reference) acting(verb string) { m.name = verb }
@@ -275,7 +276,7 @@ func (m *reference) open(s *modelSup) (n int) {
 	return n
 }
 
-func (m *reference) room(s *modelSup) int { return s.cfg.Queues[0].Slots - m.open(s) }
+func (m *reference) room(s *modelSup) int { return s.Cfg.Queues[0].Slots - m.open(s) }
 
 func (m *reference) claim(r *rapid.T) bool {
 	s := m.sup(r, func(s *modelSup) bool { return m.room(s) > 0 })
@@ -308,15 +309,15 @@ func (m *reference) claimAlone(r *rapid.T) bool {
 	if s == nil {
 		return false
 	}
-	s.solo.Store(&soloOrder{queue: "default", idleBy: s.now().Add(time.Hour)})
+	s.Solo.Store(&engine.SoloOrder{Queue: "default", IdleBy: s.Now().Add(time.Hour)})
 	if n := m.claimed(r, s, s.claim(m.tb), eligible); n != 1 {
 		r.Fatalf("claimed %d strong suspects", n)
 	}
-	s.solo.Store(nil)
+	s.Solo.Store(nil)
 	return true
 }
 
-func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*Run, eligible []*modelJob) int {
+func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*engine.Run, eligible []*modelJob) int {
 	for _, run := range runs {
 		j := m.jobs[run.ID]
 		if j == nil || !slices.Contains(eligible, j) {
@@ -329,7 +330,7 @@ func (m *reference) claimed(r *rapid.T, s *modelSup, runs []*Run, eligible []*mo
 			run.Redrives != j.redrives || jobOf(run).Failures != j.failures || jobOf(run).Snoozes != j.snoozes {
 			r.Fatalf("the claim tells %+v of %+v", jobOf(run), j)
 		}
-		run.ctx, run.startedAt = m.tb.Context(), s.now()
+		run.Ctx, run.StartedAt = m.tb.Context(), s.Now()
 		m.runs = append(m.runs, &modelRunning{Run: run, of: j, sup: s, open: true})
 	}
 	return len(runs)
@@ -448,7 +449,7 @@ func (m *reference) settle(r *rapid.T) bool {
 	how := rapid.SampledFrom(endings()).Draw(r, "ending")
 	o := decided(run.Run, how.err)
 	if how.name == "hand back" {
-		o = endedBy(run.Run, HandedBack(0))
+		o = endedBy(run.Run, engine.HandedBack(0))
 	}
 	m.leave(run)
 	run.sup.settle(m.tb, o)
@@ -465,7 +466,7 @@ func (m *reference) settle(r *rapid.T) bool {
 
 func (m *reference) leave(run *modelRunning) {
 	if run.open {
-		run.finish()
+		run.Finish()
 	}
 	run.open = false
 }
@@ -575,11 +576,11 @@ func (m *reference) forge(r *rapid.T) bool {
 	default:
 		seq += rapid.SampledFrom([]int{-1, 1}).Draw(r, "wrong by")
 	}
-	forged := &Run{Fence: store.Fence{ID: j.id, Owner: owner, Seq: seq, ClaimedAt: at}, Kind: "job", Queue: "default", MaxAttempts: 20, End: HandedBack(0)}
-	group := fenceGroup{owner, seq, rapid.Bool().Draw(r, "delete")}
+	forged := &engine.Run{Fence: store.Fence{ID: j.id, Owner: owner, Seq: seq, ClaimedAt: at}, Kind: "job", Queue: "default", MaxAttempts: 20, End: engine.HandedBack(0)}
+	group := engine.FenceGroup{Owner: owner, Seq: seq, Del: rapid.Bool().Draw(r, "delete")}
 	all := &store.Settlement{
-		Changes: map[string][]store.Change{owner: {forged.End.change(forged)}}, Became: map[string]store.State{},
-		Completions: []store.Completion{group.completion([]*Run{forged})},
+		Changes: map[string][]store.Change{owner: {forged.End.Change(forged)}}, Became: map[string]store.State{},
+		Completions: []store.Completion{group.Completion([]*engine.Run{forged})},
 	}
 	m.sendSettle(r, all)
 	if len(all.Became) > 0 || all.Completions[0].N > 0 {
@@ -602,12 +603,12 @@ func (m *reference) die(r *rapid.T) bool {
 	s.zombie, s.judged = true, true
 	m.start(s.small)
 	rescuer := m.sups[len(m.sups)-1]
-	conn, err := rescuer.control.link.Get(r.Context())
+	conn, err := rescuer.Control.Link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	for range 2 { // the second look finds nothing more
-		if err := rescuer.control.rescue(r.Context(), conn, store.Peer{ID: s.id, Queues: []string{"default"}}); err != nil {
+		if err := rescuer.Control.Rescue(r.Context(), conn, store.Peer{ID: s.id, Queues: []string{"default"}}); err != nil {
 			r.Fatal(err)
 		}
 	}
@@ -665,7 +666,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		return false
 	}
 	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
-	conn, err := s.control.link.Get(r.Context())
+	conn, err := s.Control.Link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -1133,7 +1134,7 @@ func (m *reference) prune(r *rapid.T) bool {
 	doomed := m.those(m.jobs, func(j *modelJob) bool {
 		return j.state == Completed || j.state == Cancelled && cancelled != nil && !m.keeps(j)
 	})
-	_, err := m.testDB.prune(r.Context(), pruneWalk{whole: cancelled != nil}, store.Keeping{Completed: &hence, Cancelled: cancelled})
+	_, err := m.testDB.prune(r.Context(), engine.PruneWalk{Whole: cancelled != nil}, store.Keeping{Completed: &hence, Cancelled: cancelled})
 	m.deleted(r, int64(len(doomed)), err, doomed, m.jobs)
 	return true
 }

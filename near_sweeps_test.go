@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 )
 
@@ -19,9 +20,9 @@ func TestNearSweepsAreShared(t *testing.T) {
 	db.stopped(t, SupervisorConfig{})
 	db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: "other"}}})
 	lost := db.stopped(t, SupervisorConfig{})
-	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, lost.lease.Load().id)
+	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, lost.Lease.Load().ID)
 	s.beat(t)
-	if got := s.claimer.near.Sharing; got != 3 {
+	if got := s.Claimer.Near.Sharing; got != 3 {
 		t.Errorf("near sweeps are shared by %d, want the three that can", got)
 	}
 }
@@ -37,15 +38,15 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 				t.Parallel()
 				db := newQuietDB(t)
 				s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}, {Name: "other"}}})
-				s.claimer.near.Windows[window].Width *= 10 // room for a pause of the process
-				never := s.now().Add(time.Hour)
+				s.Claimer.Near.Windows[window].Width *= 10 // room for a pause of the process
+				never := s.Now().Add(time.Hour)
 				claim := func(sweep bool) []string {
 					t.Helper()
-					for i := range s.claimer.near.Windows {
-						s.claimer.near.Windows[i].Next = never
+					for i := range s.Claimer.Near.Windows {
+						s.Claimer.Near.Windows[i].Next = never
 					}
 					if sweep {
-						s.claimer.near.Windows[window].Next = time.Time{}
+						s.Claimer.Near.Windows[window].Next = time.Time{}
 					}
 					return ids(s.claim(t))
 				}
@@ -74,9 +75,9 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 				if full {
 					claim(true)
 				}
-				var done []*Run
-				for _, r := range s.settler.book.all() {
-					r.finish()
+				var done []*engine.Run
+				for _, r := range s.Settler.Book.All() {
+					r.Finish()
 					done = append(done, decided(r, nil))
 				}
 				s.settle(t, done...)
@@ -84,7 +85,7 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 					t.Fatalf("claimed without a sweep: %q", got)
 				}
 				if got := claim(true); !slices.Equal(got, []string{late.ID}) {
-					t.Errorf("a sweep of %v claimed %q, want %s", s.claimer.near.Windows[window].Width, got, late.ID)
+					t.Errorf("a sweep of %v claimed %q, want %s", s.Claimer.Near.Windows[window].Width, got, late.ID)
 				}
 			})
 		}
@@ -98,10 +99,10 @@ func TestClaimsTellOfTransactions(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	claimed := func() floors.Seen {
-		s.claimer.wake()
-		p := s.claimer.request(s.now())
-		s.claimer.trip(context.Background(), p)
-		return p.reply.Seen
+		s.Claimer.Wake()
+		p := s.Claimer.Request(s.Now())
+		s.Claimer.Trip(context.Background(), p)
+		return p.Reply.Seen
 	}
 	before := claimed()
 	reader, err := db.Begin(t.Context())

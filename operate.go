@@ -11,6 +11,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
@@ -358,7 +359,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 		return fmt.Errorf("redrive job %s: %w", id, ErrNotFound)
 	}
 	if was == Discarded || was == Cancelled {
-		c.emit(ctx, told{EventRedriven, Event{JobID: id}})
+		c.emit(ctx, told{engine.EventRedriven, Event{JobID: id}})
 	}
 	return nil
 }
@@ -369,13 +370,13 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 // hears them, behind a pooler, finds out by its next heartbeat, a sixth of its lease later at most. Cancelling a job that has ended changes nothing. It returns the state the job was in.
 // Errors: ErrNotFound.
 func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
-	return c.endJob(ctx, "cancel", sqlCancel, id, reason, told{kind: EventCancelled})
+	return c.endJob(ctx, "cancel", sqlCancel, id, reason, told{kind: engine.EventCancelled})
 }
 
 // Discard ends a job as a dead letter, reason ReasonOperator, with why in its history: for one that somebody shall look
 // at before it runs again. All else is as with Cancel. Errors: ErrNotFound.
 func (c *Client) Discard(ctx context.Context, id, why string) (State, error) {
-	return c.endJob(ctx, "discard", sqlDiscard, id, why, told{EventDiscarded, Event{Reason: ReasonOperator}})
+	return c.endJob(ctx, "discard", sqlDiscard, id, why, told{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }
 
 func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) (State, error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -437,7 +438,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	db.finished(t, "completed", 2*aDay)
 	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
 	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
-	if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(ids)
@@ -461,7 +462,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	checkRefused(t, moved.Refused, ids[1])
-	if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Error(err)
 	}
 	if noted := db.noted(t, "archive"); !slices.Equal(noted, ids[1:2]) {
@@ -557,7 +558,7 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	}
 	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
 	db.damage(t, "jobs", stored[1])
-	if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {

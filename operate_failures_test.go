@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -30,10 +31,10 @@ select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, own
 }
 
 // failedRun is the outcome of a run that failed with err.
-func (s *still) failedRun(id string, err error) *Run {
-	r := s.handler.NewRun(&store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}, s.queueStates()[0].Policy)
-	r.Fence = store.Fence{ID: id, Owner: s.lease.Load().id, Seq: 1}
-	r.runner, r.lease, r.ctx, r.startedAt = s.runner, s.lease.Load(), context.Background(), s.now()
+func (s *still) failedRun(id string, err error) *engine.Run {
+	r := s.Handler.NewRun(&store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}, s.QueueStates()[0].Policy)
+	r.Fence = store.Fence{ID: id, Owner: s.Lease.Load().ID, Seq: 1}
+	r.Runner, r.Lease, r.Ctx, r.StartedAt = s.Runner, s.Lease.Load(), context.Background(), s.Now()
 	return decided(r, err)
 }
 
@@ -65,8 +66,8 @@ func (db *testDB) theGroup(t testing.TB) FailureGroup {
 // failOnce settles a failed run of each of n jobs in one statement.
 func (s *still) failOnce(t testing.TB, db *testDB, n int, err error) []string {
 	t.Helper()
-	ids := db.running(t, s.lease.Load().id, n)
-	outcomes := make([]*Run, n)
+	ids := db.running(t, s.Lease.Load().ID, n)
+	outcomes := make([]*engine.Run, n)
 	for i, id := range ids {
 		outcomes[i] = s.failedRun(id, err)
 	}
@@ -79,8 +80,8 @@ func TestFailuresAreGrouped(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	ids := db.running(t, s.lease.Load().id, 300)
-	var batch []*Run
+	ids := db.running(t, s.Lease.Load().ID, 300)
+	var batch []*engine.Run
 	for i, id := range ids { // one batch: 200 of one cause, 99 of another, and one that nobody wants
 		switch {
 		case i == 299:
@@ -118,7 +119,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	}
 
 	// A job to which it happens again is not counted again.
-	db.exec(t, `update jobs set state = 'running', claimed_by = $2, claim_seq = 2 where id = $1`, ids[0], s.lease.Load().id)
+	db.exec(t, `update jobs set state = 'running', claimed_by = $2, claim_seq = 2 where id = $1`, ids[0], s.Lease.Load().ID)
 	again := s.failedRun(ids[0], errors.New("disk full"))
 	again.Seq = 2
 	s.settle(t, again)
@@ -138,8 +139,8 @@ func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
 		s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 		wg.Go(func() {
 			for range rounds {
-				var batch []*Run
-				for i, id := range db.running(t, s.lease.Load().id, each) {
+				var batch []*engine.Run
+				for i, id := range db.running(t, s.Lease.Load().ID, each) {
 					if n%2 == 1 {
 						i = each - 1 - i
 					}
@@ -178,7 +179,7 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `update drover_failure_groups set sample = sample`); err != nil {
 		t.Fatal(err)
 	}
-	o := s.failedRun(db.running(t, s.lease.Load().id, 1)[0], boom)
+	o := s.failedRun(db.running(t, s.Lease.Load().ID, 1)[0], boom)
 	if err := jobOf(o).SettleTx(t.Context(), tx, boom); err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +251,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	cfg := SupervisorConfig{Lease: 6 * time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
 	first := db.launch(t, cfg)
 	ids := db.enqueueJobs(t, 3, nil)
-	eventually(t, func() bool { return book.count(EventDiscarded, "") == 3 })
+	eventually(t, func() bool { return book.count(engine.EventDiscarded, "") == 3 })
 	first.stop(t)
 	g := db.theGroup(t)
 	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
@@ -263,7 +264,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	if err := db.client.RedriveJob(t.Context(), ids[0], nil); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return book.count(EventFailureReopened, ids[0]) == 1 })
+	eventually(t, func() bool { return book.count(engine.EventFailureReopened, ids[0]) == 1 })
 	if g := db.theGroup(t); g.Status != FailureOpen || g.Count != 4 || g.Jobs != 3 {
 		t.Errorf("%+v", g)
 	}
@@ -296,9 +297,9 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || job.Crashes != 1 {
 		t.Errorf("%+v", job)
 	}
-	s.reporter.close()
-	s.reporter.run(t.Context(), s.handler)
-	if book.count(EventDiscarded, id) != 1 || book.count(EventRescued, id) != 0 {
+	s.Reporter.Close()
+	s.Reporter.Run(t.Context(), s.Handler)
+	if book.count(engine.EventDiscarded, id) != 1 || book.count(engine.EventRescued, id) != 0 {
 		t.Errorf("told: %+v", book.events)
 	}
 }
@@ -372,17 +373,17 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 
 	// Every settled run has told one end, the one the row shows.
 	for _, s := range []*still{old, old2} {
-		s.reporter.close()
-		s.reporter.run(ctx, s.handler)
+		s.Reporter.Close()
+		s.Reporter.Run(ctx, s.Handler)
 	}
 	for _, id := range dead {
-		if book.count(EventDiscarded, id) != 1 || book.count(EventFailed, id) != 0 {
-			t.Errorf("job %s: %d discarded, %d failed", id, book.count(EventDiscarded, id), book.count(EventFailed, id))
+		if book.count(engine.EventDiscarded, id) != 1 || book.count(engine.EventFailed, id) != 0 {
+			t.Errorf("job %s: %d discarded, %d failed", id, book.count(engine.EventDiscarded, id), book.count(engine.EventFailed, id))
 		}
 	}
 	for _, id := range parked {
-		if book.count(EventParked, id) != 1 || book.count(EventFailed, id) != 0 {
-			t.Errorf("job %s: %d parked, %d failed", id, book.count(EventParked, id), book.count(EventFailed, id))
+		if book.count(engine.EventParked, id) != 1 || book.count(engine.EventFailed, id) != 0 {
+			t.Errorf("job %s: %d parked, %d failed", id, book.count(engine.EventParked, id), book.count(engine.EventFailed, id))
 		}
 	}
 }
@@ -436,8 +437,8 @@ func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `alter table drover_failure_tallies add check (sample not like '%poison%')`)
 	s := db.stopped(t, SupervisorConfig{})
-	ids := db.running(t, s.lease.Load().id, 20)
-	var batch []*Run
+	ids := db.running(t, s.Lease.Load().ID, 20)
+	var batch []*engine.Run
 	for i, id := range ids {
 		batch = append(batch, s.failedRun(id, errors.New([]string{"fine", "poison"}[i/19])))
 	}
@@ -519,8 +520,8 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return j.SettleTx(ctx, tx, boom) })
 	})})
 	id := db.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(EventDiscarded, id) == 1 })
-	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(EventFailed, id) != 0 {
+	eventually(t, func() bool { return book.count(engine.EventDiscarded, id) == 1 })
+	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(engine.EventFailed, id) != 0 {
 		t.Errorf("%+v", job)
 	}
 }
@@ -533,15 +534,15 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	db, wire := plain.cutting(t, Config{Hooks: book.hooks()})
 	db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error { return errors.New("boom") })})
 	first := plain.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(EventFailed, first) == 1 })
+	eventually(t, func() bool { return book.count(engine.EventFailed, first) == 1 })
 	plain.tend(t)
 	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
 		t.Fatal(err)
 	}
 	wire.arm(store.SQLSettle[len(store.SQLSettle)-60:], "")
 	id := plain.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(EventDiscarded, id) == 1 })
-	if n := wire.cutSoFar(); n != 1 || book.count(EventFailed, id) != 0 || book.count(EventStaleSettle, id) != 0 {
+	eventually(t, func() bool { return book.count(engine.EventDiscarded, id) == 1 })
+	if n := wire.cutSoFar(); n != 1 || book.count(engine.EventFailed, id) != 0 || book.count(engine.EventStaleSettle, id) != 0 {
 		t.Errorf("%d connections cut, told: %+v", n, book.events)
 	}
 	plain.tend(t)

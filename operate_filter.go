@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // Filter picks jobs; all its fields that are set must fit. One and the same serves lists, counts and every verb that
@@ -62,7 +64,7 @@ func (f Filter) checkWords(bad *problems) {
 		bad.add("Filter.Reason", "%q is no reason of a discard", f.Reason)
 	}
 	switch f.Class {
-	case "", classError, classThrottled, classPanic, classTimeout, classDecode, classCrash, classRefused:
+	case "", classError, classThrottled, classPanic, classTimeout, classDecode, classCrash, engine.ClassRefused:
 	default:
 		bad.add("Filter.Class", "%q is no class of a failure", f.Class)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 )
@@ -28,13 +29,13 @@ type BulkResult struct {
 // the application's, a time-out, or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany
 // gives up with an error only if the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (BulkResult, error) {
-	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: EventCancelled}})
+	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: engine.EventCancelled}})
 }
 
 // DiscardMany is Discard for every unfinished job that the filter picks, and else like CancelMany.
 func (c *Client) DiscardMany(ctx context.Context, filter Filter, why string) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
-		name: "discard", sql: sqlDiscardMany, why: why, tell: &told{EventDiscarded, Event{Reason: ReasonOperator}},
+		name: "discard", sql: sqlDiscardMany, why: why, tell: &told{engine.EventDiscarded, Event{Reason: ReasonOperator}},
 	})
 }
 

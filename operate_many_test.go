@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // D-2: pages of dead letters, latest discarded first, whatever arrives, goes or ends at the same instant meanwhile.
@@ -227,7 +229,7 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Discard(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.control.interrupt() // the next beat comes at once
+	sup.engine.Control.Interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
@@ -452,7 +454,7 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: append(d.hooks(), Hooks{Cancelled: count(&cancelled), Discarded: count(&discarded)})})
 	ids := db.enqueueJobs(t, 3000, nil)
 	l := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
-	eventually(t, func() bool { return d.count(EventCompleted, "") > 100 })
+	eventually(t, func() bool { return d.count(engine.EventCompleted, "") > 100 })
 	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, "")
 	if err != nil {
 		t.Fatal(err)
@@ -470,23 +472,23 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	if int64(counts[Cancelled]) != done.Changed || int64(counts[Discarded]) != dead.Changed || counts[Completed]+counts[Cancelled]+counts[Discarded] != len(ids) {
 		t.Errorf("%v, cancelled %d, discarded %d", counts, done.Changed, dead.Changed)
 	}
-	one := func(kind EventKind) (n int) {
+	one := func(kind engine.EventKind) (n int) {
 		for _, id := range ids {
 			n += d.count(kind, id)
 		}
 		return n
 	}
-	if n := one(EventCompleted); n != counts[Completed] {
+	if n := one(engine.EventCompleted); n != counts[Completed] {
 		t.Errorf("%d told as completed, %d are", n, counts[Completed])
 	}
 	// A job that had been claimed and not started ends without a run: its buffered run tells of it.
-	if n := one(EventCancelled) + cancelled; n != counts[Cancelled] {
+	if n := one(engine.EventCancelled) + cancelled; n != counts[Cancelled] {
 		t.Errorf("%d told as cancelled, %d are", n, counts[Cancelled])
 	}
-	if n := one(EventDiscarded) + discarded; n != counts[Discarded] {
+	if n := one(engine.EventDiscarded) + discarded; n != counts[Discarded] {
 		t.Errorf("%d told as discarded, %d are", n, counts[Discarded])
 	}
-	if d.count(EventStaleSettle, "") != 0 {
+	if d.count(engine.EventStaleSettle, "") != 0 {
 		t.Error("an operator's verb was taken for a lost lease")
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -215,9 +216,9 @@ func (v *virtual) fail(t testing.TB, fit string) {
 		t.Fatal(err)
 	}
 	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Change, error) {
-		r := &Run{End: Outcome{State: store.Retryable, Delay: time.Second, Class: classError, Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
+		r := &engine.Run{End: engine.Outcome{State: store.Retryable, Delay: time.Second, Class: classError, Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
 		err := row.Scan(&r.ID, &r.Seq, &r.ClaimedAt)
-		return r.End.change(r), err
+		return r.End.Change(r), err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -368,7 +368,7 @@ func TestDrainTimeout(t *testing.T) {
 		defer close(stopped)
 		stop()
 	}()
-	eventually(t, sup.engine.draining.Load)
+	eventually(t, sup.engine.Draining.Load)
 	close(release)
 	<-stopped
 	if e := heard.end(t, id); e.name != "completed" {

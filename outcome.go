@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/store"
@@ -123,7 +124,7 @@ func (d *decodeError) Unwrap() error { return d.err }
 
 // draft is the outcome of a run in the making.
 type draft struct {
-	Outcome
+	engine.Outcome
 	task      *task
 	err       error
 	errorCase *ErrorCase // that knows err; nil: none
@@ -131,18 +132,18 @@ type draft struct {
 }
 
 // decide turns what a handler returned into an outcome: "How a run can end" in docs/outcomes.md.
-func (t *task) decide(err error) Outcome {
+func (t *task) decide(err error) engine.Outcome {
 	if err == nil {
-		return Outcome{State: store.Completed, Event: EventCompleted, Duration: t.Ran()}
+		return engine.Outcome{State: store.Completed, Event: engine.EventCompleted, Duration: t.Ran()}
 	}
 	var v *verdict
 	hasVerdict := errors.As(err, &v)
 	switch {
 	case hasVerdict && v.how == verdictSnooze:
-		return Outcome{State: store.Scheduled, Delay: v.delay, GiveBack: true, Snoozed: true, Event: EventSnoozed, Duration: t.Ran()}
+		return engine.Outcome{State: store.Scheduled, Delay: v.delay, GiveBack: true, Snoozed: true, Event: engine.EventSnoozed, Duration: t.Ran()}
 	case hasVerdict && v.how == verdictCancel:
 		e := t.draft(err)
-		e.State, e.Event, e.Class = store.Cancelled, EventCancelled, classError
+		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, classError
 		return e.done()
 	case t.interrupted() && (!hasVerdict || v.how != verdictDiscard || errors.Is(err, context.Canceled)):
 		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
@@ -154,17 +155,17 @@ func (t *task) decide(err error) Outcome {
 
 // draft begins the outcome of a run that ended with err.
 func (t *task) draft(err error) *draft {
-	return &draft{Outcome: Outcome{Duration: t.Ran()}, task: t, err: err}
+	return &draft{Outcome: engine.Outcome{Duration: t.Ran()}, task: t, err: err}
 }
 
 // done adds the entry for the column errors.
-func (e *draft) done() Outcome {
+func (e *draft) done() engine.Outcome {
 	e.Entry = e.entry()
 	return e.Outcome
 }
 
 // failed is the outcome of a run that failed.
-func (t *task) failed(err error, v *verdict) Outcome {
+func (t *task) failed(err error, v *verdict) engine.Outcome {
 	e := t.draft(err)
 	e.fail(v)
 	return e.done()
@@ -178,9 +179,9 @@ func (t *task) interrupted() bool {
 
 // cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again as if nothing
 // had been, unless this was its only attempt: that one has failed. v is what the handler said, nil if it said nothing.
-func (t *task) cutShort(err error, v *verdict) Outcome {
+func (t *task) cutShort(err error, v *verdict) engine.Outcome {
 	if t.job.MaxAttempts > 1 {
-		return HandedBack(t.Ran())
+		return engine.HandedBack(t.Ran())
 	}
 	if v == nil {
 		v = worthRetry() // the error is no answer of the handler's that RetryIf or a case could judge
@@ -190,8 +191,8 @@ func (t *task) cutShort(err error, v *verdict) Outcome {
 
 // deaf is the outcome of a handler that ignores its timeout. It counts as a crash, and nobody else can have been
 // the cause: such a job may never end.
-func (t *task) deaf() Outcome {
-	e := t.draft(ErrTimeout)
+func (t *task) deaf() engine.Outcome {
+	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true
 	e.fail(worthRetry())
 	if t.job.Crashes+1 >= t.handler.quarantineAfter {
@@ -230,7 +231,7 @@ func (e *draft) fail(v *verdict) {
 }
 
 func (e *draft) discard(reason string) {
-	e.State, e.Reason, e.Event = store.Discarded, reason, EventDiscarded
+	e.State, e.Reason, e.Event = store.Discarded, reason, engine.EventDiscarded
 }
 
 // worthRetry goes with errors that are not the handler's, which RetryIf would not know.
@@ -264,7 +265,7 @@ func (e *draft) retry(v *verdict) {
 	case t.OutOfTime(e.Delay):
 		e.discard(ReasonTimeBudget)
 	default:
-		e.State, e.Event = store.Retryable, EventFailed
+		e.State, e.Event = store.Retryable, engine.EventFailed
 	}
 }
 
@@ -283,7 +284,7 @@ func (t *task) classOf(err error, v *verdict) string {
 		return classDecode
 	case v != nil && v.how == verdictRetryAfter:
 		return classThrottled
-	case errors.Is(t.Cause(), ErrTimeout) || errors.Is(err, ErrTimeout):
+	case errors.Is(t.Cause(), engine.ErrTimeout) || errors.Is(err, engine.ErrTimeout):
 		return classTimeout
 	}
 	return classError

@@ -288,7 +288,7 @@ func TestHowARunCanEnd(t *testing.T) {
 			checkEnd(t, end.Error, e.Error, "event's error")
 			checkEnd(t, e.Attempt, 1, "entry's attempt")
 			checkEnd(t, e.ClaimSeq, 1, "entry's claim_seq")
-			checkEnd(t, e.Supervisor, sup.engine.lease.Load().id, "entry's supervisor")
+			checkEnd(t, e.Supervisor, sup.engine.Lease.Load().ID, "entry's supervisor")
 			checkEnd(t, e.Trace != "", c.want.trace, "trace")
 			if !strings.Contains(e.Error, c.want.text) {
 				t.Errorf("text = %q, want %q in it", e.Error, c.want.text)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -31,20 +32,20 @@ func planClaim() time.Time { return time.Unix(1e9, 0) }
 
 // theStatements are those that read or write jobs on a supervisor's connections.
 func theStatements(s *still, ids []string) []planned {
-	groups := s.queueStates()[0].groups(100)
-	req := s.claimer.lanes(s.lease.Load(), groups, floors.Sweep{})
+	groups := s.QueueStates()[0].Groups(100)
+	req := s.Claimer.Lanes(s.Lease.Load(), groups, floors.Sweep{})
 	req.Rooms = []int32{100}
 	changes := make([]store.Change, len(ids))
 	for i, id := range ids {
-		r := &Run{
+		r := &engine.Run{
 			Fence: store.Fence{ID: id, Owner: req.Supervisor, Seq: 1, ClaimedAt: planClaim()}, Kind: "job", Queue: "default", Attempt: 1,
-			End: Outcome{State: store.Retryable, Delay: time.Minute, Class: classError, Fingerprint: "00c0ffee00c0ffee", Entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)},
+			End: engine.Outcome{State: store.Retryable, Delay: time.Minute, Class: classError, Fingerprint: "00c0ffee00c0ffee", Entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)},
 		}
-		changes[i] = r.End.change(r)
+		changes[i] = r.End.Change(r)
 	}
 	inTx, _ := json.Marshal(changes[0]) // strings and ints only: cannot fail
 	at, ones := slices.Repeat([]time.Time{planClaim()}, len(ids)), slices.Repeat([]int32{1}, len(ids))
-	sweep := s.claimer.allLanes()
+	sweep := s.Claimer.AllLanes()
 	queues := make([]string, len(sweep.Lanes))
 	for i := range queues {
 		queues[i] = "default"
@@ -277,7 +278,7 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 		}
 	}
 	db.fill(t, max(100_000, rowsForPlans(t)))
-	owner := s.lease.Load().id
+	owner := s.Lease.Load().ID
 	db.exec(t, `update jobs set state = 'running', claimed_by = $1, claim_seq = 1, attempt = 1, attempted_at = $2
 		where id in (select id from jobs order by id limit 100)`, owner, planClaim())
 	rows, err := db.Query(t.Context(), `select id from jobs where claimed_by = $1`, owner)

@@ -143,7 +143,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.pruner.every = 10 * time.Millisecond
+	sup.engine.Pruner.Every = 10 * time.Millisecond
 	run, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(run) }()

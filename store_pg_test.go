@@ -20,7 +20,7 @@ import (
 // hot returns the share of all updates of jobs so far that were HOT.
 func (db *testDB) hot(t testing.TB, s *still) float64 {
 	t.Helper()
-	if _, err := s.claimer.link.Conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
+	if _, err := s.Claimer.Link.Conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
 		t.Fatal(err)
 	}
 	var all, hot int

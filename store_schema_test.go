@@ -92,8 +92,8 @@ func TestARenamedSchema(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again.engine.control.base = context.Background()
-			refused("a registration after a lost lease", again.engine.control.register(t.Context()))
+			again.engine.Control.Base = context.Background()
+			refused("a registration after a lost lease", again.engine.Control.Register(t.Context()))
 
 			stored := ""
 			db.enqueueAll(t, func(what string, r Receipt, err error) {

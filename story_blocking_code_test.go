@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // What an application's own code may do to a supervisor that calls it: not return.
@@ -73,13 +75,13 @@ func TestALogThatBlocksAtTheEndOfAnOutage(t *testing.T) {
 	})})
 	db.enqueue(t, job{1}, nil)
 	receive(t, started)
-	var part trouble
+	var part engine.Trouble
 	for range 2 {
-		part.failed(t.Context(), sup.engine.shared, "claiming", errBoom)
+		part.Failed(t.Context(), sup.engine.Shared, "claiming", errBoom)
 	}
 	log.on.Store(true)
 	defer close(release)
-	part.over(t.Context(), sup.engine.shared)
+	part.Over(t.Context(), sup.engine.Shared)
 	if why := receive(t, told); why != ErrLeaseLost { //nolint:errorlint // the cause itself
 		t.Errorf("the handler's context ended with %v", why)
 	}

@@ -36,7 +36,7 @@ func TestAllocationsOfAJob(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	fill()
-	sup.engine.claimer.wake()
+	sup.engine.Claimer.Wake()
 	eventually(t, empty)
 	runtime.ReadMemStats(&after)
 	perJob := float64(after.Mallocs-before.Mallocs) / jobs

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -44,19 +45,19 @@ func TestSweepBetweenAClaimsLookAndItsEnd(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
 	db.enqueueJobs(t, 1, nil)
-	s.claimer.wake()
-	underWay := s.claimer.request(s.now())
-	conn, err := s.claimer.link.Get(t.Context())
+	s.Claimer.Wake()
+	underWay := s.Claimer.Request(s.Now())
+	conn, err := s.Claimer.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.Claim(t.Context(), nil, underWay.req, &underWay.reply); err != nil {
+	if err := conn.Claim(t.Context(), nil, underWay.Req, &underWay.Reply); err != nil {
 		t.Fatal(err)
 	}
 	late := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	s.sweep(t)
-	s.claimer.afterClaim(t.Context(), underWay, nil, 0)
-	if runs := s.claim(t); !slices.ContainsFunc(runs, func(r *Run) bool { return r.ID == late }) {
+	s.Claimer.AfterClaim(t.Context(), underWay, nil, 0)
+	if runs := s.claim(t); !slices.ContainsFunc(runs, func(r *engine.Run) bool { return r.ID == late }) {
 		t.Errorf("left behind, by a claim of %d jobs", len(runs))
 	}
 }
@@ -66,12 +67,12 @@ type proc struct {
 	*still
 	slots, kinds int
 	ahead        time.Duration // of its clock, so that near sweeps come due
-	under        *plan         // a claim under way
+	under        *engine.Plan  // a claim under way
 	sent         bool          // and the database has answered
-	held         []*Run
+	held         []*engine.Run
 }
 
-func (p *proc) GoString() string { return "supervisor " + p.lease.Load().id }
+func (p *proc) GoString() string { return "supervisor " + p.Lease.Load().ID }
 
 // scene is the processes and the schema they share.
 type scene struct {
@@ -104,7 +105,7 @@ func (w *scene) start(slots, kinds int) *proc {
 		cfg.Workers = append(cfg.Workers, dynWorker(kind, WorkerOpts{}, func(context.Context, *Job) error { return nil }))
 	}
 	p := &proc{still: (&testDB{w.Pool, client}).stopped(w.tb, cfg), slots: slots, kinds: kinds}
-	p.now = func() time.Time { return time.Now().Add(p.ahead) }
+	p.Now = func() time.Time { return time.Now().Add(p.ahead) }
 	return p
 }
 
@@ -238,8 +239,8 @@ func (w *scene) endTx(i int, commit bool) {
 // request is the first part of a claim: the floors are read. It reports whether there is one under way.
 func (w *scene) request(p *proc) bool {
 	if p.under == nil {
-		p.claimer.wake()
-		p.under, p.sent = p.claimer.request(p.now()), false
+		p.Claimer.Wake()
+		p.under, p.sent = p.Claimer.Request(p.Now()), false
 	}
 	return p.under != nil
 }
@@ -249,11 +250,11 @@ func (w *scene) answer(p *proc) {
 	if p.sent {
 		return
 	}
-	conn, err := p.claimer.link.Get(w.tb.Context())
+	conn, err := p.Claimer.Link.Get(w.tb.Context())
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-	if err := conn.Claim(w.tb.Context(), nil, p.under.req, &p.under.reply); err != nil {
+	if err := conn.Claim(w.tb.Context(), nil, p.under.Req, &p.under.Reply); err != nil {
 		w.tb.Fatal(err)
 	}
 	p.sent = true
@@ -263,13 +264,13 @@ func (w *scene) answer(p *proc) {
 func (w *scene) finish(p *proc) int {
 	under := p.under
 	p.under = nil
-	p.claimer.afterClaim(w.tb.Context(), under, nil, 0)
+	p.Claimer.AfterClaim(w.tb.Context(), under, nil, 0)
 	n := 0
-	for _, q := range p.queueStates() {
-		q.buffer.mu.Lock()
-		runs := slices.Clone(q.buffer.runs[q.buffer.head:])
-		q.buffer.head = len(q.buffer.runs)
-		q.buffer.mu.Unlock()
+	for _, q := range p.QueueStates() {
+		q.Buffer.Mu.Lock()
+		runs := slices.Clone(q.Buffer.Runs[q.Buffer.Head:])
+		q.Buffer.Head = len(q.Buffer.Runs)
+		q.Buffer.Mu.Unlock()
 		p.held = append(p.held, runs...)
 		n += len(runs)
 	}
@@ -305,9 +306,9 @@ func (w *scene) lose(r *rapid.T) bool {
 	}
 	w.answer(p)
 	lost := p.under
-	p.under, lost.reply = nil, store.ClaimReply{}
-	p.claimer.afterClaim(r.Context(), lost, context.DeadlineExceeded, 0)
-	p.claimer.findOut(r.Context())
+	p.under, lost.Reply = nil, store.ClaimReply{}
+	p.Claimer.AfterClaim(r.Context(), lost, context.DeadlineExceeded, 0)
+	p.Claimer.FindOut(r.Context())
 	p.settle(w.tb)
 	return true
 }
@@ -330,18 +331,18 @@ func (w *scene) nearSweep(r *rapid.T) bool {
 // claimAll is a claim in one step. Of a process with room for all it must leave nothing in front of the floors, less
 // the width of a near sweep.
 func (w *scene) claimAll(p *proc, width time.Duration) bool {
-	were := maps.Clone(p.claimer.floors.Lanes)
+	were := maps.Clone(p.Claimer.Floors.Lanes)
 	if !w.request(p) {
 		return false
 	}
 	w.answer(p)
-	at := p.under.reply.At
+	at := p.under.Reply.At
 	w.finish(p)
 	if p.slots < 100 {
 		return true
 	}
 	for key, f := range were {
-		if now := p.claimer.floors.Get(key); now.At.After(at) && key.N < floors.TierSuspect && slices.Contains(p.queueNames(), key.Queue) {
+		if now := p.Claimer.Floors.Get(key); now.At.After(at) && key.N < floors.TierSuspect && slices.Contains(p.QueueNames(), key.Queue) {
 			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.At)
 		}
 		if width > 0 {
@@ -370,10 +371,10 @@ func (w *scene) nothingLeft(p *proc, at time.Time, were map[floors.Lane]floors.F
 	var key floors.Floor
 	rows, err := tx.Query(w.tb.Context(), `select queue, lane, scheduled_at, id from jobs
 		where finalized_at is null and state <> 'running' and scheduled_at <= $1 and queue = any($2) and kind = any($3) and lane < 30
-		for update skip locked`, at, p.queueNames(), p.kinds)
+		for update skip locked`, at, p.QueueNames(), p.kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.Queue, &left.N, &key.At, &key.ID}, func() error {
-			now := p.claimer.floors.Get(left)
+			now := p.Claimer.Floors.Get(left)
 			waits := were != nil && left.N >= floors.TierSuspect && suspects[left.Queue] >= blame.SuspectRoom(p.slots) && now.Before(key)
 			if f := were[left]; f.Before(key) && !waits {
 				return fmt.Errorf("left behind %s: job %s, due %v before, in %v, the floor was at %v before and is at %v before",
@@ -395,8 +396,8 @@ func (w *scene) sweepAll(p *proc) {
 		w.answer(p)
 		w.finish(p)
 	}
-	for i := range p.claimer.near.Windows {
-		p.claimer.near.Windows[i].Next = p.now().Add(time.Hour)
+	for i := range p.Claimer.Near.Windows {
+		p.Claimer.Near.Windows[i].Next = p.Now().Add(time.Hour)
 	}
 	var at time.Time
 	for empty, tries := 0, 0; empty < 3; tries++ { // a floor in the future is dropped by the first; retries of a full queue wait for the second
@@ -408,28 +409,28 @@ func (w *scene) sweepAll(p *proc) {
 			continue
 		}
 		w.answer(p)
-		at = p.under.reply.At
+		at = p.under.Reply.At
 		if empty++; w.finish(p) > 0 {
 			empty = 0
 		}
 		w.settleAll(p)
 	}
-	for i := range p.claimer.near.Windows {
-		p.claimer.near.Windows[i].Next = time.Time{}
+	for i := range p.Claimer.Near.Windows {
+		p.Claimer.Near.Windows[i].Next = time.Time{}
 	}
 	w.nothingLeft(p, at, nil, "by a full sweep")
 }
 
 // settleAll completes all runs of a process.
 func (w *scene) settleAll(p *proc) {
-	var outcomes []*Run
+	var outcomes []*engine.Run
 	for _, r := range p.held {
-		r.finish()
+		r.Finish()
 		outcomes = append(outcomes, decided(r, nil))
 	}
 	p.held = nil
 	p.settle(w.tb, outcomes...)
-	if p.settler.book.len() > 0 && p.under == nil {
+	if p.Settler.Book.Len() > 0 && p.under == nil {
 		p.settle(w.tb) // what a look has put back
 	}
 }
@@ -443,19 +444,19 @@ func (w *scene) settleOne(r *rapid.T) bool {
 	i := rapid.IntRange(0, len(p.held)-1).Draw(r, "run")
 	held := p.held[i]
 	p.held = slices.Delete(p.held, i, i+1)
-	held.ctx, held.startedAt = r.Context(), p.now()
-	var o *Run
+	held.Ctx, held.StartedAt = r.Context(), p.Now()
+	var o *engine.Run
 	switch how := rapid.SampledFrom([]string{"fail", "hand back", "snooze", "complete"}).Draw(r, "ending"); how {
 	case "fail":
 		o = decided(held, RetryAfter(0, errors.New("boom")))
 	case "hand back":
-		o = endedBy(held, HandedBack(0))
+		o = endedBy(held, engine.HandedBack(0))
 	case "snooze":
 		o = decided(held, Snooze(0))
 	default:
 		o = decided(held, nil)
 	}
-	held.finish()
+	held.Finish()
 	p.settle(w.tb, o)
 	return true
 }
@@ -466,14 +467,14 @@ func (w *scene) settleOne(r *rapid.T) bool {
 func (w *scene) die(r *rapid.T) bool {
 	i := rapid.IntRange(0, len(w.procs)-1).Draw(r, "process")
 	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
-	id := dead.lease.Load().id
+	id := dead.Lease.Load().ID
 	w.exec(w.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
-	conn, err := rescuer.control.link.Get(r.Context())
+	conn, err := rescuer.Control.Link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	for range 2 {
-		if err := rescuer.control.rescue(r.Context(), conn, store.Peer{ID: id, Queues: []string{"default", "other"}}); err != nil {
+		if err := rescuer.Control.Rescue(r.Context(), conn, store.Peer{ID: id, Queues: []string{"default", "other"}}); err != nil {
 			r.Fatal(err)
 		}
 	}
@@ -485,8 +486,8 @@ func (w *scene) die(r *rapid.T) bool {
 func (w *scene) clockBack(r *rapid.T) bool {
 	step := rapid.SampledFrom([]time.Duration{500 * time.Millisecond, 5 * time.Second, time.Hour}).Draw(r, "step")
 	for _, p := range w.procs {
-		for key, f := range p.claimer.floors.Lanes {
-			p.claimer.floors.Lanes[key] = floors.Floor{At: f.At.Add(step), ID: f.ID}
+		for key, f := range p.Claimer.Floors.Lanes {
+			p.Claimer.Floors.Lanes[key] = floors.Floor{At: f.At.Add(step), ID: f.ID}
 		}
 	}
 	return true
@@ -499,7 +500,7 @@ func (w *scene) pause(r *rapid.T) bool {
 		return false
 	}
 	var err error
-	if slices.Contains(p.queueNames(), "other") {
+	if slices.Contains(p.QueueNames(), "other") {
 		err = p.RemoveQueue(r.Context(), "other")
 	} else {
 		err = p.sup.AddQueue(r.Context(), Queue{Name: "other", Concurrency: p.slots})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -38,7 +39,7 @@ func TestTheOnlyAttemptAfterAnOutage(t *testing.T) {
 		}, WorkerOpts{MaxAttempts: 1}),
 	}})
 	<-began
-	sup.engine.lease.Load().lose() // as the heartbeat does once it could not keep the lease up
+	sup.engine.Lease.Load().Lose() // as the heartbeat does once it could not keep the lease up
 	db.waitFor(t, time.Minute, `select count(*) = 9 from jobs where finalized_at is not null`)
 	row := db.endRow(t, ids[0])
 	if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.ClaimSeq != 1 || row.Total != 1 ||
@@ -67,15 +68,15 @@ func TestAStartBesideARescue(t *testing.T) {
 			a := db.stopped(t, SupervisorConfig{})
 			r := a.claim(t)[0]
 			begins := func() bool {
-				s := &start{r, make(chan bool, 1)}
-				a.settler.starts = []*start{s}
-				a.settler.noteStarts(t.Context(), time.Now())
-				return <-s.noted
+				s := &engine.Start{Run: r, Noted: make(chan bool, 1)}
+				a.Settler.Starts = []*engine.Start{s}
+				a.Settler.NoteStarts(t.Context(), time.Now())
+				return <-s.Noted
 			}
 			b := db.stopped(t, SupervisorConfig{})
-			owner, called := a.lease.Load().id, false
+			owner, called := a.Lease.Load().ID, false
 			db.exec(t, `update drover_supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
-			conn, err := b.control.link.Get(t.Context())
+			conn, err := b.Control.Link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,8 +91,8 @@ func TestAStartBesideARescue(t *testing.T) {
 			if where == "after the look" {
 				called = begins()
 			}
-			h.Started = startedJobs(held)
-			if left, err := b.control.free(t.Context(), conn, owner, h, held); err != nil || len(left) > 0 {
+			h.Started = engine.StartedJobs(held)
+			if left, err := b.Control.Free(t.Context(), conn, owner, h, held); err != nil || len(left) > 0 {
 				t.Fatal(left, err)
 			}
 			if where == "after the rescue" {
@@ -144,16 +145,16 @@ func TestAStartThatIsNotCommitted(t *testing.T) {
 	once := &EnqueueOpts{MaxAttempts: 1}
 	bad, good := db.enqueue(t, job{1}, once), db.enqueue(t, job{2}, once)
 	s := db.stopped(t, SupervisorConfig{})
-	starts := map[string]*start{}
+	starts := map[string]*engine.Start{}
 	for _, r := range s.claim(t) {
-		starts[r.ID] = &start{r, make(chan bool, 1)}
-		s.settler.starts = append(s.settler.starts, starts[r.ID])
+		starts[r.ID] = &engine.Start{Run: r, Noted: make(chan bool, 1)}
+		s.Settler.Starts = append(s.Settler.Starts, starts[r.ID])
 	}
-	s.settler.noteStarts(t.Context(), time.Now())
-	if <-starts[bad].noted {
+	s.Settler.NoteStarts(t.Context(), time.Now())
+	if <-starts[bad].Noted {
 		t.Error("it starts though its start was refused")
 	}
-	if !<-starts[good].noted {
+	if !<-starts[good].Noted {
 		t.Error("the other does not start")
 	}
 }
@@ -167,18 +168,18 @@ func TestAStartThatIsNotedTooLate(t *testing.T) {
 	r := s.claim(t)[0]
 	for range 50 { // of two ready channels either may be read
 		noted := make(chan bool, 1)
-		go func() { noted <- s.settler.noteStart(r) }()
-		var waits *start
+		go func() { noted <- s.Settler.NoteStart(r) }()
+		var waits *engine.Start
 		eventually(t, func() bool {
-			s.settler.mu.Lock()
-			defer s.settler.mu.Unlock()
-			if len(s.settler.starts) == 1 {
-				waits, s.settler.starts = s.settler.starts[0], nil
+			s.Settler.Mu.Lock()
+			defer s.Settler.Mu.Unlock()
+			if len(s.Settler.Starts) == 1 {
+				waits, s.Settler.Starts = s.Settler.Starts[0], nil
 			}
 			return waits != nil
 		})
-		r.lease.cancel(ErrShutdown)
-		waits.noted <- true
+		r.Lease.Cancel(ErrShutdown)
+		waits.Noted <- true
 		if <-noted {
 			t.Fatal("it starts")
 		}
@@ -195,12 +196,12 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.beat(t)
 	s.beat(t)
-	s.control.gaveUp("paused")
-	conn, err := s.control.link.Get(t.Context())
+	s.Control.GaveUp("paused")
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.control.takeBack(t.Context(), conn, s.control.bound(), s.cfg.Lease/12); err != nil {
+	if err := s.Control.TakeBack(t.Context(), conn, s.Control.Bound(), s.Cfg.Lease/12); err != nil {
 		t.Fatal(err)
 	}
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' and crashes = 0 from jobs where id = $1`, id) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/tier"
 )
@@ -476,7 +477,7 @@ func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	select {
 	case <-p.ended:
-	case <-time.After(endPart + 8*time.Second):
+	case <-time.After(engine.EndPart + 8*time.Second):
 		t.Fatal("the process did not end")
 	}
 	if p.err != nil || p.said("ended") != 1 {

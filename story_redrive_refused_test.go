@@ -403,26 +403,26 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	var book logbook
 	db := newQuietDB(t).via(t, Config{Logger: slog.New(&book)})
-	r := db.stopped(t, SupervisorConfig{}).redriver
+	r := db.stopped(t, SupervisorConfig{}).Redriver
 	now := time.Now()
-	r.now = func() time.Time { return now }
+	r.Now = func() time.Time { return now }
 	timeout := fmt.Errorf("pace: %w", context.DeadlineExceeded)
 	var batches []int
 	for _, err := range []error{errors.New("no"), timeout, timeout, &pgconn.PgError{Code: "57014"}, timeout, timeout, timeout, nil, nil, timeout} {
 		if err != nil {
-			r.failed(t.Context(), err)
+			r.Failed(t.Context(), err)
 		} else {
-			r.worked(t.Context(), nil)
-			r.outage.wrote(t.Context(), r.shared, now.Add(1)) // as the next heartbeat does
+			r.Worked(t.Context(), nil)
+			r.Outage.Wrote(t.Context(), r.Shared, now.Add(1)) // as the next heartbeat does
 		}
 		now = now.Add(5 * time.Second)
-		batches = append(batches, r.batch)
+		batches = append(batches, r.Batch)
 	}
 	if want := []int{1000, 250, 62, 15, 3, 1, 1, 2, 4, 1}; !slices.Equal(batches, want) {
 		t.Errorf("batches %v, want %v", batches, want)
 	}
 	now = now.Add(time.Minute)
-	r.failed(t.Context(), timeout)
+	r.Failed(t.Context(), timeout)
 	var said []string
 	for _, text := range book.from(slog.LevelInfo) {
 		if strings.Contains(text, "database") {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // An outcome that is refused is kept even if the note of it in drover_set_aside is refused too.
@@ -19,19 +21,19 @@ func TestARefusedOutcomeIsNotLost(t *testing.T) {
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 	id := value[string](t, db, insertBad)
 	r := s.claimAll(t, 1)[0]
-	s.settler.settle(finished(r, nil))
-	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	s.Settler.Settle(finished(r, nil))
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 	db.exec(t, `drop trigger nono on drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
-	for _, o := range s.settler.locked {
-		o.notBefore = time.Time{}
+	for _, o := range s.Settler.Locked {
+		o.NotBefore = time.Time{}
 	}
-	if out := s.settler.take(s.now()); len(out) > 0 {
-		s.settler.trip(t.Context(), out)
+	if out := s.Settler.Take(s.Now()); len(out) > 0 {
+		s.Settler.Trip(t.Context(), out)
 	}
 	t.Logf("job %s is %s, book %d apart %d locked %d outcomes %d", id, value[string](t, db, `select state from jobs where id = $1`, id),
-		s.settler.book.len(), s.settler.apart.len(), len(s.settler.locked), len(s.settler.ended))
-	if value[string](t, db, `select state from jobs where id = $1`, id) == "running" && len(s.settler.locked) == 0 {
+		s.Settler.Book.Len(), s.Settler.Apart.Len(), len(s.Settler.Locked), len(s.Settler.Ended))
+	if value[string](t, db, `select state from jobs where id = $1`, id) == "running" && len(s.Settler.Locked) == 0 {
 		t.Error("the outcome is lost: the job is running, and nothing waits to be written")
 	}
 }
@@ -45,15 +47,15 @@ func TestOutcomesThatAreAllRefusedWait(t *testing.T) {
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
 	db.enqueueJobs(t, 50, nil)
 	for _, r := range s.claimAll(t, 50) {
-		s.settler.settle(finished(r, nil))
+		s.Settler.Settle(finished(r, nil))
 	}
-	for range settleTries + 2 {
-		s.settler.trouble = trouble{}
-		for _, o := range s.settler.locked {
-			o.notBefore = time.Time{}
+	for range engine.SettleTries + 2 {
+		s.Settler.Trouble = engine.Trouble{}
+		for _, o := range s.Settler.Locked {
+			o.NotBefore = time.Time{}
 		}
-		if out := s.settler.take(s.now()); len(out) > 0 {
-			s.settler.trip(t.Context(), out)
+		if out := s.Settler.Take(s.Now()); len(out) > 0 {
+			s.Settler.Trip(t.Context(), out)
 		}
 	}
 	if n := value[int](t, db, `select count(*) from jobs where discard_reason = 'refused'`); n > 0 {
@@ -160,17 +162,17 @@ func TestALostClaimLeavesRefusedOutcomesAlone(t *testing.T) {
 	s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
 	id := value[string](t, db, insertBad)
 	r := s.claimAll(t, 1)[0]
-	s.settler.settle(finished(r, nil))
-	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	s.Settler.Settle(finished(r, nil))
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 	db.exec(t, `update drover_set_aside set retry_at = now()`) // 15 s later
-	s.claimer.doubt = []string{"default"}
+	s.Claimer.Doubt = []string{"default"}
 	for range 3 {
-		if s.claimer.doubt != nil {
-			s.claimer.findOut(t.Context())
+		if s.Claimer.Doubt != nil {
+			s.Claimer.FindOut(t.Context())
 		}
 	}
-	if out := s.settler.take(s.now()); len(out) > 0 {
-		s.settler.trip(t.Context(), out)
+	if out := s.Settler.Take(s.Now()); len(out) > 0 {
+		s.Settler.Trip(t.Context(), out)
 	}
 	if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "running" {
 		t.Errorf("a job that has run and whose outcome waits is %s: it runs again", got)
@@ -230,9 +232,9 @@ func TestAStrongSuspectSetAsideRunsAlone(t *testing.T) {
 	sup.claimAll(t, 1) // runs, as far as the book says
 	id := value[string](t, db, `insert into jobs (kind, args, crashes, errors_total) values ('job', '{"n": 2}', 3, 3) returning id`)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now() - interval '1 s')`, id)
-	sup.claimer.tendAside(t.Context())
+	sup.Claimer.TendAside(t.Context())
 	if got := value[string](t, db, `select state || ' lane ' || lane from jobs where id = $1`, id); got[:7] == "running" {
-		t.Errorf("a strong suspect is %s beside %d others", got, sup.settler.book.len()-1)
+		t.Errorf("a strong suspect is %s beside %d others", got, sup.Settler.Book.Len()-1)
 	}
 }
 
@@ -251,15 +253,15 @@ func TestALockLeavesTheErrorsText(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `lock table jobs in share mode`); err != nil { // create index
 		t.Fatal(err)
 	}
-	s.settler.settle(finished(r, fmt.Errorf("card 4242 was declined")))
-	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	s.Settler.Settle(finished(r, fmt.Errorf("card 4242 was declined")))
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range s.settler.locked {
-		o.notBefore = time.Time{}
+	for _, o := range s.Settler.Locked {
+		o.NotBefore = time.Time{}
 	}
-	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 	if got := value[string](t, db, `select errors->-1->>'error' from jobs`); got != "card 4242 was declined" {
 		t.Errorf("%v: the error is recorded as %q", id, got)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -91,7 +92,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and state = 'retryable' and errors_total = 1`); n != 149 {
 				t.Errorf("%d of 149 innocents are freed: %v", n, book.from(slog.LevelWarn))
 			}
-			for range patientBeats + 1 {
+			for range engine.PatientBeats + 1 {
 				s.beat(t)
 			}
 			if !value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, bad) {
@@ -118,7 +119,7 @@ func TestRescueIsPatient(t *testing.T) {
 	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
 	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+id+`') execute function late()`)
 	s := db.stopped(t, SupervisorConfig{Lease: 30 * time.Second}) // each beat waits for a twelfth of it
-	for n := range patientBeats - 1 {
+	for n := range engine.PatientBeats - 1 {
 		s.beat(t)
 		if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 1 || value[bool](t, db, `select exists (select from drover_set_aside)`) {
 			t.Fatalf("after beat %d others wait, or the job is set aside", n+1)
@@ -155,7 +156,7 @@ func TestRescueOfWhatWasSetAside(t *testing.T) {
 		t.Fatalf("%d jobs still run: the pause is not over", n)
 	}
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	s.control.allBy = time.Time{}
+	s.Control.AllBy = time.Time{}
 	s.sweep(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 3 || value[bool](t, db, `select exists (select from drover_set_aside)`) {
 		t.Errorf("%d of 3 jobs are freed, and set_aside has %d", n, value[int](t, db, `select count(*) from drover_set_aside`))
@@ -261,7 +262,7 @@ func TestReservationsOfABrokenBudget(t *testing.T) {
 	db.exec(t, `insert into drover_budgets (scope, retries) values ('kind:job', 60)`)
 	s, runs := db.failing(t, 150, SupervisorConfig{})
 	db.exec(t, `alter table drover_budget_slots add constraint broken check (scope <> 'kind:job')`)
-	outcomes := make([]*Run, len(runs))
+	outcomes := make([]*engine.Run, len(runs))
 	for i, r := range runs {
 		outcomes[i] = decided(r, errBoom)
 	}
@@ -285,24 +286,24 @@ func TestAReservationThatOverflows(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s, runs := db.failing(t, 20, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
-	var outcomes []*Run
+	var outcomes []*engine.Run
 	for _, r := range runs {
 		o := decided(r, errBoom)
 		outcomes = append(outcomes, o)
 	}
 	latest := time.Duration(1<<63 - 1)
 	outcomes[7].TimeBound, outcomes[7].TimeLeft = true, latest
-	conn, err := s.settler.link.Get(t.Context())
+	conn, err := s.Settler.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	outcomes[7].End.Delay = latest
-	if err := s.budgets.reserve(t.Context(), conn, wantingEnds(outcomes)); err != nil {
+	if err := s.Budgets.Reserve(t.Context(), conn, engine.WantingEnds(outcomes)); err != nil {
 		t.Fatal(err)
 	}
 	slots := 0
 	for i, o := range outcomes {
-		if o.End.slot != nil && i != 7 {
+		if o.End.Slot != nil && i != 7 {
 			slots++
 		}
 	}
@@ -343,12 +344,12 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 1)`)
 	var book logbook
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
-	s.control.gaveUp("dead")
+	s.Control.GaveUp("dead")
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and crashes = 0 and deaths = 0`); n != 50 {
 		t.Errorf("%d of 50 have their crash back", n)
 	}
-	if len(s.control.was) > 0 {
+	if len(s.Control.Was) > 0 {
 		t.Error("it does not end")
 	}
 	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from drover_ended_supervisors`) {
@@ -372,20 +373,20 @@ func TestTakeBackIsPatient(t *testing.T) {
 		select id, '', 0, now(), now(), true, (select array_agg(id) from jobs) from unnest('{dead,too}'::text[]) as id`)
 	var book logbook
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: 4 * time.Second})
-	s.control.gaveUp("dead")
+	s.Control.GaveUp("dead")
 	s.beat(t)
-	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); n != 1 || len(s.control.was) != 1 {
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); n != 1 || len(s.Control.Was) != 1 {
 		t.Error("a job is given up after its first time-out")
 	}
 	db.exec(t, `delete from busy`)
 	s.beat(t)
-	if !value[bool](t, db, `select crashes = 0 and deaths = 0 from jobs`) || len(s.control.was) > 0 {
+	if !value[bool](t, db, `select crashes = 0 and deaths = 0 from jobs`) || len(s.Control.Was) > 0 {
 		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 	}
 	db.exec(t, `insert into busy default values`)
-	s.control.was = []pastLease{{id: "too", late: map[string]int{value[string](t, db, `select id from jobs`): patientBeats - 1}}}
+	s.Control.Was = []engine.PastLease{{ID: "too", Late: map[string]int{value[string](t, db, `select id from jobs`): engine.PatientBeats - 1}}}
 	s.beat(t)
-	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.control.was) > 0 {
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.Control.Was) > 0 {
 		t.Error("it tries for ever")
 	}
 	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
@@ -404,9 +405,9 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 	db.exec(t, `alter table drover_solo add constraint nobody check (supervisor is null)`)
 	db.exec(t, `alter table drover_ended_supervisors add constraint living check (died)`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
-	s.control.gaveUp("dead")
+	s.Control.GaveUp("dead")
 	for range 3 {
-		s.control.sweepAt, s.control.floorsBy, s.control.sweeps = time.Time{}, time.Time{}, 0
+		s.Control.SweepAt, s.Control.FloorsBy, s.Control.Sweeps = time.Time{}, time.Time{}, 0
 		s.beat(t)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 1 {
@@ -440,7 +441,7 @@ func TestOrphansOfOddTimes(t *testing.T) {
 			t.Fatal("every sweep reads beyond now")
 		}
 	}
-	s.control.allBy = time.Now()
+	s.Control.AllBy = time.Now()
 	s.sweep(t)
 	if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 0 {
 		t.Error("it is not found after an hour either")
@@ -503,7 +504,7 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 		t.Fatal(found, err)
 	}
 	pg.CloseConn(t.Context(), conn)
-	if err := s.control.orphaned(t.Context(), store.Session{Conn: conn}, h); err == nil || len(h.Found) != 2 {
+	if err := s.Control.Orphaned(t.Context(), store.Session{Conn: conn}, h); err == nil || len(h.Found) != 2 {
 		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.Found), err)
 	}
 }
@@ -527,16 +528,16 @@ func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
 	db.exec(t, `alter table jobs enable row level security`)
 	db.exec(t, `create policy odd on jobs using (readable(kind))`)
 	s.sweep(t)
-	s.control.allBy = time.Now().Add(time.Hour)
+	s.Control.AllBy = time.Now().Add(time.Hour)
 	s.sweep(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n != 2 {
 		t.Errorf("%d of 2 jobs in other lanes are rescued", n)
 	}
 	db.exec(t, `insert into jobs (kind, priority, scheduled_at) values ('job', 7, now() - interval '1 h')`)
 	key := floors.Lane{Queue: "default", N: 7}
-	s.claimer.floors.Lanes[key] = floors.Floor{At: time.Now(), ID: ""}
+	s.Claimer.Floors.Lanes[key] = floors.Floor{At: time.Now(), ID: ""}
 	s.sweep(t)
-	if f := s.claimer.floors.Get(key); !f.At.Before(time.Now().Add(-time.Minute)) {
+	if f := s.Claimer.Floors.Get(key); !f.At.Before(time.Now().Add(-time.Minute)) {
 		t.Errorf("a job behind a floor is not found: %v", f)
 	}
 	if n := strings.Count(strings.Join(book.from(slog.LevelError), "\n"), "cannot be swept"); n != 1 {
@@ -600,18 +601,18 @@ func TestTheEndsOfEpochAndBeat(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	l := s.lease.Load()
+	l := s.Lease.Load()
 	db.exec(t, `update drover_supervisors set beat = 9223372036854775807`)
 	s.beat(t)
 	if n := value[int64](t, db, `select beat from drover_supervisors`); n != 0 {
 		t.Errorf("the beat is %d", n)
 	}
 	db.exec(t, `update drover_supervisors set epoch = 2147483647`)
-	l.raise(2147483647)
-	s.claimer.doubt = []string{"default"}
-	s.claimer.findOut(t.Context())
+	l.Raise(2147483647)
+	s.Claimer.Doubt = []string{"default"}
+	s.Claimer.FindOut(t.Context())
 	s.beat(t)
-	if s.lease.Load().id == l.id {
+	if s.Lease.Load().ID == l.ID {
 		t.Error("it keeps its id")
 	}
 	s.beat(t)
@@ -630,23 +631,23 @@ func TestTakeBackWithoutTimeGivesNothingUp(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) values ('job', 1, 1, 1), ('job', 1, 1, 1)`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	s.control.gaveUp("dead")
-	conn, err := s.control.link.Get(t.Context())
+	s.Control.GaveUp("dead")
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range patientBeats + 1 {
+	for range engine.PatientBeats + 1 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		if err := s.control.takeBack(ctx, conn, 50*time.Millisecond, time.Minute); !errors.Is(err, pg.ErrNoTime) {
+		if err := s.Control.TakeBack(ctx, conn, 50*time.Millisecond, time.Minute); !errors.Is(err, pg.ErrNoTime) {
 			t.Errorf("takeBack = %v, want no time", err)
 		}
 		cancel()
 	}
-	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors`); n != 2 || len(s.control.was) != 1 {
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors`); n != 2 || len(s.Control.Was) != 1 {
 		t.Fatalf("%d of 2 jobs are still blamed", n)
 	}
-	if err := s.control.takeBack(t.Context(), conn, 50*time.Millisecond, 10*time.Second); err != nil || len(s.control.was) > 0 {
-		t.Errorf("takeBack = %v, left %v", err, s.control.was)
+	if err := s.Control.TakeBack(t.Context(), conn, 50*time.Millisecond, 10*time.Second); err != nil || len(s.Control.Was) > 0 {
+		t.Errorf("takeBack = %v, left %v", err, s.Control.Was)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and deaths = 0`); n != 2 {
 		t.Errorf("%d of 2 have their crash back", n)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -51,14 +52,14 @@ func (db *testDB) secondLife(t testing.TB, ids ...string) {
 }
 
 // claimAll claims n jobs.
-func (s *still) claimAll(t testing.TB, n int) []*Run {
+func (s *still) claimAll(t testing.TB, n int) []*engine.Run {
 	t.Helper()
-	var runs []*Run
+	var runs []*engine.Run
 	for len(runs) < n {
 		runs = append(runs, s.claim(t)...)
 	}
 	for _, r := range runs {
-		r.ctx, r.startedAt = t.Context(), s.now()
+		r.Ctx, r.StartedAt = t.Context(), s.Now()
 	}
 	return runs
 }
@@ -66,8 +67,8 @@ func (s *still) claimAll(t testing.TB, n int) []*Run {
 // tellAll has all events told that wait.
 func (s *still) tellAll(t testing.TB) {
 	t.Helper()
-	s.reporter.close()
-	s.reporter.run(t.Context(), s.handler)
+	s.Reporter.Close()
+	s.Reporter.Run(t.Context(), s.Handler)
 }
 
 // theRows is all that there is of jobs.
@@ -80,36 +81,36 @@ func (db *testDB) theRows(t testing.TB, ids []string) string {
 func TestSettleOfAnEarlierLife(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	endings := []func(*Run) *Run{
-		func(r *Run) *Run { return decided(r, nil) },
-		func(r *Run) *Run { return decided(r, errBoom) },
-		func(r *Run) *Run { return decided(r, Discard(errBoom)) },
-		func(r *Run) *Run { return decided(r, Snooze(0)) },
-		func(r *Run) *Run { return decided(r, Cancel(errBoom)) },
-		func(r *Run) *Run { return endedBy(r, HandedBack(0)) },
+	endings := []func(*engine.Run) *engine.Run{
+		func(r *engine.Run) *engine.Run { return decided(r, nil) },
+		func(r *engine.Run) *engine.Run { return decided(r, errBoom) },
+		func(r *engine.Run) *engine.Run { return decided(r, Discard(errBoom)) },
+		func(r *engine.Run) *engine.Run { return decided(r, Snooze(0)) },
+		func(r *engine.Run) *engine.Run { return decided(r, Cancel(errBoom)) },
+		func(r *engine.Run) *engine.Run { return endedBy(r, engine.HandedBack(0)) },
 		deaf,
 	}
 	n := len(endings)
 	// Each returns runs of the first life whose ids have a second by then, with as many claims.
-	ways := map[string]func(t *testing.T, db *testDB, s *still) (runs, second []*Run){
-		"deleted": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
+	ways := map[string]func(t *testing.T, db *testDB, s *still) (runs, second []*engine.Run){
+		"deleted": func(t *testing.T, db *testDB, s *still) (runs, second []*engine.Run) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.secondLife(t, ids(runs)...)
 			return runs, s.claimAll(t, n)
 		},
-		"pruned": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
+		"pruned": func(t *testing.T, db *testDB, s *still) (runs, second []*engine.Run) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
 			hence := "-1 hour"
-			if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: &hence, Cancelled: &hence}); err != nil {
+			if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: &hence, Cancelled: &hence}); err != nil {
 				t.Fatal(err)
 			}
 			db.again(t, ids(runs)...)
 			return runs, s.claimAll(t, n)
 		},
-		"archived": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
+		"archived": func(t *testing.T, db *testDB, s *still) (runs, second []*engine.Run) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
@@ -119,7 +120,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			db.again(t, ids(runs)...)
 			return runs, s.claimAll(t, n)
 		},
-		"restored": func(t *testing.T, db *testDB, s *still) (runs, second []*Run) {
+		"restored": func(t *testing.T, db *testDB, s *still) (runs, second []*engine.Run) {
 			t.Helper()
 			archived := s.claimAll(t, n)
 			all := Filter{IDs: ids(archived)}
@@ -131,7 +132,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			}
 			db.again(t, all.IDs...)
 			for _, r := range s.claimAll(t, n) {
-				s.settle(t, endedBy(r, HandedBack(0)))
+				s.settle(t, endedBy(r, engine.HandedBack(0)))
 			}
 			runs = s.claimAll(t, n) // the second claims
 			db.cancelAll(t, all.IDs...)
@@ -156,11 +157,11 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 10 * n}}})
 				db.enqueueJobs(t, n, nil)
 				first, second := way(t, db, s)
-				if a, b := first[0], second[0]; a.Seq != b.Seq || a.Owner != b.Owner || s.settler.book.len() != 2*n {
-					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.Seq, b.Seq, s.settler.book.len())
+				if a, b := first[0], second[0]; a.Seq != b.Seq || a.Owner != b.Owner || s.Settler.Book.Len() != 2*n {
+					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.Seq, b.Seq, s.Settler.Book.Len())
 				}
 				before := db.theRows(t, ids(first))
-				var stale []*Run
+				var stale []*engine.Run
 				for i, r := range first {
 					stale = append(stale, endings[i](r))
 				}
@@ -173,12 +174,12 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 				}
 				s.tellAll(t)
 				for i, r := range first {
-					if stale, completed := book.count(EventStaleSettle, r.ID), book.count(EventCompleted, r.ID); stale != 1 || completed != 1 {
+					if stale, completed := book.count(engine.EventStaleSettle, r.ID), book.count(engine.EventCompleted, r.ID); stale != 1 || completed != 1 {
 						t.Errorf("ending %d: %d told as stale, %d as completed", i, stale, completed)
 					}
 				}
-				if s.settler.book.len() > 0 {
-					t.Errorf("%d runs are not settled", s.settler.book.len())
+				if s.Settler.Book.Len() > 0 {
+					t.Errorf("%d runs are not settled", s.Settler.Book.Len())
 				}
 			})
 		}
@@ -202,7 +203,7 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 					old := s.claimAll(t, 1)[0]
 					db.secondLife(t, id)
 					beside := db.enqueueJobs(t, 1, nil)[0]
-					batch := []*Run{decided(old, first)}
+					batch := []*engine.Run{decided(old, first)}
 					for _, r := range s.claimAll(t, 2) {
 						o := decided(r, nil)
 						if r.ID == id {
@@ -211,21 +212,21 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 						if firstFirst {
 							batch = append(batch, o)
 						} else {
-							batch = append([]*Run{o}, batch...)
+							batch = append([]*engine.Run{o}, batch...)
 						}
 					}
 					s.settle(t, batch...)
-					for s.settler.book.len() > 0 {
-						s.settler.retryLocked()
+					for s.Settler.Book.Len() > 0 {
+						s.Settler.RetryLocked()
 						s.settle(t)
 					}
 					s.tellAll(t)
 					want := map[string]State{"completed": Completed, "failed": Retryable, "discarded": Discarded}[is]
-					kind := map[string]EventKind{"completed": EventCompleted, "failed": EventFailed, "discarded": EventDiscarded}[is]
+					kind := map[string]engine.EventKind{"completed": engine.EventCompleted, "failed": engine.EventFailed, "discarded": engine.EventDiscarded}[is]
 					if j, err := db.client.Job(t.Context(), id); err != nil || j.State != want {
 						t.Errorf("the job is %v, %v", j, err)
 					}
-					if book.count(EventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(EventCompleted, beside) != 1 {
+					if book.count(engine.EventStaleSettle, id) != 1 || book.count(kind, id) != 1 || len(book.events) != 3 || book.count(engine.EventCompleted, beside) != 1 {
 						t.Errorf("told: %+v", book.events)
 					}
 				})
@@ -240,8 +241,8 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
 		err  error
-		kind EventKind
-	}{"completed": {nil, EventCompleted}, "discarded": {Discard(errBoom), EventDiscarded}} {
+		kind engine.EventKind
+	}{"completed": {nil, engine.EventCompleted}, "discarded": {Discard(errBoom), engine.EventDiscarded}} {
 		for _, retention := range []time.Duration{0, DeleteOnCompletion} {
 			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
 				t.Parallel()
@@ -249,15 +250,15 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention})
 				id := db.enqueueJobs(t, 1, nil)[0]
-				out := []*Run{decided(s.claimAll(t, 1)[0], end.err)}
-				conn, err := s.settler.link.Get(t.Context())
+				out := []*engine.Run{decided(s.claimAll(t, 1)[0], end.err)}
+				conn, err := s.Settler.Link.Get(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := conn.Settle(t.Context(), &settlingOf(out, 0).Settlement); err != nil {
+				if err := conn.Settle(t.Context(), &engine.SettlingOf(out, 0).Settlement); err != nil {
 					t.Fatal(err)
 				}
-				s.settler.afterSettle(t.Context(), conn, out, &settling{}, context.DeadlineExceeded) // nobody has read that
+				s.Settler.AfterSettle(t.Context(), conn, out, &engine.Settling{}, context.DeadlineExceeded) // nobody has read that
 				db.exec(t, `delete from jobs where id = $1 and finalized_at is not null`, id)
 				db.again(t, id)
 				second := s.claimAll(t, 1)[0]
@@ -266,8 +267,8 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				if after := db.theRows(t, []string{id}); after != before {
 					t.Errorf("the second life changed:\n%s\n%s", before, after)
 				}
-				if !s.settler.book.has(second) || s.settler.book.len() != 1 {
-					t.Errorf("%d runs are held", s.settler.book.len())
+				if !s.Settler.Book.Has(second) || s.Settler.Book.Len() != 1 {
+					t.Errorf("%d runs are held", s.Settler.Book.Len())
 				}
 				s.tellAll(t)
 				if book.count(end.kind, id) != 1 || len(book.events) != 1 {
@@ -379,19 +380,19 @@ func TestStartOfAnEarlierLife(t *testing.T) {
 			db := newQuietDB(t)
 			s := db.stopped(t, SupervisorConfig{})
 			id := db.enqueueJobs(t, 1, &EnqueueOpts{MaxAttempts: 1})[0]
-			first := &start{s.claimAll(t, 1)[0], make(chan bool, 1)}
+			first := &engine.Start{Run: s.claimAll(t, 1)[0], Noted: make(chan bool, 1)}
 			db.secondLife(t, id)
-			second := &start{s.claimAll(t, 1)[0], make(chan bool, 1)}
-			s.settler.starts = []*start{first}
+			second := &engine.Start{Run: s.claimAll(t, 1)[0], Noted: make(chan bool, 1)}
+			s.Settler.Starts = []*engine.Start{first}
 			if together {
-				s.settler.starts = append(s.settler.starts, second)
+				s.Settler.Starts = append(s.Settler.Starts, second)
 			}
-			s.settler.noteStarts(t.Context(), s.now())
-			if <-first.noted {
+			s.Settler.NoteStarts(t.Context(), s.Now())
+			if <-first.Noted {
 				t.Error("the first life starts")
 			}
 			if together {
-				if !<-second.noted {
+				if !<-second.Noted {
 					t.Error("the second life does not start")
 				}
 			} else if !value[bool](t, db, `select started_seq is null from jobs`) {
@@ -411,7 +412,7 @@ func TestLostClaimOfASecondLife(t *testing.T) {
 	first := s.claimAll(t, 1)[0]
 	db.secondLife(t, id)
 	s.loseClaim(t, db)
-	s.claimer.findOut(t.Context())
+	s.Claimer.FindOut(t.Context())
 	s.settle(t)
 	if !value[bool](t, db, `select state = 'available' and attempt = 0 and claim_seq = 1 from jobs where id = $1`, id) {
 		t.Fatal(db.theRows(t, []string{id}))
@@ -420,7 +421,7 @@ func TestLostClaimOfASecondLife(t *testing.T) {
 	s.settle(t, decided(first, nil))
 	s.settle(t, decided(second, nil))
 	s.tellAll(t)
-	if book.count(EventStaleSettle, id) != 1 || book.count(EventCompleted, id) != 1 {
+	if book.count(engine.EventStaleSettle, id) != 1 || book.count(engine.EventCompleted, id) != 1 {
 		t.Errorf("told: %+v", book.events)
 	}
 }
@@ -445,7 +446,7 @@ func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
 	earlier := receive(t, first)
 	db.via(t, Config{}).secondLife(t, id) // a client knows the supervisors of its own
 	later := receive(t, second)
-	sup.engine.control.interrupt()
+	sup.engine.Control.Interrupt()
 	receive(t, earlier.Done())
 	if cause := context.Cause(earlier); !errors.Is(cause, ErrLeaseLost) {
 		t.Errorf("the first handler was told %v", cause)
@@ -483,14 +484,14 @@ func TestSecondLifeOfAnIDBesideADeafHandler(t *testing.T) {
 			before := db.theRows(t, []string{id})
 			close(first)
 			eventually(t, func() bool {
-				return book.count(EventStaleSettle, id)+book.count(EventCompleted, id)+book.count(EventFailed, id) > 0
+				return book.count(engine.EventStaleSettle, id)+book.count(engine.EventCompleted, id)+book.count(engine.EventFailed, id) > 0
 			})
 			if after := db.theRows(t, []string{id}); after != before {
 				t.Errorf("the second life changed:\n%s\n%s", before, after)
 			}
 			close(second)
-			eventually(t, func() bool { return book.count(EventCompleted, id) == 1 })
-			if n := book.count(EventStaleSettle, id); n != 1 {
+			eventually(t, func() bool { return book.count(engine.EventCompleted, id) == 1 })
+			if n := book.count(engine.EventStaleSettle, id); n != 1 {
 				t.Errorf("%d told as stale", n)
 			}
 		})
@@ -510,12 +511,12 @@ func TestOnlyTheRefusedLifeIsGivenUp(t *testing.T) {
 	if first.ID != second.ID || first.Seq != second.Seq || first.Owner != second.Owner || first.ClaimedAt.Equal(second.ClaimedAt) {
 		t.Fatalf("%+v and %+v", first.Fence, second.Fence)
 	}
-	for _, path := range []func(r *Run) error{
-		func(r *Run) error { return s.settler.startRefused(t.Context(), r, errBoom, false) },
-		func(r *Run) error {
+	for _, path := range []func(r *engine.Run) error{
+		func(r *engine.Run) error { return s.Settler.StartRefused(t.Context(), r, errBoom, false) },
+		func(r *engine.Run) error {
 			o := decided(r, nil)
-			o.refusals, s.settler.worked = settleTries, s.now().Add(time.Hour)
-			return s.settler.refused(t.Context(), o, errBoom)
+			o.Refusals, s.Settler.Worked = engine.SettleTries, s.Now().Add(time.Hour)
+			return s.Settler.Refused(t.Context(), o, errBoom)
 		},
 	} {
 		if err := path(first); err != nil {
@@ -525,7 +526,7 @@ func TestOnlyTheRefusedLifeIsGivenUp(t *testing.T) {
 			t.Fatalf("the second life is %s", row)
 		}
 	}
-	if err := s.settler.startRefused(t.Context(), second, errBoom, false); err != nil || value[bool](t, db, `select state = 'running' from jobs where id = $1`, id) {
+	if err := s.Settler.StartRefused(t.Context(), second, errBoom, false); err != nil || value[bool](t, db, `select state = 'running' from jobs where id = $1`, id) {
 		t.Errorf("the refused life is not given up: %v", err)
 	}
 }

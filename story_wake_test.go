@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -84,7 +85,7 @@ type dozing struct {
 func (db *testDB) dozing(t testing.TB, queue string) *dozing {
 	t.Helper()
 	d := &dozing{still: db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: queue}}}), db: db, ears: db.ears(t), queue: queue, clock: time.Now()}
-	d.now = func() time.Time { return d.clock }
+	d.Now = func() time.Time { return d.clock }
 	return d
 }
 
@@ -93,30 +94,30 @@ func (d *dozing) doze(t testing.TB, idle time.Duration) {
 	t.Helper()
 	d.db.exec(t, `with gone as (delete from jobs where queue = $1) update drover_sleepers set sleeps_until = null where queue = $1`, d.queue)
 	d.ears.heard(t)
-	c := d.claimer
-	c.asleep, c.idleAt, c.step, c.next = false, d.clock.Add(-idle), awakePoll, d.clock
+	c := d.Claimer
+	c.Asleep, c.IdleAt, c.Step, c.Next = false, d.clock.Add(-idle), engine.AwakePoll, d.clock
 }
 
 // poll is the next look, when its time comes; it reports whether it claimed something. Floors are not at issue here.
 func (d *dozing) poll(t testing.TB) bool {
 	t.Helper()
-	if at := d.claimer.lookAt(); at.After(d.clock) && !d.claimer.poked {
+	if at := d.Claimer.LookAt(); at.After(d.clock) && !d.Claimer.Poked {
 		d.clock = at
 	}
-	d.claimer.floors.Reset()
-	plan := d.claimer.request(d.clock)
+	d.Claimer.Floors.Reset()
+	plan := d.Claimer.Request(d.clock)
 	if plan == nil {
 		t.Error("the claimer would not claim")
 		return false
 	}
-	d.claimer.trip(t.Context(), plan)
-	q := d.queueStates()[0]
-	q.buffer.mu.Lock()
-	defer q.buffer.mu.Unlock()
-	for _, r := range q.buffer.rest() {
-		d.settler.book.remove(r)
+	d.Claimer.Trip(t.Context(), plan)
+	q := d.QueueStates()[0]
+	q.Buffer.Mu.Lock()
+	defer q.Buffer.Mu.Unlock()
+	for _, r := range q.Buffer.Rest() {
+		d.Settler.Book.Remove(r)
 	}
-	return len(plan.reply.Jobs) > 0
+	return len(plan.Reply.Jobs) > 0
 }
 
 // beside runs f at a random moment of a poll, or a little before or after it.
@@ -172,7 +173,7 @@ func TestEnqueueWhileFallingAsleep(t *testing.T) {
 	t.Parallel()
 	tryMany(t, func(t *testing.T, db *testDB, d *dozing) string {
 		t.Helper()
-		d.doze(t, sleepAfter)
+		d.doze(t, engine.SleepAfter)
 		claimed := d.beside(t, func() {
 			if _, err := db.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: d.queue}); err != nil {
 				t.Error(err)
@@ -180,7 +181,7 @@ func TestEnqueueWhileFallingAsleep(t *testing.T) {
 		})
 		notified := d.ears.heard(t) > 0
 		if notified && !claimed {
-			d.claimer.wake()
+			d.Claimer.Wake()
 			claimed = d.poll(t)
 		}
 		if claimed {
@@ -200,7 +201,7 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 			t.Parallel()
 			tryMany(t, func(t *testing.T, db *testDB, d *dozing) string {
 				t.Helper()
-				d.doze(t, sleepAfter-time.Duration(rand.IntN(3))*awakePoll) //nolint:gosec // any moment
+				d.doze(t, engine.SleepAfter-time.Duration(rand.IntN(3))*engine.AwakePoll) //nolint:gosec // any moment
 				tx, err := db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: isolation})
 				if err != nil {
 					t.Error(err)
@@ -237,19 +238,19 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 						step()
 						continue
 					}
-					at = d.claimer.lookAt()
+					at = d.Claimer.LookAt()
 					claimed = d.beside(t, step)
 				}
 				committed := d.clock
 				notified := d.ears.heard(t) > 0
 				if notified && !claimed {
-					d.claimer.wake() // and it polls at once
+					d.Claimer.Wake() // and it polls at once
 				}
 				for !claimed && !t.Failed() {
 					claimed = d.poll(t)
 				}
 				age, waited := committed.Sub(began), d.clock.Sub(committed)
-				if notified && waited > 0 || waited > age+2*awakePoll {
+				if notified && waited > 0 || waited > age+2*engine.AwakePoll {
 					return fmt.Sprintf("notified: %v, age %v, found after %v", notified, age, waited)
 				}
 				return ""
@@ -264,7 +265,7 @@ func TestEnqueueTxThatOutlastsFallingAsleep(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	d := db.dozing(t, "q")
-	d.doze(t, sleepAfter)
+	d.doze(t, engine.SleepAfter)
 	var asleep time.Time
 	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		if _, err := db.client.EnqueueTx(t.Context(), tx, job{}, &EnqueueOpts{Queue: "q"}); err != nil {
@@ -277,7 +278,7 @@ func TestEnqueueTxThatOutlastsFallingAsleep(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if !d.claimer.asleep || d.ears.heard(t) > 0 {
+	if !d.Claimer.Asleep || d.ears.heard(t) > 0 {
 		t.Fatal("it notified, or nobody was asleep")
 	}
 	committed := d.clock
@@ -361,7 +362,7 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 			return nil
 		})})
 		tries.Go(func() {
-			batch := make([]EnqueueItem, trickleBurst+2) // that keep it awake
+			batch := make([]EnqueueItem, engine.TrickleBurst+2) // that keep it awake
 			for i := range batch {
 				batch[i] = EnqueueItem{Args: job{}, Opts: &EnqueueOpts{Queue: q.Name}}
 			}
@@ -373,7 +374,7 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 				for range batch {
 					<-ran
 				}
-				<-time.After(sleepAfter - 15*time.Millisecond + time.Duration(rand.IntN(40))*time.Millisecond) //nolint:gosec // any moment
+				<-time.After(engine.SleepAfter - 15*time.Millisecond + time.Duration(rand.IntN(40))*time.Millisecond) //nolint:gosec // any moment
 				enqueued := time.Now()
 				if _, err := other.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: q.Name}); err != nil {
 					t.Error(err)
@@ -410,19 +411,19 @@ func TestATrickleDoesNotWake(t *testing.T) {
 	db.soon(t, 30*time.Second, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from drover_sleepers`)
 	heard, other := db.ears(t), db.via(t, Config{})
 	was := value[string](t, db, `select xmin::text from drover_sleepers`)
-	for range trickleBurst {
+	for range engine.TrickleBurst {
 		enqueued := time.Now()
 		other.enqueue(t, job{}, nil)
 		receive(t, ran)
 		if d := time.Since(enqueued); d > 3*time.Second {
 			t.Errorf("started after %v", d)
 		}
-		after(t, time.Second/trickleRate)
+		after(t, time.Second/engine.TrickleRate)
 	}
-	if now, notes := value[string](t, db, `select xmin::text from drover_sleepers`), heard.heard(t); now != was || notes != trickleBurst {
-		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, trickleBurst, now != was)
+	if now, notes := value[string](t, db, `select xmin::text from drover_sleepers`), heard.heard(t); now != was || notes != engine.TrickleBurst {
+		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, engine.TrickleBurst, now != was)
 	}
-	other.enqueueJobs(t, 3*trickleBurst, nil)
+	other.enqueueJobs(t, 3*engine.TrickleBurst, nil)
 	db.soon(t, 30*time.Second, "many jobs at once did not wake it", `select xmin::text <> $1 from drover_sleepers`, was)
 }
 
@@ -443,8 +444,8 @@ insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval
 			return true
 		}
 		db.exec(t, `update jobs set scheduled_at = now() + interval '1500 ms' where scheduled_at < now() + interval '500 ms'`)
-		sup.engine.claimer.sayAnew()
-		sup.engine.claimer.wake()
+		sup.engine.Claimer.SayAnew()
+		sup.engine.Claimer.Wake()
 		return false
 	})
 	db.waitFor(t, 30*time.Second, `select bool_and(sleeps_until = 'infinity') from drover_sleepers`)
@@ -581,7 +582,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		traced, counted := s.traced(t, Config{Logger: slog.New(&s.book)})
 		sup := traced.launch(t, c.cfg)
 		s.counted = counted
-		s.every = map[string]time.Duration{store.SQLBeat: sup.engine.cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: sweepEvery * time.Second, store.SQLRetain: sup.engine.pruner.every}
+		s.every = map[string]time.Duration{store.SQLBeat: sup.engine.Cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: engine.SweepEvery * time.Second, store.SQLRetain: sup.engine.Pruner.Every}
 		rate := 0.0
 		for _, period := range s.every {
 			rate += 1 / period.Seconds()
@@ -591,7 +592,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		}
 		supervisors[i] = s
 	}
-	after(t, restAfter+time.Second) // the polls double up to their interval
+	after(t, engine.RestAfter+time.Second) // the polls double up to their interval
 	// And come more often while a transaction of any test is in progress that may have found it awake.
 	id := value[int64](t, supervisors[0].testDB, `select pg_current_xact_id()::text::bigint`)
 	supervisors[0].waitFor(t, 3*time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
@@ -634,7 +635,7 @@ func TestOneConnectionListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, func() bool { // several beats
-			sup.engine.control.interrupt()
+			sup.engine.Control.Interrupt()
 			return value[bool](t, db, `select bool_and(beat > 3) from drover_supervisors`)
 		})
 		if _, listening := counted.since(); listening != want {
@@ -666,7 +667,7 @@ func TestAFullSupervisorIsAsleep(t *testing.T) {
 				db.enqueue(t, job{n}, nil)
 				receive(t, started)
 			}
-			db.soon(t, 30*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers where supervisor = $1`, full.engine.lease.Load().id)
+			db.soon(t, 30*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers where supervisor = $1`, full.engine.Lease.Load().ID)
 			close(release)
 			db.enqueue(t, job{2}, nil) // and it wakes up again
 			receive(t, started)

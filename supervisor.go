@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -32,7 +33,7 @@ const (
 type Supervisor struct {
 	client  *Client
 	handler *handler
-	engine  *Engine
+	engine  *engine.Engine
 	ran     atomic.Bool
 }
 
@@ -102,7 +103,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		return nil, err
 	}
 	host, _ := os.Hostname() // for people; empty will do
-	ec := EngineConfig{
+	ec := engine.Config{
 		Handler: h, Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
 		Keep:  store.Keeping{Completed: keepFor(cfg.CompletedRetention), Cancelled: keepFor(cfg.CancelledRetention)},
 		Lease: cfg.Lease, PollInterval: cfg.PollInterval, RestInterval: rest, DrainTimeout: cfg.DrainTimeout, DisableNotify: cfg.DisableNotify,
@@ -119,7 +120,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		ec.Queues = append(ec.Queues, queues[i].forEngine(cfg.CompletedRetention))
 	}
 	h.completed = cfg.CompletedRetention
-	return &Supervisor{client: c, handler: h, engine: NewEngine(ec, c.desk.pool)}, nil
+	return &Supervisor{client: c, handler: h, engine: engine.New(ec, c.desk.pool)}, nil
 }
 
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
@@ -167,7 +168,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	}
 	err := s.engine.AddQueue(ctx, q.forEngine(s.handler.completed))
 	switch {
-	case errors.Is(err, ErrServed): // by another call, a moment ago
+	case errors.Is(err, engine.ErrServed): // by another call, a moment ago
 		served()
 		return bad.err()
 	case err == nil || errors.Is(err, ErrShutdown):
@@ -181,7 +182,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	err := s.engine.RemoveQueue(ctx, name)
 	switch {
-	case errors.Is(err, ErrNotServed):
+	case errors.Is(err, engine.ErrNotServed):
 		return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not served here", name)}
 	case err != nil:
 		return fmt.Errorf("remove queue %s: %w", name, err)

@@ -6,28 +6,30 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // auditAll runs an audit from its beginning to its end, and the settles that follow from it.
 func (s *still) auditAll(t testing.TB) {
 	t.Helper()
-	a := s.claimer.audit
-	a.reconnected()
+	a := s.Claimer.Audit
+	a.Reconnected()
 	for i := 0; ; i++ {
 		if i == 1000 {
 			t.Fatal("the audit does not end")
 		}
-		a.ended, a.next = time.Time{}, time.Time{}
-		a.mu.Lock()
-		wanted := a.hunt != nil || !a.due.IsZero()
-		if !a.due.IsZero() {
-			a.due = s.now()
+		a.Ended, a.Next = time.Time{}, time.Time{}
+		a.Mu.Lock()
+		wanted := a.Hunt != nil || !a.Due.IsZero()
+		if !a.Due.IsZero() {
+			a.Due = s.Now()
 		}
-		a.mu.Unlock()
+		a.Mu.Unlock()
 		if !wanted {
 			break
 		}
-		a.page(t.Context(), &s.claimer.trouble, s.now())
+		a.Page(t.Context(), &s.Claimer.Trouble, s.Now())
 	}
 	s.settle(t)
 }
@@ -57,7 +59,7 @@ func TestAuditFindsRowsChangedByHand(t *testing.T) {
 			if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 3 {
 				t.Fatalf("%d of 3 run: one was given back while its handler may be at work", n)
 			}
-			runs[1].finish()
+			runs[1].Finish()
 			s.settle(t, decided(runs[1], nil)) // refused: it is stale
 			if n := value[int](t, db, `select count(*) from jobs where state = 'running' and id = $1`, bad); n != 1 {
 				t.Fatal("the outcome was not refused")
@@ -85,7 +87,7 @@ func TestAuditFindsForgottenSettles(t *testing.T) {
 	db.exec(t, `update jobs set started_seq = claim_seq, max_attempts = 3 where id = $1`, once) // what was so when it started counts
 	db.exec(t, `create table before as select * from jobs`)
 	for _, r := range runs {
-		r.finish()
+		r.Finish()
 		s.settle(t, decided(r, nil))
 	}
 	db.exec(t, `update jobs j set state = 'running', finalized_at = null, claimed_by = b.claimed_by from before b where b.id = j.id`)
@@ -109,11 +111,11 @@ func TestAuditOfARunningSupervisor(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	receive(t, ran)
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs`)
-	a := sup.engine.claimer.audit
-	a.mu.Lock()
-	a.ended = time.Now() // no sweep asks for one
-	a.mu.Unlock()
-	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.lease.Load().id)
+	a := sup.engine.Claimer.Audit
+	a.Mu.Lock()
+	a.Ended = time.Now() // no sweep asks for one
+	a.Mu.Unlock()
+	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.Lease.Load().ID)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	select {
 	case <-ran:
@@ -129,35 +131,35 @@ func TestAuditIsPaced(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	const rows = 5 * auditPage // in one lane: a page reads as many of each
+	const rows = 5 * engine.AuditPage // in one lane: a page reads as many of each
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'job', now() - n * interval '1 ms' from generate_series(1, $1::int) as n`, rows)
 	var ahead time.Duration
-	s.now = func() time.Time { return time.Now().Add(ahead) }
-	a := s.claimer.audit
-	if a.rest(s.now()) < time.Minute {
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
+	a := s.Claimer.Audit
+	if a.Rest(s.Now()) < time.Minute {
 		t.Error("it begins by itself")
 	}
 	s.sweep(t)
 	pages := 0
-	for ; a.hunt != nil || pages == 0; pages++ {
-		if rest := a.rest(s.now()); rest > 0 {
-			if rest < (auditShare/2)*time.Millisecond {
+	for ; a.Hunt != nil || pages == 0; pages++ {
+		if rest := a.Rest(s.Now()); rest > 0 {
+			if rest < (engine.AuditShare/2)*time.Millisecond {
 				t.Errorf("the next page after %v", rest)
 			}
 			ahead += rest
 		}
-		a.page(t.Context(), &s.claimer.trouble, s.now())
+		a.Page(t.Context(), &s.Claimer.Trouble, s.Now())
 	}
 	if pages < 5 {
-		t.Errorf("%d pages of at most %d rows", pages, auditPage)
+		t.Errorf("%d pages of at most %d rows", pages, engine.AuditPage)
 	}
 	s.sweep(t)
-	if a.rest(s.now()) < time.Minute {
+	if a.Rest(s.Now()) < time.Minute {
 		t.Error("the next full sweep begins another one at once")
 	}
-	ahead += auditGap
+	ahead += engine.AuditGap
 	s.sweep(t)
-	if a.rest(s.now()) > 0 {
+	if a.Rest(s.Now()) > 0 {
 		t.Error("no other one begins after a minute")
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'available'`); n != rows {

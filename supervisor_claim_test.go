@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -128,7 +129,7 @@ func TestBusyQueueLeavesRoomInAClaim(t *testing.T) {
 	for _, r := range s.claim(t) {
 		n[r.Queue]++
 	}
-	if n["a"] != maxClaim-5 || n["b"] != 5 {
+	if n["a"] != engine.MaxClaim-5 || n["b"] != 5 {
 		t.Errorf("claimed %v", n)
 	}
 }
@@ -150,8 +151,8 @@ func TestRetriesGetAFifthWhileFreshJobsWait(t *testing.T) {
 			case round > 0: // nobody knows in the first that fresh jobs wait
 				retries++
 			}
-			r.finish()
-			s.settler.book.remove(r)
+			r.Finish()
+			s.Settler.Book.Remove(r)
 		}
 		if fresh < 1000 && retries > (round+1)*10 {
 			t.Fatalf("round %d: %d fresh jobs, %d retries", round, fresh, retries)
@@ -188,15 +189,15 @@ func TestLateCommitsAreFound(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1000}}})
 	ahead := time.Duration(0) // of the process' clock, so that sweeps come due
-	s.now = func() time.Time { return time.Now().Add(ahead) }
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	for _, late := range []time.Duration{0, 50 * time.Millisecond, 500 * time.Millisecond, 3 * time.Second, 15 * time.Second, 25 * time.Second, time.Hour} {
 		db.enqueueJobs(t, 3, nil)
 		s.claim(t) // floors move past what follows
 		// Behind the claim, however long ago that was.
-		at := s.claimer.floors.Get(floors.Lane{Queue: "default", N: 5}).At.Add(-late)
+		at := s.Claimer.Floors.Get(floors.Lane{Queue: "default", N: 5}).At.Add(-late)
 		id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', $1) returning id`, at)
 		found := func() bool {
-			return slices.ContainsFunc(s.claim(t), func(r *Run) bool { return r.ID == id })
+			return slices.ContainsFunc(s.claim(t), func(r *engine.Run) bool { return r.ID == id })
 		}
 		ahead += time.Minute
 		if late > 20*time.Second {
@@ -215,14 +216,14 @@ func TestLateCommitsAreFound(t *testing.T) {
 // sweep is a full sweep of this supervisor's.
 func (s *still) sweep(t testing.TB) {
 	t.Helper()
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := s.lease.Load()
-	s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
-	reply := store.BeatReply{Alive: true, Clock: float64((s.control.sweeps + 1) * sweepEvery), Peers: []store.Peer{{ID: l.id}}}
-	if err := s.control.sweep(t.Context(), conn, l, reply); err != nil {
+	l := s.Lease.Load()
+	s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
+	reply := store.BeatReply{Alive: true, Clock: float64((s.Control.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
+	if err := s.Control.Sweep(t.Context(), conn, l, reply); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -234,10 +235,10 @@ func TestSweepDuringAClaimIsNotUndone(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.claim(t)
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
-	s.claimer.wake()
-	underWay := s.claimer.request(s.now())
+	s.Claimer.Wake()
+	underWay := s.Claimer.Request(s.Now())
 	s.sweep(t)
-	s.claimer.trip(t.Context(), underWay)
+	s.Claimer.Trip(t.Context(), underWay)
 	if runs := s.claim(t); len(runs) != 1 || runs[0].ID != id {
 		t.Fatalf("the next claim took %d jobs", len(runs))
 	}
@@ -248,10 +249,10 @@ func TestSweepDuringAClaimIsNotUndone(t *testing.T) {
 func TestTheFirstClaimMovesTheFloors(t *testing.T) {
 	t.Parallel()
 	s := newQuietDB(t).stopped(t, SupervisorConfig{})
-	first := s.claimer.request(s.now())
+	first := s.Claimer.Request(s.Now())
 	s.beat(t)
-	s.claimer.trip(t.Context(), first)
-	if f := s.claimer.floors.Get(floors.Lane{Queue: "default", N: 5}); f.At.IsZero() {
+	s.Claimer.Trip(t.Context(), first)
+	if f := s.Claimer.Floors.Get(floors.Lane{Queue: "default", N: 5}); f.At.IsZero() {
 		t.Error("no floor")
 	}
 }
@@ -262,11 +263,11 @@ func TestFloorInTheFutureIsDropped(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	s.claim(t)
-	s.claimer.floors.Mu.Lock()
-	for key, f := range s.claimer.floors.Lanes {
-		s.claimer.floors.Lanes[key] = floors.Floor{At: f.At.Add(time.Hour)}
+	s.Claimer.Floors.Mu.Lock()
+	for key, f := range s.Claimer.Floors.Lanes {
+		s.Claimer.Floors.Lanes[key] = floors.Floor{At: f.At.Add(time.Hour)}
 	}
-	s.claimer.floors.Mu.Unlock()
+	s.Claimer.Floors.Mu.Unlock()
 	db.exec(t, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '2 min')`)
 	if runs := append(s.claim(t), s.claim(t)...); len(runs) != 1 {
 		t.Errorf("two claims took %d jobs", len(runs))
@@ -294,16 +295,16 @@ func TestNoJobStartsBeforeItsClaimHasCommitted(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	db.exec(t, `create function refuse() returns trigger language plpgsql as 'begin raise exception ''not at the commit''; end'`)
 	db.exec(t, `create constraint trigger refuse after update on jobs deferrable initially deferred for each row execute function refuse()`)
-	s.claimer.wake()
-	s.claimer.trip(t.Context(), s.claimer.request(s.now()))
-	if n := s.queueStates()[0].buffer.len(); n > 0 || s.claimer.refused.failed == nil {
-		t.Errorf("%d jobs are ready to start after a claim that failed (%v)", n, s.claimer.refused.failed)
+	s.Claimer.Wake()
+	s.Claimer.Trip(t.Context(), s.Claimer.Request(s.Now()))
+	if n := s.QueueStates()[0].Buffer.Len(); n > 0 || s.Claimer.Refused.Failed == nil {
+		t.Errorf("%d jobs are ready to start after a claim that failed (%v)", n, s.Claimer.Refused.Failed)
 	}
-	if s.claimer.doubt != nil {
+	if s.Claimer.Doubt != nil {
 		t.Error("in doubt, though the server has said that nothing was done")
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
-	s.claimer.refused.failed = nil
+	s.Claimer.Refused.Failed = nil
 	if runs := s.claim(t); len(runs) != 1 || runs[0].Seq != 1 {
 		t.Errorf("%d runs", len(runs))
 	}
@@ -351,8 +352,8 @@ func TestClaimWhoseReplyWasLostIsHandedBack(t *testing.T) {
 // loseClaim makes a claim in the supervisor's name whose reply nobody reads.
 func (s *still) loseClaim(t testing.TB, db *testDB) {
 	t.Helper()
-	s.claimer.wake()
-	lost := s.claimer.request(s.now())
+	s.Claimer.Wake()
+	lost := s.Claimer.Request(s.Now())
 	if lost == nil {
 		t.Fatal("the claimer would not claim")
 	}
@@ -361,12 +362,12 @@ func (s *still) loseClaim(t testing.TB, db *testDB) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	if err := (store.Session{Conn: conn.Conn()}).Claim(t.Context(), nil, lost.req, &lost.reply); err != nil {
+	if err := (store.Session{Conn: conn.Conn()}).Claim(t.Context(), nil, lost.Req, &lost.Reply); err != nil {
 		t.Fatal(err)
 	}
-	lost.reply = store.ClaimReply{}
-	s.claimer.afterClaim(t.Context(), lost, context.DeadlineExceeded, 0)
-	if s.claimer.doubt == nil {
+	lost.Reply = store.ClaimReply{}
+	s.Claimer.AfterClaim(t.Context(), lost, context.DeadlineExceeded, 0)
+	if s.Claimer.Doubt == nil {
 		t.Fatal("the claimer is in no doubt")
 	}
 }
@@ -379,14 +380,14 @@ func TestDoubtOutlivesALeaseThatWasNotKeptUp(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ids := db.enqueueJobs(t, 5, nil)
 	s.loseClaim(t, db)
-	s.lease.Load().lose()
-	s.claimer.findOut(t.Context())
+	s.Lease.Load().Lose()
+	s.Claimer.FindOut(t.Context())
 	s.beat(t)
 	s.settle(t)
 	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and state = 'available' and attempt = 0`, ids); n != 5 {
 		t.Fatalf("%d of 5 jobs were handed back", n)
 	}
-	if s.lease.Load().ended.Load() {
+	if s.Lease.Load().Ended.Load() {
 		t.Fatal("control has not renewed the lease")
 	}
 	if runs := s.claim(t); len(runs) != 5 {
@@ -399,21 +400,21 @@ func TestEpochRaisedUnheardIsFoundByTheHeartbeat(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	first := s.lease.Load()
+	first := s.Lease.Load()
 	db.exec(t, `update drover_supervisors set epoch = epoch + 1`)
 	db.enqueueJobs(t, 1, nil)
-	s.claimer.wake()
-	s.claimer.trip(t.Context(), s.claimer.request(s.now())) // fenced
-	if !first.ended.Load() {
+	s.Claimer.Wake()
+	s.Claimer.Trip(t.Context(), s.Claimer.Request(s.Now())) // fenced
+	if !first.Ended.Load() {
 		t.Fatal("a fenced claim ends the lease")
 	}
 	s.beat(t) // refused
-	if !s.control.interrupted() {
+	if !s.Control.Interrupted() {
 		t.Error("the next beat does not come at once")
 	}
 	s.beat(t)
-	if l := s.lease.Load(); l.id != first.id || l.ended.Load() || l.epoch.Load() != 2 {
-		t.Fatalf("the lease is %s, epoch %d, ended %v", l.id, l.epoch.Load(), l.ended.Load())
+	if l := s.Lease.Load(); l.ID != first.ID || l.Ended.Load() || l.Epoch.Load() != 2 {
+		t.Fatalf("the lease is %s, epoch %d, ended %v", l.ID, l.Epoch.Load(), l.Ended.Load())
 	}
 	if runs := s.claim(t); len(runs) != 1 {
 		t.Errorf("the next claim took %d jobs", len(runs))
@@ -434,7 +435,7 @@ func TestDoubtSeesPastTheJobsThatAreKnown(t *testing.T) {
 	}
 	ids := db.enqueueJobs(t, 3, nil)
 	s.loseClaim(t, db)
-	s.claimer.findOut(t.Context())
+	s.Claimer.FindOut(t.Context())
 	s.settle(t)
 	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and state = 'available'`, ids); n != 3 {
 		t.Errorf("%d of 3 jobs were handed back", n)
@@ -452,11 +453,11 @@ func TestDoubtIsNotOverBeforeAllIsHandedBack(t *testing.T) {
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 1300)`)
 	s.loseClaim(t, db)
 	for range 10 {
-		if s.claimer.doubt == nil {
+		if s.Claimer.Doubt == nil {
 			break
 		}
-		s.claimer.findOut(t.Context())
-		for s.settler.book.len() > 0 {
+		s.Claimer.FindOut(t.Context())
+		for s.Settler.Book.Len() > 0 {
 			s.settle(t)
 		}
 	}
@@ -470,27 +471,27 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	old := s.lease.Load()
+	old := s.Lease.Load()
 	db.enqueueJobs(t, 1, nil)
-	s.claimer.wake()
-	underWay := s.claimer.request(s.now())
-	if err := s.control.register(t.Context()); err != nil {
+	s.Claimer.Wake()
+	underWay := s.Claimer.Request(s.Now())
+	if err := s.Control.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.claimer.trip(t.Context(), underWay)
-	q := s.queueStates()[0]
-	if r := q.buffer.runs[q.buffer.head]; r.Owner != old.id || r.lease != old {
-		t.Errorf("the run is %s's, it was claimed by %s", r.Owner, old.id)
+	s.Claimer.Trip(t.Context(), underWay)
+	q := s.QueueStates()[0]
+	if r := q.Buffer.Runs[q.Buffer.Head]; r.Owner != old.ID || r.Lease != old {
+		t.Errorf("the run is %s's, it was claimed by %s", r.Owner, old.ID)
 	}
-	q.pending.Store(0) // the claimer sees room again
-	s.claimer.wake()
-	underWay = s.claimer.request(s.now())
-	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, underWay.lease.id)
-	if err := s.control.register(t.Context()); err != nil {
+	q.Pending.Store(0) // the claimer sees room again
+	s.Claimer.Wake()
+	underWay = s.Claimer.Request(s.Now())
+	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, underWay.Lease.ID)
+	if err := s.Control.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.claimer.trip(t.Context(), underWay)
-	if !underWay.lease.ended.Load() || s.lease.Load().ended.Load() {
+	s.Claimer.Trip(t.Context(), underWay)
+	if !underWay.Lease.Ended.Load() || s.Lease.Load().Ended.Load() {
 		t.Error("a fenced claim ended another lease than its own")
 	}
 }
@@ -500,17 +501,17 @@ func TestRetryNotedDuringAClaimIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	s.claimer.wake()
-	underWay := s.claimer.request(s.now())
-	due := s.now().Add(30 * time.Millisecond)
-	s.claimer.noteDue(due)
-	s.claimer.trip(t.Context(), underWay)
-	if got := s.claimer.due; !got.Equal(due) {
+	s.Claimer.Wake()
+	underWay := s.Claimer.Request(s.Now())
+	due := s.Now().Add(30 * time.Millisecond)
+	s.Claimer.NoteDue(due)
+	s.Claimer.Trip(t.Context(), underWay)
+	if got := s.Claimer.Due; !got.Equal(due) {
 		t.Errorf("the next job is due at %v, the settle noted %v", got, due)
 	}
 	later := db.enqueue(t, job{}, &EnqueueOpts{Delay: time.Hour})
 	s.claim(t)
-	if d := s.claimer.due.Sub(s.now()); d < 50*time.Minute || d > time.Hour {
+	if d := s.Claimer.Due.Sub(s.Now()); d < 50*time.Minute || d > time.Hour {
 		t.Errorf("job %s is due in an hour, the claimer looks in %v", later, d)
 	}
 }
@@ -525,14 +526,14 @@ func TestBufferedJobsOfALostLeaseAreNotStarted(t *testing.T) {
 	})})
 	db.enqueueJobs(t, 3, nil)
 	runs := s.claim(t)
-	s.lease.Load().lose()
-	q := s.queueStates()[0]
-	q.buffer.put(runs)
-	s.runner.slots.Add(1)
-	go s.runner.work(q)
-	eventually(t, func() bool { return q.pending.Load() == 0 })
-	q.buffer.close()
-	s.runner.slots.Wait()
+	s.Lease.Load().Lose()
+	q := s.QueueStates()[0]
+	q.Buffer.Put(runs)
+	s.Runner.Slots.Add(1)
+	go s.Runner.Work(q)
+	eventually(t, func() bool { return q.Pending.Load() == 0 })
+	q.Buffer.Close()
+	s.Runner.Slots.Wait()
 	s.settle(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'available' and attempt = 0`); n != 3 {
 		t.Errorf("%d of 3 jobs were handed back", n)
@@ -560,18 +561,18 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 	receive(t, started)
 	receive(t, started)
 	// However slow the quick ones were: it claims ahead.
-	q := sup.engine.queueStates()[0]
+	q := sup.engine.QueueStates()[0]
 	for range 50 {
 		for range 1000 {
-			q.ran(time.Microsecond)
+			q.Ran(time.Microsecond)
 		}
-		sup.engine.claimer.wake()
-		eventually(t, func() bool { return q.ranN.Load() == 0 })
+		sup.engine.Claimer.Wake()
+		eventually(t, func() bool { return q.RanN.Load() == 0 })
 	}
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 20)`)
 	db.waitFor(t, time.Minute, `select count(*) = 20 from jobs where state = 'available' and attempt = 0 and claim_seq = 1`)
 	before := value[int](t, db, `select sum(claim_seq) from jobs`)
-	after(t, 2*bufferPatience)
+	after(t, 2*engine.BufferPatience)
 	if now := value[int](t, db, `select sum(claim_seq) from jobs`); now != before {
 		t.Errorf("claimed again and again: %d claims more", now-before)
 	}
@@ -601,12 +602,12 @@ func TestSuspectsLeaveSlotsToOthers(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 16}}})
 	running := s.claim(t)
 	for range 40 { // each run that ends frees one slot
-		i := slices.IndexFunc(running, func(r *Run) bool { return r.Crashes == 0 })
+		i := slices.IndexFunc(running, func(r *engine.Run) bool { return r.Crashes == 0 })
 		if i < 0 {
 			t.Fatalf("all %d running jobs were in crashes", len(running))
 		}
 		r := running[i]
-		r.finish()
+		r.Finish()
 		s.settle(t, decided(r, nil))
 		running = append(slices.Delete(running, i, i+1), s.claim(t)...)
 	}
@@ -627,7 +628,7 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, store.HuntPage+10)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -654,23 +655,23 @@ func (db *testDB) takeTurn(t testing.TB) (end func()) {
 func TestClaimsOfABacklogTakeTurns(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.enqueueJobs(t, 4*minTurn, nil)
+	db.enqueueJobs(t, 4*engine.MinTurn, nil)
 	name := "turns " + value[string](t, db, `select current_schema()`)
 	named := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = name })
-	queues := []Queue{{Concurrency: 2 * minTurn}}
+	queues := []Queue{{Concurrency: 2 * engine.MinTurn}}
 	first, second := named.stopped(t, SupervisorConfig{Queues: queues}), named.stopped(t, SupervisorConfig{Queues: queues})
 	for _, s := range []*still{first, second} {
-		s.queueStates()[0].full = true // its last claim was
+		s.QueueStates()[0].Full = true // its last claim was
 	}
 	end := db.takeTurn(t)
 	claimed := make(chan int)
 	for _, s := range []*still{first, second} {
-		s.claimer.wake()
-		plan := s.claimer.request(s.now())
-		plan.req.Patience = tripTimeout * 4 / 5 // until both have been seen to wait
+		s.Claimer.Wake()
+		plan := s.Claimer.Request(s.Now())
+		plan.Req.Patience = engine.TripTimeout * 4 / 5 // until both have been seen to wait
 		go func() {
-			s.claimer.trip(t.Context(), plan)
-			claimed <- len(plan.reply.Jobs)
+			s.Claimer.Trip(t.Context(), plan)
+			claimed <- len(plan.Reply.Jobs)
 		}()
 	}
 	eventually(t, func() bool {
@@ -680,8 +681,8 @@ func TestClaimsOfABacklogTakeTurns(t *testing.T) {
 		return value[int](t, db, `select count(*) from pg_stat_activity where wait_event = 'advisory' and application_name = $1`, name) == 2
 	})
 	end()
-	if n, m := receive(t, claimed), receive(t, claimed); n != 2*minTurn || m != 2*minTurn {
-		t.Errorf("claimed %d and %d jobs of %d", n, m, 4*minTurn)
+	if n, m := receive(t, claimed), receive(t, claimed); n != 2*engine.MinTurn || m != 2*engine.MinTurn {
+		t.Errorf("claimed %d and %d jobs of %d", n, m, 4*engine.MinTurn)
 	}
 }
 
@@ -690,24 +691,24 @@ func TestClaimDoesWithoutItsTurn(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.enqueueJobs(t, 5*minTurn, nil)
+	db.enqueueJobs(t, 5*engine.MinTurn, nil)
 	counted, sent := db.traced(t, Config{})
-	s := counted.stopped(t, SupervisorConfig{Lease: 12 * time.Second, Queues: []Queue{{Concurrency: minTurn}}}) // of 6 s for a claim it waits 2
+	s := counted.stopped(t, SupervisorConfig{Lease: 12 * time.Second, Queues: []Queue{{Concurrency: engine.MinTurn}}}) // of 6 s for a claim it waits 2
 	db.takeTurn(t)
 	for n, want := range []int{0, 1, 0} { // the queue is not known to be full; it is; another turn would not come either
 		sent.since()
 		runs := s.claim(t)
-		if len(runs) != minTurn {
+		if len(runs) != engine.MinTurn {
 			t.Fatalf("claim %d: %d jobs", n, len(runs))
 		}
 		for _, r := range runs {
-			r.finish()
+			r.Finish()
 		}
 		if calls, _ := sent.since(); calls[store.SQLTakeTurn] != want {
 			t.Errorf("claim %d waited for %d turns, want %d", n, calls[store.SQLTakeTurn], want)
 		}
 	}
-	s.claimer.outOfTurn = s.now()
+	s.Claimer.OutOfTurn = s.Now()
 	sent.since()
 	s.claim(t)
 	if calls, _ := sent.since(); calls[store.SQLTakeTurn] != 1 {
@@ -720,14 +721,14 @@ func TestTurnUnderAStatementTimeout(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.enqueueJobs(t, minTurn, nil)
+	db.enqueueJobs(t, engine.MinTurn, nil)
 	db.takeTurn(t)
 	// The wait gets half of it, which is less than its patience.
 	s := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "8s" }).
-		stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: minTurn}}})
-	s.queueStates()[0].full = true
-	if n := len(s.claim(t)); n != minTurn || s.claimer.outOfTurn.IsZero() {
-		t.Errorf("claimed %d jobs, out of turn until %v", n, s.claimer.outOfTurn)
+		stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: engine.MinTurn}}})
+	s.QueueStates()[0].Full = true
+	if n := len(s.claim(t)); n != engine.MinTurn || s.Claimer.OutOfTurn.IsZero() {
+		t.Errorf("claimed %d jobs, out of turn until %v", n, s.Claimer.OutOfTurn)
 	}
 }
 
@@ -735,17 +736,17 @@ func TestTurnUnderAStatementTimeout(t *testing.T) {
 func TestClaimThatFailsTakesNoTurn(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: minTurn}}})
-	s.claimer.wake()
-	s.claimer.trip(t.Context(), s.claimer.request(s.now())) // its connection is there
-	s.queueStates()[0].full = true
-	s.claimer.wake()
-	plan := s.claimer.request(s.now())
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: engine.MinTurn}}})
+	s.Claimer.Wake()
+	s.Claimer.Trip(t.Context(), s.Claimer.Request(s.Now())) // its connection is there
+	s.QueueStates()[0].Full = true
+	s.Claimer.Wake()
+	plan := s.Claimer.Request(s.Now())
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	s.claimer.trip(gone, plan)
-	if len(plan.req.Turns) != 1 || s.claimer.trouble.failures != 1 || s.claimer.outOfTurn.IsZero() {
-		t.Errorf("turns %q, %d failures, out of turn until %v", plan.req.Turns, s.claimer.trouble.failures, s.claimer.outOfTurn)
+	s.Claimer.Trip(gone, plan)
+	if len(plan.Req.Turns) != 1 || s.Claimer.Trouble.Failures != 1 || s.Claimer.OutOfTurn.IsZero() {
+		t.Errorf("turns %q, %d failures, out of turn until %v", plan.Req.Turns, s.Claimer.Trouble.Failures, s.Claimer.OutOfTurn)
 	}
 }
 
@@ -754,23 +755,23 @@ func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, expires_at) select 'job', now() + interval '1 s' from generate_series(1, $1)`, minTurn)
+	db.exec(t, `insert into jobs (kind, expires_at) select 'job', now() + interval '1 s' from generate_series(1, $1)`, engine.MinTurn)
 	db.takeTurn(t)
-	s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Second, Queues: []Queue{{Concurrency: minTurn}}})
-	s.queueStates()[0].full = true
-	s.claimer.wake()
-	plan := s.claimer.request(s.now())
-	began := s.now()
-	s.claimer.trip(t.Context(), plan)
-	waited := s.now().Sub(began)
-	if plan.sweep.Width == 0 || waited < plan.req.Patience {
-		t.Fatalf("a sweep of %v that waited %v proves nothing", plan.sweep.Width, waited)
+	s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Second, Queues: []Queue{{Concurrency: engine.MinTurn}}})
+	s.QueueStates()[0].Full = true
+	s.Claimer.Wake()
+	plan := s.Claimer.Request(s.Now())
+	began := s.Now()
+	s.Claimer.Trip(t.Context(), plan)
+	waited := s.Now().Sub(began)
+	if plan.Sweep.Width == 0 || waited < plan.Req.Patience {
+		t.Fatalf("a sweep of %v that waited %v proves nothing", plan.Sweep.Width, waited)
 	}
-	if cost := s.claimer.near.Windows[plan.sweep.Window].Cost; cost > waited-plan.req.Patience/2 {
+	if cost := s.Claimer.Near.Windows[plan.Sweep.Window].Cost; cost > waited-plan.Req.Patience/2 {
 		t.Errorf("a sweep that waited %v is said to have taken %v", waited, cost)
 	}
-	if len(plan.reply.Jobs) != minTurn || !plan.reply.Jobs[0].More.Expired {
-		t.Errorf("%d jobs, or not told that they have expired: %+v", len(plan.reply.Jobs), plan.reply.Jobs[0].More)
+	if len(plan.Reply.Jobs) != engine.MinTurn || !plan.Reply.Jobs[0].More.Expired {
+		t.Errorf("%d jobs, or not told that they have expired: %+v", len(plan.Reply.Jobs), plan.Reply.Jobs[0].More)
 	}
 }
 
@@ -791,18 +792,18 @@ func TestClockStepsInTheWaitForATurn(t *testing.T) {
 func TestTurnBesideAnIdleQueue(t *testing.T) {
 	t.Parallel()
 	s := newQuietDB(t).stopped(t, SupervisorConfig{Queues: []Queue{{Name: "a"}, {Name: "b"}, {Name: "c"}}})
-	queues := s.queueStates()
-	queues[0].full, queues[1].full = true, true
+	queues := s.QueueStates()
+	queues[0].Full, queues[1].Full = true, true
 	for _, c := range []struct {
 		rooms []int32
 		want  []string
 	}{
-		{[]int32{minTurn, minTurn - 1, 0}, []string{"a"}},
-		{[]int32{minTurn, minTurn, 0}, []string{"a", "b"}},
-		{[]int32{minTurn, minTurn, 1}, nil},
+		{[]int32{engine.MinTurn, engine.MinTurn - 1, 0}, []string{"a"}},
+		{[]int32{engine.MinTurn, engine.MinTurn, 0}, []string{"a", "b"}},
+		{[]int32{engine.MinTurn, engine.MinTurn, 1}, nil},
 		{[]int32{0, 0, 0}, nil},
 	} {
-		if got := s.claimer.turns(queues, c.rooms, s.now()); !slices.Equal(got, c.want) {
+		if got := s.Claimer.Turns(queues, c.rooms, s.Now()); !slices.Equal(got, c.want) {
 			t.Errorf("room for %v: turns in %q, want %q", c.rooms, got, c.want)
 		}
 	}
@@ -812,13 +813,13 @@ func TestTurnBesideAnIdleQueue(t *testing.T) {
 func TestFewJobsWaitForNoTurn(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.enqueueJobs(t, 3*minTurn, nil)
+	db.enqueueJobs(t, 3*engine.MinTurn, nil)
 	counted, sent := db.traced(t, Config{})
-	s := counted.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: minTurn - 1}}})
+	s := counted.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: engine.MinTurn - 1}}})
 	db.takeTurn(t)
 	for range 2 {
 		for _, r := range s.claim(t) {
-			r.finish()
+			r.Finish()
 		}
 	}
 	if calls, _ := sent.since(); calls[store.SQLTakeTurn] != 0 || calls[store.SQLClaim] != 2 {
@@ -877,7 +878,7 @@ func TestClaimTellsOfFailures(t *testing.T) {
 			if j := jobOf(r); j.LastError != text || j.LastDelay != 1500*time.Millisecond || j.Failures != 3 || j.Attempt != 3 {
 				t.Errorf("last error %q, want %q; last delay %v, %d failures, attempt %d, tags %v", j.LastError, text, j.LastDelay, j.Failures, j.Attempt, j.Tags)
 			}
-			r.finish()
+			r.Finish()
 		}
 	}
 }
@@ -910,19 +911,19 @@ func TestSweepIsBounded(t *testing.T) {
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
 			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
-			conn := s.control.link.Current()
+			conn := s.Control.Link.Current()
 			db.hold(t, `lock table jobs`)
-			l := s.lease.Load()
-			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
-			reply := store.BeatReply{Alive: true, Clock: float64((s.control.sweeps + 1) * sweepEvery), Peers: []store.Peer{{ID: l.id}}}
+			l := s.Lease.Load()
+			s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
+			reply := store.BeatReply{Alive: true, Clock: float64((s.Control.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
 			var looks []time.Time // at the clock
-			s.now = func() time.Time { looks = append(looks, time.Now()); return looks[len(looks)-1] }
-			if err := s.control.sweep(t.Context(), conn, l, reply); err == nil {
+			s.Now = func() time.Time { looks = append(looks, time.Now()); return looks[len(looks)-1] }
+			if err := s.Control.Sweep(t.Context(), conn, l, reply); err == nil {
 				t.Fatal("a sweep of a locked table")
 			}
 			end := looks[len(looks)-1]
 			took := end.Sub(looks[0])
-			if next := s.control.sweepAt.Sub(end); conn.Closed() || next < 8*took || took > 20*time.Second {
+			if next := s.Control.SweepAt.Sub(end); conn.Closed() || next < 8*took || took > 20*time.Second {
 				t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.Closed(), next)
 			}
 		})

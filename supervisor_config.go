@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/store"
@@ -188,8 +189,8 @@ func (w *Worker) policy() store.KindPolicy {
 }
 
 // forEngine is the queue as the engine serves it. completed is the supervisor's CompletedRetention.
-func (q *Queue) forEngine(completed time.Duration) EngineQueue {
-	eq := EngineQueue{
+func (q *Queue) forEngine(completed time.Duration) engine.Queue {
+	eq := engine.Queue{
 		QueuePolicy:     store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()},
 		DeleteCompleted: cmp.Or(q.CompletedRetention, completed) == DeleteOnCompletion,
 		Policy:          q,

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -155,7 +156,7 @@ func newFleet(t testing.TB, n int, lease time.Duration) *fleet {
 		f.counted, f.books = append(f.counted, counted), append(f.books, book)
 	}
 	for _, sup := range f.sups {
-		eventually(t, func() bool { return sup.engine.lease.Load() != nil })
+		eventually(t, func() bool { return sup.engine.Lease.Load() != nil })
 	}
 	return f
 }
@@ -200,7 +201,7 @@ func (f *fleet) age(t testing.TB) (a aged) {
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'running'`)
 	eventually(t, func() bool {
 		for _, sup := range f.sups {
-			sup.engine.control.interrupt()
+			sup.engine.Control.Interrupt()
 		}
 		return value[bool](t, db, `select bool_and(s.beat > b.beat + 1) from drover_supervisors s join before_drover_supervisors b using (id)`)
 	})
@@ -270,7 +271,7 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 	f.db.waitFor(t, 20*f.lease, `select not exists (select from jobs where crashes > 0 and id <> $1)`, a.once) // nobody had died
 	f.isCalm(t, since)
 	for _, book := range f.books {
-		if n := count(book.from(slog.LevelError), wentBack); n != 1 {
+		if n := count(book.from(slog.LevelError), engine.WentBack); n != 1 {
 			t.Errorf("told %d times: %q", n, book.from(slog.LevelWarn))
 		}
 	}
@@ -332,16 +333,16 @@ func TestATableGoesBackAlone(t *testing.T) {
 func TestARaisedEpochIsForgotten(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1, fleetLease)
-	l := f.sups[0].engine.lease.Load()
+	l := f.sups[0].engine.Lease.Load()
 	since := time.Now()
 	f.counted[0].since()
 	f.db.exec(t, `update drover_supervisors set epoch = epoch - 1`)
 	f.worksAgain(t)
-	if f.sups[0].engine.lease.Load().id == l.id || !errors.Is(context.Cause(l.ctx), ErrLeaseLost) {
+	if f.sups[0].engine.Lease.Load().ID == l.ID || !errors.Is(context.Cause(l.Ctx), ErrLeaseLost) {
 		t.Error("the lease goes on")
 	}
 	f.isCalm(t, since)
-	if n := count(f.books[0].from(slog.LevelError), wentBack); n != 1 {
+	if n := count(f.books[0].from(slog.LevelError), engine.WentBack); n != 1 {
 		t.Errorf("told %d times: %q", n, f.books[0].from(slog.LevelWarn))
 	}
 }
@@ -354,18 +355,18 @@ func TestGoingOnUnderANewIDIsTriedAgain(t *testing.T) {
 	for range 3 {
 		s.beat(t)
 	}
-	old := s.lease.Load().id
+	old := s.Lease.Load().ID
 	db.exec(t, `update drover_supervisors set beat = 1`)
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
 	db.exec(t, `create trigger refuse before insert on drover_supervisors for each row execute function refuse()`)
 	for range 4 {
-		if err := s.control.beat(t.Context()); err == nil {
+		if err := s.Control.Beat(t.Context()); err == nil {
 			t.Fatal("it has registered")
 		}
 	}
 	db.exec(t, `drop trigger refuse on drover_supervisors`)
 	s.beat(t)
-	if s.lease.Load().id == old || s.lease.Load().ended.Load() {
+	if s.Lease.Load().ID == old || s.Lease.Load().Ended.Load() {
 		t.Error("it goes on under its old id")
 	}
 }
@@ -373,25 +374,25 @@ func TestGoingOnUnderANewIDIsTriedAgain(t *testing.T) {
 // Beats that are called for all the time come at growing distances, and the next one in time forgets that.
 func TestHurriedBeatsArePaced(t *testing.T) {
 	t.Parallel()
-	var h hurry
+	var h engine.Hurry
 	const period = 5 * time.Second
 	start := time.Now()
 	now, due := start, start.Add(period)
 	beats := 0
 	for now.Before(start.Add(time.Minute)) && beats < 1000 {
-		next := h.next(now, due)
+		next := h.Next(now, due)
 		if next.After(now) {
 			now = next
 		}
-		h.went(now, due)
+		h.Went(now, due)
 		due = now.Add(period)
 		beats++
 	}
 	if beats < 10 || beats > 70 {
 		t.Errorf("%d beats in a minute", beats)
 	}
-	h.went(due, due)
-	if next := h.next(due, due.Add(period)); !next.Equal(due) {
+	h.Went(due, due)
+	if next := h.Next(due, due.Add(period)); !next.Equal(due) {
 		t.Errorf("after a beat in time the next one waits for %v", next.Sub(due))
 	}
 }
@@ -407,12 +408,12 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	db.exec(t, `update jobs set attempted_at = attempted_at - interval '1 s'`)
 	end := db.hold(t, `lock table drover_supervisors in access exclusive mode`) // which the look reads, and the settle does not
 	s.settle(t, decided(r, nil))
-	if s.settler.trouble.failures != 1 {
-		t.Errorf("%d failures are known", s.settler.trouble.failures)
+	if s.Settler.Trouble.Failures != 1 {
+		t.Errorf("%d failures are known", s.Settler.Trouble.Failures)
 	}
 	end()
 	s.settle(t)
-	if s.settler.trouble.failures != 0 || s.settler.book.len() != 0 {
+	if s.Settler.Trouble.Failures != 0 || s.Settler.Book.Len() != 0 {
 		t.Error("it does not go on")
 	}
 }
@@ -424,7 +425,7 @@ func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	db := newQuietDB(t)
 	resettable, reset := db.resettable(t)
 	sup := resettable.launch(t, SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
-	eventually(t, func() bool { return !sup.engine.claimer.floors.None() })
+	eventually(t, func() bool { return !sup.engine.Claimer.Floors.None() })
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	reset()
 	db.soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
@@ -436,7 +437,7 @@ func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.claim(t)
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
-	s.claimer.near.Past = []floors.Seen{{At: time.Now().Add(-time.Minute), Oldest: 1 << 60, Own: 1 << 60}}
+	s.Claimer.Near.Past = []floors.Seen{{At: time.Now().Add(-time.Minute), Oldest: 1 << 60, Own: 1 << 60}}
 	s.claim(t)
 	if runs := s.claim(t); len(runs) != 1 || runs[0].ID != id {
 		t.Errorf("%d jobs were claimed", len(runs))
@@ -454,8 +455,8 @@ func TestForgottenSettleAndAReset(t *testing.T) {
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
-	eventually(t, func() bool { return sup.engine.settler.book.len() == 0 }) // the reply has come: an audit passes what the settler knows
-	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.lease.Load().id)
+	eventually(t, func() bool { return sup.engine.Settler.Book.Len() == 0 }) // the reply has come: an audit passes what the settler knows
+	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.Lease.Load().ID)
 	reset()
 	if again := receive(t, ran); again != id {
 		t.Errorf("%s ran", again)
@@ -517,18 +518,18 @@ func TestLostClaimBesideAForgottenOne(t *testing.T) {
 	id := db.enqueueJobs(t, 1, nil)[0]
 	first := s.claimAll(t, 1)[0]
 	db.exec(t, `create table before_jobs as table jobs`)
-	first.finish()
+	first.Finish()
 	s.settle(t, decided(first, RetryAfter(0, errBoom)))
 	db.exec(t, `update jobs set scheduled_at = now()`)
 	second := s.claimAll(t, 1)[0]
 	db.goBack(t, "jobs")
 	s.loseClaim(t, db)
-	s.claimer.findOut(t.Context())
+	s.Claimer.FindOut(t.Context())
 	s.settle(t)
 	if !value[bool](t, db, `select state = 'running' from jobs where id = $1`, id) {
 		t.Fatalf("given back while its handler is at work: %s", db.theRows(t, []string{id}))
 	}
-	second.finish()
+	second.Finish()
 	s.settle(t, decided(second, nil))
 	s.auditAll(t)
 	if !value[bool](t, db, `select state = 'available' and attempt = 0 from jobs where id = $1`, id) {
@@ -541,7 +542,7 @@ func TestATurnThatCameBackIsGivenUp(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	db.exec(t, `update drover_solo set supervisor = $1`, s.lease.Load().id)
+	db.exec(t, `update drover_solo set supervisor = $1`, s.Lease.Load().ID)
 	s.beat(t)
 	if value[bool](t, db, `select exists (select from drover_solo where supervisor is not null)`) {
 		t.Error("others can never take it")
@@ -558,7 +559,7 @@ func TestSleepersThatWentBackAreWrittenAnew(t *testing.T) {
 			s := db.stopped(t, SupervisorConfig{})
 			fallAsleep := func() {
 				s.claim(t)
-				s.claimer.idleAt = s.now().Add(-time.Minute)
+				s.Claimer.IdleAt = s.Now().Add(-time.Minute)
 				s.claim(t)
 			}
 			fallAsleep()

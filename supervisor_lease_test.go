@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
@@ -150,9 +151,9 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 	if b, err := (store.Session{Conn: conn.Conn()}).Background(t.Context(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
 		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
 	}
-	s.reporter.close()
-	s.reporter.run(context.Background(), s.handler)
-	if book.count(EventDiscarded, id) != 1 || book.count(EventQuarantined, id) != 1 {
+	s.Reporter.Close()
+	s.Reporter.Run(context.Background(), s.Handler)
+	if book.count(engine.EventDiscarded, id) != 1 || book.count(engine.EventQuarantined, id) != 1 {
 		t.Error("the quarantine was not told of")
 	}
 }
@@ -172,7 +173,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs where id = $1`, convicted) {
 		t.Fatal("it was not convicted")
 	}
-	s.control.gaveUp("dead")
+	s.Control.GaveUp("dead")
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +183,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.beat(t)
-	if len(s.control.was) == 0 {
+	if len(s.Control.Was) == 0 {
 		t.Fatal("a job whose row was held is forgotten")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -197,7 +198,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		t.Error("it still counts as a death")
 	}
 	s.beat(t)
-	if len(s.control.was) > 0 {
+	if len(s.Control.Was) > 0 {
 		t.Error("taking back does not end")
 	}
 }
@@ -206,7 +207,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 // It returns the id that s had.
 func (s *still) lost(t testing.TB, db *testDB, rescuer *still) string {
 	t.Helper()
-	id := s.lease.Load().id
+	id := s.Lease.Load().ID
 	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1, lease_ms = 1000, beat_at = now() - interval '1 minute', process = 'paused'
 		where id = $1`, id)
 	rescuer.beat(t)
@@ -222,7 +223,7 @@ func TestTwoDeathsThatWereNoneAreTakenBack(t *testing.T) {
 	const runs = `update jobs set state = 'running', claimed_by = $1, attempt = $2, claim_seq = $2, attempted_at = now(), scheduled_at = now()`
 	var lives []string
 	for n := range 2 {
-		db.exec(t, runs, s.lease.Load().id, n+1)
+		db.exec(t, runs, s.Lease.Load().ID, n+1)
 		lives = append(lives, s.lost(t, db, rescuer))
 		db.exec(t, `update drover_ended_supervisors set ended_at = ended_at - interval '10 minutes'`) // long before the next
 		s.beat(t)                                                                                     // starts over
@@ -241,13 +242,13 @@ func TestTwoDeathsThatWereNoneAreTakenBack(t *testing.T) {
 		t.Errorf("%d of 2 do not count as deaths", n)
 	}
 	s.beat(t)
-	if len(s.control.was) > 0 {
-		t.Errorf("taking back does not end: %v", s.control.was)
+	if len(s.Control.Was) > 0 {
+		t.Errorf("taking back does not end: %v", s.Control.Was)
 	}
-	for n := range mostPastLeases + 3 {
-		s.control.gaveUp(fmt.Sprint(n))
+	for n := range engine.MostPastLeases + 3 {
+		s.Control.GaveUp(fmt.Sprint(n))
 	}
-	if was := s.control.was; len(was) != mostPastLeases || was[0].id != "3" {
+	if was := s.Control.Was; len(was) != engine.MostPastLeases || was[0].ID != "3" {
 		t.Errorf("it remembers %v", was)
 	}
 }
@@ -263,21 +264,21 @@ func TestAStopTakesBackADeath(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			rescuer, s := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
-			db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', $1, 1, 1, now())`, s.lease.Load().id)
+			db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', $1, 1, 1, now())`, s.Lease.Load().ID)
 			old := s.lost(t, db, rescuer)
 			if !value[bool](t, db, `select state = 'retryable' and crashes = 1 from jobs`) {
 				t.Fatal("it was not rescued")
 			}
 			db.exec(t, refuse)
 			for range 2 {
-				if err := s.control.beat(t.Context()); (err != nil) != (name == "without a new id") {
+				if err := s.Control.Beat(t.Context()); (err != nil) != (name == "without a new id") {
 					t.Fatal(err)
 				}
-				if s.lease.Load().id != old {
+				if s.Lease.Load().ID != old {
 					break
 				}
 			}
-			s.control.takeBackAtLast(t.Context())
+			s.Control.TakeBackAtLast(t.Context())
 			if !value[bool](t, db, `select crashes = 0 and deaths = 0 and errors->-1->>'supervisor' = $1 and errors->-1->>'class' = 'operator' and errors_total = 1 from jobs`, old) {
 				t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 			}
@@ -294,7 +295,7 @@ func TestADeathIsTakenBackFromAJobThatWasSetAside(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select $1, id, '', '', now() + interval '1 hour' from jobs`, store.PathRescue)
 	s := db.stopped(t, SupervisorConfig{})
-	s.control.gaveUp("dead")
+	s.Control.GaveUp("dead")
 	s.beat(t)
 	db.exec(t, `update drover_set_aside set retry_at = now() - interval '1 second'`)
 	s.sweep(t)
@@ -305,7 +306,7 @@ func TestADeathIsTakenBackFromAJobThatWasSetAside(t *testing.T) {
 	if !value[bool](t, db, `select crashes = 0 and errors->-1->>'supervisor' = 'dead' and errors->-1->>'class' = 'operator' from jobs`) {
 		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 	}
-	if len(s.control.was) > 0 {
+	if len(s.Control.Was) > 0 {
 		t.Error("taking back does not end")
 	}
 }
@@ -321,7 +322,7 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -381,65 +382,65 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 3)`)
 	s := db.stopped(t, SupervisorConfig{})
-	me, now := s.lease.Load().id, time.Now()
-	s.now = func() time.Time { return now }
+	me, now := s.Lease.Load().ID, time.Now()
+	s.Now = func() time.Time { return now }
 	runs := s.claim(t)
 	db.exec(t, `insert into jobs (kind, crashes) values ('job', 2)`)
 	db.exec(t, `insert into jobs (kind) values ('job')`)
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('other', 600000, '{default}')`)
 	db.exec(t, `update drover_solo set supervisor = 'other'`)
 	s.beat(t)
-	if s.solo.Load() != nil {
+	if s.Solo.Load() != nil {
 		t.Fatal("took the turn of a supervisor that lives")
 	}
 	db.exec(t, `delete from drover_supervisors where id = 'other'`)
 	s.beat(t)
-	if s.solo.Load() == nil || value[string](t, db, `select supervisor from drover_solo`) != me {
+	if s.Solo.Load() == nil || value[string](t, db, `select supervisor from drover_solo`) != me {
 		t.Fatal("did not take the turn of a dead one")
 	}
-	s.claimer.wake()
-	if s.claimer.request(now) != nil {
+	s.Claimer.Wake()
+	if s.Claimer.Request(now) != nil {
 		t.Fatal("claims while others run")
 	}
 	now = now.Add(blame.SoloPatience)
-	s.control.kept(now)
-	if s.claimer.request(now) != nil || !s.solo.Load().over.Load() {
+	s.Control.Kept(now)
+	if s.Claimer.Request(now) != nil || !s.Solo.Load().Over.Load() {
 		t.Fatal("waits for ever")
 	}
 	s.beat(t)
-	if s.solo.Load() != nil || value[*string](t, db, `select supervisor from drover_solo`) != nil {
+	if s.Solo.Load() != nil || value[*string](t, db, `select supervisor from drover_solo`) != nil {
 		t.Fatal("the turn is not given up")
 	}
 	for _, r := range runs {
-		r.finish()
+		r.Finish()
 		s.settle(t, decided(r, nil))
 	}
 	if fresh := s.claim(t); len(fresh) != 1 || fresh[0].Crashes != 0 {
 		t.Fatalf("fresh jobs do not go on: %d", len(fresh))
 	} else {
-		fresh[0].finish()
+		fresh[0].Finish()
 		s.settle(t, decided(fresh[0], nil))
 	}
 	s.beat(t)
-	if s.solo.Load() != nil {
+	if s.Solo.Load() != nil {
 		t.Fatal("tries again at once")
 	}
 	now = now.Add(3 * blame.SoloPatience)
-	s.control.kept(now)
+	s.Control.Kept(now)
 	s.beat(t)
 	alone := s.claim(t)
 	if len(alone) != 1 || alone[0].Crashes != 2 {
 		t.Fatalf("claimed %d", len(alone))
 	}
-	s.claimer.wake()
-	if s.claimer.request(now) != nil {
+	s.Claimer.Wake()
+	if s.Claimer.Request(now) != nil {
 		t.Fatal("claims beside a strong suspect")
 	}
-	alone[0].finish()
+	alone[0].Finish()
 	s.settle(t, decided(alone[0], nil))
-	s.claimer.request(now)
+	s.Claimer.Request(now)
 	s.beat(t)
-	if s.solo.Load() != nil {
+	if s.Solo.Load() != nil {
 		t.Fatal("keeps the turn without a suspect")
 	}
 }
@@ -456,20 +457,20 @@ func TestSurvivingTakesACrashOff(t *testing.T) {
 		want int
 	}{{errors.New("fails"), 0}, {Snooze(0), 0}} {
 		r := s.claim(t)[0]
-		r.ctx, r.startedAt = t.Context(), s.now()
-		r.finish()
+		r.Ctx, r.StartedAt = t.Context(), s.Now()
+		r.Finish()
 		s.settle(t, decided(r, c.err))
 		db.exec(t, `update jobs set scheduled_at = now()`)
-		s.claimer.floors.Reset()
+		s.Claimer.Floors.Reset()
 		if n := value[int](t, db, `select crashes from jobs where id = $1 and deaths = 1`, id); n != c.want {
 			t.Errorf("after %v: %d crashes, want %d", c.err, n, c.want)
 		}
 	}
 	db.exec(t, `update jobs set crashes = 1`)
 	r := s.claim(t)[0]
-	r.startedAt = s.now()
-	r.finish()
-	s.settle(t, endedBy(r, HandedBack(0))) // cut short: it proves nothing
+	r.StartedAt = s.Now()
+	r.Finish()
+	s.settle(t, endedBy(r, engine.HandedBack(0))) // cut short: it proves nothing
 	if n := value[int](t, db, `select crashes from jobs where id = $1`, id); n != 1 {
 		t.Errorf("after a run that was handed back: %d crashes, want 1", n)
 	}
@@ -495,7 +496,7 @@ func TestDeafRunsConvict(t *testing.T) {
 			t.Errorf("after %d: %+v", after, row)
 		}
 		sup.stop(t)
-		if n := book.count(EventQuarantined, id); (n == 1) != (want == Discarded) {
+		if n := book.count(engine.EventQuarantined, id); (n == 1) != (want == Discarded) {
 			t.Errorf("after %d: %d quarantined", after, n)
 		}
 	}
@@ -515,19 +516,19 @@ func TestTwoRescuersRescueEachJobOnce(t *testing.T) {
 		s := db.stopped(t, SupervisorConfig{})
 		rescuers.Go(func() {
 			for range 3 {
-				if err := s.control.beat(t.Context()); err != nil {
+				if err := s.Control.Beat(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}
-			s.reporter.close()
-			s.reporter.run(context.Background(), s.handler)
+			s.Reporter.Close()
+			s.Reporter.Run(context.Background(), s.Handler)
 		})
 	}
 	rescuers.Wait()
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1 and errors_total = 1`); n != 1500 {
 		t.Errorf("%d of 1,500 jobs were rescued once", n)
 	}
-	if n := book.count(EventRescued, ""); n != 1500 {
+	if n := book.count(engine.EventRescued, ""); n != 1500 {
 		t.Errorf("%d were told of", n)
 	}
 }
@@ -541,38 +542,38 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 	rescuer := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 300}}})
 	db.enqueueJobs(t, 300, nil)
 	runs := owner.claim(t)
-	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, owner.lease.Load().id)
+	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, owner.Lease.Load().ID)
 	var both sync.WaitGroup
 	both.Go(func() {
 		for chunk := range 30 {
-			out := make([]*Run, 10)
+			out := make([]*engine.Run, 10)
 			for i := range out {
-				out[i] = endedBy(runs[chunk*10+i], Outcome{State: store.Completed, Event: EventCompleted})
+				out[i] = endedBy(runs[chunk*10+i], engine.Outcome{State: store.Completed, Event: engine.EventCompleted})
 			}
 			owner.settle(t, out...)
 		}
-		for owner.settler.book.len() > 0 {
-			owner.settler.retryLocked()
+		for owner.Settler.Book.Len() > 0 {
+			owner.Settler.RetryLocked()
 			owner.settle(t)
 		}
 	})
 	both.Go(func() {
 		for range 3 {
-			if err := rescuer.control.beat(t.Context()); err != nil {
+			if err := rescuer.Control.Beat(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	both.Wait()
 	for _, s := range []*still{owner, rescuer} {
-		s.reporter.close()
-		s.reporter.run(context.Background(), s.handler)
+		s.Reporter.Close()
+		s.Reporter.Run(context.Background(), s.Handler)
 	}
 	completed := value[int](t, db, `select count(*) from jobs where state = 'completed' and errors_total = 0`)
 	rescued := value[int](t, db, `select count(*) from jobs where state in ('retryable', 'available') and claim_seq = 1`)
-	if completed+rescued != 300 || book.count(EventCompleted, "") != completed || book.count(EventRescued, "") != rescued || book.count(EventStaleSettle, "") != rescued {
+	if completed+rescued != 300 || book.count(engine.EventCompleted, "") != completed || book.count(engine.EventRescued, "") != rescued || book.count(engine.EventStaleSettle, "") != rescued {
 		t.Errorf("%d completed, %d rescued; told: %d completed, %d rescued, %d stale", completed, rescued,
-			book.count(EventCompleted, ""), book.count(EventRescued, ""), book.count(EventStaleSettle, ""))
+			book.count(engine.EventCompleted, ""), book.count(engine.EventRescued, ""), book.count(engine.EventStaleSettle, ""))
 	}
 }
 
@@ -587,8 +588,8 @@ func TestFullSweepFindsJobsOfUnknownOwners(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 30 {
 		t.Errorf("%d of 30 jobs were rescued", n)
 	}
-	if len(s.control.hunts) > 0 {
-		t.Errorf("owners without a row are remembered: %v", s.control.hunts)
+	if len(s.Control.Hunts) > 0 {
+		t.Errorf("owners without a row are remembered: %v", s.Control.Hunts)
 	}
 }
 
@@ -598,23 +599,23 @@ func TestSweepsTakeTurns(t *testing.T) {
 	db := newQuietDB(t)
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
 	for turn := range int64(6) {
-		reply := store.BeatReply{Alive: true, Clock: float64((turn + 1000) * sweepEvery)}
+		reply := store.BeatReply{Alive: true, Clock: float64((turn + 1000) * engine.SweepEvery)}
 		for _, s := range []*still{a, b} {
-			reply.Peers = append(reply.Peers, store.Peer{ID: s.lease.Load().id})
+			reply.Peers = append(reply.Peers, store.Peer{ID: s.Lease.Load().ID})
 		}
 		swept := 0
 		for _, s := range []*still{a, b} {
-			conn, err := s.control.link.Get(t.Context())
+			conn, err := s.Control.Link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
+			s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
 			for range 2 { // the second beat in the same turn does nothing
-				if err := s.control.sweep(t.Context(), conn, s.lease.Load(), reply); err != nil {
+				if err := s.Control.Sweep(t.Context(), conn, s.Lease.Load(), reply); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if !s.control.sweepAt.IsZero() {
+			if !s.Control.SweepAt.IsZero() {
 				swept++
 			}
 		}
@@ -630,14 +631,14 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Minute}) // beside which the time that this takes is nothing
 	var ahead time.Duration
-	s.now = func() time.Time { return time.Now().Add(ahead) }
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('other', 600000, '{default}', now() - interval '1 h')`)
 	lost := func() bool {
 		return value[bool](t, db, `select lost_at is not null from drover_supervisors where id = 'other'`)
 	}
 	pass := func(d time.Duration) {
 		ahead += d
-		s.control.kept(s.now())
+		s.Control.Kept(s.Now())
 	}
 	s.beat(t)
 	if lost() {
@@ -661,7 +662,7 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	if !lost() {
 		t.Fatal("still alive a lease after its beat")
 	}
-	if value[bool](t, db, `select lost_at is not null from drover_supervisors where id = $1`, s.lease.Load().id) {
+	if value[bool](t, db, `select lost_at is not null from drover_supervisors where id = $1`, s.Lease.Load().ID) {
 		t.Error("we declared ourselves lost")
 	}
 }
@@ -677,11 +678,11 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 	live := func(beats int) {
 		s := db.stopped(t, SupervisorConfig{Lease: 12 * time.Minute})
 		var ahead time.Duration
-		s.now = func() time.Time { return time.Now().Add(ahead) }
+		s.Now = func() time.Time { return time.Now().Add(ahead) }
 		s.beat(t)
 		for range beats {
 			ahead += 2 * time.Minute
-			s.control.kept(s.now())
+			s.Control.Kept(s.Now())
 			s.beat(t)
 		}
 		db.exec(t, `delete from drover_supervisors where id <> 'other'`)
@@ -715,11 +716,11 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('other', 3600000, '{default}')`)
 	s := db.stopped(t, SupervisorConfig{Lease: 6 * time.Minute})
 	var ahead time.Duration
-	s.now = func() time.Time { return time.Now().Add(ahead) }
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	beat := func(pause time.Duration) bool {
-		s.control.kept(s.now()) // the clock of the lease does not stand still between beats that follow at once
+		s.Control.Kept(s.Now()) // the clock of the lease does not stand still between beats that follow at once
 		ahead += pause
-		s.control.expire(t.Context())
+		s.Control.Expire(t.Context())
 		s.beat(t)
 		return value[bool](t, db, `select not exists (select from drover_supervisors where id = 'other' and lost_at is null)`)
 	}
@@ -735,7 +736,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 		}
 	}
 	db.exec(t, `update drover_supervisors set silent_at_beat = beat, silent_ms = 3000000 where id = 'other'`)
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -761,26 +762,26 @@ func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
 	now := time.Now()
-	s.now = func() time.Time { return now }
-	s.control.kept(now)
-	if got := s.control.sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
+	s.Now = func() time.Time { return now }
+	s.Control.Kept(now)
+	if got := s.Control.Sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
 		t.Errorf("the wait for the next beat ends after %v", got.Sub(now))
 	}
-	if got := s.control.sooner(now.Add(time.Second)); !got.Equal(now.Add(time.Second)) {
+	if got := s.Control.Sooner(now.Add(time.Second)); !got.Equal(now.Add(time.Second)) {
 		t.Errorf("a beat that is due in a second waits %v", got.Sub(now))
 	}
-	l := s.lease.Load()
+	l := s.Lease.Load()
 	now = now.Add(8*time.Second - 1)
-	s.control.expire(t.Context())
-	if l.ended.Load() {
+	s.Control.Expire(t.Context())
+	if l.Ended.Load() {
 		t.Fatal("ended too early")
 	}
 	now = now.Add(1)
-	s.control.expire(t.Context())
-	if !l.ended.Load() || !errors.Is(context.Cause(l.ctx), ErrLeaseLost) {
-		t.Fatalf("ended: %v, cause %v", l.ended.Load(), context.Cause(l.ctx))
+	s.Control.Expire(t.Context())
+	if !l.Ended.Load() || !errors.Is(context.Cause(l.Ctx), ErrLeaseLost) {
+		t.Fatalf("ended: %v, cause %v", l.Ended.Load(), context.Cause(l.Ctx))
 	}
-	if got := s.control.sooner(now.Add(time.Minute)); !got.Equal(now.Add(time.Minute)) {
+	if got := s.Control.Sooner(now.Add(time.Minute)); !got.Equal(now.Add(time.Minute)) {
 		t.Error("it is told twice")
 	}
 }
@@ -826,8 +827,8 @@ func TestBlackHole(t *testing.T) {
 	}
 	db.waitFor(t, 20*time.Second, `select state = 'completed' and claim_seq = 2 from jobs where id = $1`, id)
 	wire.thaw()
-	eventually(t, func() bool { return book.count(EventStaleSettle, id) == 1 })
-	if book.count(EventCompleted, id) > 0 {
+	eventually(t, func() bool { return book.count(engine.EventStaleSettle, id) == 1 })
+	if book.count(engine.EventCompleted, id) > 0 {
 		t.Error("the late outcome was told as completed")
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(id <> $1) from drover_supervisors where lost_at is null`, old)
@@ -839,7 +840,7 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
-	conn, err := s.control.link.Get(t.Context())
+	conn, err := s.Control.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -863,23 +864,23 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	l := s.lease.Load()
+	l := s.Lease.Load()
 	for what, sql := range map[string]string{
 		"declared lost": `update drover_supervisors set lost_at = now() where id = $1`,
 		"and fenced":    `update drover_supervisors set epoch = epoch + 1 where id = $1`,
 	} {
-		db.exec(t, sql, l.id)
-		reply, err := store.Session{Conn: dialed(t, db)}.Beat(t.Context(), l.id, 1, nil, false, []string{"default"}, s.kinds)
+		db.exec(t, sql, l.ID)
+		reply, err := store.Session{Conn: dialed(t, db)}.Beat(t.Context(), l.ID, 1, nil, false, []string{"default"}, s.Kinds)
 		if err != nil || reply.Alive {
 			t.Errorf("%s: the beat tells alive %v, %v", what, reply.Alive, err)
 		}
 	}
-	if n := value[int](t, db, `select beat from drover_supervisors where id = $1`, l.id); n != 0 {
+	if n := value[int](t, db, `select beat from drover_supervisors where id = $1`, l.ID); n != 0 {
 		t.Errorf("the dead one's row took %d beats", n)
 	}
 	s.beat(t)
-	if !errors.Is(context.Cause(l.ctx), ErrLeaseLost) || s.lease.Load().id == l.id {
-		t.Errorf("its handlers were told %v, its id is still the lost one: %v", context.Cause(l.ctx), s.lease.Load().id == l.id)
+	if !errors.Is(context.Cause(l.Ctx), ErrLeaseLost) || s.Lease.Load().ID == l.ID {
+		t.Errorf("its handlers were told %v, its id is still the lost one: %v", context.Cause(l.Ctx), s.Lease.Load().ID == l.ID)
 	}
 }
 
@@ -899,14 +900,14 @@ func TestEpochFencesClaims(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	id := s.lease.Load().id
+	id := s.Lease.Load().ID
 	db.enqueueJobs(t, 3, nil)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	req := s.claimer.lanes(s.lease.Load(), s.queueStates()[0].groups(2), floors.Sweep{})
+	req := s.Claimer.Lanes(s.Lease.Load(), s.QueueStates()[0].Groups(2), floors.Sweep{})
 	req.Rooms = []int32{2}
 	rows, err := tx.Query(t.Context(), store.SQLClaim, req.Args()...)
 	if err != nil {
@@ -939,10 +940,10 @@ func TestEpochFencesClaims(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'running'`); n != 2 {
 		t.Errorf("%d jobs claimed", n)
 	}
-	s.claimer.wake()
-	plan := s.claimer.request(s.now())
-	s.claimer.trip(t.Context(), plan)
-	if !plan.reply.Fenced || len(plan.reply.Jobs) > 0 {
+	s.Claimer.Wake()
+	plan := s.Claimer.Request(s.Now())
+	s.Claimer.Trip(t.Context(), plan)
+	if !plan.Reply.Fenced || len(plan.Reply.Jobs) > 0 {
 		t.Error("a claim under the old epoch got through")
 	}
 }
@@ -1032,7 +1033,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 		t.Errorf("%d of 12 handlers were told", n)
 	}
 	db.waitFor(t, 2*time.Minute, `select count(*) = 12 from jobs where state = 'completed' and crashes = 0 and errors_total = 0 and attempt = 1`)
-	if n := book.count(EventRescued, ""); n > 0 {
+	if n := book.count(engine.EventRescued, ""); n > 0 {
 		t.Errorf("%d rescues", n)
 	}
 	if now := value[string](t, db, `select string_agg(id, ',' order by id) from drover_supervisors`); now != ids {
@@ -1230,7 +1231,7 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	go func() { sup.stop(t); close(stopped) }()
 	select {
 	case <-stopped:
-	case <-time.After(endPart + 10*time.Second):
+	case <-time.After(engine.EndPart + 10*time.Second):
 		t.Fatal("Run does not return while the database hangs")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -1249,20 +1250,20 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
-	peers := []store.Peer{{ID: a.lease.Load().id}, {ID: b.lease.Load().id}}
+	peers := []store.Peer{{ID: a.Lease.Load().ID}, {ID: b.Lease.Load().ID}}
 	for i, s := range []*still{a, b} {
-		conn, err := s.control.link.Get(t.Context())
+		conn, err := s.Control.Link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		swept := 0
 		for beat := range int64(6) { // every second turn
-			s.control.sweepAt, s.control.floorsBy = time.Time{}, time.Time{}
-			clock := float64((1000 + int64(i) + 2*beat) * sweepEvery)
-			if err := s.control.sweep(t.Context(), conn, s.lease.Load(), store.BeatReply{Alive: true, Clock: clock, Peers: peers}); err != nil {
+			s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
+			clock := float64((1000 + int64(i) + 2*beat) * engine.SweepEvery)
+			if err := s.Control.Sweep(t.Context(), conn, s.Lease.Load(), store.BeatReply{Alive: true, Clock: clock, Peers: peers}); err != nil {
 				t.Fatal(err)
 			}
-			if !s.control.sweepAt.IsZero() {
+			if !s.Control.SweepAt.IsZero() {
 				swept++
 			}
 		}

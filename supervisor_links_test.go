@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -191,7 +192,7 @@ func TestLinksHaveALifetime(t *testing.T) {
 		}
 	})
 	s := db.stopped(t, SupervisorConfig{})
-	for name, l := range map[string]*store.Line{"control": &s.control.link, "claimer": &s.claimer.link, "settler": &s.settler.link} {
+	for name, l := range map[string]*store.Line{"control": &s.Control.Link, "claimer": &s.Claimer.Link, "settler": &s.Settler.Link} {
 		old, err := l.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -214,17 +215,17 @@ func TestLinksHaveALifetime(t *testing.T) {
 			t.Errorf("%s: at the end of its life, %v", name, err)
 		}
 	}
-	if !s.control.listens() {
+	if !s.Control.Listens() {
 		t.Fatal("it does not listen")
 	}
-	s.control.interrupted()
-	s.claimer.poked = false
-	s.control.link.Until = time.Now()
+	s.Control.Interrupted()
+	s.Claimer.Poked = false
+	s.Control.Link.Until = time.Now()
 	s.beat(t)
-	if !s.control.listens() || s.control.listening != s.control.link.Current() {
+	if !s.Control.Listens() || s.Control.Listening != s.Control.Link.Current() {
 		t.Error("the fresh connection does not listen")
 	}
-	if !s.claimer.poked || !s.control.interrupted() {
+	if !s.Claimer.Poked || !s.Control.Interrupted() {
 		t.Error("nobody looks for what was notified to the old connection")
 	}
 }
@@ -236,23 +237,23 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	for name, part := range map[string]struct {
-		trouble *trouble
+		trouble *engine.Trouble
 		link    *store.Line
 	}{
-		"control": {&s.control.trouble, &s.control.link}, "claimer": {&s.claimer.trouble, &s.claimer.link}, "settler": {&s.settler.trouble, &s.settler.link},
+		"control": {&s.Control.Trouble, &s.Control.Link}, "claimer": {&s.Claimer.Trouble, &s.Claimer.Link}, "settler": {&s.Settler.Trouble, &s.Settler.Link},
 	} {
 		conn, err := part.link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for n := range newSight {
+		for n := range engine.NewSight {
 			if conn.Closed() {
 				t.Errorf("%s: closed after %d failures", name, n)
 			}
-			part.trouble.failed(t.Context(), s.shared, "a test", errors.New("refused"))
+			part.trouble.Failed(t.Context(), s.Shared, "a test", errors.New("refused"))
 		}
 		if !conn.Closed() {
-			t.Errorf("%s: %d failures, and it stays", name, newSight)
+			t.Errorf("%s: %d failures, and it stays", name, engine.NewSight)
 		}
 	}
 }

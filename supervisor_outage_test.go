@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // One line when an outage begins, one a minute while it lasts, one when every part's round trips go through again.
@@ -17,21 +19,21 @@ func TestLogOfAnOutage(t *testing.T) {
 	var book logbook
 	s := newQuietDB(t).via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	now := time.Now()
-	s.now = func() time.Time { return now }
-	parts := []*trouble{&s.claimer.trouble, &s.settler.trouble, &s.control.trouble, &s.redriver.trouble}
+	s.Now = func() time.Time { return now }
+	parts := []*engine.Trouble{&s.Claimer.Trouble, &s.Settler.Trouble, &s.Control.Trouble, &s.Redriver.Trouble}
 	fail := func(d time.Duration) {
 		for end := now.Add(d); now.Before(end); now = now.Add(time.Second) {
 			for _, part := range parts {
-				part.failed(t.Context(), s.shared, "a part", errors.New("refused"))
+				part.Failed(t.Context(), s.Shared, "a part", errors.New("refused"))
 			}
 		}
 	}
 	end := func() {
 		for _, part := range parts {
-			part.over(t.Context(), s.shared)
+			part.Over(t.Context(), s.Shared)
 		}
 		now = now.Add(time.Millisecond)
-		s.outage.wrote(t.Context(), s.shared, now)
+		s.Outage.Wrote(t.Context(), s.Shared, now)
 	}
 	said := func(want ...string) {
 		t.Helper()
@@ -50,15 +52,15 @@ func TestLogOfAnOutage(t *testing.T) {
 	fail(22 * time.Second)
 	said("database trouble, will be tried again error=refused")
 	for _, part := range parts[1:] {
-		part.over(t.Context(), s.shared)
+		part.Over(t.Context(), s.Shared)
 	}
-	s.outage.wrote(t.Context(), s.shared, now)
+	s.Outage.Wrote(t.Context(), s.Shared, now)
 	said() // one part still stands
-	parts[1].failed(t.Context(), s.shared, "a part", errors.New("refused"))
-	parts[1].over(t.Context(), s.shared)
-	parts[0].over(t.Context(), s.shared)
+	parts[1].Failed(t.Context(), s.Shared, "a part", errors.New("refused"))
+	parts[1].Over(t.Context(), s.Shared)
+	parts[0].Over(t.Context(), s.Shared)
 	said() // all parts may only have read
-	parts[0].failed(t.Context(), s.shared, "a part", errors.New("refused"))
+	parts[0].Failed(t.Context(), s.Shared, "a part", errors.New("refused"))
 	said() // the same outage
 	end()
 	said("the database answers again failures=90 after=22.001s")
@@ -75,13 +77,13 @@ func TestLogOfAnOutage(t *testing.T) {
 		now = now.Add(5 * time.Second)
 	}
 	said("database trouble, will", "the database answers again")
-	parts[0].failed(t.Context(), s.shared, "a part", errors.New("refused")) // one failure is none
+	parts[0].Failed(t.Context(), s.Shared, "a part", errors.New("refused")) // one failure is none
 	end()
 	said()
 	now = now.Add(10 * time.Minute)
 	fail(time.Second)
 	for range 3 { // a server that turns out to be read-only is another thing
-		parts[1].failed(t.Context(), s.shared, "a part", ErrReadOnly)
+		parts[1].Failed(t.Context(), s.Shared, "a part", ErrReadOnly)
 	}
 	end()
 	said("database trouble, will", "database trouble goes on error=drover: the server is read-only", "the database answers again")
@@ -97,20 +99,20 @@ func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	for range 2 {
-		s.control.trouble.failed(t.Context(), s.shared, "heartbeat", errors.New("timeout"))
-		s.claimer.trouble.failed(t.Context(), s.shared, "finding out about a lost claim", errors.New("timeout"))
+		s.Control.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("timeout"))
+		s.Claimer.Trouble.Failed(t.Context(), s.Shared, "finding out about a lost claim", errors.New("timeout"))
 	}
 	raised := `update drover_supervisors set epoch = epoch + 1`
 	db.exec(t, raised)
 	s.beat(t)
-	s.control.trouble.over(t.Context(), s.shared)
+	s.Control.Trouble.Over(t.Context(), s.Shared)
 	db.exec(t, raised)
-	s.claimer.doubt = []string{"default"}
-	s.claimer.findOut(t.Context())
-	if lines := book.from(slog.LevelInfo); len(lines) != 1 || s.claimer.trouble.failures+s.control.trouble.failures > 0 {
+	s.Claimer.Doubt = []string{"default"}
+	s.Claimer.FindOut(t.Context())
+	if lines := book.from(slog.LevelInfo); len(lines) != 1 || s.Claimer.Trouble.Failures+s.Control.Trouble.Failures > 0 {
 		t.Errorf("after reads alone: %q", lines)
 	}
-	if !s.control.interrupted() {
+	if !s.Control.Interrupted() {
 		t.Error("no beat comes to see whether writes are committed")
 	}
 	s.beat(t)
@@ -125,19 +127,19 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 	var book logbook
 	s := newQuietDB(t).via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	now := time.Now()
-	s.now = func() time.Time { return now }
-	for _, at := range []time.Duration{0, outageEvery} {
+	s.Now = func() time.Time { return now }
+	for _, at := range []time.Duration{0, engine.OutageEvery} {
 		now = now.Add(at)
-		s.claimer.trouble.failed(t.Context(), s.shared, "claiming", errors.New("refused"))
-		s.control.trouble.failed(t.Context(), s.shared, "heartbeat", errors.New("refused"))
+		s.Claimer.Trouble.Failed(t.Context(), s.Shared, "claiming", errors.New("refused"))
+		s.Control.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("refused"))
 	}
 	lines := book.from(slog.LevelWarn)
 	if len(lines) != 2 || !strings.Contains(lines[0], "no job is claimed") {
 		t.Fatalf("logged %q", lines)
 	}
-	s.settler.trouble.failed(t.Context(), s.shared, "settling", errors.New("refused"))
-	now = now.Add(outageEvery)
-	s.claimer.trouble.failed(t.Context(), s.shared, "claiming", errors.New("refused"))
+	s.Settler.Trouble.Failed(t.Context(), s.Shared, "settling", errors.New("refused"))
+	now = now.Add(engine.OutageEvery)
+	s.Claimer.Trouble.Failed(t.Context(), s.Shared, "claiming", errors.New("refused"))
 	lines = book.from(slog.LevelWarn)
 	for _, want := range []string{"claiming, heartbeat, settling", "no job is claimed", "running jobs are cancelled", "outcomes wait in memory"} {
 		if !strings.Contains(lines[len(lines)-1], want) {
@@ -175,14 +177,14 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 	db.exec(t, `alter role `+role+` nologin`)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	failures := func() int {
-		sup.engine.outage.mu.Lock()
-		defer sup.engine.outage.mu.Unlock()
-		return sup.engine.outage.failures
+		sup.engine.Outage.Mu.Lock()
+		defer sup.engine.Outage.Mu.Unlock()
+		return sup.engine.Outage.Failures
 	}
 	on := func() bool {
-		sup.engine.outage.mu.Lock()
-		defer sup.engine.outage.mu.Unlock()
-		return len(sup.engine.outage.standing) > 0
+		sup.engine.Outage.Mu.Lock()
+		defer sup.engine.Outage.Mu.Unlock()
+		return len(sup.engine.Outage.Standing) > 0
 	}
 	eventually(t, func() bool { return failures() >= 20 })
 	db.exec(t, `alter role `+role+` login connection limit -1`)
@@ -212,19 +214,19 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	var ahead time.Duration
-	s.now = func() time.Time { return time.Now().Add(ahead) }
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	s.claim(t)
-	a, c := s.claimer.audit, s.claimer
-	a.reconnected()
+	a, c := s.Claimer.Audit, s.Claimer
+	a.Reconnected()
 	for n := 1; n <= 2; n++ {
-		if _, err := c.link.Get(t.Context()); err != nil {
+		if _, err := c.Link.Get(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		db.exec(t, `select pg_terminate_backend($1)`, int(c.link.Conn.PgConn().PID()))
+		db.exec(t, `select pg_terminate_backend($1)`, int(c.Link.Conn.PgConn().PID()))
 		ahead += time.Minute
-		a.page(t.Context(), &c.trouble, s.now())
-		if c.trouble.failures != n || !c.trouble.until.After(s.now()) {
-			t.Fatalf("after %d lost connections: %d failures, a pause until %v", n, c.trouble.failures, c.trouble.until)
+		a.Page(t.Context(), &c.Trouble, s.Now())
+		if c.Trouble.Failures != n || !c.Trouble.Until.After(s.Now()) {
+			t.Fatalf("after %d lost connections: %d failures, a pause until %v", n, c.Trouble.Failures, c.Trouble.Until)
 		}
 	}
 	if lines := book.from(slog.LevelInfo); len(lines) != 1 || !strings.HasPrefix(lines[0], "database trouble") || !strings.Contains(lines[0], "looking for forgotten jobs") {
@@ -238,16 +240,16 @@ func TestALastingErrorOfThePrunersIsNoOutage(t *testing.T) {
 	var book logbook
 	db := newQuietDB(t)
 	db.exec(t, `alter function drover_retain rename to drover_retain_gone`)
-	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{}, func(s *Supervisor) { s.engine.pruner.every = 10 * time.Millisecond })
+	sup := db.via(t, Config{Logger: slog.New(&book)}).launch(t, SupervisorConfig{}, func(s *Supervisor) { s.engine.Pruner.Every = 10 * time.Millisecond })
 	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
 	if lines := book.from(slog.LevelWarn); !strings.HasPrefix(lines[0], "pruning failed") {
 		t.Fatalf("logged %q", lines)
 	}
-	var part trouble
+	var part engine.Trouble
 	for range 2 {
-		part.failed(t.Context(), sup.engine.shared, "claiming", errors.New("refused"))
+		part.Failed(t.Context(), sup.engine.Shared, "claiming", errors.New("refused"))
 	}
-	part.over(t.Context(), sup.engine.shared)
+	part.Over(t.Context(), sup.engine.Shared)
 	eventually(t, func() bool {
 		return strings.Contains(strings.Join(book.from(slog.LevelInfo), "\n"), "the database answers again")
 	})

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -43,7 +44,7 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 				ids[state+" "+name] = db.finished(t, state, ago)
 			}
 		}
-		if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(c.completed), Cancelled: keepFor(c.cancelled)}); err != nil {
+		if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(c.completed), Cancelled: keepFor(c.cancelled)}); err != nil {
 			t.Fatal(err)
 		}
 		gone := map[string]bool{}
@@ -70,7 +71,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 	}
 	defer conn.Release()
 	keep := store.Keeping{Completed: keepFor(24 * time.Hour), Cancelled: keepFor(24 * time.Hour)}
-	step, err := store.Session{Conn: conn.Conn()}.Retain(t.Context(), "", keep, false, pruneBatch)
+	step, err := store.Session{Conn: conn.Conn()}.Retain(t.Context(), "", keep, false, engine.PruneBatch)
 	if err != nil || step.Deleted != 900 || step.Last == "" {
 		t.Fatalf("the first batch: %+v, %v", step, err)
 	}
@@ -82,7 +83,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `select from jobs where id > $1 and state = 'completed' order by id limit 7 for update`, step.Last); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.prune(t.Context(), pruneWalk{after: step.Last}, keep); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{After: step.Last}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 7 {
@@ -101,7 +102,7 @@ func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.pruner.every = 10 * time.Millisecond
+	sup.engine.Pruner.Every = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- sup.Run(ctx) }()
@@ -186,7 +187,9 @@ func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
 	}})
 	kept := db.enqueue(t, job{}, &EnqueueOpts{Queue: "kept"})
 	gone := db.enqueue(t, job{}, &EnqueueOpts{Queue: "gone"})
-	eventually(t, func() bool { return book.count(EventCompleted, kept) == 1 && book.count(EventCompleted, gone) == 1 })
+	eventually(t, func() bool {
+		return book.count(engine.EventCompleted, kept) == 1 && book.count(engine.EventCompleted, gone) == 1
+	})
 	if got := value[string](t, db, `select string_agg(id, ' ') from jobs`); got != kept {
 		t.Errorf("left: %s, want %s", got, kept)
 	}
@@ -232,17 +235,17 @@ func TestPruningHasOneTurn(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	first, second := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
-	if first.lease.Load().id > second.lease.Load().id {
+	if first.Lease.Load().ID > second.Lease.Load().ID {
 		t.Fatal("ids do not sort by time")
 	}
 	first.beat(t)
 	second.beat(t)
-	if !first.prunes.Load() || second.prunes.Load() {
-		t.Errorf("the turn is the first's: %v, the second's: %v", first.prunes.Load(), second.prunes.Load())
+	if !first.Prunes.Load() || second.Prunes.Load() {
+		t.Errorf("the turn is the first's: %v, the second's: %v", first.Prunes.Load(), second.Prunes.Load())
 	}
-	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, first.lease.Load().id)
+	db.exec(t, `update drover_supervisors set lost_at = now() where id = $1`, first.Lease.Load().ID)
 	second.beat(t)
-	if !second.prunes.Load() {
+	if !second.Prunes.Load() {
 		t.Error("nobody has the turn of a lost one")
 	}
 }
@@ -350,7 +353,7 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 			c.hang(t, db, bad)
 			prune := func(want ...string) {
 				t.Helper()
-				if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
+				if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 					t.Fatal(err)
 				}
 				if left := value[[]string](t, db, `select coalesce(array_agg(id), '{}') from jobs`); !slices.Equal(left, want) {
@@ -392,7 +395,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	db.exec(t, `create table mine (job text references jobs(id))`)
 	db.exec(t, `insert into mine select unnest($1::text[])`, ids[:250])
 	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
-	if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); !slices.Equal(left, ids[:250]) {
@@ -402,7 +405,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 		t.Errorf("%d are set aside, want 250", len(noted))
 	}
 	db.exec(t, `delete from drover_set_aside`)
-	if _, err := db.prune(t.Context(), pruneWalk{}, keep); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
 	if got := value[string](t, db, `select string_agg(error, ',') from drover_set_aside`); !strings.Contains(got, "249 other jobs") {
@@ -430,7 +433,7 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 			}
 			check := func(want string) {
 				t.Helper()
-				if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+				if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 					t.Error(err)
 				}
 				if got := value[string](t, db, `select concat_ws(' ', count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
@@ -485,7 +488,7 @@ func TestNotesOfJobsThatAreGone(t *testing.T) {
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values
 		('prune', 'gone', '', '', 'infinity'), ('claim', 'gone', '', '', 'infinity'), ('archive', $1, '', '', now() - interval '3 days'),
 		('prune', $1, '', '', now() - interval '1 day'), ('claim', $1, '', '', now() - interval '3 days')`, id)
-	if _, err := db.prune(t.Context(), pruneWalk{}, store.Keeping{}); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := value[string](t, db, `select string_agg(path, ' ' order by path) from drover_set_aside where job = $1`, id); got != "claim prune" {
@@ -510,9 +513,9 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 		put(id[:25]+"2", "completed", time.Hour)
 		put(id[:25]+"3", "available", 0)
 	}
-	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, pruneBatch) // the walk ends among them
+	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, engine.PruneBatch) // the walk ends among them
 	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
-	walk, err := db.prune(t.Context(), pruneWalk{whole: true}, keep)
+	walk, err := db.prune(t.Context(), engine.PruneWalk{Whole: true}, keep)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job'`); err != nil || n != 10 {
 		t.Errorf("%d jobs are left, want 10; %v", n, err)
 	}
@@ -559,7 +562,7 @@ func TestARetentionThatMakesNoSense(t *testing.T) {
 			want := []string{db.ended(t, "odd", "completed", time.Hour), db.ended(t, "odd", "discarded", time.Hour)}
 			db.ended(t, "sane", "completed", 2*aDay)
 			db.ended(t, "default", "completed", 2*aDay)
-			if _, err := db.prune(t.Context(), pruneWalk{whole: true}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+			if _, err := db.prune(t.Context(), engine.PruneWalk{Whole: true}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
 				t.Fatal(err)
 			}
 			slices.Sort(want)

@@ -5,34 +5,35 @@ import (
 	"testing"
 	"time"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 )
 
 func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
 	t.Parallel()
-	q := newQueueState(slots(10))
-	if got := q.capacity(); got != 10 {
+	q := engine.NewQueueState(slots(10))
+	if got := q.Capacity(); got != 10 {
 		t.Errorf("before any run has ended the capacity is %d", got)
 	}
 	for range 8 { // a few looks, as its mean moves by a quarter each
-		q.ran(time.Millisecond)
-		q.capacity()
+		q.Ran(time.Millisecond)
+		q.Capacity()
 	}
-	if got := q.capacity(); got < 400 || got > 520 {
+	if got := q.Capacity(); got < 400 || got > 520 {
 		t.Errorf("with runs of 1 ms the capacity is %d", got)
 	}
 	for range 100 {
-		q.ran(0)
-		q.capacity()
+		q.Ran(0)
+		q.Capacity()
 	}
-	if got := q.capacity(); got != 10+maxPrefetch {
+	if got := q.Capacity(); got != 10+engine.MaxPrefetch {
 		t.Errorf("with runs of no time the capacity is %d", got)
 	}
 	for range 20 {
-		q.ran(prefetchTime + 20*time.Millisecond)
-		q.capacity()
+		q.Ran(engine.PrefetchTime + 20*time.Millisecond)
+		q.Capacity()
 	}
-	if got := q.capacity(); got != 10 {
+	if got := q.Capacity(); got != 10 {
 		t.Errorf("with slow runs the capacity is %d", got)
 	}
 }
@@ -40,14 +41,14 @@ func TestSlowJobsAreNotClaimedAhead(t *testing.T) {
 // Jobs that were handed back because slow ones kept them from starting must not be taken again at once.
 func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
 	t.Parallel()
-	q := newQueueState(slots(2))
-	q.ran(time.Microsecond)
-	if q.capacity() <= 2 {
+	q := engine.NewQueueState(slots(2))
+	q.Ran(time.Microsecond)
+	if q.Capacity() <= 2 {
 		t.Fatal("no prefetch for fast runs")
 	}
-	q.pending.Store(2)
-	q.congested()
-	if got := q.room(); got != 0 {
+	q.Pending.Store(2)
+	q.Congested()
+	if got := q.Room(); got != 0 {
 		t.Errorf("with both slots taken there is room for %d", got)
 	}
 }
@@ -56,19 +57,19 @@ func TestCongestedQueueClaimsNothingAhead(t *testing.T) {
 func TestRoomIsNeverMissed(t *testing.T) {
 	t.Parallel()
 	for range 20_000 {
-		q := newQueueState(slots(2))
-		q.pending.Store(3)
+		q := engine.NewQueueState(slots(2))
+		q.Pending.Store(3)
 		var left sync.WaitGroup
 		signals := make(chan struct{}, 2)
 		for range 2 { // the third runs on: one slot is free
 			left.Go(func() {
-				if q.leave(floors.TierFresh) {
+				if q.Leave(floors.TierFresh) {
 					signals <- struct{}{}
 				}
 			})
 		}
-		watched := q.watchRoom()
-		seen := q.pending.Load() <= watched
+		watched := q.WatchRoom()
+		seen := q.Pending.Load() <= watched
 		left.Wait()
 		if !seen && len(signals) == 0 {
 			t.Fatal("a slot is free, and the claimer has not heard of it")
@@ -78,13 +79,13 @@ func TestRoomIsNeverMissed(t *testing.T) {
 
 func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 	t.Parallel()
-	var b buffer
-	q := newQueueState(slots(4))
+	var b engine.Buffer
+	q := engine.NewQueueState(slots(4))
 	const total = 2000
 	var workers sync.WaitGroup
 	var mu sync.Mutex
-	taken := map[*Run]int{}
-	take := func(r *Run) {
+	taken := map[*engine.Run]int{}
+	take := func(r *engine.Run) {
 		mu.Lock()
 		defer mu.Unlock()
 		taken[r]++
@@ -92,7 +93,7 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 	for range 4 {
 		workers.Go(func() {
 			for {
-				r, ok := b.take()
+				r, ok := b.Take()
 				if !ok {
 					return
 				}
@@ -100,20 +101,20 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			}
 		})
 	}
-	w := newRunner(newShared(EngineConfig{}, nil), nil, nil)
+	w := engine.NewRunner(engine.NewShared(engine.Config{}, nil), nil, nil)
 	long := time.Now()
 	for i := range total {
-		q.pending.Add(1)
-		if !b.put([]*Run{{from: q, runner: w, received: long}}) {
+		q.Pending.Add(1)
+		if !b.Put([]*engine.Run{{From: q, Runner: w, Received: long}}) {
 			t.Fatal("an open buffer refused a run")
 		}
 		if i%100 == 0 {
-			for _, r := range b.drain(long.Add(time.Second)) {
+			for _, r := range b.Drain(long.Add(time.Second)) {
 				take(r)
 			}
 		}
 	}
-	for _, r := range b.close() {
+	for _, r := range b.Close() {
 		take(r)
 	}
 	workers.Wait()
@@ -125,11 +126,11 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			t.Fatalf("a run came out %d times", n)
 		}
 	}
-	if b.put([]*Run{{from: q}}) {
+	if b.Put([]*engine.Run{{From: q}}) {
 		t.Error("a closed buffer took a run")
 	}
-	if b.len() != 0 {
-		t.Errorf("a closed buffer holds %d", b.len())
+	if b.Len() != 0 {
+		t.Errorf("a closed buffer holds %d", b.Len())
 	}
 }
 
@@ -144,11 +145,11 @@ func TestShareOut(t *testing.T) {
 		{[]int{5000, 5000}, []int{1000, 1000}},
 		{[]int{5000, 1, 5000}, []int{1000, 1, 999}},
 	} {
-		queues := make([]*queueState, len(c.room))
+		queues := make([]*engine.QueueState, len(c.room))
 		for i, n := range c.room {
-			queues[i] = newQueueState(slots(n))
+			queues[i] = engine.NewQueueState(slots(n))
 		}
-		got, sum := shareOut(maxClaim, queues), 0
+		got, sum := engine.ShareOut(engine.MaxClaim, queues), 0
 		for i := range got {
 			sum += got[i]
 			if got[i] < c.want[i]-1 || got[i] > c.want[i]+1 {
@@ -156,19 +157,19 @@ func TestShareOut(t *testing.T) {
 				break
 			}
 		}
-		if sum > maxClaim {
+		if sum > engine.MaxClaim {
 			t.Errorf("room %v: %d jobs in one claim", c.room, sum)
 		}
 	}
-	many := make([]*queueState, 3000)
+	many := make([]*engine.QueueState, 3000)
 	for i := range many {
-		many[i] = newQueueState(slots(10))
+		many[i] = engine.NewQueueState(slots(10))
 	}
 	sum := 0
-	for _, n := range shareOut(maxClaim, many) {
+	for _, n := range engine.ShareOut(engine.MaxClaim, many) {
 		sum += n
 	}
-	if sum != maxClaim {
+	if sum != engine.MaxClaim {
 		t.Errorf("3,000 queues share %d", sum)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
@@ -224,7 +225,7 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	db.waitFor(t, 2*time.Minute, `select state = 'completed' from jobs where id = $1`, bad)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_set_aside`)
 	sup.stop(t)
-	if n := len(sup.engine.claimer.refused.aside); n > 1 {
+	if n := len(sup.engine.Claimer.Refused.Aside); n > 1 {
 		t.Errorf("%d jobs are left out of claims", n)
 	}
 }
@@ -237,17 +238,17 @@ func TestWhatIsSetAsideCanBeCancelled(t *testing.T) {
 	bad := value[string](t, db, `insert into jobs (kind, args) values ('job', '{"bad": 1}') returning id`)
 	s := db.stopped(t, SupervisorConfig{})
 	db.enqueueJobs(t, 3, nil)
-	s.claimer.wake()
-	s.claimer.trip(t.Context(), s.claimer.request(s.now()))
-	s.claimer.pickApart(t.Context())
-	if got := fmt.Sprint(s.claimer.refused.aside); got != "["+bad+"]" {
+	s.Claimer.Wake()
+	s.Claimer.Trip(t.Context(), s.Claimer.Request(s.Now()))
+	s.Claimer.PickApart(t.Context())
+	if got := fmt.Sprint(s.Claimer.Refused.Aside); got != "["+bad+"]" {
 		t.Fatalf("left out of claims: %s, want %s", got, bad)
 	}
 	if was, err := db.client.Cancel(t.Context(), bad, ""); err != nil || was != Available {
 		t.Fatal(was, err)
 	}
-	s.claimer.readAside(t.Context())
-	if len(s.claimer.refused.aside) > 0 || value[int](t, db, `select count(*) from drover_set_aside`) > 0 {
+	s.Claimer.ReadAside(t.Context())
+	if len(s.Claimer.Refused.Aside) > 0 || value[int](t, db, `select count(*) from drover_set_aside`) > 0 {
 		t.Error("a cancelled job is still set aside")
 	}
 }
@@ -285,7 +286,7 @@ func TestClaimsAskForWhatTheyCanTake(t *testing.T) {
 	reply := func(jobs, bytes int) *store.ClaimReply {
 		return &store.ClaimReply{Committed: true, Jobs: make([]store.Job, jobs), Bytes: bytes}
 	}
-	r := refusedClaims{most: maxClaim}
+	r := engine.RefusedClaims{Most: engine.MaxClaim}
 	for _, c := range []struct {
 		name  string
 		n     int
@@ -303,8 +304,8 @@ func TestClaimsAskForWhatTheyCanTake(t *testing.T) {
 		{"refused", 1, &store.ClaimReply{}, errors.New("no"), 1},
 		{"filled", 1, reply(1, 100), nil, 2},
 	} {
-		if r.asked(c.n, c.reply, c.err); r.most != c.want {
-			t.Errorf("%s: the next asks for %d, want %d", c.name, r.most, c.want)
+		if r.Asked(c.n, c.reply, c.err); r.Most != c.want {
+			t.Errorf("%s: the next asks for %d, want %d", c.name, r.Most, c.want)
 		}
 	}
 }
@@ -318,12 +319,12 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ask := func() (solo string, stragglers int) {
 		t.Helper()
-		conn, err := s.control.link.Get(t.Context())
+		conn, err := s.Control.Link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := s.lease.Load()
-		reply, err := conn.Beat(t.Context(), l.id, int(l.epoch.Load()), nil, false, s.queueNames(), s.kinds)
+		l := s.Lease.Load()
+		reply, err := conn.Beat(t.Context(), l.ID, int(l.Epoch.Load()), nil, false, s.QueueNames(), s.Kinds)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -331,7 +332,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 		for _, lane := range []int16{floors.TierFresh + 5, floors.TierStrong + 5} {
 			lanes = append(lanes, store.SweepLane{Key: floors.Lane{Queue: "default", N: lane}, Floor: floors.Floor{At: time.Now().Add(time.Hour)}})
 		}
-		behind, _, err := conn.Sweep(t.Context(), lanes, s.kinds, time.Minute)
+		behind, _, err := conn.Sweep(t.Context(), lanes, s.Kinds, time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}

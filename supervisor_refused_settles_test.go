@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // odd is a job whose row the application's trigger knows by its args.
@@ -66,7 +68,7 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 			db.waitFor(t, time.Minute, `select count(*) filter (where state = 'completed') = 10 and count(*) filter (where state = 'discarded') = 10 from jobs where id <> $1`, bad)
 			db.waitFor(t, time.Minute, `select count(*) = 1 from drover_set_aside where path = 'settle' and job = $1`, bad)
 			sup.stop(t)
-			if n := sup.engine.settler.book.len(); n > 0 {
+			if n := sup.engine.Settler.Book.Len(); n > 0 {
 				t.Errorf("%d runs are still in the book", n)
 			}
 		})
@@ -85,29 +87,29 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	first, second := value[string](t, db, insertBad), value[string](t, db, insertBad)
 	runs := s.claimAll(t, 2)
 	for _, r := range runs {
-		s.settler.settle(finished(r, nil))
+		s.Settler.Settle(finished(r, nil))
 	}
 	again := func() {
-		for _, o := range s.settler.locked {
-			o.notBefore = time.Time{}
+		for _, o := range s.Settler.Locked {
+			o.NotBefore = time.Time{}
 		}
-		s.settler.trip(t.Context(), s.settler.take(s.now()))
+		s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 	}
 	again()
 	if n := value[int](t, db, `select count(*) from drover_set_aside where path = 'settle' and error = 'not completed'`); n != 2 {
 		t.Errorf("%d are set aside", n)
 	}
-	if s.settler.book.len() != 0 || s.settler.apart.len() != 2 {
-		t.Errorf("%d in the book, %d apart", s.settler.book.len(), s.settler.apart.len())
+	if s.Settler.Book.Len() != 0 || s.Settler.Apart.Len() != 2 {
+		t.Errorf("%d in the book, %d apart", s.Settler.Book.Len(), s.Settler.Apart.Len())
 	}
 	db.exec(t, `update jobs set args = '{}' where id = $1`, second) // the trigger lets it pass now
-	for range settleTries {
+	for range engine.SettleTries {
 		other := db.enqueue(t, job{1}, nil) // what is recorded meanwhile proves that not all is refused
 		for _, r := range s.claimAll(t, 1) {
 			if r.ID != other {
 				t.Fatalf("claimed %s, want %s", r.ID, other)
 			}
-			s.settler.settle(finished(r, nil))
+			s.Settler.Settle(finished(r, nil))
 		}
 		again()
 	}
@@ -122,10 +124,10 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 		t.Error("the one that passed is still set aside")
 	}
 	s.tellAll(t)
-	if book.count(EventDiscarded, first) != 1 || book.count(EventCompleted, second) != 1 {
+	if book.count(engine.EventDiscarded, first) != 1 || book.count(engine.EventCompleted, second) != 1 {
 		t.Errorf("events: %+v", book.events)
 	}
-	if len(s.settler.locked) != 0 || s.settler.apart.len() != 0 {
+	if len(s.Settler.Locked) != 0 || s.Settler.Apart.Len() != 0 {
 		t.Error("something is still to be tried")
 	}
 }
@@ -153,7 +155,7 @@ func TestCountersSaturate(t *testing.T) {
 	db.exec(t, `update jobs set errors_total = 2147483647, snoozes = 2147483647, uncounted = 2147483647, crashes = 32767, deaths = 32767, lane = default`)
 	db.exec(t, `update jobs set crashes = 0 where id in (select id from jobs order by id limit 3)`)
 	runs := s.claimAll(t, 3)
-	crashed := endedBy(runs[2], taskOf(runs[2]).failed(ErrTimeout, worthRetry()))
+	crashed := endedBy(runs[2], taskOf(runs[2]).failed(engine.ErrTimeout, worthRetry()))
 	crashed.End.Crashed = true
 	s.settle(t, finished(runs[0], Snooze(time.Hour)), finished(runs[1], DontCount(errors.New("x"))), crashed)
 	if n := value[int](t, db, `select count(*) from jobs where state in ('scheduled', 'retryable') and errors_total = 2147483647 and snoozes = 2147483647 and uncounted = 2147483647 and deaths = 32767`); n != 3 {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // start runs a supervisor and returns what ends it and waits for that.
@@ -216,11 +218,11 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Run{runner: sup.engine.runner, from: sup.engine.queueStates()[0]}
-	r.from.pending.Store(r.from.watched.Load() + 1)
-	r.finish()
+	r := &engine.Run{Runner: sup.engine.Runner, From: sup.engine.QueueStates()[0]}
+	r.From.Pending.Store(r.From.Watched.Load() + 1)
+	r.Finish()
 	select {
-	case <-sup.engine.claimer.signal:
+	case <-sup.engine.Claimer.Signal:
 	default:
 		t.Error("the claimer did not hear of the room")
 	}
@@ -357,7 +359,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 		}),
 	}})
 	heard.wait(t, id, "started")
-	sup.engine.control.heard("cancel " + id)
+	sup.engine.Control.Heard("cancel " + id)
 	heard.wait(t, id, "completed")
 	if row := db.endRow(t, id); row.State != Completed || row.Attempt != 1 || row.ClaimSeq != 2 || len(row.Errors) != 0 {
 		t.Errorf("row = %+v", row)
@@ -367,7 +369,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	}
 	once := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{MaxAttempts: 1})
 	heard.wait(t, once, "started")
-	sup.engine.control.heard("cancel " + once)
+	sup.engine.Control.Heard("cancel " + once)
 	heard.wait(t, once, "discarded")
 	if row := db.endRow(t, once); row.State != Discarded || row.ClaimSeq != 1 || len(row.Errors) != 1 {
 		t.Errorf("the one with a single attempt = %+v", row)
@@ -453,13 +455,13 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 // timeOut takes the slot of a handler as if it had ignored its timeout. That is what watch does, at a moment of the test's.
 func (s *Supervisor) timeOut(t *testing.T, id string) {
 	t.Helper()
-	runs := s.engine.inFlight.of(id)
-	if len(runs) != 1 || !runs[0].endOnce() {
+	runs := s.engine.InFlight.Of(id)
+	if len(runs) != 1 || !runs[0].EndOnce() {
 		t.Fatalf("%d runs of the job are at work", len(runs))
 	}
-	s.engine.runner.abandoned.Add(1)
-	s.engine.settler.settle(deaf(runs[0]))
-	s.engine.runner.startWorker(runs[0].from)
+	s.engine.Runner.Abandoned.Add(1)
+	s.engine.Settler.Settle(deaf(runs[0]))
+	s.engine.Runner.StartWorker(runs[0].From)
 }
 
 // F-9: where a handler that was given up commits in the end, the row decides what is told.
@@ -569,7 +571,7 @@ func TestARowThatSomeoneElseCompleted(t *testing.T) {
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: DeleteOnCompletion, Workers: []Worker{
 		dynWorker("k", WorkerOpts{}, func(ctx context.Context, job *Job) error {
-			job.task.lease.lose() // others rescue the job, complete it and, as here, delete it
+			job.task.Lease.Lose() // others rescue the job, complete it and, as here, delete it
 			_, err := db.Exec(context.WithoutCancel(ctx), `delete from jobs where id = $1`, job.ID)
 			return err
 		}),
@@ -629,13 +631,13 @@ func TestWhenAHandlerIsDeaf(t *testing.T) {
 		{3 * time.Second, 6 * time.Second},
 		{time.Hour, time.Hour + 5*time.Second},
 	} {
-		r := &Run{Timeout: c.timeout, startedAt: time.Unix(1e9, 0)}
-		if r.deaf(r.startedAt.Add(c.deaf)) || !r.deaf(r.startedAt.Add(c.deaf+1)) {
+		r := &engine.Run{Timeout: c.timeout, StartedAt: time.Unix(1e9, 0)}
+		if r.Deaf(r.StartedAt.Add(c.deaf)) || !r.Deaf(r.StartedAt.Add(c.deaf+1)) {
 			t.Errorf("timeout %v: not deaf after %v exactly", c.timeout, c.deaf)
 		}
 	}
-	r := &Run{startedAt: time.Unix(1e9, 0)}
-	if r.deaf(r.startedAt.Add(maxTimeout)) {
+	r := &engine.Run{StartedAt: time.Unix(1e9, 0)}
+	if r.Deaf(r.StartedAt.Add(maxTimeout)) {
 		t.Error("deaf without a timeout")
 	}
 }
@@ -726,7 +728,7 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Cancel(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.control.interrupt() // the next beat comes at once
+	sup.engine.Control.Interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
@@ -739,37 +741,37 @@ func TestContextThatIsMadeLate(t *testing.T) {
 	boom := errors.New("boom")
 	for name, c := range map[string]struct {
 		timeout time.Duration
-		happens func(r *Run, lose context.CancelCauseFunc)
+		happens func(r *engine.Run, lose context.CancelCauseFunc)
 		err     error // nil: it has not ended
 		cause   error
 	}{
-		"nothing has happened":  {happens: func(*Run, context.CancelCauseFunc) {}, timeout: time.Hour},
-		"without a timeout":     {happens: func(*Run, context.CancelCauseFunc) {}},
-		"the timeout is over":   {happens: func(*Run, context.CancelCauseFunc) {}, timeout: time.Nanosecond, err: context.DeadlineExceeded, cause: ErrTimeout},
-		"cancelled":             {happens: func(r *Run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled) }, timeout: time.Hour, err: context.Canceled, cause: ErrCancelled},
-		"cancelled twice":       {happens: func(r *Run, _ context.CancelCauseFunc) { r.cancel(ErrCancelled); r.cancel(boom) }, err: context.Canceled, cause: ErrCancelled},
-		"the handler was done":  {happens: func(r *Run, _ context.CancelCauseFunc) { r.cancel(nil) }, timeout: time.Hour, err: context.Canceled, cause: context.Canceled},
-		"the lease was lost":    {happens: func(_ *Run, lose context.CancelCauseFunc) { lose(ErrLeaseLost) }, timeout: time.Hour, err: context.Canceled, cause: ErrLeaseLost},
-		"done, then lease lost": {happens: func(r *Run, lose context.CancelCauseFunc) { r.cancel(nil); lose(ErrLeaseLost) }, err: context.Canceled},
+		"nothing has happened":  {happens: func(*engine.Run, context.CancelCauseFunc) {}, timeout: time.Hour},
+		"without a timeout":     {happens: func(*engine.Run, context.CancelCauseFunc) {}},
+		"the timeout is over":   {happens: func(*engine.Run, context.CancelCauseFunc) {}, timeout: time.Nanosecond, err: context.DeadlineExceeded, cause: engine.ErrTimeout},
+		"cancelled":             {happens: func(r *engine.Run, _ context.CancelCauseFunc) { r.Cancel(ErrCancelled) }, timeout: time.Hour, err: context.Canceled, cause: ErrCancelled},
+		"cancelled twice":       {happens: func(r *engine.Run, _ context.CancelCauseFunc) { r.Cancel(ErrCancelled); r.Cancel(boom) }, err: context.Canceled, cause: ErrCancelled},
+		"the handler was done":  {happens: func(r *engine.Run, _ context.CancelCauseFunc) { r.Cancel(nil) }, timeout: time.Hour, err: context.Canceled, cause: context.Canceled},
+		"the lease was lost":    {happens: func(_ *engine.Run, lose context.CancelCauseFunc) { lose(ErrLeaseLost) }, timeout: time.Hour, err: context.Canceled, cause: ErrLeaseLost},
+		"done, then lease lost": {happens: func(r *engine.Run, lose context.CancelCauseFunc) { r.Cancel(nil); lose(ErrLeaseLost) }, err: context.Canceled},
 	} {
 		for _, late := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, looked at afterwards: %v", name, late), func(t *testing.T) {
 				t.Parallel()
 				lease, lose := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
 				defer lose(nil)
-				r := &Run{}
-				r.lazy.parent = lease
+				r := &engine.Run{}
+				r.Lazy.Parent = lease
 				if c.timeout > 0 {
-					r.lazy.until = time.Now().Add(c.timeout)
+					r.Lazy.Until = time.Now().Add(c.timeout)
 				}
-				r.ctx = &r.lazy
+				r.Ctx = &r.Lazy
 				if !late {
-					_ = r.ctx.Done()
+					_ = r.Ctx.Done()
 				}
 				c.happens(r, lose)
-				child, stop := context.WithCancel(r.ctx)
+				child, stop := context.WithCancel(r.Ctx)
 				defer stop()
-				for _, ctx := range []context.Context{r.ctx, child} {
+				for _, ctx := range []context.Context{r.Ctx, child} {
 					if c.err != nil {
 						receive(t, ctx.Done())
 					}
@@ -779,7 +781,7 @@ func TestContextThatIsMadeLate(t *testing.T) {
 					if cause := context.Cause(ctx); c.cause != nil && !errors.Is(cause, c.cause) {
 						t.Errorf("Cause = %v, want %v", cause, c.cause)
 					}
-					if at, ok := ctx.Deadline(); ok != (c.timeout > 0) || ok && !at.Equal(r.lazy.until) {
+					if at, ok := ctx.Deadline(); ok != (c.timeout > 0) || ok && !at.Equal(r.Lazy.Until) {
 						t.Errorf("Deadline = %v, %v", at, ok)
 					}
 					if v := ctx.Value(key{}); v != "value" {

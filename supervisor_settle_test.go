@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -232,9 +233,9 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 				db.exec(t, `update jobs set `+taken)
 				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
 				close(release)
-				ends := []EventKind{EventCompleted, EventFailed, EventDiscarded, EventSnoozed, EventCancelled, EventReleased}
+				ends := []engine.EventKind{engine.EventCompleted, engine.EventFailed, engine.EventDiscarded, engine.EventSnoozed, engine.EventCancelled, engine.EventReleased}
 				eventually(t, func() bool {
-					return book.count(EventStaleSettle, id) == 1 || slices.ContainsFunc(ends, func(kind EventKind) bool { return book.count(kind, id) > 0 })
+					return book.count(engine.EventStaleSettle, id) == 1 || slices.ContainsFunc(ends, func(kind engine.EventKind) bool { return book.count(kind, id) > 0 })
 				})
 				if after := value[string](t, db, `select row_to_json(j)::text from jobs j`); after != before {
 					t.Errorf("the row changed:\n%s\n%s", before, after)
@@ -276,7 +277,7 @@ func TestABadRowIsFoundByHalves(t *testing.T) {
 	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
 	const n = 20
 	s, runs := db.failing(t, n, SupervisorConfig{})
-	outcomes := make([]*Run, n)
+	outcomes := make([]*engine.Run, n)
 	for i, r := range runs {
 		outcomes[i] = decided(r, errBoom)
 	}
@@ -296,7 +297,7 @@ func TestDelaysGoByTheServersClock(t *testing.T) {
 	db := newQuietDB(t)
 	for _, skew := range []time.Duration{-5 * time.Hour, 5 * time.Hour} {
 		s, runs := db.failing(t, 2, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Minute)}}})
-		s.now = func() time.Time { return time.Now().Add(skew) }
+		s.Now = func() time.Time { return time.Now().Add(skew) }
 		s.settle(t, decided(runs[0], errBoom), decided(runs[1], Snooze(time.Minute)))
 	}
 	if n := value[int](t, db, `select count(*) from jobs where scheduled_at - now() between '0 s' and '1 min' and state in ('retryable', 'scheduled')`); n != 4 {
@@ -312,14 +313,14 @@ func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 		err   error
 		sql   string
 		keep  time.Duration
-		kind  EventKind
+		kind  engine.EventKind
 		state string
 	}{
-		"completed":             {nil, store.SQLComplete, 0, EventCompleted, "completed"},
-		"completed and deleted": {nil, store.SQLCompleteDelete, DeleteOnCompletion, EventCompleted, ""},
-		"failed":                {errors.New("no"), store.SQLSettle, 0, EventFailed, "retryable"},
-		"snoozed":               {Snooze(time.Hour), store.SQLSettle, 0, EventSnoozed, "scheduled"},
-		"discarded":             {Discard(errors.New("no")), store.SQLSettle, 0, EventDiscarded, "discarded"},
+		"completed":             {nil, store.SQLComplete, 0, engine.EventCompleted, "completed"},
+		"completed and deleted": {nil, store.SQLCompleteDelete, DeleteOnCompletion, engine.EventCompleted, ""},
+		"failed":                {errors.New("no"), store.SQLSettle, 0, engine.EventFailed, "retryable"},
+		"snoozed":               {Snooze(time.Hour), store.SQLSettle, 0, engine.EventSnoozed, "scheduled"},
+		"discarded":             {Discard(errors.New("no")), store.SQLSettle, 0, engine.EventDiscarded, "discarded"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -339,7 +340,7 @@ func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 			if n := wire.cutSoFar(); n != 1 {
 				t.Errorf("%d connections were cut", n)
 			}
-			if n := book.count(EventStaleSettle, ""); n > 0 {
+			if n := book.count(engine.EventStaleSettle, ""); n > 0 {
 				t.Errorf("%d settles passed for stale", n)
 			}
 			if n := runs.Load(); n != 2 {
@@ -407,24 +408,24 @@ func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
 					}
 				}
 				_, err := tx.Exec(t.Context(), `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else'`)
-				s.settle(t, endedBy(r, Outcome{State: store.Completed, Event: EventCompleted}))
+				s.settle(t, endedBy(r, engine.Outcome{State: store.Completed, Event: engine.EventCompleted}))
 				return err
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(s.settler.locked) != 1 {
+			if len(s.Settler.Locked) != 1 {
 				t.Fatal("the settle of a locked row is not kept for later")
 			}
-			s.settler.retryLocked()
+			s.Settler.RetryLocked()
 			s.settle(t)
-			s.reporter.close()
-			s.reporter.run(t.Context(), s.handler)
-			if book.count(EventStaleSettle, id) != 1 || book.count(EventCompleted, id) > 0 {
-				t.Errorf("%d told as stale, %d as completed", book.count(EventStaleSettle, id), book.count(EventCompleted, id))
+			s.Reporter.Close()
+			s.Reporter.Run(t.Context(), s.Handler)
+			if book.count(engine.EventStaleSettle, id) != 1 || book.count(engine.EventCompleted, id) > 0 {
+				t.Errorf("%d told as stale, %d as completed", book.count(engine.EventStaleSettle, id), book.count(engine.EventCompleted, id))
 			}
-			if r.lease.ended.Load() != byRescuer {
-				t.Errorf("lease ended: %v", r.lease.ended.Load())
+			if r.Lease.Ended.Load() != byRescuer {
+				t.Errorf("lease ended: %v", r.Lease.Ended.Load())
 			}
 		})
 	}
@@ -444,16 +445,9 @@ func TestSettleIsTriedAgainWhileTheDatabaseRefuses(t *testing.T) {
 	eventually(t, func() bool { return runs.Load() == 20 })
 	db.exec(t, `drop trigger refuse on jobs`)
 	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed' and claim_seq = 1`)
-	eventually(t, func() bool { return book.count(EventCompleted, "") == 20 })
-	if runs.Load() != 20 || book.count(EventStaleSettle, "") > 0 {
-		t.Errorf("%d runs, %d stale settles", runs.Load(), book.count(EventStaleSettle, ""))
-	}
-}
-
-// retryLocked does not wait for the pause of held rows.
-func (e *settler) retryLocked() {
-	for _, o := range e.locked {
-		o.notBefore = time.Time{}
+	eventually(t, func() bool { return book.count(engine.EventCompleted, "") == 20 })
+	if runs.Load() != 20 || book.count(engine.EventStaleSettle, "") > 0 {
+		t.Errorf("%d runs, %d stale settles", runs.Load(), book.count(engine.EventStaleSettle, ""))
 	}
 }
 
@@ -493,19 +487,19 @@ func TestClaimsWaitForTheSettler(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
 	db.enqueueJobs(t, 1, nil)
-	waiting := &Run{runner: s.runner, End: Outcome{State: store.Completed}}
-	s.settler.ended = slices.Repeat([]*Run{waiting}, maxWaiting+1)
-	s.claimer.wake()
-	if s.claimer.request(s.now()) != nil {
-		t.Fatalf("a claim beside %d outcomes that wait", maxWaiting+1)
+	waiting := &engine.Run{Runner: s.Runner, End: engine.Outcome{State: store.Completed}}
+	s.Settler.Ended = slices.Repeat([]*engine.Run{waiting}, engine.MaxWaiting+1)
+	s.Claimer.Wake()
+	if s.Claimer.Request(s.Now()) != nil {
+		t.Fatalf("a claim beside %d outcomes that wait", engine.MaxWaiting+1)
 	}
-	for len(s.settler.ended) > maxWaiting {
-		if s.claimer.poked {
+	for len(s.Settler.Ended) > engine.MaxWaiting {
+		if s.Claimer.Poked {
 			t.Fatal("claims go on before the settler has caught up")
 		}
-		s.settler.take(s.now())
+		s.Settler.Take(s.Now())
 	}
-	if s.claimer.request(s.now()) == nil {
+	if s.Claimer.Request(s.Now()) == nil {
 		t.Error("no claim once the settler has caught up")
 	}
 }
@@ -516,18 +510,18 @@ func TestTroubleIsShortAndSpread(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	now := time.Now()
-	s.now = func() time.Time { return now }
+	s.Now = func() time.Time { return now }
 	pauses := map[time.Duration]bool{}
 	for range 20 {
-		var trouble trouble
+		var trouble engine.Trouble
 		for n := range 20 {
-			trouble.failed(t.Context(), s.shared, "a test", errors.New("refused"))
-			longest := min(retryPause<<min(n, 10), maxRetryPause)
-			if pause := trouble.until.Sub(now); pause > longest || pause <= longest/2 {
+			trouble.Failed(t.Context(), s.Shared, "a test", errors.New("refused"))
+			longest := min(engine.RetryPause<<min(n, 10), engine.MaxRetryPause)
+			if pause := trouble.Until.Sub(now); pause > longest || pause <= longest/2 {
 				t.Fatalf("%v after %d failures, want up to %v", pause, n+1, longest)
 			}
 		}
-		pauses[trouble.until.Sub(now)] = true
+		pauses[trouble.Until.Sub(now)] = true
 	}
 	if len(pauses) < 10 {
 		t.Errorf("20 supervisors would come back at %d moments", len(pauses))

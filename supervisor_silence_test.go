@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -36,7 +37,7 @@ func TestWhoIsDead(t *testing.T) {
 		"our own beats come late":      {beat: slices.Repeat([]int64{1}, 5), late: map[int]bool{1: true, 2: true}, dead: -1, note: 3},
 		"so few looks that none is it": {beat: []int64{1, 1}, noted: time.Hour, dead: -1, note: 1},
 	} {
-		s := silences{peers: map[string]observation{}}
+		s := engine.Silences{Peers: map[string]engine.Observation{}}
 		dead, note := -1, -1
 		for i, beat := range c.beat {
 			now := begin.Add(time.Duration(i) * cmp.Or(c.every, 5*time.Second))
@@ -47,12 +48,12 @@ func TestWhoIsDead(t *testing.T) {
 			if c.noted > 0 {
 				x.Silence = c.noted
 			}
-			s.beat(c.late[i], now)
-			got := s.of(x, now)
-			if got.dead && dead < 0 {
+			s.Beat(c.late[i], now)
+			got := s.Of(x, now)
+			if got.Dead && dead < 0 {
 				dead = i
 			}
-			if got.note && note < 0 {
+			if got.Note && note < 0 {
 				note = i
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -132,15 +133,15 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		wire.arm("insert into drover_supervisors", "")
-		sup.engine.control.base = context.Background()
-		if err := sup.engine.control.register(t.Context()); err == nil || wire.cutSoFar() != 1 {
+		sup.engine.Control.Base = context.Background()
+		if err := sup.engine.Control.Register(t.Context()); err == nil || wire.cutSoFar() != 1 {
 			t.Fatalf("register = %v, %d cut", err, wire.cutSoFar())
 		}
 		db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
 		want := 0
 		if stops {
-			sup.engine.control.endStrays(t.Context())
-		} else if err := sup.engine.control.register(t.Context()); err != nil {
+			sup.engine.Control.EndStrays(t.Context())
+		} else if err := sup.engine.Control.Register(t.Context()); err != nil {
 			t.Fatal(err)
 		} else {
 			want = 1
@@ -151,7 +152,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if got := value[int](t, db, `select count(distinct supervisor) from drover_sleepers`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
-		sup.engine.control.link.Close(t.Context())
+		sup.engine.Control.Link.Close(t.Context())
 	}
 }
 
@@ -161,19 +162,19 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
-	id := s.lease.Load().id
+	id := s.Lease.Load().ID
 	if err := s.sup.AddQueue(t.Context(), Queue{Name: "late"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them
 		db.exec(t, `update drover_supervisors set queues = `+queues+` where id = $1`, id)
 		db.exec(t, `delete from drover_sleepers`)
-		s.changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
+		s.Changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
 		s.beat(t)
 		if value[bool](t, db, `select queues = '{default,late}' from drover_supervisors where id = $1`, id) {
 			t.Error("it was overwritten under somebody who was at it")
 		}
-		s.changing.Unlock()
+		s.Changing.Unlock()
 		s.beat(t)
 		if !value[bool](t, db, `select queues = '{default,late}' and slots ? 'late' and not slots ? 'gone' from drover_supervisors where id = $1`, id) {
 			t.Errorf("the row says %s", value[string](t, db, `select queues::text || slots from drover_supervisors where id = $1`, id))
@@ -214,19 +215,19 @@ func TestNobodyAsksForCancelsInVain(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	asked := func() bool {
 		before := tr.n.Load()
-		s.control.asked = time.Time{}
-		s.control.askUnheard(t.Context())
+		s.Control.Asked = time.Time{}
+		s.Control.AskUnheard(t.Context())
 		return tr.n.Load() > before
 	}
 	if asked() {
 		t.Error("nothing runs, and it asks")
 	}
 	db.enqueueJobs(t, 1, nil)
-	s.inFlight.add(s.claim(t)...)
+	s.InFlight.Add(s.claim(t)...)
 	if !asked() {
 		t.Error("a job runs, nothing is heard, and it does not ask")
 	}
-	if !s.control.listens() {
+	if !s.Control.Listens() {
 		t.Fatal("it does not listen")
 	}
 	if asked() {
@@ -239,8 +240,8 @@ func TestAStopTakesWhatIsPromised(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	const closing = time.Second // see pg.CloseConn
-	if handBack+lastSettle+closing > endPart || endPart != 5*time.Second {
-		t.Errorf("a stop may take %v and its connections another %v, promised are 5 s", handBack+lastSettle, closing)
+	if engine.HandBack+engine.LastSettle+closing > engine.EndPart || engine.EndPart != 5*time.Second {
+		t.Errorf("a stop may take %v and its connections another %v, promised are 5 s", engine.HandBack+engine.LastSettle, closing)
 	}
 	db := newQuietDB(t)
 	cut, wire := db.cutting(t, Config{})
@@ -258,7 +259,7 @@ func TestAStopTakesWhatIsPromised(t *testing.T) {
 	select {
 	case err := <-sup.done:
 		close(sup.done)
-		if took := time.Since(began); err != nil || took > endPart+6*time.Second { // on a machine that gives it none for a while
+		if took := time.Since(began); err != nil || took > engine.EndPart+6*time.Second { // on a machine that gives it none for a while
 			t.Errorf("Run returned %v after %v", err, took)
 		}
 	case <-time.After(time.Minute):

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -111,7 +112,7 @@ func (db *testDB) launch(t testing.TB, cfg SupervisorConfig, edit ...func(*Super
 // withoutAudits is for a launch: the next audit of the supervisor comes after the test. Only a test that asserts that
 // nothing else happens to a job may use it, if the job runs in this supervisor's name and is not known to it: an audit
 // gives such a job back. All other tests hold beside audits.
-func withoutAudits(s *Supervisor) { s.engine.claimer.audit.ended = time.Now().Add(24 * time.Hour) }
+func withoutAudits(s *Supervisor) { s.engine.Claimer.Audit.Ended = time.Now().Add(24 * time.Hour) }
 
 // stop ends the supervisor and waits for it; a second call does nothing.
 func (l *launched) stop(t testing.TB) {
@@ -127,7 +128,7 @@ func (l *launched) stop(t testing.TB) {
 
 // still is a registered supervisor of which nothing runs: tests drive its parts by hand.
 type still struct {
-	*Engine
+	*engine.Engine
 	sup *Supervisor
 }
 
@@ -147,13 +148,13 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 		t.Fatal(err)
 	}
 	e := sup.engine
-	if err := e.control.start(t.Context(), context.Background()); err != nil {
+	if err := e.Control.Start(t.Context(), context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		e.control.link.Close(context.Background())
-		e.claimer.link.Close(context.Background())
-		e.settler.link.Close(context.Background())
+		e.Control.Link.Close(context.Background())
+		e.Claimer.Link.Close(context.Background())
+		e.Settler.Link.Close(context.Background())
 	})
 	return &still{e, sup}
 }
@@ -161,71 +162,77 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 // beat is one round of the control goroutine.
 func (s *still) beat(t testing.TB) {
 	t.Helper()
-	if err := s.control.beat(t.Context()); err != nil {
+	if err := s.Control.Beat(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // claim is one round of the claimer; it returns what it put into the buffers.
-func (s *still) claim(t testing.TB) (runs []*Run) {
+func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	t.Helper()
-	s.claimer.wake()
-	plan := s.claimer.request(s.now())
+	s.Claimer.Wake()
+	plan := s.Claimer.Request(s.Now())
 	if plan == nil {
 		t.Fatal("the claimer would not claim")
 	}
-	s.claimer.trip(t.Context(), plan)
-	if s.claimer.trouble.failures > 0 {
+	s.Claimer.Trip(t.Context(), plan)
+	if s.Claimer.Trouble.Failures > 0 {
 		t.Fatal("the claim failed")
 	}
-	for _, q := range s.queueStates() {
-		q.buffer.mu.Lock()
-		runs = append(runs, q.buffer.runs[q.buffer.head:]...)
-		q.buffer.head = len(q.buffer.runs)
-		q.buffer.mu.Unlock()
+	for _, q := range s.QueueStates() {
+		q.Buffer.Mu.Lock()
+		runs = append(runs, q.Buffer.Runs[q.Buffer.Head:]...)
+		q.Buffer.Head = len(q.Buffer.Runs)
+		q.Buffer.Mu.Unlock()
 	}
 	return runs
 }
 
 // ids are the jobs of runs.
-func ids(runs []*Run) []string {
-	ids, _ := store.Claims(fences(runs))
+func ids(runs []*engine.Run) []string {
+	ids, _ := store.Claims(engine.Fences(runs))
 	return ids
 }
 
 // endedBy is a run that has ended so.
-func endedBy(r *Run, o Outcome) *Run {
+func endedBy(r *engine.Run, o engine.Outcome) *engine.Run {
 	r.End = o
 	return r
 }
 
 // jobOf is the job of a run, as its handler sees it.
-func jobOf(r *Run) *Job { return &taskOf(r).job }
+func jobOf(r *engine.Run) *Job { return &taskOf(r).job }
 
 // finished is a run whose handler has returned err; it may have settled its job in a transaction.
-func finished(r *Run, err error) *Run { return endedBy(r, r.runner.handler.Decide(r, err)) }
+func finished(r *engine.Run, err error) *engine.Run {
+	return endedBy(r, r.Runner.Handler.Decide(r, err))
+}
 
 // deaf is a run that was given up because its handler ignores its timeout.
-func deaf(r *Run) *Run { return endedBy(r, r.runner.handler.CutShort(r, ErrTimeout)) }
+func deaf(r *engine.Run) *engine.Run {
+	return endedBy(r, r.Runner.Handler.CutShort(r, engine.ErrTimeout))
+}
 
 // slots is a queue with so many.
-func slots(n int) EngineQueue { return EngineQueue{QueuePolicy: store.QueuePolicy{Slots: n}} }
+func slots(n int) engine.Queue {
+	return engine.Queue{QueuePolicy: store.QueuePolicy{Slots: n}}
+}
 
 // prune is one walk of the pruner.
-func (db *testDB) prune(ctx context.Context, walk pruneWalk, keep store.Keeping) (pruneWalk, error) {
-	return newPruner(newShared(EngineConfig{Log: db.client.log}, db.client.desk.pool)).prune(ctx, walk, keep)
+func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.Keeping) (engine.PruneWalk, error) {
+	return engine.NewPruner(engine.NewShared(engine.Config{Log: db.client.log}, db.client.desk.pool)).Prune(ctx, walk, keep)
 }
 
 // decided is a run whose handler has returned err.
-func decided(r *Run, err error) *Run { return endedBy(r, taskOf(r).decide(err)) }
+func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, taskOf(r).decide(err)) }
 
 // settle is one round of the settler.
-func (s *still) settle(t testing.TB, runs ...*Run) {
+func (s *still) settle(t testing.TB, runs ...*engine.Run) {
 	t.Helper()
 	for _, r := range runs {
-		s.settler.settle(r)
+		s.Settler.Settle(r)
 	}
-	s.settler.trip(t.Context(), s.settler.take(s.now()))
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 }
 
 // diary keeps the events of a client.
@@ -235,7 +242,7 @@ type diary struct {
 }
 
 func (d *diary) hooks() []Hooks {
-	note := func(kind EventKind) func(context.Context, Event) {
+	note := func(kind engine.EventKind) func(context.Context, Event) {
 		return func(_ context.Context, e Event) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -243,14 +250,14 @@ func (d *diary) hooks() []Hooks {
 		}
 	}
 	return []Hooks{{
-		Started: note(EventStarted), Completed: note(EventCompleted), Failed: note(EventFailed), Discarded: note(EventDiscarded), Quarantined: note(EventQuarantined),
-		Snoozed: note(EventSnoozed), Cancelled: note(EventCancelled), Released: note(EventReleased), StaleSettle: note(EventStaleSettle),
-		Rescued: note(EventRescued), Parked: note(EventParked), FailureReopened: note(EventFailureReopened),
+		Started: note(engine.EventStarted), Completed: note(engine.EventCompleted), Failed: note(engine.EventFailed), Discarded: note(engine.EventDiscarded), Quarantined: note(engine.EventQuarantined),
+		Snoozed: note(engine.EventSnoozed), Cancelled: note(engine.EventCancelled), Released: note(engine.EventReleased), StaleSettle: note(engine.EventStaleSettle),
+		Rescued: note(engine.EventRescued), Parked: note(engine.EventParked), FailureReopened: note(engine.EventFailureReopened),
 	}}
 }
 
 // count counts the events of a kind, of one job if id is not empty.
-func (d *diary) count(kind EventKind, id string) (n int) {
+func (d *diary) count(kind engine.EventKind, id string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, e := range d.events {
@@ -320,11 +327,11 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 		}
 	})})
 	// As if runs had been quick so far: jobs wait in the buffer.
-	sup.engine.claimer.wake()
+	sup.engine.Claimer.Wake()
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
-	q := sup.engine.queueStates()[0]
+	q := sup.engine.QueueStates()[0]
 	for range 1000 {
-		q.ran(time.Millisecond)
+		q.Ran(time.Millisecond)
 	}
 	db.enqueueJobs(t, 10, nil)
 	receive(t, started)
@@ -337,7 +344,7 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
 		t.Errorf("%d of 2 running jobs were finished", n)
 	}
-	if n := book.count(EventCompleted, ""); n != 2 {
+	if n := book.count(engine.EventCompleted, ""); n != 2 {
 		t.Errorf("%d of them were told", n)
 	}
 	if n := value[int](t, db, `select count(*) from drover_supervisors`) + value[int](t, db, `select count(*) from drover_sleepers`); n != 0 {
@@ -371,8 +378,8 @@ func TestStopCancelsHandlersAfterTheDrainTime(t *testing.T) {
 		and count(*) filter (where state = 'completed') = 1 from jobs`) {
 		t.Error(value[string](t, db, `select json_agg(j)::text from jobs j`))
 	}
-	if book.count(EventReleased, "") != 2 || book.count(EventCompleted, "") != 1 {
-		t.Errorf("%d released, %d completed", book.count(EventReleased, ""), book.count(EventCompleted, ""))
+	if book.count(engine.EventReleased, "") != 2 || book.count(engine.EventCompleted, "") != 1 {
+		t.Errorf("%d released, %d completed", book.count(engine.EventReleased, ""), book.count(engine.EventCompleted, ""))
 	}
 }
 
@@ -417,7 +424,7 @@ func TestStopLeavesDeafHandlersBehind(t *testing.T) {
 	receive(t, started)
 	began := time.Now()
 	sup.stop(t)
-	if d := time.Since(began); d > endPart+5*time.Second {
+	if d := time.Since(began); d > engine.EndPart+5*time.Second {
 		t.Errorf("Run returned after %v", d)
 	}
 	if got := value[string](t, db, `select state || attempt from jobs`); got != "available0" {
@@ -428,8 +435,8 @@ func TestStopLeavesDeafHandlersBehind(t *testing.T) {
 	}
 	close(release)
 	receive(t, returned)
-	if book.count(EventReleased, id) != 1 || book.count(EventCompleted, id) != 0 {
-		t.Errorf("%d released, %d completed", book.count(EventReleased, id), book.count(EventCompleted, id))
+	if book.count(engine.EventReleased, id) != 1 || book.count(engine.EventCompleted, id) != 0 {
+		t.Errorf("%d released, %d completed", book.count(engine.EventReleased, id), book.count(engine.EventCompleted, id))
 	}
 	if got := value[string](t, db, `select state || attempt from jobs`); got != "available0" {
 		t.Errorf("after its handler returned the job is %s", got)

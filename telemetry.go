@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // Event is what Hooks are told. Fields that an event has no use for are zero.
@@ -62,37 +64,37 @@ type Hooks struct {
 }
 
 // of picks the event's function and says how it is logged.
-func (h *Hooks) of(kind EventKind) (hook func(context.Context, Event), level slog.Level, message string) {
+func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), level slog.Level, message string) {
 	switch kind {
-	case EventEnqueued:
+	case engine.EventEnqueued:
 		return h.Enqueued, slog.LevelDebug, "job enqueued"
-	case EventClaimed:
+	case engine.EventClaimed:
 		return h.Claimed, slog.LevelDebug, "jobs claimed"
-	case EventStarted:
+	case engine.EventStarted:
 		return h.Started, slog.LevelDebug, "job started"
-	case EventCompleted:
+	case engine.EventCompleted:
 		return h.Completed, slog.LevelDebug, "job completed"
-	case EventFailed:
+	case engine.EventFailed:
 		return h.Failed, slog.LevelDebug, "job failed, will be retried"
-	case EventDiscarded:
+	case engine.EventDiscarded:
 		return h.Discarded, slog.LevelWarn, "job discarded"
-	case EventQuarantined:
+	case engine.EventQuarantined:
 		return h.Quarantined, slog.LevelError, "job quarantined, it kills or stalls processes"
-	case EventSnoozed:
+	case engine.EventSnoozed:
 		return h.Snoozed, slog.LevelDebug, "job snoozed"
-	case EventCancelled:
+	case engine.EventCancelled:
 		return h.Cancelled, slog.LevelInfo, "job cancelled"
-	case EventReleased:
+	case engine.EventReleased:
 		return h.Released, slog.LevelDebug, "job handed back"
-	case EventStaleSettle:
+	case engine.EventStaleSettle:
 		return h.StaleSettle, slog.LevelWarn, "stale outcome refused"
-	case EventRescued:
+	case engine.EventRescued:
 		return h.Rescued, slog.LevelWarn, "job rescued"
-	case EventRedriven:
+	case engine.EventRedriven:
 		return h.Redriven, slog.LevelInfo, "job redriven"
-	case EventParked:
+	case engine.EventParked:
 		return h.Parked, slog.LevelInfo, "job parked"
-	case EventFailureReopened:
+	case engine.EventFailureReopened:
 		return h.FailureReopened, slog.LevelWarn, "failure came back after it had been resolved"
 	}
 	return nil, slog.LevelDebug, ""
@@ -100,12 +102,12 @@ func (h *Hooks) of(kind EventKind) (hook func(context.Context, Event), level slo
 
 // told is an event on its way to the hooks.
 type told struct {
-	kind  EventKind
+	kind  engine.EventKind
 	event Event
 }
 
 // listens reports whether anyone would notice the event.
-func (c *Client) listens(ctx context.Context, kind EventKind) bool {
+func (c *Client) listens(ctx context.Context, kind engine.EventKind) bool {
 	var none Hooks
 	if _, level, _ := none.of(kind); c.log.Enabled(ctx, level) {
 		return true
@@ -211,5 +213,5 @@ func (e *Event) attrs() []slog.Attr {
 }
 
 func enqueuedEvent(job *newJob) told {
-	return told{EventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
+	return told{engine.EventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
 }

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/engine"
 )
 
 // eventLog is a subscriber that remembers what it was told. The zero value is ready.
@@ -551,7 +553,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(hook))
 	}
 	messages := map[string]bool{}
-	for kind := EventEnqueued; kind <= EventFailureReopened; kind++ {
+	for kind := engine.EventEnqueued; kind <= engine.EventFailureReopened; kind++ {
 		hook, _, message := h.of(kind)
 		if hook == nil || message == "" || messages[message] {
 			t.Fatalf("event %d: message %q", kind, message)
@@ -563,7 +565,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	if called = slices.Compact(called); len(called) != of.NumField() {
 		t.Errorf("%d hooks, called are %v", of.NumField(), called)
 	}
-	if hook, _, message := h.of(EventFailureReopened + 1); hook != nil || message != "" {
+	if hook, _, message := h.of(engine.EventFailureReopened + 1); hook != nil || message != "" {
 		t.Error("an event without a hook has one")
 	}
 	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {

@@ -238,12 +238,12 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 	for _, c := range cases {
 		id := db.enqueue(t, dyn{kind: c.kind}, &c.opts)
 		// It runs for the second time, and the process died in the first run too.
-		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, dead.engine.lease.Load().id)
+		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, dead.engine.Lease.Load().ID)
 		conn, err := db.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rescuer.engine.control.rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.engine.lease.Load().id, Queues: []string{"q"}}); err != nil {
+		if err := rescuer.engine.Control.Rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.engine.Lease.Load().ID, Queues: []string{"q"}}); err != nil {
 			t.Fatal(err)
 		}
 		conn.Release()
@@ -260,11 +260,11 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 // deadControl registers a supervisor that is then never heard of again.
 func deadControl(t *testing.T, s *Supervisor) {
 	t.Helper()
-	s.engine.control.base = context.Background()
-	if err := s.engine.control.register(t.Context()); err != nil {
+	s.engine.Control.Base = context.Background()
+	if err := s.engine.Control.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.engine.control.link.Close(context.Background()) })
+	t.Cleanup(func() { s.engine.Control.Link.Close(context.Background()) })
 }
 
 // R-8: a name that this process lacks is no reason to fail, but worth a line in the log.

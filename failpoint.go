@@ -1,6 +1,0 @@
-//go:build !droverfail
-
-package drover
-
-// failpoint is where the fault suite ends a process. Only the build tag droverfail gives it a body.
-func failpoint(string) {}

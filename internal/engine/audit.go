@@ -1,0 +1,167 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+const (
+	AuditGap   = time.Minute     // between audits that full sweeps ask for, or two leases
+	auditPause = 5 * time.Second // between any two: connections may break all the time
+	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
+	AuditShare = 100             // a page takes at most a hundredth of the time
+)
+
+// audit looks for jobs that run in this supervisor's name though its settler does not know of them, and gives them back.
+// Nobody else would: their owner is alive. There are two ways to get such a job. Somebody changed claim_seq or
+// attempted_at by hand, so that the outcome was refused. Or the database forgot a settle that it had acknowledged.
+//
+// A full sweep asks for it, and so does a connection that came back. The claimer's goroutine does it, between claims:
+// with a claim under way, that claim's jobs would be unknown, too.
+type audit struct {
+	*Shared
+	settler *settler
+
+	Mu    sync.Mutex
+	Due   time.Time // when the next audit is due; zero: none is wanted
+	Ended time.Time // when the last audit ended
+
+	// The rest is the claimer goroutine's own.
+	Hunt *store.Hunt
+	Next time.Time // no page is read before this
+}
+
+// want asks for an audit, unless there was one a short while ago.
+func (a *audit) want(now time.Time) {
+	a.Mu.Lock()
+	recent := now.Sub(a.Ended) < min(AuditGap, 2*a.Cfg.Lease)
+	a.Mu.Unlock()
+	if !recent {
+		a.by(now)
+	}
+}
+
+// Reconnected asks for an audit: the server may have lost what it had acknowledged.
+func (a *audit) Reconnected() { a.by(a.Now()) }
+
+func (a *audit) by(now time.Time) {
+	a.Mu.Lock()
+	if a.Due.IsZero() {
+		a.Due = now
+		if pause := a.Ended.Add(auditPause); pause.After(now) {
+			a.Due = pause
+		}
+	}
+	a.Mu.Unlock()
+	a.alarm.poke()
+}
+
+// Rest returns how long the audit has nothing to do.
+func (a *audit) Rest(now time.Time) time.Duration {
+	a.Mu.Lock()
+	defer a.Mu.Unlock()
+	switch {
+	case a.Hunt != nil:
+		return a.Next.Sub(now)
+	case a.Due.IsZero():
+		return time.Hour
+	}
+	return a.Due.Sub(now)
+}
+
+// Page reads the next page, if it is time.
+func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
+	l := a.Lease.Load()
+	if a.Rest(now) > 0 || l.Ended.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(base, min(TripTimeout, a.Cfg.Lease/6))
+	defer cancel()
+	if a.Hunt == nil || a.Hunt.Owner != l.ID {
+		a.Mu.Lock()
+		a.Due = time.Time{} // an audit that is wanted from now on comes after this one
+		a.Mu.Unlock()
+		a.Hunt = store.NewHunt(l.ID, a.QueueNames(), false)
+		a.Hunt.Own, a.Hunt.Page, a.Hunt.Bound = true, AuditPage, min(a.Cfg.Lease/24, time.Second)
+	}
+	conn, err := t.link.Get(ctx)
+	if err == nil {
+		err = a.look(ctx, conn, l)
+	}
+	took := a.Now().Sub(now)
+	a.Next = now.Add(AuditShare * max(took, time.Millisecond))
+	if err != nil {
+		a.Next = now.Add(MaxRetryPause)
+		if !pg.RowsFault(err) && !pg.Answered(err) {
+			t.Failed(base, a.Shared, "looking for forgotten jobs", err)
+		} else {
+			a.quiet.log(base, a.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
+				slog.String("error", err.Error()))
+		}
+		return
+	}
+	if a.Hunt.Ended() {
+		a.Hunt = nil
+		a.Mu.Lock()
+		a.Ended = a.Now()
+		a.Mu.Unlock()
+	}
+}
+
+// look audits one page. It asks the settler before the database: a job that is settled in between is known to the
+// settler, and no longer runs in the database. A job with any known run has to wait: its handler may still be at
+// work.
+func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
+	known := map[string]bool{}
+	for _, r := range slices.Concat(a.Book.All(), a.Apart.All()) {
+		known[r.ID] = true
+	}
+	held, err := conn.Hunt(ctx, a.Hunt, nil)
+	var unknown []store.Held
+	for _, j := range held {
+		if !known[j.ID] {
+			unknown = append(unknown, j)
+		}
+	}
+	a.Hunt.Found = nil
+	a.logUnread(ctx, a.Hunt)
+	if len(unknown) > 0 {
+		a.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
+			slog.String("supervisor", l.ID), slog.Int("count", len(unknown)))
+	}
+	return errors.Join(err, a.giveBack(ctx, conn, unknown, l))
+}
+
+// giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
+// never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
+func (a *audit) giveBack(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
+	var errs []error
+	for i := range held {
+		j := &held[i]
+		if j.Unfenced() {
+			errs = append(errs, a.giveUpUnfenced(ctx, conn, l.ID, j))
+			continue
+		}
+		r := a.Handler.Crashed(j, Crash{Owner: l.ID, Own: true, Started: j.StartedSeq})
+		r.Lease = l
+		a.Book.Add(r)
+		a.settler.Settle(r)
+	}
+	return errors.Join(errs...)
+}
+
+// giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
+// the job has a single attempt.
+func (a *audit) giveUpUnfenced(ctx context.Context, conn store.Session, owner string, j *store.Held) error {
+	_, err := conn.GiveUp(ctx, &store.Refused{
+		Path: store.PathRescue, Owner: owner, ID: j.ID, Seq: j.ClaimSeq, Why: errUnfenced, Later: !j.Once(),
+	}, a.Cfg.Lease/24)
+	return err
+}

@@ -1,0 +1,217 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// budgets takes slots of the retry budgets.
+type budgets struct {
+	*Shared
+	scopes atomic.Pointer[[]string] // of all budgets there are
+}
+
+// know remembers which budgets there are, so that a queue without one asks the database nothing.
+func (b *budgets) know(scopes []string) { b.scopes.Store(&scopes) }
+
+func (b *budgets) covers(r *Run) bool {
+	scopes := b.scopes.Load()
+	return scopes != nil && slices.ContainsFunc(*scopes, func(scope string) bool {
+		return scope == store.ScopeAll || scope == store.KindScope(r.Kind) || scope == store.QueueScope(r.Queue)
+	})
+}
+
+// Slot is a retry's place in its budget's calendar.
+type Slot struct {
+	Backoff time.Duration // what the strategy asked for
+	Taken   time.Time     // when, by this process' clock
+	DueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
+}
+
+// wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time has passed while the settle
+// did not get through is lost: to use it late would break the window that it is late in. What the handler's
+// transaction settled, as far as is known, has one.
+func (b *budgets) wants(r *Run, o *Outcome) bool {
+	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
+		return false
+	}
+	return b.covers(r)
+}
+
+// wanting is an outcome that may need a slot.
+type wanting struct {
+	run *Run
+	end *Outcome
+	store.WantedSlot
+}
+
+// WantingEnds are the ends of runs.
+func WantingEnds(runs []*Run) []wanting {
+	all := make([]wanting, len(runs))
+	for i, r := range runs {
+		all[i] = wanting{run: r, end: &r.End}
+	}
+	return all
+}
+
+// Reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
+// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
+// error is returned.
+func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wanting) error {
+	all := make([]wanting, 0, len(ends))
+	for _, w := range ends {
+		if !b.wants(w.run, w.end) {
+			continue
+		}
+		w.WantedSlot = store.WantedSlot{Kind: w.run.Kind, Queue: w.run.Queue, Backoff: w.end.Delay}
+		if w.end.Slot != nil {
+			w.Backoff = w.end.Slot.Backoff
+		}
+		if w.run.TimeBound {
+			left := (w.run.TimeLeft - b.Now().Sub(w.run.Received)).Microseconds()
+			w.Latest = &left
+		}
+		all = append(all, w)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
+	slices.SortStableFunc(all, func(a, b wanting) int {
+		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
+	})
+	without := func(w wanting, err error) error {
+		w.end.Delay, w.end.Slot = w.Backoff, nil
+		if b.quiet.may("reserve "+w.Queue+" "+w.Kind, b.Now()) {
+			b.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.run), slog.String("error", err.Error()))
+		}
+		return nil
+	}
+	tried := 0
+	err := pg.Bisect(all, func(part []wanting) error {
+		wanted := make([]store.WantedSlot, len(part))
+		for i, w := range part {
+			wanted[i] = w.WantedSlot
+		}
+		slots, err := conn.Reserve(ctx, wanted)
+		if err != nil && (pg.TimedOut(err) || ctx.Err() != nil) {
+			return errors.New("the calendar is held: " + err.Error()) // as text, so that Bisect blames no retry for it
+		}
+		if err != nil {
+			return err
+		}
+		tried += len(part)
+		for i, got := range slots {
+			part[i].end.reserved(got, part[i].Backoff, b.Now())
+		}
+		return nil
+	}, func(w wanting, err error) error {
+		tried++
+		return without(w, err)
+	})
+	if pg.RowsFault(err) { // all of them failed
+		for _, w := range all[tried:] {
+			_ = without(w, err)
+		}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reserve retries: %w", err)
+	}
+	return nil
+}
+
+// reserved puts the retry off to its slot, or discards the job if there was no slot for it.
+func (o *Outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.Time) {
+	switch {
+	case got.Reason != "":
+		o.Delay, o.Slot = 0, nil
+		o.discard(got.Reason)
+	case got.Budgeted:
+		o.Delay, o.Slot = got.Delay, &Slot{backoff, now, got.DueUS}
+	default: // its budget is gone
+		o.Delay, o.Slot = backoff, nil
+	}
+	var e store.ErrorEntry
+	if json.Unmarshal(o.Entry, &e) != nil { // drover wrote the entry, so this cannot fail
+		return
+	}
+	e.DelayMS = o.Delay.Milliseconds()
+	if raw, err := json.Marshal(e); err == nil {
+		o.Entry = raw
+	}
+}
+
+// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
+// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
+type ask struct {
+	wanting
+	done chan error
+}
+
+// slotFor takes a slot for an outcome of r by the settler's connection.
+func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
+	if !e.budgets.wants(r, o) {
+		return nil
+	}
+	a := &ask{wanting{run: r, end: o}, make(chan error, 1)}
+	e.Mu.Lock()
+	e.asks = append(e.asks, a)
+	e.Mu.Unlock()
+	e.poke()
+	select {
+	case err := <-a.done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-e.Idle:
+		return pg.ErrShutdown
+	}
+}
+
+// reservePause is before a reservation is tried again that the database refused.
+const reservePause = time.Second
+
+// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
+// that need none.
+func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
+	e.Mu.Lock()
+	asks := e.asks
+	e.asks = nil
+	e.Mu.Unlock()
+	var ends []wanting
+	for _, a := range asks {
+		ends = append(ends, a.wanting)
+	}
+	for _, r := range out {
+		if e.budgets.wants(r, &r.End) {
+			ends = append(ends, wanting{run: r, end: &r.End})
+		}
+	}
+	err := e.budgets.Reserve(ctx, conn, ends)
+	for _, a := range asks {
+		a.done <- err
+	}
+	if err == nil {
+		e.slots.Over(ctx, e.Shared)
+		return out
+	}
+	e.slots.Failed(ctx, e.Shared, "taking slots of retry budgets", err)
+	return slices.DeleteFunc(out, func(r *Run) bool {
+		if !e.budgets.wants(r, &r.End) {
+			return false
+		}
+		e.later(r, reservePause)
+		return true
+	})
+}

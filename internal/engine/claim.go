@@ -1,0 +1,547 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+const (
+	MaxClaim = 2000 // jobs in one claim
+
+	SleepAfter   = 250 * time.Millisecond // without a job, before drover_sleepers is written
+	firstPoll    = time.Millisecond       // doubled up to the poll interval
+	AwakePoll    = 8 * time.Millisecond   // the longest before drover_sleepers is written: nobody notifies until then
+	TrickleRate  = 50                     // jobs a second that it is notified of one by one, asleep: less work than 125 looks
+	TrickleBurst = 10                     // and so many at once
+	MinTurn      = 50                     // jobs that a claim wants before it waits for its turn
+	turnPatience = 5 * time.Second        // how long it waits: others' claims take tens of milliseconds
+	turnPause    = 30 * time.Second       // without turns, after one did not come
+
+	minDueGap = 20 * time.Millisecond // between looks for due jobs that turn out to be other processes'
+
+	RestAfter = 10 * time.Second // without a job, before a supervisor that hears nothing looks less often still
+)
+
+// claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
+type claimer struct {
+	*Shared
+	*alarm
+	runner *runner
+	Floors *floors.Floors
+	Near   *floors.Near
+	Audit  *audit
+	ended  chan struct{} // closed once claiming has ended
+
+	sleeping atomic.Int64 // queues in which drover_sleepers should say that we sleep
+
+	// The rest is the claimer goroutine's own.
+	Link    store.Line
+	Doubt   []string    // queues of a claim whose outcome is unknown: find out before the next
+	hunt    *store.Hunt // for what it claimed
+	Trouble Trouble
+	Next    time.Time     // look not before
+	Step    time.Duration // the last wait
+	IdleAt  time.Time     // since when nothing was found; zero while there is work
+	Asleep  bool          // drover_sleepers says so
+	until   time.Time     // and until when; zero: for good
+	full    []string      // and in which queues there is no room
+	hearing floors.Missed
+	trickle trickle
+	Refused RefusedClaims
+
+	OutOfTurn time.Time // wait for no turn before
+
+	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
+	fullAt    time.Time // since when; zero while there is room
+}
+
+func newClaimer(s *Shared, w *runner) *claimer {
+	c := &claimer{
+		Shared: s, alarm: s.alarm, runner: w, Floors: floors.New(), Near: floors.NewNear(), Audit: &audit{Shared: s, settler: w.settler}, ended: make(chan struct{}), Link: store.NewLine(s.pool),
+		Refused: RefusedClaims{Most: MaxClaim},
+	}
+	c.Trouble = Trouble{means: "no job is claimed", link: &c.Link}
+	return c
+}
+
+// run claims until ctx is done, then closes the buffers: what has not started goes back, workers end once their job
+// has. What is under way ends with base.
+func (c *claimer) run(ctx, base context.Context) {
+	defer c.Link.Close(base)
+	defer close(c.ended)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	c.Refused.readAt = c.Now()
+	for ctx.Err() == nil {
+		now := c.Now()
+		c.handBackStale(now)
+		rest := c.Trouble.Until.Sub(now)
+		if rest <= 0 {
+			if c.Doubt != nil {
+				c.FindOut(base)
+				continue
+			}
+			if c.Refused.slow != nil {
+				c.setSlowAside(base)
+				continue
+			}
+			if c.Refused.Failed != nil {
+				c.PickApart(base)
+				continue
+			}
+			if at := c.Refused.readAt; c.rereadAside.Swap(false) || !at.IsZero() && !now.Before(at) {
+				c.TendAside(base)
+			}
+			c.Audit.Page(base, &c.Trouble, now)
+			if plan := c.Request(now); plan != nil {
+				c.Trip(base, plan)
+				continue
+			}
+			if c.fullFor(now) >= SleepAfter && !c.saysFull() {
+				c.sleepFull(base)
+				continue
+			}
+			rest = c.rest(now)
+		}
+		timer.Reset(rest)
+		select {
+		case <-timer.C:
+		case <-c.Signal:
+		case <-ctx.Done():
+		}
+	}
+	c.runner.closeQueues()
+	if !c.Cfg.DisableNotify {
+		c.sleepFull(base)
+	}
+	for c.Doubt != nil && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
+		timer.Reset(max(c.Trouble.Until.Sub(c.Now()), 0))
+		select {
+		case <-timer.C:
+			c.FindOut(base)
+		case <-base.Done():
+		}
+	}
+}
+
+// handBackStale gives up what a slow job keeps from starting: another process may have a free slot.
+func (c *claimer) handBackStale(now time.Time) {
+	for _, q := range c.QueueStates() {
+		if stale := q.Buffer.Drain(now.Add(-BufferPatience)); len(stale) > 0 {
+			q.Congested() // or the next claim would take the same jobs again
+			c.runner.handBack(stale)
+		}
+	}
+}
+
+// claimGroup is one tier of one queue in a claim.
+type claimGroup struct {
+	queue *QueueState
+	tier  int16
+	room  int
+}
+
+// Groups divides what a queue has room for. While fresh jobs wait, retries get a fifth. Of suspects at most the root
+// of the slots are claimed at a time, of strong ones none: see requestAlone.
+func (q *QueueState) Groups(room int) []claimGroup {
+	retries := room
+	if q.Full {
+		q.retries = min(q.retries+float64(room)/5, float64(room))
+		retries = int(q.retries)
+	}
+	return []claimGroup{
+		{q, floors.TierRetry, retries},
+		{q, floors.TierSuspect, max(0, blame.SuspectRoom(q.Slots)-int(q.suspect.Load()))},
+		{q, floors.TierFresh, room},
+	}
+}
+
+// Lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
+func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
+	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.Kinds}
+	for i, g := range groups {
+		if n := len(req.Queues); n == 0 || req.Queues[n-1] != g.queue.Name {
+			req.Queues = append(req.Queues, g.queue.Name)
+		}
+		req.GroupQueue = append(req.GroupQueue, int32(len(req.Queues))) //nolint:gosec // few
+		req.GroupRoom = append(req.GroupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
+		for priority := int16(1); priority <= 9; priority++ {
+			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
+			f := c.Near.Lower(sweep, key, c.Floors.Get(key))
+			req.LaneGroup = append(req.LaneGroup, int32(i+1))
+			req.Lanes = append(req.Lanes, g.tier+priority)
+			req.FloorAt = append(req.FloorAt, f.At)
+			req.FloorID = append(req.FloorID, f.ID)
+		}
+	}
+	return req
+}
+
+// AllLanes is what a full sweep looks through.
+func (c *claimer) AllLanes() *store.ClaimRequest {
+	var groups []claimGroup
+	for _, q := range c.QueueStates() {
+		for _, tier := range []int16{floors.TierFresh, floors.TierRetry, floors.TierSuspect, floors.TierStrong} {
+			groups = append(groups, claimGroup{queue: q, tier: tier})
+		}
+	}
+	return c.Lanes(c.Lease.Load(), groups, floors.Sweep{})
+}
+
+// Plan is a claim about to be made.
+type Plan struct {
+	Lease  *lease // as it was then: control may replace it while the claim is under way
+	floors int    // their version
+	due    time.Time
+	Req    *store.ClaimRequest
+	groups []claimGroup
+	order  *SoloOrder // that it carries out; nil: none
+	Sweep  floors.Sweep
+	Reply  store.ClaimReply
+	unread map[floors.Lane]bool // lanes that it leaves out; nil: none
+}
+
+// Request asks for jobs if it is time and there is room.
+func (c *claimer) Request(now time.Time) *Plan {
+	c.mu.Lock()
+	if c.Poked {
+		c.Poked, c.Next, c.Step = false, now, 0
+	}
+	c.mu.Unlock()
+	l := c.Lease.Load()
+	if l.Ended.Load() {
+		return nil
+	}
+	if order := c.Solo.Load(); order != nil {
+		return c.requestAlone(l, order, now)
+	}
+	if now.Before(c.LookAt()) {
+		return nil
+	}
+	queues := c.QueueStates()
+	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
+		if c.fullAt.IsZero() {
+			c.fullAt = now
+		}
+		return nil
+	}
+	c.fullAt = time.Time{}
+	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now)}
+	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
+	c.mu.Lock()
+	p.due, c.Due = c.Due, time.Time{}
+	c.mu.Unlock()
+	var rooms []int32
+	for i, room := range ShareOut(c.Refused.Most, queues) {
+		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
+		p.groups = append(p.groups, queues[i].Groups(room)...)
+	}
+	p.Req = c.Lanes(l, p.groups, p.Sweep)
+	p.Req.Rooms = rooms
+	c.leaveOut(p, now)
+	p.Req.Turns, p.Req.Patience = c.Turns(queues, rooms, now), min(turnPatience, c.Cfg.Lease/6)
+	return p
+}
+
+// Turns are the queues in which a claim waits until no other is under way: those with a backlog, of which it wants many.
+// Claims that overlap follow the rows that others have just taken to their new versions and lock those before they see
+// that they are running, for as long as the claim takes; the owner's settles skip what is locked and come again.
+func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (turns []string) {
+	if now.Before(c.OutOfTurn) {
+		return nil
+	}
+	for i, q := range queues {
+		switch {
+		case rooms[i] == 0:
+		case !q.Full:
+			return nil // its jobs must not wait for another queue's turn
+		case rooms[i] >= MinTurn:
+			turns = append(turns, q.Name)
+		}
+	}
+	return turns
+}
+
+// full are the queues that it has no room for.
+func (p *Plan) full() []string {
+	full := []string{}
+	for i, room := range p.Req.Rooms {
+		if room == 0 {
+			full = append(full, p.Req.Queues[i])
+		}
+	}
+	return full
+}
+
+// SoloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
+// that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
+type SoloOrder struct {
+	Queue  string
+	IdleBy time.Time   // when it gives up waiting
+	idle   atomic.Bool // nothing else was held any more
+	ran    atomic.Bool // one was claimed
+	Over   atomic.Bool
+}
+
+// requestAlone asks for one strong suspect once nothing else is held.
+func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
+	c.wantsRoom = true // so that drover_sleepers soon says that we take nothing
+	if c.fullAt.IsZero() {
+		c.fullAt = now
+	}
+	i := slices.IndexFunc(c.QueueStates(), func(q *QueueState) bool { return q.Name == order.Queue })
+	switch idle := c.Book.Len() == 0; {
+	case order.Over.Load():
+		return nil
+	case i < 0 || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.IdleBy):
+		order.Over.Store(true)
+		c.beatSoon()
+		return nil
+	case !idle:
+		return nil
+	}
+	p := &Plan{Lease: l, order: order, groups: []claimGroup{{c.QueueStates()[i], floors.TierStrong, 1}}}
+	p.Req = c.Lanes(l, p.groups, floors.Sweep{})
+	p.Req.Rooms = []int32{1}
+	c.leaveOut(p, now)
+	clear(p.Req.FloorAt) // so few look there that floors are not worth keeping
+	clear(p.Req.FloorID)
+	return p
+}
+
+// ShareOut gives each queue what it has room for, n jobs in all: an equal part first, then what others leave.
+func ShareOut(n int, queues []*QueueState) []int {
+	given, room := make([]int, len(queues)), make([]int, len(queues))
+	for i, q := range queues {
+		room[i] = q.Room()
+	}
+	for open := len(queues); n > 0 && open > 0; {
+		part := max(n/open, 1)
+		open = 0
+		for i := range queues {
+			more := min(part, room[i], n)
+			given[i] += more
+			room[i] -= more
+			n -= more
+			if room[i] > 0 {
+				open++
+			}
+		}
+	}
+	return given
+}
+
+// hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
+func (c *claimer) hasRoom(queues []*QueueState) bool {
+	if c.runner.settler.behind() {
+		return false // the settler will say when it has caught up
+	}
+	room := false
+	for _, q := range queues {
+		// The watch goes first: a run that ends in between is either seen here, or sees the watch.
+		if watched := q.WatchRoom(); q.Pending.Load() <= watched {
+			room = true
+		}
+	}
+	return room
+}
+
+// Trip is one claim.
+func (c *claimer) Trip(base context.Context, claim *Plan) {
+	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
+	defer cancel()
+	conn, err := c.Link.Get(ctx)
+	if err != nil {
+		c.failed(base, nil, err)
+		return
+	}
+	started := c.Now()
+	note := c.fallAsleep(claim, started)
+	err = conn.Claim(ctx, note, claim.Req, &claim.Reply)
+	if claim.Reply.Slept {
+		c.fellAsleep(note, started)
+	}
+	c.Refused.Asked(claim.rooms(), &claim.Reply, err)
+	c.AfterClaim(base, claim, err, claim.Reply.Cost(c.Now().Sub(started)))
+	if err != nil {
+		c.failed(base, claim, err)
+		return
+	}
+	c.Trouble.Over(base, c.Shared)
+}
+
+// failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
+// help.
+func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
+	c.SayAnew()
+	c.Next = c.Now()
+	if p != nil && pg.RowsFault(err) {
+		c.Refused.Failed, c.Refused.why = p, err
+		return
+	}
+	c.Trouble.Failed(ctx, c.Shared, "claiming", err)
+}
+
+// rooms is how many jobs the claim asks for.
+func (p *Plan) rooms() (n int) {
+	for _, room := range p.Req.Rooms {
+		n += int(room)
+	}
+	return n
+}
+
+// AfterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
+// committed: its settle could overtake the claim and match nothing.
+func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.Duration) {
+	now := c.Now()
+	reply := &p.Reply
+	if reply.OutOfTurn || !reply.Committed && len(p.Req.Turns) > 0 {
+		c.OutOfTurn = now.Add(turnPause)
+	}
+	switch {
+	case !reply.Committed:
+		if !pg.NotApplied(err) {
+			c.Doubt = p.Req.Queues
+		}
+		return
+	case reply.Fenced:
+		p.Lease.Lose()
+		c.beatSoon()
+		return
+	}
+	if c.Near.Saw(reply.Seen) {
+		c.rewound()
+	}
+	c.Near.Swept(p.Sweep, took, now)
+	if p.order != nil {
+		p.order.ran.Store(len(reply.Jobs) > 0)
+		p.order.idle.Store(true)
+	} else {
+		c.sort(p)
+		c.advance(p)
+	}
+	c.dispatch(ctx, p, now)
+	if n := len(reply.Jobs); n > 0 && n <= TrickleBurst {
+		runtime.Gosched() // so that they start before the next look is sent
+	}
+	c.setPace(p, now)
+}
+
+// sort puts the jobs in the order of the index: an update returns them in any.
+func (c *claimer) sort(p *Plan) {
+	slices.SortFunc(p.Reply.Jobs, func(a, b store.Job) int {
+		if c := cmp.Compare(a.Lane, b.Lane); c != 0 {
+			return c
+		}
+		if c := a.ScheduledAt.Compare(b.ScheduledAt); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.ID, b.ID)
+	})
+}
+
+// advance moves the floors of the lanes that the claim read: those of a group that was not filled to their end,
+// of a filled one up to the lane that filled it.
+func (c *claimer) advance(p *Plan) {
+	last := map[floors.Lane]floors.Floor{}
+	counts := map[floors.Lane]int{}
+	for i := range p.Reply.Jobs {
+		j := &p.Reply.Jobs[i]
+		key := floors.Lane{Queue: j.Queue, N: j.Lane}
+		last[key] = floors.Floor{At: j.ScheduledAt, ID: j.ID}
+		counts[key]++
+	}
+	left := 0
+	for i, g := range p.groups {
+		if i == 0 || g.queue != p.groups[i-1].queue {
+			left = int(p.Req.Rooms[p.Req.GroupQueue[i]-1])
+		}
+		limit, n, final := min(g.room, left), 0, int16(0)
+		for priority := int16(1); priority <= 9; priority++ {
+			if count := counts[floors.Lane{Queue: g.queue.Name, N: g.tier + priority}]; count > 0 {
+				n, final = n+count, priority
+			}
+		}
+		if g.tier == floors.TierRetry {
+			g.queue.retries = max(0, g.queue.retries-float64(n))
+		}
+		left -= n
+		g.queue.Full = left == 0
+		if limit == 0 {
+			continue // not looked at
+		}
+		if n < limit {
+			final = 10 // all nine were read to their end
+		}
+		for priority := int16(1); priority <= min(final, 9); priority++ {
+			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
+			if p.unread[key] {
+				continue
+			}
+			c.Floors.Advance(key, last[key], priority < final, p.Reply.At, p.floors)
+			c.Near.Read(p.Sweep, key, p.Reply.Seen)
+		}
+	}
+}
+
+// dispatch hands claimed jobs to their queues' workers.
+func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
+	if len(p.Reply.Jobs) > 0 {
+		failpoint("claimed")
+	}
+	runs := map[*QueueState][]*Run{}
+	for i, g := range p.groups {
+		if i == 0 || g.queue != p.groups[i-1].queue {
+			runs[g.queue] = nil
+		}
+	}
+	byName := map[string]*QueueState{}
+	for q := range runs {
+		byName[q.Name] = q
+	}
+	for i := range p.Reply.Jobs {
+		j := &p.Reply.Jobs[i]
+		q := byName[j.Queue]
+		r := c.newRun(j, q, p, now)
+		if j.Left {
+			c.Book.Add(r)
+			q.enter([]*Run{r})
+			c.runner.giveBack(r)
+			continue
+		}
+		runs[q] = append(runs[q], r)
+	}
+	for q, runs := range runs {
+		if len(runs) == 0 {
+			continue
+		}
+		c.Book.Add(runs...)
+		q.enter(runs)
+		if !q.Buffer.Put(runs) { // the queue was removed meanwhile
+			for _, r := range runs {
+				c.runner.giveBack(r)
+			}
+		}
+		if c.Handler.Hears(ctx, EventClaimed) {
+			c.Reporter.tell(Event{Kind: EventClaimed, Queue: q.Name, Supervisor: p.Lease.ID, Count: len(runs)})
+		}
+	}
+}
+
+// newRun makes the run of a job that the claim p has taken.
+func (c *claimer) newRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *Run {
+	r := c.Handler.NewRun(j, q.Policy)
+	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
+	r.Late, r.DeleteCompleted = p.Reply.At.Sub(j.ScheduledAt), q.DeleteCompleted
+	r.Runner, r.From, r.Lease, r.tier, r.Received = c.runner, q, p.Lease, j.Lane/10*10, now
+	return r
+}

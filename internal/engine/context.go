@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// runContext is a handler's context, made when it is first looked at. A context with a timeout is half of what a short
+// job allocates, and registers with the lease's under a lock that all runs share; a handler that is done at once never
+// asks for it.
+type runContext struct {
+	Parent context.Context //nolint:containedctx // of the one to make
+	Until  time.Time       // its deadline; zero: none
+
+	mu    sync.Mutex
+	made  context.Context         //nolint:containedctx // nil until it is needed
+	stop  context.CancelCauseFunc // of made
+	over  context.CancelFunc      // of made's timeout; stop does all that it does
+	ended bool
+	cause error // of the end, nil: the handler has returned
+}
+
+func (c *runContext) get() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made == nil {
+		c.made, c.stop = context.WithCancelCause(c.Parent)
+		if !c.Until.IsZero() {
+			c.made, c.over = context.WithDeadlineCause(c.made, c.Until, ErrTimeout)
+		}
+		if c.ended {
+			c.stop(c.cause)
+		}
+	}
+	return c.made
+}
+
+// Deadline implements context.Context.
+func (c *runContext) Deadline() (time.Time, bool) { return c.get().Deadline() }
+
+// Done implements context.Context.
+func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
+
+// Err implements context.Context.
+func (c *runContext) Err() error { return c.get().Err() }
+
+// Value implements context.Context.
+func (c *runContext) Value(key any) any { return c.get().Value(key) }
+
+// why is the cause of the context's end, nil before. It makes no context.
+func (c *runContext) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made != nil {
+		return context.Cause(c.made)
+	}
+	if cause := context.Cause(c.Parent); cause != nil {
+		return cause
+	}
+	if !c.Until.IsZero() && !time.Now().Before(c.Until) {
+		return ErrTimeout
+	}
+	return c.cause
+}
+
+// end ends the context.
+func (c *runContext) end(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return
+	}
+	c.ended, c.cause = true, cause
+	if c.made != nil {
+		c.stop(cause)
+	}
+}

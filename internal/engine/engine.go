@@ -1,0 +1,280 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Handler is what the engine asks of the code above it. Its methods are called by many goroutines, and run code of the
+// application. Handle and Decide may panic, block or call runtime.Goexit. The others may block, and always return.
+type Handler interface {
+	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue. The Run may be part of a larger value,
+	// which Run.Task leads back to.
+	NewRun(job *store.Job, policy any) *Run
+
+	// Handle calls the handler of the job, and returns its error. A panic of the handler is an error.
+	Handle(ctx context.Context, r *Run) error
+
+	// Decide returns the outcome of a run whose handler returned err.
+	Decide(r *Run, err error) Outcome
+
+	// CutShort returns the outcome of a run that ended for another reason: one of the errors of this package, or an error that matches
+	// pg.ErrNotCommitted.
+	CutShort(r *Run, why error) Outcome
+
+	// Crashed makes the run of a job that a supervisor held whose process died, or that this supervisor held without knowing. Run.End is what
+	// becomes of it.
+	Crashed(job *store.Held, c Crash) *Run
+
+	// Hears reports whether anybody would notice an event.
+	Hears(ctx context.Context, kind EventKind) bool
+
+	// Tell passes an event on. The engine calls it outside all locks.
+	Tell(ctx context.Context, e *Event)
+}
+
+// Crash is what is known of the end of a run that nobody saw the end of.
+type Crash struct {
+	Owner      string // the supervisor of the run
+	Own        bool   // it is this supervisor, which did not know of the run
+	Started    bool   // the handler may have begun
+	Death      blame.Death
+	Background blame.Background
+}
+
+// Config is complete and valid. The caller fills in the defaults and checks.
+type Config struct {
+	Handler Handler
+	Log     *slog.Logger
+	Clean   func(string) string // makes an error text fit to be stored and logged
+
+	Queues  []Queue        // sorted by name
+	Kinds   []store.KindPolicy   // sorted by kind
+	Budgets []store.BudgetPolicy // those of all jobs and of the kinds, in the order in which they are stored
+	Keep    store.Keeping        // for queues that say nothing else
+
+	Lease           time.Duration
+	PollInterval    time.Duration
+	RestInterval    time.Duration // the poll interval once nothing was found for a while
+	DrainTimeout    time.Duration
+	DisableNotify   bool
+	QuarantineAfter int
+
+	Host, Build, Process string
+}
+
+// Queue is one queue of an engine.
+type Queue struct {
+	store.QueuePolicy
+	Budget          *store.BudgetPolicy // nil: none
+	DeleteCompleted bool
+	Policy          any // for Handler.NewRun
+}
+
+// Engine is one supervisor: it claims jobs, calls handlers, records how the runs ended, keeps the lease and rescues the jobs of dead
+// supervisors.
+type Engine struct {
+	*Shared
+	Claimer  *claimer
+	Settler  *settler
+	Control  *control
+	Redriver *redriver
+	Pruner   *pruner
+	Runner   *runner
+	Budgets  *budgets
+	stopNow  chan struct{}
+	stopOnce sync.Once
+}
+
+// New returns an engine that runs nothing yet.
+func New(cfg Config, pool *pg.Pool) *Engine {
+	s := NewShared(cfg, pool)
+	e := &Engine{Shared: s, stopNow: make(chan struct{}), Redriver: newRedriver(s), Pruner: NewPruner(s), Budgets: &budgets{Shared: s}}
+	e.Settler = newSettler(s, e.Budgets, e.Redriver)
+	e.Runner = NewRunner(s, e.Settler, func(f func()) { go f() })
+	e.Claimer = newClaimer(s, e.Runner)
+	e.Control = newControl(s, e.Budgets, e.Claimer, e.Redriver)
+	s.beatSoon, s.rewound = e.Control.Interrupt, e.Claimer.rewound
+	e.Claimer.Link.Again, e.Settler.Link.Again = s.rewound, e.Claimer.Audit.Reconnected
+	return e
+}
+
+// Run claims and runs jobs until ctx is done, then drains. It calls started once it is registered. It returns an error only if it
+// could not start. Every goroutine of the engine starts here, in New's argument to newRunner, or in AddQueue:
+//
+//	claim   ×1  takes jobs; stops with ctx
+//	work    ×n  a queue's slots; stops when its queue is closed and its job has ended
+//	settle  ×1  records outcomes; stops when claiming has and all is settled
+//	control ×1  heartbeat, notifications, rescue, sweeps; stops after settle
+//	watch   ×1  finds handlers deaf to their timeout; stops after settle
+//	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
+//	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
+//	report  ×1  calls hooks; stops when all events are told
+func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
+	base := context.WithoutCancel(ctx)
+	if err := e.Control.Start(ctx, base); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // stopped before it began
+		}
+		return err
+	}
+	claiming, stopClaiming := context.WithCancel(ctx)
+	defer stopClaiming()
+	working, stopWorking := context.WithCancel(base)
+	defer stopWorking()
+	finishing, giveUp := context.WithCancel(base)
+	defer giveUp()
+
+	var reporting, claimingToo, whileWorking, settling sync.WaitGroup
+	reporting.Go(func() { e.Reporter.Run(base, e.Handler) })
+	claimingToo.Go(func() { e.Pruner.run(claiming) })
+	claimingToo.Go(func() { e.Redriver.run(claiming) })
+	claimingToo.Go(func() { e.Claimer.run(claiming, finishing) })
+	whileWorking.Go(func() { e.Control.run(working) })
+	whileWorking.Go(func() { e.Runner.watch(working) })
+	e.Runner.start()
+	settling.Go(func() { e.Settler.run(finishing, e.Claimer.ended) })
+	e.log.InfoContext(ctx, "supervisor started", slog.String("supervisor", e.Lease.Load().ID),
+		slog.Int("queues", len(e.QueueStates())), slog.Int("workers", len(e.Kinds)))
+	started(ctx)
+
+	<-ctx.Done()
+	e.Draining.Store(true)
+	ending, cancel := context.WithDeadline(base, e.drain(base, giveUp))
+	defer cancel()
+	claimingToo.Wait()
+	settling.Wait()
+	e.Runner.Slots.Wait()
+	stopWorking()
+	whileWorking.Wait()
+	if e.Book.Len() == 0 && e.Claimer.Doubt == nil { // else our row tells a rescuer what had started
+		e.Control.end(ending)
+	}
+	e.Control.TakeBackAtLast(ending)
+	e.Reporter.Close()
+	reporting.Wait()
+	e.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", e.Lease.Load().ID))
+	return nil
+}
+
+// StopNow makes a Run that is stopping cancel its running jobs at once instead of draining.
+func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
+
+// What a stop takes after the running jobs were cancelled, whatever the database does: endPart in all.
+const (
+	HandBack   = 3 * time.Second // until jobs are handed back over their handlers' heads
+	LastSettle = time.Second     // for the last outcomes: a database that is away must not keep the process
+	EndPart    = 5 * time.Second // the rest is for connections to close, and to sign off
+)
+
+// drain waits for the running jobs, then cancels them, then gives up on them. It returns when the rest must have ended.
+func (e *Engine) drain(ctx context.Context, giveUp func()) (end time.Time) {
+	idle := e.Settler.Idle
+	timer := time.NewTimer(e.Cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return time.Now().Add(EndPart)
+	case <-timer.C:
+	case <-e.stopNow:
+	}
+	end = time.Now().Add(EndPart)
+	e.Lease.Load().Cancel(pg.ErrShutdown)
+	timer.Reset(HandBack)
+	select {
+	case <-idle:
+		return end
+	case <-timer.C:
+	}
+	e.Runner.abandonAll(ctx)
+	timer.Reset(LastSettle)
+	select {
+	case <-idle:
+	case <-timer.C:
+		giveUp()
+		e.log.ErrorContext(ctx, "outcomes could not be recorded, others will rescue the jobs", slog.Int("count", e.Book.Len()))
+	}
+	return end
+}
+
+// Errors of AddQueue and RemoveQueue.
+var (
+	ErrServed    = errors.New("the queue is served already")
+	ErrNotServed = errors.New("the queue is not served")
+)
+
+// Serves reports whether the engine claims from a queue.
+func (e *Engine) Serves(queue string) bool { return slices.Contains(e.QueueNames(), queue) }
+
+// AddQueue starts claiming from another queue. Errors: ErrServed, pg.ErrShutdown, or one of the database.
+func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
+	e.Changing.Lock()
+	defer e.Changing.Unlock()
+	queues, state, err := e.with(q)
+	if err != nil {
+		return err
+	}
+	l := e.Lease.Load()
+	if l != nil {
+		reg := e.registration(l.ID, queues)
+		if err := store.Serve(ctx, e.pool, l.ID, reg); err != nil {
+			return err
+		}
+		e.Budgets.know(reg.Scopes)
+	}
+	if !e.Runner.open(queues, state) {
+		return pg.ErrShutdown
+	}
+	if e.Lease.Load() != l { // registered anew meanwhile, perhaps without the queue
+		e.Control.Interrupt()
+	}
+	e.alarm.SayAnew()
+	e.alarm.Wake()
+	return nil
+}
+
+// RemoveQueue stops claiming from a queue. Jobs that wait in the buffer are handed back, running ones go on. Errors:
+// ErrNotServed, or one of the database.
+func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
+	e.Changing.Lock()
+	defer e.Changing.Unlock()
+	queues, gone := e.without(name)
+	if gone == nil {
+		return ErrNotServed
+	}
+	e.Runner.handBack(gone.Buffer.Close())
+	if l := e.Lease.Load(); l != nil {
+		return store.Serve(ctx, e.pool, l.ID, e.registration(l.ID, queues))
+	}
+	return nil
+}
+
+// Wake makes the engine look for jobs, if it serves one of the queues.
+func (e *Engine) Wake(serves func(queue string) bool) {
+	if slices.ContainsFunc(e.QueueNames(), serves) {
+		e.alarm.Wake()
+	}
+}
+
+// Redrive makes the engine look for redrives to carry on.
+func (e *Engine) Redrive() { e.Redriver.poke() }
+
+// Cancel ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
+func (e *Engine) Cancel(id string) { e.cancelRun(id) }
+
+// Stats returns how many handlers are at work, how many claimed jobs have not started, and how many handlers have ignored
+// the end of their context since Run.
+func (e *Engine) Stats() (running, buffered int, abandoned int64) {
+	for _, q := range e.QueueStates() {
+		buffered += q.Buffer.Len()
+	}
+	return e.InFlight.Len(), buffered, e.Runner.Abandoned.Load()
+}

@@ -1,0 +1,111 @@
+package engine
+
+import (
+	"encoding/json"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// finding is what a look at the row says about a run whose settle matched nothing.
+type finding int
+
+const (
+	foundSettled      finding = iota // by an earlier try of ours, whose reply was lost
+	foundInTx                        // in the handler's transaction
+	foundNotCommitted                // the handler's transaction did not commit
+	foundHeld                        // still ours, but someone holds the row
+	foundEnded                       // by an operator
+	foundStale                       // someone else's
+)
+
+// found compares the row with the run. Nobody but its owner changes a running row, except a rescuer, which takes
+// the lease first, and an operator's cancel or discard.
+func (r *Run) found(row store.SeenJob, exists bool) finding {
+	tx := r.txOutcome.Load()
+	ours := exists && row.LastClaimedBy(r.Fence)
+	held := exists && row.HeldBy(r.Fence)
+	switch {
+	case held && tx != nil:
+		return foundNotCommitted
+	case held:
+		return foundHeld
+	case tx != nil && ours && (row.State == store.Cancelled && tx.State != store.Cancelled || row.Reason == reasonOperator):
+		return foundEnded
+	case tx != nil && (!exists || ours && row.State == tx.State || !r.Lease.Ended.Load()):
+		return foundInTx
+	case tx != nil:
+		return foundStale
+	case r.committedLate(row, exists, ours):
+		return foundInTx
+	case ours && (row.State == store.Cancelled || row.Reason == reasonOperator):
+		return foundEnded
+	case r.End.completes() && (ours && row.State == store.Completed || !exists && r.DeleteCompleted && !r.Lease.Ended.Load()):
+		return foundSettled // with others, one of which was not ours: complete tells only how many there were
+	case r.tries > 1 && (!exists || ours && r.End.couldBe(row.State) || !r.Lease.Ended.Load()):
+		return foundSettled
+	}
+	return foundStale
+}
+
+// couldBe reports whether the settle of o may have made a row this: its state, or what a policy puts in its place.
+func (o *Outcome) couldBe(state store.State) bool {
+	return state == o.State || o.State == store.Retryable && (state == store.Discarded || state == store.Parked)
+}
+
+// committedLate reports whether the handler's transaction committed after it had been seen open: the handler was
+// given up before it was done.
+func (r *Run) committedLate(row store.SeenJob, exists, ours bool) bool {
+	switch late := r.lateTx; {
+	case late == nil:
+		return false
+	case !exists:
+		return late.completes() && r.DeleteCompleted
+	case !ours: // claimed again since, or in its second life
+		return !late.State.Final() && !r.Lease.Ended.Load()
+	default:
+		return row.State == late.State
+	}
+}
+
+// endInTx takes what the handler's transaction recorded for the end of the run.
+func (r *Run) endInTx() {
+	tx := r.txOutcome.Load()
+	if tx == nil {
+		tx = r.lateTx
+	}
+	took := r.End.Duration
+	r.End = *tx
+	r.End.Duration = took
+}
+
+// endByOperator ends a run whose job an operator cancelled or discarded meanwhile.
+func (r *Run) endByOperator(row store.SeenJob) {
+	took := r.End.Duration
+	switch {
+	case row.State == store.Discarded:
+		r.End = Outcome{State: store.Discarded, Reason: row.Reason, Event: EventDiscarded, Duration: took}
+	case r.End.State != store.Cancelled:
+		r.End = Outcome{State: store.Cancelled, Text: pg.ErrCancelled.Error(), Event: EventCancelled, Duration: took}
+	}
+}
+
+// simplify leaves out of the outcome what the database may have refused: the errors entry, or the deletion of a job that is
+// not kept.
+func (r *Run) simplify() {
+	r.simpler = true
+	o := &r.End
+	if o.completes() {
+		r.DeleteCompleted = false
+		return
+	}
+	o.Text, o.Fingerprint = "outcome could not be encoded", ""
+	raw, err := json.Marshal(store.ErrorEntry{
+		Attempt: r.Attempt, ClaimSeq: r.Seq, Class: o.Class, Error: o.Text,
+		DurationMS: o.Duration.Milliseconds(), Supervisor: r.Owner,
+	})
+	if err == nil && o.Entry != nil {
+		o.Entry = raw
+	}
+	o.Delay = min(o.Delay, pg.MaxSpan)
+}

@@ -1,0 +1,73 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// FindOut ends the doubt about a claim whose reply was lost.
+func (c *claimer) FindOut(base context.Context) {
+	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
+	defer cancel()
+	conn, err := c.Link.Get(ctx)
+	if err == nil {
+		err = c.recoverClaim(ctx, conn)
+	}
+	if err != nil {
+		c.Trouble.Failed(base, c.Shared, "finding out about a lost claim", err)
+		return
+	}
+	c.Trouble.Over(base, c.Shared)
+}
+
+// recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
+// alone could come before its commit. Only then it looks, page by page, at what is held in this supervisor's name and
+// not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
+// and nobody would rescue what is held in its name.
+func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
+	l := c.Lease.Load()
+	if c.hunt == nil || c.hunt.Owner != l.ID {
+		epoch, err := conn.RaiseEpoch(ctx, l.ID, int(l.Epoch.Load()))
+		if errors.Is(err, pg.ErrLeaseLost) {
+			l.Lose() // all of it is for others to rescue
+			c.Doubt = nil
+			c.beatSoon()
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		l.Raise(epoch)
+		c.Floors.Reset()
+		c.hunt = store.NewHunt(l.ID, union(c.Doubt, c.QueueNames()), false)
+		c.hunt.Own = true
+	}
+	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
+	known := slices.Concat(c.Book.All(), c.Apart.All())
+	held, err := conn.Hunt(ctx, c.hunt, Fences(known))
+	if err != nil {
+		return err
+	}
+	if err := c.Audit.giveBack(ctx, conn, c.withoutReruns(held, known), l); err != nil {
+		return err
+	}
+	if c.hunt.Ended() {
+		c.Doubt, c.hunt = nil, nil
+	}
+	return nil
+}
+
+// union is a, and what of b is not in it.
+func union(a, b []string) []string {
+	all := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}

@@ -1,0 +1,160 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
+// each time, and tells the supervisor's outage.
+type Trouble struct {
+	means string      // what does not happen meanwhile
+	link  *store.Line // the part's own connection; may be nil
+
+	Failures int
+	Until    time.Time // no round trip before
+}
+
+// NewSight is how many failures in a row make a part look its server up anew: the name may lead elsewhere by now.
+const NewSight = 3
+
+// growing is the pause after the n-th failure in a row: longer each time, and not as long as others' is, so that a server
+// that comes back is not met by all processes at once. Whatever is tried again at once must wait so.
+func growing(n int) time.Duration {
+	pause := min(RetryPause<<min(n, 10), MaxRetryPause)
+	return pause - rand.N(pause/2) //nolint:gosec // to spread them
+}
+
+// Failed waits before the next round trip.
+func (t *Trouble) Failed(ctx context.Context, s *Shared, what string, err error) {
+	now := s.Now()
+	t.Until = now.Add(growing(t.Failures))
+	t.Failures++
+	if t.link != nil && t.Failures%NewSight == 0 {
+		t.link.Close(ctx)
+	}
+	s.Outage.failed(ctx, s, t, what, err)
+}
+
+// Over notes that a round trip went through.
+func (t *Trouble) Over(ctx context.Context, s *Shared) {
+	if t.Failures == 0 {
+		return
+	}
+	t.Failures, t.Until = 0, time.Time{}
+	s.Outage.over(ctx, s, t)
+}
+
+// outage is the log of what a supervisor's parts have with the database, all of them together: a line when it begins, one
+// a minute while it lasts, one when it is over. It is over when every part's round trips go through, and a write of the
+// heartbeat's has been committed since the last failure: while commits hang, round trips that only read go through. A single
+// failure, such as a connection that was ended and replaced at once, is none. That the server is read-only gets a line of its
+// own, if it turns out later: it says that somebody has to look where the name leads.
+type outage struct {
+	Mu       sync.Mutex
+	Standing map[*Trouble]string // the parts that failed last, and what they wanted to do
+	since    time.Time           // the first failure
+	last     time.Time           // the last one
+	written  time.Time           // when the last write that was committed was sent
+	Failures int
+	logged   bool      // it has a line, so that its end gets one
+	readOnly bool      // and one of a read-only server
+	told     time.Time // when the last line of this outage or an earlier one was written
+}
+
+const (
+	OutageEvery = time.Minute
+	// Where connections break all the time, outages follow each other. The second one within a minute gets its line
+	// once it has lasted this long.
+	outageAgain = 5 * time.Second
+)
+
+func (o *outage) failed(ctx context.Context, s *Shared, t *Trouble, what string, err error) {
+	if message, attrs := o.note(s.Now(), t, what, err); message != "" {
+		s.log.LogAttrs(ctx, slog.LevelWarn, message, attrs...)
+	}
+}
+
+// note returns the line to log, if it is time for one. A log that blocks must not hold up the other parts, so it is
+// written without the lock.
+func (o *outage) note(now time.Time, t *Trouble, what string, err error) (message string, attrs []slog.Attr) {
+	o.Mu.Lock()
+	defer o.Mu.Unlock()
+	if len(o.Standing) == 0 && !o.logged {
+		o.Standing, o.since, o.Failures, o.logged, o.readOnly = map[*Trouble]string{}, now, 0, false, false
+	}
+	o.Standing[t], o.last = what, now
+	o.Failures++
+	recently := !o.told.IsZero() && now.Sub(o.told) < OutageEvery
+	news := o.logged && !o.readOnly && errors.Is(err, pg.ErrReadOnly)
+	if o.Failures < 2 || recently && !news && (o.logged || now.Sub(o.since) < outageAgain) {
+		return "", nil
+	}
+	o.readOnly = o.readOnly || errors.Is(err, pg.ErrReadOnly)
+	message = "database trouble, will be tried again"
+	if o.logged {
+		message = "database trouble goes on"
+	}
+	o.logged, o.told = true, now
+	return message, []slog.Attr{
+		slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
+		slog.Int("failures", o.Failures), slog.Duration("for", now.Sub(o.since)),
+	}
+}
+
+func (o *outage) over(ctx context.Context, s *Shared, t *Trouble) {
+	o.Mu.Lock()
+	delete(o.Standing, t)
+	unsure := o.logged && len(o.Standing) == 0
+	o.Mu.Unlock()
+	if unsure && !o.end(ctx, s) {
+		s.beatSoon() // the next beat shows whether writes are committed
+	}
+}
+
+// Wrote notes that a write was committed.
+func (o *outage) Wrote(ctx context.Context, s *Shared, sent time.Time) {
+	o.Mu.Lock()
+	o.written = sent
+	o.Mu.Unlock()
+	o.end(ctx, s)
+}
+
+// end logs the end of the outage, if it has come.
+func (o *outage) end(ctx context.Context, s *Shared) bool {
+	o.Mu.Lock()
+	over, failures, since := len(o.Standing) == 0 && o.logged && o.written.After(o.last), o.Failures, o.since
+	if over {
+		o.logged = false
+	}
+	o.Mu.Unlock()
+	if over {
+		s.log.InfoContext(ctx, "the database answers again", slog.Int("failures", failures), slog.Duration("after", s.Now().Sub(since)))
+	}
+	return over
+}
+
+// what lists what the parts wanted to do.
+func (o *outage) what() string { return strings.Join(slices.Sorted(maps.Values(o.Standing)), ", ") }
+
+// means lists what does not happen meanwhile.
+func (o *outage) means() string {
+	var all []string
+	for t := range o.Standing {
+		if t.means != "" {
+			all = append(all, t.means)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), "; ")
+}

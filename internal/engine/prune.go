@@ -1,0 +1,165 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+const PruneBatch = 1000
+
+// pruner deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
+// all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
+type pruner struct {
+	*Shared
+	Every time.Duration
+}
+
+func NewPruner(s *Shared) *pruner { return &pruner{s, time.Minute} }
+
+func (s *pruner) run(ctx context.Context) {
+	trouble := Trouble{means: "jobs that have ended are kept for longer"}
+	timer := time.NewTimer(s.Every)
+	defer timer.Stop()
+	var walk PruneWalk
+	for rounds := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		timer.Reset(s.Every)
+		if !s.Prunes.Load() {
+			trouble.Over(ctx, s.Shared)
+			continue
+		}
+		if trouble.Failures == 0 { // else it goes on
+			if rounds%60 == 0 {
+				walk = PruneWalk{Whole: true} // from the start: some jobs were too young an hour ago
+			}
+			rounds++
+		}
+		var err error
+		switch walk, err = s.Prune(ctx, walk, s.Cfg.Keep); {
+		case err == nil:
+			trouble.Over(ctx, s.Shared)
+		case ctx.Err() != nil:
+		case pg.Answered(err):
+			trouble.Over(ctx, s.Shared)
+			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
+		default:
+			trouble.Failed(ctx, s.Shared, "pruning", err)
+			timer.Reset(min(trouble.Until.Sub(s.Now()), s.Every))
+		}
+	}
+}
+
+// PruneWalk is where the pruner stands.
+type PruneWalk struct {
+	After string // the last id that was walked
+	Whole bool   // ids that are no ULIDs of today are walked as well
+}
+
+// Prune walks on until nothing is left to walk, in small transactions, and returns where the next walk begins.
+func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) (PruneWalk, error) {
+	on, done, err := store.Borrow(ctx, s.pool)
+	if err != nil {
+		return walk, err
+	}
+	defer done()
+	for after := walk.After; ; {
+		step, err := on.Retain(ctx, after, keep, walk.Whole, PruneBatch)
+		if pg.StepFault(err) {
+			step, err = s.pruneApart(ctx, on, after, keep, walk.Whole)
+		}
+		if step.Deleted+step.Archived > 0 {
+			s.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
+		}
+		s.logRefused(ctx, step.Refused)
+		if err == nil && len(step.FollowUps) > 0 {
+			err = s.followUpsAgain(ctx, on, step.FollowUps)
+		}
+		switch {
+		case err != nil:
+			return walk, err
+		case step.Last == "":
+			walk.Whole = false
+			return walk, nil
+		}
+		if after = step.Last; !step.Odd { // jobs that grow old sort in front of the odd ids, so do not go on behind those
+			walk.After = after
+		}
+	}
+}
+
+// pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
+// cannot be read: it tries the step's jobs in parts, and sets aside the one that is at fault.
+func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
+	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, PruneBatch)
+	if err != nil {
+		return all, err
+	}
+	err = pg.Bisect(ids, func(part []string) error {
+		step, err := conn.RetainThese(ctx, part, keep)
+		if err != nil {
+			return err
+		}
+		all.Deleted += step.Deleted
+		all.Archived += step.Archived
+		all.Refused = append(all.Refused, step.Refused...)
+		return nil
+	}, func(id string, fault error) error {
+		if err := conn.SetAside(ctx, pathPrune, id, fault); err != nil {
+			return err
+		}
+		all.Refused = append(all.Refused, store.RefusedRow{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathPrune})
+		return nil
+	})
+	if all.Odd = odd; len(ids) == PruneBatch {
+		all.Last = ids[PruneBatch-1]
+	}
+	return all, err
+}
+
+// Paths of the table drover_set_aside.
+const (
+	pathPrune    = "prune"
+	pathFollowUp = "follow-up"
+)
+
+// logRefused logs the jobs that were set aside. A job is tried and logged again when the pruner comes by after the
+// job's pause, which grows to a day: never twice within a minute.
+func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
+	for _, r := range refused {
+		if r.ID == "" {
+			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
+			continue
+		}
+		s.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job", r.ID),
+			slog.String("error", r.Error), slog.String("code", r.Code))
+	}
+}
+
+// followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
+func (s *pruner) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
+	return pg.Bisect(ids, func(part []string) error {
+		made, refused, err := conn.FollowUpsAgain(ctx, part)
+		if err != nil {
+			return err
+		}
+		if made > 0 {
+			s.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
+		}
+		for i := range refused {
+			refused[i].Path = pathFollowUp
+		}
+		s.logRefused(ctx, refused)
+		return nil
+	}, func(id string, fault error) error {
+		s.logRefused(ctx, []store.RefusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
+		return conn.SetAside(ctx, pathFollowUp, id, fault)
+	})
+}

@@ -1,0 +1,181 @@
+package engine
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
+)
+
+// QueueState is one queue in a supervisor: its buffer, its slots, its pace.
+type QueueState struct {
+	Queue
+	Buffer  Buffer
+	Pending atomic.Int64 // claimed, and not ended
+	Watched atomic.Int64 // see watchRoom
+	suspect atomic.Int64 // of the pending, those whose process died once
+
+	// The handlers' time since the last look, for the bound on the buffer.
+	ranFor atomic.Int64 // nanoseconds
+	RanN   atomic.Int64
+
+	// Owned by the engine.
+	typical time.Duration // of a run; 0 until one has ended
+	retries float64       // share of claims that retries have saved up
+	Full    bool          // the last claim took all there was room for: fresh jobs may wait
+}
+
+func NewQueueState(q Queue) *QueueState { return &QueueState{Queue: q} }
+
+// Ran notes how long a handler took.
+func (q *QueueState) Ran(d time.Duration) {
+	q.ranFor.Add(int64(d))
+	q.RanN.Add(1)
+}
+
+// enter takes places for claimed jobs.
+func (q *QueueState) enter(runs []*Run) {
+	for _, r := range runs {
+		if r.tier == floors.TierSuspect {
+			q.suspect.Add(1)
+		}
+	}
+	q.Pending.Add(int64(len(runs)))
+}
+
+// Leave gives a claimed job's place back, and reports whether that makes the room the claimer waits for.
+func (q *QueueState) Leave(tier int16) bool {
+	if tier == floors.TierSuspect {
+		q.suspect.Add(-1)
+	}
+	return q.Pending.Add(-1) == q.Watched.Load()
+}
+
+const (
+	// PrefetchTime bounds the buffer: what waits in it is blamed if the process dies, and sits out a slow job.
+	PrefetchTime = 50 * time.Millisecond
+
+	// MaxPrefetch bounds it where runs take next to no time.
+	MaxPrefetch = 4000
+
+	// BufferPatience is how long a claimed job may wait for a slot before it is handed back.
+	BufferPatience = time.Second
+)
+
+// Capacity is how many jobs may be claimed and not ended: the slots, and what they get through in prefetchTime.
+func (q *QueueState) Capacity() int {
+	if n := q.RanN.Swap(0); n > 0 {
+		mean := time.Duration(q.ranFor.Swap(0) / n)
+		if q.typical == 0 {
+			q.typical = mean
+		}
+		q.typical = max((3*q.typical+mean)/4, time.Microsecond)
+	}
+	if q.typical == 0 || q.typical >= PrefetchTime {
+		return q.Slots
+	}
+	return q.Slots + int(min(int64(q.Slots)*int64(PrefetchTime)/int64(q.typical), MaxPrefetch))
+}
+
+// Congested notes that claimed jobs had to wait: until runs end again there is no reason to claim ahead.
+func (q *QueueState) Congested() { q.typical = BufferPatience }
+
+// Room is how many jobs may be claimed now.
+func (q *QueueState) Room() int { return max(0, q.Capacity()-int(q.Pending.Load())) }
+
+// WatchRoom is the number of pending jobs from which down a claim is worth its round trip: a slot is free, or a
+// quarter of the buffer. The run that ends there signals the claimer.
+func (q *QueueState) WatchRoom() int64 {
+	q.Watched.Store(int64(max(q.Slots-1, q.Capacity()*3/4)))
+	return q.Watched.Load()
+}
+
+// Buffer holds claimed jobs until a worker takes them. It is safe for concurrent use; the zero value is empty.
+type Buffer struct {
+	Mu     sync.Mutex
+	more   sync.Cond
+	Runs   []*Run // from head on
+	Head   int
+	closed bool
+}
+
+// Put adds runs; a closed buffer returns false.
+func (b *Buffer) Put(runs []*Run) bool {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if b.closed {
+		return false
+	}
+	if b.Head > 0 && b.Head == len(b.Runs) {
+		b.Runs, b.Head = b.Runs[:0], 0
+	}
+	b.Runs = append(b.Runs, runs...)
+	b.cond()
+	if len(runs) == 1 {
+		b.more.Signal()
+	} else {
+		b.more.Broadcast()
+	}
+	return true
+}
+
+func (b *Buffer) cond() {
+	if b.more.L == nil {
+		b.more.L = &b.Mu
+	}
+}
+
+// Take waits for a run; false means the buffer is closed.
+func (b *Buffer) Take() (*Run, bool) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.cond()
+	for b.Head == len(b.Runs) {
+		if b.closed {
+			return nil, false
+		}
+		b.more.Wait()
+	}
+	r := b.Runs[b.Head]
+	b.Runs[b.Head] = nil
+	b.Head++
+	return r, true
+}
+
+// Drain takes what waits, if its oldest has waited since before the given time.
+func (b *Buffer) Drain(before time.Time) []*Run {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if b.Head == len(b.Runs) || !b.Runs[b.Head].Received.Before(before) {
+		return nil
+	}
+	return b.Rest()
+}
+
+// Close ends the workers that wait and returns what waited.
+func (b *Buffer) Close() []*Run {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.closed = true
+	b.cond()
+	b.more.Broadcast()
+	return b.Rest()
+}
+
+// Rest ends and returns the runs that wait. Callers hold mu.
+func (b *Buffer) Rest() []*Run {
+	runs := append([]*Run(nil), b.Runs[b.Head:]...)
+	clear(b.Runs)
+	b.Runs, b.Head = b.Runs[:0], 0
+	for _, r := range runs {
+		r.Finish()
+	}
+	return runs
+}
+
+func (b *Buffer) Len() int {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	return len(b.Runs) - b.Head
+}

@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// redriver carries on redrives, whoever started them: every supervisor ticks, the database lets one at a time do it.
+type redriver struct {
+	*Shared
+	signal chan struct{}
+	capped atomic.Bool // a redriven job that ends may make room for another of its key
+
+	// Only the goroutine that ticks uses these.
+	Batch   int // what a tick may do; less after one that was cut off
+	Trouble Trouble
+}
+
+func newRedriver(s *Shared) *redriver {
+	return &redriver{Shared: s, signal: make(chan struct{}, 1), Batch: paceBatch, Trouble: Trouble{means: "paced redrives stand still"}}
+}
+
+// poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
+func (r *redriver) poke() {
+	select {
+	case r.signal <- struct{}{}:
+	default:
+	}
+}
+
+// ended notes that a run has ended.
+func (r *redriver) ended(run *Run) {
+	if run.Redrives > 0 && r.capped.Load() {
+		r.poke()
+	}
+}
+
+const (
+	paceTimeout = 5 * time.Second       // of one tick
+	paceRetry   = time.Second           // after a failed one
+	paceLeast   = 20 * time.Millisecond // between two
+	paceBatch   = 1000                  // jobs that a tick takes up or lets go of each redrive
+)
+
+// run ticks while a redrive is under way; the heartbeat says when there is one.
+func (r *redriver) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-r.signal:
+		}
+		wait, idle := r.tick(ctx)
+		least := time.NewTimer(paceLeast)
+		select {
+		case <-ctx.Done():
+			least.Stop()
+			return
+		case <-least.C:
+		}
+		if idle {
+			timer.Stop()
+		} else {
+			timer.Reset(max(wait-paceLeast, 0))
+		}
+	}
+}
+
+func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
+	ticking, cancel := context.WithTimeout(ctx, paceTimeout)
+	defer cancel()
+	conn, done, err := store.Borrow(ticking, r.pool)
+	var reply store.PaceReply
+	if err == nil {
+		reply, err = conn.Pace(ticking, r.Batch)
+		done()
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			r.Failed(ctx, err)
+		}
+		return paceRetry, false
+	}
+	r.Worked(ctx, reply.Refused)
+	r.capped.Store(reply.Capped)
+	if reply.Released > 0 {
+		r.alarm.NoteDue(r.Now())
+		r.Reporter.tell(Event{Kind: EventRedriven, Supervisor: r.Lease.Load().ID, Count: int(reply.Released)})
+	}
+	return reply.Wait, reply.Idle
+}
+
+// Failed notes a failed tick. After a tick that was cut off the next one asks for less, so that ticks do not end at the
+// same place for ever.
+func (r *redriver) Failed(ctx context.Context, err error) {
+	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
+		r.Batch = max(r.Batch/4, 1)
+	}
+	r.Trouble.Failed(ctx, r.Shared, "carrying on redrives", err)
+}
+
+// Worked logs what a tick skipped.
+func (r *redriver) Worked(ctx context.Context, refused []store.RedriveRefusal) {
+	r.Batch = min(2*r.Batch, paceBatch)
+	r.Trouble.Over(ctx, r.Shared)
+	for _, job := range refused {
+		r.log.WarnContext(ctx, "redrive skipped a job",
+			slog.String("job_id", job.ID), slog.String("redrive", job.Redrive), slog.String("reason", job.Why))
+	}
+}

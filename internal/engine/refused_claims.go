@@ -1,0 +1,422 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
+// a failure the claimer lists the jobs that the claim would have taken, claims them in parts, and takes the job at
+// fault out of the way of others: drover_refuse puts it off, or discards it. If the database refuses that as well,
+// the job is set aside, and claims leave it out.
+
+// asideEvery is how often the list of set-aside jobs is read while there are any.
+const asideEvery = 5 * time.Second
+
+// asideTries is how many of them are tried again at a time.
+const asideTries = 10
+
+// skipLane is how long claims leave out a lane that cannot be read at all.
+const skipLane = time.Minute
+
+// RefusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
+type RefusedClaims struct {
+	Failed  *Plan                     // the last claim, if it failed for the fault of a row
+	why     error                     // its error
+	slow    *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
+	Aside   []string                  // jobs that no claim asks for, the first of them
+	due     []string                  // those of them whose pause is over
+	strong  []string                  // strong suspects among them: their turn to run alone tries them
+	readAt  time.Time                 // when the list is read next; zero: it is empty
+	skipped map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
+	Most    int                       // jobs that a claim asks for at most
+}
+
+// errClaimInDoubt ends a walk: the reply to one of its claims was lost.
+var errClaimInDoubt = errors.New("drover: claim in doubt")
+
+// Asked notes how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks for
+// fewer jobs; after one that was full and small, for twice as many.
+func (r *RefusedClaims) Asked(n int, reply *store.ClaimReply, err error) {
+	got := len(reply.Jobs)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		r.Most = max(1, n/2)
+	case !reply.Committed:
+	case reply.Bytes > store.LargeReply:
+		r.Most = max(1, int(int64(got)*store.LargeReply/int64(reply.Bytes)))
+	case got >= r.Most && reply.Bytes <= store.LargeReply/2:
+		r.Most = min(MaxClaim, 2*r.Most)
+	}
+}
+
+// ReadAside reads which jobs are set aside, and forgets lanes that were left out long enough.
+func (c *claimer) ReadAside(base context.Context) {
+	ctx, cancel := c.tripContext(base)
+	defer cancel()
+	now := c.Now()
+	conn, err := c.Link.Get(ctx)
+	var jobs []store.AsideJob
+	if err == nil {
+		jobs, err = conn.Aside(ctx, c.QueueNames(), c.Kinds)
+	}
+	if err != nil {
+		c.Refused.readAt = now.Add(asideEvery)
+		if !pg.RowsFault(err) {
+			c.Trouble.Failed(base, c.Shared, "reading which jobs are set aside", err)
+			return
+		}
+		c.quiet.log(ctx, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		return
+	}
+	c.Refused.Aside, c.Refused.due, c.Refused.strong, c.Refused.readAt = nil, nil, nil, time.Time{}
+	for _, j := range jobs {
+		c.Refused.Aside = append(c.Refused.Aside, j.ID)
+		switch {
+		case !j.Due:
+		case j.Strong:
+			c.Refused.strong = append(c.Refused.strong, j.ID)
+		case len(c.Refused.due) < asideTries:
+			c.Refused.due = append(c.Refused.due, j.ID)
+		}
+	}
+	if len(jobs) > 0 {
+		c.Refused.readAt = now.Add(asideEvery)
+	}
+}
+
+// TendAside reads the list, and tries again the jobs whose pause is over, each by itself.
+func (c *claimer) TendAside(base context.Context) {
+	c.ReadAside(base)
+	l, queues := c.Lease.Load(), c.QueueStates()
+	if l.Ended.Load() || c.Solo.Load() != nil || !c.hasRoom(queues) {
+		return
+	}
+	p := c.planOf(l, queues)
+	for _, id := range c.Refused.due {
+		if err := c.tryAside(base, p, id); err != nil {
+			c.failed(base, nil, err)
+			return
+		}
+	}
+	if err := c.forgetAside(base, c.Refused.strong); err != nil {
+		c.failed(base, nil, err)
+	}
+}
+
+// tryAside claims a job that is set aside, by itself, unless another process does.
+func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
+	ctx, cancel := c.tripContext(base)
+	defer cancel()
+	conn, err := c.Link.Get(ctx)
+	if err != nil {
+		return err
+	}
+	if mine, err := conn.TryAside(ctx, store.PathClaim, id); err != nil || !mine {
+		return err
+	}
+	_, err = c.claimParts(base, p, []store.Head{{ID: id, ClaimSeq: -1}}, c.Now().Add(c.Cfg.Lease/4))
+	return err
+}
+
+// forgetAside lets claims ask for jobs again.
+func (c *claimer) forgetAside(base context.Context, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	ctx, cancel := c.tripContext(base)
+	defer cancel()
+	conn, err := c.Link.Get(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.Passed(ctx, store.PathClaim, ids)
+}
+
+// leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
+func (c *claimer) leaveOut(p *Plan, now time.Time) {
+	p.Req.But = len(c.Refused.Aside) > 0
+	if len(c.Refused.skipped) == 0 {
+		return
+	}
+	p.unread = map[floors.Lane]bool{}
+	var rest []int
+	for i := range p.Req.Lanes {
+		switch until, skip := c.Refused.skipped[p.Req.Lane(i)]; {
+		case skip && now.Before(until):
+			p.unread[p.Req.Lane(i)] = true
+		default:
+			delete(c.Refused.skipped, p.Req.Lane(i))
+			rest = append(rest, i)
+		}
+	}
+	p.Req = p.Req.Only(rest)
+}
+
+// planOf is a claim of certain jobs.
+func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
+	p := &Plan{Lease: l}
+	var names []string
+	for _, q := range queues {
+		p.groups = append(p.groups, claimGroup{queue: q})
+		names = append(names, q.Name)
+	}
+	p.Req = &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.Kinds, Queues: names, BelowLane: floors.TierStrong}
+	return p
+}
+
+// PickApart takes a claim that failed, claims its jobs in parts, and takes those at fault out of the way. If none of them
+// passes it tries jobs from the other end of the lanes: if none passes there either, no single job may be at fault.
+func (c *claimer) PickApart(base context.Context) {
+	p, why := c.Refused.Failed, c.Refused.why
+	c.Refused.Failed, c.Refused.why = nil, nil
+	if l := c.Lease.Load(); l.ID != p.Lease.ID || l.Ended.Load() {
+		return
+	}
+	p.Lease = c.Lease.Load()
+	p.Req.Epoch, p.Req.BelowLane = int(p.Lease.Epoch.Load()), floors.TierStrong+10
+	c.ReadAside(base)
+	p.Req.But = len(c.Refused.Aside) > 0
+	if order := p.order; order != nil {
+		order.idle.Store(true)
+	}
+	heads, err := c.heads(base, p, false)
+	var w walked
+	if err == nil {
+		w, err = c.claimParts(base, p, heads, c.Now().Add(c.Cfg.Lease/4))
+	}
+	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
+		var others []store.Head
+		if others, err = c.heads(base, p, true); err == nil {
+			more, fault := c.claimParts(base, p, w.without(others), c.Now().Add(c.Cfg.Lease/4))
+			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
+		}
+	}
+	if err == nil && w.claimed == 0 {
+		w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !pg.Lasting(r.err) })
+		if len(w.refused) == 0 { // nothing passed, or nothing was there
+			err = why
+		}
+	}
+	if err == nil {
+		err = c.refuseAll(base, w.refused)
+	}
+	if err != nil {
+		c.failed(base, nil, err)
+		return
+	}
+	c.Trouble.Over(base, c.Shared)
+	c.Wake()
+}
+
+// heads lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
+// while, if others can be read.
+func (c *claimer) heads(base context.Context, p *Plan, last bool) (all []store.Head, err error) {
+	read := 0
+	list := func(lanes []int) error {
+		ctx, cancel := c.tripContext(base)
+		defer cancel()
+		conn, err := c.connect(ctx)
+		if err != nil {
+			return err
+		}
+		heads, err := conn.Heads(ctx, p.Req.Only(lanes), last, c.walkBound())
+		if err == nil {
+			all = append(all, heads...)
+			read += len(lanes)
+			interleave(all)
+		}
+		return err
+	}
+	lanes := make([]int, len(p.Req.Lanes))
+	for i := range lanes {
+		lanes[i] = i
+	}
+	err = list(lanes)
+	if err == nil || !strings.HasPrefix(pg.SQLState(err), "XX") {
+		return all, err
+	}
+	damaged := map[floors.Lane]error{}
+	err = pg.BisectFailed(lanes, list, func(i int, err error) error {
+		damaged[p.Req.Lane(i)] = err
+		return nil
+	})
+	if err != nil || read == 0 {
+		for _, fault := range damaged {
+			err = errors.Join(err, fault)
+		}
+		return all, err
+	}
+	for key, fault := range damaged {
+		if c.Refused.skipped == nil {
+			c.Refused.skipped = map[floors.Lane]time.Time{}
+		}
+		c.Refused.skipped[key] = c.Now().Add(skipLane)
+		c.quiet.log(base, c.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
+			slog.String("queue", key.Queue), slog.Int("lane", int(key.N)), slog.String("error", fault.Error()))
+	}
+	return all, nil
+}
+
+// interleave puts the first job of each lane in front, then the second of each: a lane in which every job takes its time
+// must not hold up the others.
+func interleave(heads []store.Head) {
+	nth := map[floors.Lane]int{}
+	for i := range heads {
+		key := floors.Lane{Queue: heads[i].Queue, N: heads[i].Lane}
+		heads[i].Nth = nth[key]
+		nth[key]++
+	}
+	slices.SortStableFunc(heads, func(a, b store.Head) int { return cmp.Compare(a.Nth, b.Nth) })
+}
+
+// connect returns the claimer's connection. If there is none, no row is at fault, not even if it took too long.
+func (c *claimer) connect(ctx context.Context) (store.Session, error) {
+	conn, err := c.Link.Get(ctx)
+	if err != nil {
+		return store.Session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+	}
+	return conn, nil
+}
+
+// walked is what came of a walk over jobs to claim.
+type walked struct {
+	claimed int // jobs
+	refused []refusedHead
+}
+
+type refusedHead struct {
+	store.Head
+	err error
+}
+
+// without leaves the refused ones out of a list.
+func (w *walked) without(heads []store.Head) []store.Head {
+	return slices.DeleteFunc(heads, func(h store.Head) bool {
+		return slices.ContainsFunc(w.refused, func(r refusedHead) bool { return r.ID == h.ID })
+	})
+}
+
+// claimParts claims the jobs in parts, first one, then two, four and so on, and starts them, until the end has come.
+func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head, end time.Time) (w walked, err error) {
+	tried := 0
+	err = pg.BisectFailed(heads, func(part []store.Head) error {
+		if tried++; tried > 1 && (c.Now().After(end) || c.Draining.Load()) {
+			return errWalkTooLong
+		}
+		n, err := c.claimPart(base, p, part)
+		w.claimed += n
+		return err
+	}, func(h store.Head, err error) error {
+		w.refused = append(w.refused, refusedHead{h, err})
+		return nil
+	})
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // all of a hundred were refused
+		err = nil // the next claim goes on
+	}
+	if len(heads) > 0 && heads[0].ClaimSeq < 0 && err == nil { // it was set aside, and stays so
+		err = c.refuseAll(base, w.refused)
+	}
+	return w, err
+}
+
+// refuseAll takes jobs out of the way of others while there is time, one at least.
+func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
+	end := c.Now().Add(c.Cfg.Lease / 4)
+	for i, r := range refused {
+		if i > 0 && (c.Now().After(end) || c.Draining.Load()) {
+			break // the next walk meets them again
+		}
+		if err := c.refuse(base, r.Head, r.err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errWalkTooLong ends a walk that has taken a quarter of a lease, because other jobs wait.
+var errWalkTooLong = errors.New("drover: walk took too long")
+
+// claimPart claims some jobs, and starts what it got.
+func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n int, err error) {
+	ctx, cancel := c.tripContext(base)
+	defer cancel()
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	ids := make([]string, len(part))
+	for i, h := range part {
+		ids[i] = h.ID
+	}
+	claim := &Plan{Lease: p.Lease, groups: p.groups, Req: p.Req}
+	err = conn.ClaimThese(ctx, p.Req, ids, c.walkBound(), &claim.Reply)
+	switch reply := &claim.Reply; {
+	case !reply.Committed && !pg.NotApplied(err):
+		c.Doubt = p.Req.Queues
+		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
+			c.Refused.slow = &part[0]
+		}
+		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
+	case !reply.Committed:
+		return 0, err
+	case reply.Fenced:
+		p.Lease.Lose()
+		c.beatSoon()
+		return 0, pg.ErrLeaseLost
+	}
+	if p.order != nil && len(claim.Reply.Jobs) > 0 {
+		p.order.ran.Store(true)
+	}
+	c.dispatch(ctx, claim, c.Now())
+	got := len(claim.Reply.Jobs)
+	if got > 0 && part[0].ClaimSeq < 0 { // it was set aside
+		if err := conn.Passed(ctx, store.PathClaim, ids); err != nil {
+			return got, err
+		}
+	}
+	return got, nil
+}
+
+// setSlowAside sets a job aside that is too large to come back in time. Its row stays as it is: nobody knows whether the
+// claim took it.
+func (c *claimer) setSlowAside(base context.Context) {
+	h := *c.Refused.slow
+	h.ClaimSeq = -1
+	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(TripTimeout, c.Cfg.Lease/2))); err != nil {
+		c.failed(base, nil, err)
+		return
+	}
+	c.Refused.slow = nil
+}
+
+// refuse takes a job out of the way of others.
+func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
+	ctx, cancel := c.tripContext(base)
+	defer cancel()
+	conn, err := c.Link.Get(ctx)
+	if err != nil {
+		return err
+	}
+	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0} // it is set aside already
+	became, err := conn.GiveUp(ctx, g, c.walkBound())
+	if err != nil || became == "" {
+		return err
+	}
+	if became == store.SetAside {
+		c.Refused.Aside = append(c.Refused.Aside, h.ID)
+		c.Refused.readAt = c.Now().Add(asideEvery)
+	}
+	c.logRefused(ctx, store.PathClaim, &Run{Fence: store.Fence{ID: h.ID}, Queue: h.Queue, Kind: h.Kind}, became, why)
+	return nil
+}

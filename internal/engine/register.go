@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// How a supervisor gets its row in drover_supervisors, and takes it out again.
+
+// Start checks the server and registers. What the database may get over by itself is tried again until ctx is done.
+func (c *control) Start(ctx, base context.Context) error {
+	c.Base = base
+	starting := Trouble{means: "this supervisor does not run yet"}
+	for {
+		err := c.tryStart(ctx, base)
+		if err == nil {
+			starting.Over(ctx, c.Shared)
+			return nil
+		}
+		c.Link.Close(base)
+		if ctx.Err() == nil && pg.Temporary(err) {
+			starting.Failed(ctx, c.Shared, "starting", err)
+			timer := time.NewTimer(starting.Until.Sub(c.Now()))
+			select {
+			case <-timer.C:
+				continue
+			case <-ctx.Done():
+				timer.Stop()
+			}
+		}
+		c.EndStrays(base)
+		return err
+	}
+}
+
+const (
+	startTimeout  = 30 * time.Second // of one try
+	startPatience = 2 * time.Second  // for a registration under way when the supervisor is to stop
+)
+
+// tryStart lets a registration end that is under way when ctx is done: cut off, it could be committed later all the same,
+// as the row of a supervisor that does not exist.
+func (c *control) tryStart(ctx, base context.Context) error {
+	checking, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := c.pool.CheckOn(checking, &c.Link.Link); err != nil {
+		return err
+	}
+	registering, cancel := context.WithTimeout(base, startTimeout)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(startPatience)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			cancel()
+		case <-registering.Done():
+		}
+	})()
+	c.Changing.Lock()
+	defer c.Changing.Unlock()
+	if err := c.Register(registering); err != nil {
+		return fmt.Errorf("register supervisor: %w", err)
+	}
+	return nil
+}
+
+// Register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
+// for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
+func (c *control) Register(ctx context.Context) error {
+	conn, err := c.Link.Get(ctx)
+	if err != nil {
+		return err
+	}
+	for _, stray := range c.strays {
+		if err := conn.Forget(ctx, stray); err != nil {
+			return err
+		}
+	}
+	id, sent := ulid.Make().String(), c.Now()
+	c.strays = []string{id}
+	reg := c.registration(id, c.QueueStates())
+	if err := conn.Register(ctx, reg); err != nil {
+		if pg.NotApplied(err) {
+			c.strays = nil
+		}
+		return err
+	}
+	c.strays = nil
+	c.budgets.know(reg.Scopes)
+	c.counted = 0
+	c.turns = blame.Turns{}
+	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
+	c.Solo.Store(nil)
+	c.Kept(sent)
+	c.Lease.Store(newLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
+	c.claimer.distrust()
+	return nil
+}
+
+// end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
+func (c *control) end(ctx context.Context) {
+	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
+		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.Lease.Load().ID))
+	})
+}
+
+// TakeBackAtLast takes the deaths of our earlier leases back, because no other supervisor does.
+func (c *control) TakeBackAtLast(ctx context.Context) {
+	if len(c.Was) == 0 {
+		return
+	}
+	c.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
+		err := c.TakeBack(ctx, conn, min(c.Bound(), 100*time.Millisecond), 600*time.Millisecond)
+		if err == nil && len(c.Was) > 0 {
+			err = errors.New("a rescue of this supervisor's jobs is not over")
+		}
+		return err
+	})
+}
+
+// EndStrays takes registrations out of the tables that may stand although the supervisor never ran.
+func (c *control) EndStrays(ctx context.Context) {
+	if len(c.strays) == 0 {
+		return
+	}
+	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) (err error) {
+		for _, id := range c.strays {
+			err = errors.Join(err, conn.Forget(ctx, id))
+		}
+		return err
+	})
+}
+
+// atLast does something on a connection of its own, in at most two seconds.
+func (c *control) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	link := store.NewLine(c.pool)
+	defer link.Close(ctx)
+	conn, err := link.Get(ctx)
+	if err == nil {
+		err = do(ctx, conn)
+	}
+	if err != nil {
+		c.log.WarnContext(ctx, "supervisor could not "+what, slog.String("error", err.Error()))
+	}
+}

@@ -1,0 +1,398 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// PastLease is a lease that we lost, while others may be rescuing its jobs.
+type PastLease struct {
+	ID   string
+	Late map[string]int // of each job, in how many beats its take-back has timed out
+}
+
+// MostPastLeases is how many lost leases a supervisor remembers. Each costs every beat two round trips, until the rescue of
+// its jobs is over.
+const MostPastLeases = 16
+
+// GaveUp notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
+func (c *control) GaveUp(id string) {
+	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // else registering failed, and is tried again
+		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
+	}
+	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
+}
+
+// TakeBack undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
+// The bounds are those of a statement, and of one for a single job.
+func (c *control) TakeBack(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
+	var left []PastLease
+	var errs []error
+	for _, l := range c.Was {
+		done, err := c.takeBackOne(ctx, conn, &l, bound, longer)
+		if !done {
+			left = append(left, l)
+		}
+		errs = append(errs, err)
+	}
+	c.Was = left
+	return errors.Join(errs...)
+}
+
+// takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
+func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
+	late := false
+	done, err = conn.TakeBack(ctx, l.ID, bound, longer, func(job string, err error) (again bool) {
+		if pg.TimedOut(err) && l.Late[job]+1 < PatientBeats {
+			l.Late[job]++
+			late = true
+			return true
+		}
+		if c.quiet.may("take back "+job, c.Now()) {
+			c.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
+				slog.String("id", job), slog.String("error", err.Error()))
+		}
+		return false
+	})
+	if late {
+		err = cmp.Or(err, pg.ErrNoTime)
+	}
+	return done, err
+}
+
+// Rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
+// is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
+func (c *control) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
+	queues := union(x.Queues, c.QueueNames())
+	h := c.Hunts[x.ID]
+	if h == nil {
+		h = store.NewHunt(x.ID, queues, false)
+		c.Hunts[x.ID] = h
+	}
+	h.Bound = c.Cfg.Lease / 12
+	for !h.Ended() {
+		if _, err := conn.Hunt(ctx, h, nil); err != nil {
+			return err
+		}
+	}
+	if h.All && len(h.Found) == 0 {
+		delete(c.Hunts, x.ID)
+		if len(h.Unread) > 0 {
+			c.logUnread(ctx, h)
+			return nil // its row says that there may be more
+		}
+		return conn.Forget(ctx, x.ID)
+	}
+	if h.Started == nil {
+		started := StartedJobs(h.Found)
+		var crashes []int
+		for _, j := range h.Found {
+			if started[j.ID] {
+				crashes = append(crashes, j.Crashes)
+			}
+		}
+		d, err := conn.Judge(ctx, x.ID, blame.NewDeath(crashes))
+		if err != nil {
+			return err
+		}
+		h.Started, h.Death = started, d
+	}
+	left, err := c.Free(ctx, conn, x.ID, h, h.Found)
+	if err != nil {
+		h.Found = left
+		return err
+	}
+	c.logUnread(ctx, h)
+	c.Hunts[x.ID] = store.NewHunt(x.ID, queues, true) // what someone held just now
+	return nil
+}
+
+// Orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
+// were then. If drover does not know how an owner ended, it counts that as one death among many.
+func (c *control) Orphaned(ctx context.Context, conn store.Session, h *store.Hunt) error {
+	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
+	for {
+		byOwner := map[string][]store.Held{}
+		for _, j := range h.Found {
+			byOwner[j.Owner] = append(byOwner[j.Owner], j)
+		}
+		h.Found = nil
+		var errs []error
+		for owner, held := range byOwner {
+			d, died, err := conn.Verdict(ctx, owner)
+			if err != nil {
+				h.Found, errs = append(h.Found, held...), append(errs, err)
+				continue
+			}
+			if !died {
+				d = blame.Death{Mass: true}
+			}
+			h.Started, h.Death = StartedJobs(held), d
+			left, err := c.Free(ctx, conn, owner, h, held)
+			h.Found, errs = append(h.Found, left...), append(errs, err)
+		}
+		c.logUnread(ctx, h)
+		err := errors.Join(errs...)
+		if err == nil && !h.Ended() {
+			_, err = conn.Hunt(ctx, h, nil)
+		} else if err == nil {
+			return nil
+		}
+		if errors.Is(err, pg.ErrNoTime) {
+			return nil // the next sweep goes on with it
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// freed is a job of a dead supervisor, and what becomes of it.
+type freed struct {
+	j      *store.Held
+	r      *Run
+	deaths []string // of supervisors, which the job is convicted of
+	done   bool
+}
+
+// Free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
+// someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
+// left for the next beat, with the reason.
+func (c *control) Free(ctx context.Context, conn store.Session, owner string, h *store.Hunt, held []store.Held) (left []store.Held, err error) {
+	var errs []error
+	var noSlots error
+	all, late := len(held), 0
+	for len(held) > 0 && err == nil {
+		chunk := held[:min(max(h.Part, 1), len(held))]
+		held = held[len(chunk):]
+		jobs, wait := make([]*freed, 0, len(chunk)), []*freed(nil)
+		for i := range chunk {
+			f := &freed{j: &chunk[i]}
+			if err := c.decide(ctx, conn, owner, h, f); err != nil {
+				errs, wait = append(errs, err), append(wait, f)
+				continue
+			}
+			jobs = append(jobs, f)
+		}
+		if noSlots == nil {
+			noSlots = c.takeSlots(ctx, conn, jobs)
+		}
+		if noSlots != nil {
+			jobs = slices.DeleteFunc(jobs, func(f *freed) bool {
+				if c.budgets.wants(f.r, &f.r.End) {
+					wait = append(wait, f)
+					return true
+				}
+				return false
+			})
+		}
+		var n int
+		n, err = c.settleFreed(ctx, conn, owner, h.Late, jobs)
+		late += n
+		for _, f := range append(jobs, wait...) {
+			if !f.done {
+				left = append(left, *f.j)
+			}
+		}
+	}
+	left = append(left, held...)
+	if late > 0 {
+		h.Late++
+		err = cmp.Or(err, pg.ErrNoTime)
+	}
+	if errors.Is(err, pg.ErrNoTime) && len(left) == all {
+		h.Part = max(h.Part/8, 1) // else a job that took all the time would do so again
+	} else {
+		h.Part = min(2*h.Part, store.MaxSettle)
+	}
+	c.alarm.Wake()
+	return left, errors.Join(append(errs, noSlots, err)...)
+}
+
+// decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
+func (c *control) decide(ctx context.Context, conn store.Session, owner string, h *store.Hunt, f *freed) (err error) {
+	d, started := h.Death, h.Started[f.j.ID]
+	deaths := f.j.DeathsBlamed(owner)
+	var b blame.Background
+	if started && d.Alone() && d.Spares(f.j.Crashes) == "" && f.j.Crashes+1 >= c.Cfg.QuarantineAfter {
+		if b, err = conn.Background(ctx, deaths); err != nil {
+			return err
+		}
+	}
+	f.r = c.Handler.Crashed(f.j, Crash{Owner: owner, Started: started, Death: d, Background: b})
+	if f.r.End.Quarantined {
+		f.deaths = deaths
+	}
+	return nil
+}
+
+// takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
+func (c *control) takeSlots(ctx context.Context, conn store.Session, jobs []*freed) error {
+	ends := make([]wanting, len(jobs))
+	for i, f := range jobs {
+		ends[i] = wanting{run: f.r, end: &f.r.End}
+	}
+	return c.budgets.Reserve(ctx, conn, ends)
+}
+
+// PatientBeats is the number of beats in which a job's write may time out before the job is set aside: a busy server is
+// late too, and another rescuer may have locked the row. Then the job is an orphan, which full sweeps try again.
+const PatientBeats = 3
+
+// settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed
+// returns how many jobs are left for the next beat because of that.
+func (c *control) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*freed) (patient int, err error) {
+	settle := func(part []*freed, bound time.Duration) error {
+		if err := pg.TimeFor(ctx, 2*bound); err != nil {
+			return err
+		}
+		settled, err := conn.Free(ctx, freeingOf(owner, part, bound))
+		if err != nil {
+			return err
+		}
+		for _, f := range part {
+			f.done = true
+			if state := settled[f.j.ID]; state != "" {
+				f.r.End.became(state)
+				c.reportEnd(f.r)
+			}
+		}
+		return nil
+	}
+	var fenced []*freed
+	for _, f := range jobs {
+		if !f.j.Unfenced() {
+			fenced = append(fenced, f)
+			continue
+		}
+		later := !f.j.Once() && f.r.End.State != store.Discarded
+		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
+			return 0, err
+		}
+	}
+	var refused []notFreed
+	passed, tries := false, 0
+	err = pg.Bisect(fenced, func(part []*freed) error {
+		err := settle(part, c.Bound())
+		passed = passed || err == nil
+		return err
+	}, func(f *freed, err error) error {
+		if !pg.TimedOut(err) && f.r.End.Entry != nil && !f.r.simpler {
+			f.r.simplify()
+			if again := settle([]*freed{f}, c.Bound()); again == nil || !pg.RowsFault(again) {
+				passed = passed || again == nil
+				return again
+			}
+		}
+		refused = append(refused, notFreed{f, err})
+		return nil
+	})
+	refused = slices.DeleteFunc(refused, func(b notFreed) bool {
+		if !pg.TimedOut(b.err) {
+			return false
+		}
+		if tries++; tries <= 3 && settle([]*freed{b.f}, c.Cfg.Lease/12) == nil { // alone, and with more time
+			return true
+		}
+		if late+1 < PatientBeats {
+			patient++
+		}
+		return late+1 < PatientBeats
+	})
+	return patient, errors.Join(err, c.giveUpAll(ctx, conn, owner, refused, passed))
+}
+
+// notFreed is a job of a dead supervisor that the database refuses to settle.
+type notFreed struct {
+	f   *freed
+	err error
+}
+
+// giveUpAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
+func (c *control) giveUpAll(ctx context.Context, conn store.Session, owner string, refused []notFreed, passed bool) error {
+	for _, b := range refused {
+		if err := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeingOf is what becomes of jobs of one dead supervisor, and what that says of its death.
+func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing {
+	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
+	for i, one := range part {
+		f.Changes[i] = one.r.End.Change(one.r)
+		if one.r.End.Crashed {
+			f.Blamed = append(f.Blamed, one.j.ID)
+		}
+		if one.deaths != nil {
+			f.Explained[one.j.ID] = one.deaths
+		}
+	}
+	return f
+}
+
+var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
+
+// giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
+// even that is possible, it stays as it is for a pause.
+func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, f *freed, why error, later, aside bool) error {
+	if err := pg.TimeFor(ctx, 2*c.Bound()); err != nil {
+		return err
+	}
+	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, ClaimedAt: f.j.ClaimedAt(), Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
+	text := c.Cfg.Clean(pg.Refusal(why))
+	became, err := conn.GiveUp(ctx, g, c.Bound())
+	if c.quiet.may("rescue "+f.j.ID, c.Now()) {
+		c.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.r), slog.String("became", became),
+			slog.String("error", text))
+	}
+	if err != nil && !pg.RowsFault(err) {
+		return err
+	}
+	f.done = err == nil
+	switch became {
+	case string(store.Discarded):
+		f.r.End.refuse(text)
+		c.report(EventDiscarded, f.r)
+	case string(store.Scheduled), string(store.Retryable):
+		c.report(EventRescued, f.r)
+	}
+	return nil
+}
+
+// refuse turns the outcome into a discard, reason refused, with the database's error.
+func (o *Outcome) refuse(why string) {
+	o.Class, o.Text, o.Quarantined = ClassRefused, why, false
+	o.discard(reasonRefused)
+}
+
+// StartedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
+// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
+// a single attempt the row says so, or the last beat does: the dead process may have known of more attempts.
+func StartedJobs(held []store.Held) map[string]bool {
+	busy := map[string]int{}
+	for _, j := range held {
+		if j.InFlight {
+			busy[j.Queue]++
+		}
+	}
+	started := make(map[string]bool, len(held))
+	for _, j := range held {
+		if j.Once() {
+			started[j.ID] = j.InFlight || j.StartedSeq
+		} else {
+			started[j.ID] = j.InFlight || j.Slots == 0 || busy[j.Queue] < j.Slots
+		}
+	}
+	return started
+}

@@ -1,0 +1,112 @@
+package engine
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// A database can go back to an older state under the processes that work on it: an asynchronous standby takes over, a
+// server that commits without waiting for its log crashes, somebody restores a backup. What a process remembers of the
+// tables may then never have been. A supervisor sees it by its own row (forgotten, refused), by a run whose row is not as
+// the run left it, by transaction ids that fall, and must suspect it wherever a connection broke.
+//
+// By its row, the lease is lost: it goes on under another id, which no forgotten commit has ever seen. Otherwise the lease
+// holds, and it looks again at what it would have passed over: docs/adr/0028-a-database-that-goes-back.md.
+
+const WentBack = "the database has gone back to an older state"
+
+// forgotten reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
+// may have changed it by hand, too.
+func (c *control) forgotten(id string, epoch int, peers []store.Peer) bool {
+	for _, x := range peers {
+		if x.ID != id || x.Epoch != epoch {
+			continue
+		}
+		if x.Beat < c.counted {
+			c.counted = math.MaxInt64 // until there is a new id: registering may fail, and these beats count
+			return true
+		}
+		c.counted = x.Beat + 1
+	}
+	return false
+}
+
+// rewound looks again at all rows: those that came back behind the floors, and those that run in our name.
+func (c *claimer) rewound() {
+	c.distrust()
+	c.Audit.Reconnected()
+}
+
+// withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
+// forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
+func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
+	return slices.DeleteFunc(held, func(j store.Held) bool {
+		again := slices.ContainsFunc(known, func(r *Run) bool {
+			return r.ID == j.ID && r.ClaimedAt.After(j.AttemptedAt.Time)
+		})
+		if again {
+			c.rewound()
+		}
+		return again
+	})
+}
+
+// distrust forgets where jobs have been looked for, and what drover_sleepers says.
+func (c *claimer) distrust() {
+	c.Floors.Reset()
+	c.Near.Reset()
+	c.SayAnew()
+	c.Wake()
+}
+
+// reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
+// sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
+func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	sleepless := reply.Sleeping < c.claimer.sleeping.Load()
+	idle := reply.Turn && c.Solo.Load() == nil
+	if !sleepless && !idle {
+		return nil
+	}
+	var queues []string
+	if sleepless {
+		queues = c.QueueNames()
+	}
+	err := conn.Reassert(ctx, l.ID, queues, idle)
+	if sleepless {
+		c.alarm.SayAnew()
+		c.alarm.Wake()
+	}
+	return err
+}
+
+// Hurry makes a pause between beats that come before their time, longer each time: what calls for them may do so again
+// after each.
+type Hurry struct {
+	n    int       // such beats in a row
+	last time.Time // the last beat
+}
+
+// Next is when to beat because something waits for it: at once, unless the last beat had such a reason too.
+func (h *Hurry) Next(now, planned time.Time) time.Time {
+	at := now
+	if h.n > 0 {
+		at = h.last.Add(growing(h.n - 1))
+	}
+	if planned.Before(at) {
+		return planned
+	}
+	return at
+}
+
+// Went notes a beat that was due at a time.
+func (h *Hurry) Went(now, due time.Time) {
+	if h.last = now; now.Before(due) {
+		h.n++
+	} else {
+		h.n = 0
+	}
+}

@@ -1,0 +1,340 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Why a run was cut short, for Handler.CutShort.
+var (
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores the end of its timeout; the cause of its context, too
+	ErrExpired     = errors.New("drover: expired before a run")       // its ExpiresAt had passed when it was claimed
+	ErrExit        = errors.New("handler called runtime.Goexit")      //
+	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
+	ErrIgnoredStop = errors.New("the handler has not returned since") // after its context had ended, when the supervisor stops
+)
+
+// UndecidedError is why Handler.Decide did not return.
+type UndecidedError struct {
+	Panicked bool
+	Value    any // of the panic; without one it called runtime.Goexit
+}
+
+// Error implements error.
+func (e *UndecidedError) Error() string { return "outcome could not be decided" }
+
+// Run is one claimed job on its way through a worker. NewRun and Crashed of the Handler fill in the exported fields.
+type Run struct {
+	store.Fence     // what its settles compare
+	Task        any // the larger value that the run is part of
+
+	Queue, Kind     string
+	Attempt         int
+	MaxAttempts     int
+	Crashes         int
+	Redrives        int
+	Timeout         time.Duration // 0: none
+	Expired         bool
+	Unreadable      error         // why the row is not known in full; nil: it is
+	TimeBound       bool          // TimeLeft is known
+	TimeLeft        time.Duration // at the claim, until the job must not be retried
+	DeleteCompleted bool
+	Late            time.Duration // how long the job was due at the claim, by the server's clock
+
+	// End is how the run ended. It is set when the run has ended, and from then on the settler's, or the rescuer's.
+	End Outcome
+
+	Runner    *runner
+	From      *QueueState // the queue that the run was claimed from
+	Lease     *lease
+	tier      int16 // of its lane
+	Received  time.Time
+	StartedAt time.Time
+	Ctx       context.Context //nolint:containedctx // a run is one call of a handler
+	Lazy      runContext      // what ctx is, once the run has started
+	phase     atomic.Int32
+	unwanted  atomic.Bool             // an operator has ended its job
+	putOff    atomic.Bool             // its start was refused, and its row says so
+	txOutcome atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction
+	txFailed  atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
+
+	// The settler's own.
+	lateTx    *Outcome  // txOutcome, once that transaction was seen open after the run's end
+	tries     int       // settles sent
+	held      int       // how often its row was locked
+	simpler   bool      // End was simplified, because the database refused it
+	Refusals  int       // how often the database has refused it since then
+	refusedAt time.Time // the first time
+	NotBefore time.Time // when it is tried again
+}
+
+// Outcome is how a run ended, and what its row becomes.
+type Outcome struct {
+	State       store.State
+	Reason      string        // of a discard
+	Class       string        // of a failed run
+	Text        string        // of its error, as stored
+	Fingerprint string        //
+	Entry       []byte        // for the column errors, a store.ErrorEntry; nil: none
+	Delay       time.Duration // until the next run
+	AtOnce      bool          // the next run is due now
+	GiveBack    bool          // the attempt does not count
+	Snoozed     bool
+	Uncounted   bool // by DontCount
+	Crashed     bool // the process died, or the handler ignored its timeout
+	Quarantined bool // the job is convicted of that
+	MaxAttempts int  // for events, if it is not the run's
+	Duration    time.Duration
+	Event       EventKind
+
+	Slot *Slot // of a retry budget; nil: none
+}
+
+// HandedBack is the outcome of a run that did not take place, or that was cut short for reasons that are not the job's.
+func HandedBack(took time.Duration) Outcome {
+	return Outcome{State: store.Available, AtOnce: true, GiveBack: true, Event: EventReleased, Duration: took}
+}
+
+// Words of the tables that the engine writes itself.
+const (
+	reasonOperator = "operator"
+	reasonRefused  = "refused"
+	ClassRefused   = "refused"
+)
+
+// completes reports whether the plain complete statement says all there is to say.
+func (o *Outcome) completes() bool { return o.State == store.Completed }
+
+func (o *Outcome) discard(reason string) {
+	o.State, o.Reason, o.Event = store.Discarded, reason, EventDiscarded
+}
+
+// became notes what the row became, if its failure group has a policy that replaces a retry.
+func (o *Outcome) became(state store.State) {
+	switch {
+	case o.State != store.Retryable:
+	case state == store.Discarded:
+		o.discard(reasonOperator)
+	case state == store.Parked:
+		o.State, o.Event = store.Parked, EventParked
+	}
+}
+
+// due returns when the next run is due, by this process' clock.
+func (o *Outcome) due(now time.Time) time.Time {
+	if o.Slot != nil {
+		now = o.Slot.Taken
+	}
+	return now.Add(o.Delay)
+}
+
+// Change is the outcome of r as store.SQLSettle takes it.
+func (o *Outcome) Change(r *Run) store.Change {
+	c := store.Change{
+		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int of the table's
+		AtOnce: o.AtOnce, GiveBack: o.GiveBack, Snoozed: o.Snoozed, Uncounted: o.Uncounted, Crashed: o.Crashed, Survived: r.survived(o),
+		Failed: o.Class != "" && o.State != store.Cancelled,
+	}
+	if !r.ClaimedAt.IsZero() {
+		c.ClaimedAt = &r.ClaimedAt
+	}
+	if o.Entry != nil {
+		c.Class, c.Fingerprint, c.Entry = o.Class, o.Fingerprint, o.Entry
+	}
+	if (o.State == store.Retryable || o.State == store.Scheduled) && !o.AtOnce {
+		us, ms := o.Delay.Microseconds(), o.Delay.Milliseconds()
+		if c.DelayUS = &us; o.Slot != nil {
+			c.DueUS, c.DelayUS = &o.Slot.DueUS, nil
+		}
+		if o.State == store.Retryable {
+			c.DelayMS = &ms
+		}
+	}
+	return c
+}
+
+// survived reports that the process outlived a suspect's run. A completed one needs no acquittal.
+func (r *Run) survived(o *Outcome) bool {
+	return r.Crashes > 0 && !o.Crashed && !r.StartedAt.IsZero() && o.Event != EventReleased && !o.completes()
+}
+
+// LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.
+func (r *Run) LogValue() slog.Value {
+	return slog.GroupValue(
+		slog.String("id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
+		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
+}
+
+// EndOnce takes the run out of the running ones; only one of worker, watcher and drain can.
+func (r *Run) EndOnce() bool {
+	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
+		return false
+	}
+	r.Runner.InFlight.Remove(r)
+	r.From.Ran(r.Ran())
+	r.leave()
+	return true
+}
+
+// Finish ends a run that needed no handler.
+func (r *Run) Finish() {
+	r.phase.Store(phaseEnded)
+	r.leave()
+}
+
+// leave makes room for the next claim.
+func (r *Run) leave() {
+	if r.From.Leave(r.tier) {
+		r.Runner.alarm.Wake() // other queues may have had room and nothing to do: its next poll may be far
+	}
+}
+
+// Cancel ends the handler's context.
+func (r *Run) Cancel(cause error) { r.Lazy.end(cause) }
+
+// once reports whether the job must not run again once its handler may have begun, unless the handler itself asks for it.
+func (r *Run) once() bool { return r.MaxAttempts == 1 }
+
+// Ran is how long the handler has run, 0 if it was not called.
+func (r *Run) Ran() time.Duration {
+	if r.StartedAt.IsZero() {
+		return 0
+	}
+	return r.Runner.Now().Sub(r.StartedAt)
+}
+
+// Waited is how long the job was due when its handler started.
+func (r *Run) Waited() time.Duration { return r.Late + r.StartedAt.Sub(r.Received) }
+
+// Cause is why the handler's context is over, nil while it is not.
+func (r *Run) Cause() error {
+	if r.Ctx == &r.Lazy {
+		return r.Lazy.why()
+	}
+	return context.Cause(r.Ctx)
+}
+
+// OutOfTime reports whether a retry in d would come after the time until which the job may be retried.
+func (r *Run) OutOfTime(d time.Duration) bool {
+	return r.TimeBound && r.Runner.Now().Sub(r.Received)+d > r.TimeLeft
+}
+
+// Uncommitted is the failure of a run whose handler returned nil although its SettleTx failed. It is nil if none failed,
+// or a later one did not.
+func (r *Run) Uncommitted() error {
+	if r.txFailed.Load() == nil || r.txOutcome.Load() != nil {
+		return nil
+	}
+	return r.notCommitted()
+}
+
+// notCommitted is the failure of a run that was to be settled in its handler's transaction and was not.
+func (r *Run) notCommitted() error {
+	if failed := r.txFailed.Load(); failed != nil {
+		return fmt.Errorf("%w: %w", pg.ErrNotCommitted, *failed)
+	}
+	return pg.ErrNotCommitted
+}
+
+// How long after its timeout a handler may take to notice: as long again, within these bounds. On a busy machine an
+// honest handler is late by tenths of a second, and deafness counts as a crash.
+const (
+	leastDeafGrace = time.Second
+	deafGrace      = 5 * time.Second
+)
+
+// Deaf reports whether the handler has ignored the end of its context.
+func (r *Run) Deaf(now time.Time) bool {
+	if r.Timeout == 0 {
+		return false
+	}
+	grace := max(min(r.Timeout, deafGrace), leastDeafGrace)
+	return now.Sub(r.StartedAt) > r.Timeout+grace
+}
+
+const (
+	phaseBuffered int32 = iota
+	phaseStarted
+	phaseEnded
+)
+
+// runSet is a set of runs. One job may have several: a handler that was given up works on beside the next.
+type runSet struct {
+	mu   sync.Mutex
+	runs map[*Run]struct{}
+}
+
+func (s *runSet) Add(runs ...*Run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.runs == nil {
+		s.runs = map[*Run]struct{}{}
+	}
+	for _, r := range runs {
+		s.runs[r] = struct{}{}
+	}
+}
+
+func (s *runSet) Remove(r *Run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.runs, r)
+}
+
+func (s *runSet) Has(r *Run) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, found := s.runs[r]
+	return found
+}
+
+func (s *runSet) All() []*Run {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.runs))
+}
+
+// under are the runs claimed by a supervisor of the given id.
+func (s *runSet) under(owner string) (runs []*Run) {
+	for _, r := range s.All() {
+		if r.Owner == owner {
+			runs = append(runs, r)
+		}
+	}
+	return runs
+}
+
+// Of are the runs of one job.
+func (s *runSet) Of(id string) (runs []*Run) {
+	for _, r := range s.All() {
+		if r.ID == id {
+			runs = append(runs, r)
+		}
+	}
+	return runs
+}
+
+func (s *runSet) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.runs)
+}
+
+// Fences are what settles of the runs compare.
+func Fences(runs []*Run) []store.Fence {
+	list := make([]store.Fence, len(runs))
+	for i, r := range runs {
+		list[i] = r.Fence
+	}
+	return list
+}

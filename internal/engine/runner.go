@@ -1,0 +1,233 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// runner calls handlers: it has a goroutine for each slot of each queue.
+type runner struct {
+	*Shared
+	settler   *settler
+	spawn     func(func())   // starts a goroutine
+	Slots     sync.WaitGroup // one for each worker; abandoned ones leave theirs to others
+	Abandoned atomic.Int64   // handlers that ignored the end of their context
+}
+
+func NewRunner(s *Shared, settler *settler, spawn func(func())) *runner {
+	return &runner{Shared: s, settler: settler, spawn: spawn}
+}
+
+// start starts the workers of all queues.
+func (w *runner) start() {
+	w.queuesMu.Lock()
+	defer w.queuesMu.Unlock()
+	w.started = true
+	for _, q := range w.queues {
+		w.startQueue(q)
+	}
+}
+
+// startQueue starts the workers of a queue.
+func (w *runner) startQueue(q *QueueState) {
+	w.Slots.Add(q.Slots)
+	for range q.Slots {
+		w.StartWorker(q)
+	}
+}
+
+// StartWorker starts one worker in a free slot. The slot may have belonged to an abandoned handler, or to a handler that
+// called runtime.Goexit.
+func (w *runner) StartWorker(q *QueueState) { w.spawn(func() { w.Work(q) }) }
+
+// Work runs jobs of one queue until the queue is closed.
+func (w *runner) Work(q *QueueState) {
+	for {
+		r, ok := q.Buffer.Take()
+		if !ok {
+			w.Slots.Done()
+			return
+		}
+		if r.Lease.Ended.Load() { // it may be someone else's before its handler could notice
+			w.giveBack(r)
+			continue
+		}
+		if !w.runJob(r) {
+			return
+		}
+	}
+}
+
+// runJob is the life of a run: start, call, decide, settle. It returns false if its goroutine has been replaced, because
+// the handler was abandoned or called runtime.Goexit.
+func (w *runner) runJob(r *Run) (goOn bool) {
+	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
+		return true // handed back meanwhile
+	}
+	switch {
+	case r.Expired:
+		w.endUnstarted(r, w.Handler.CutShort(r, ErrExpired))
+		return true
+	case r.Unreadable != nil:
+		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
+		return true
+	case r.unwanted.Load(): // its row says so, and refuses this
+		w.giveBack(r)
+		return true
+	case r.once() && !w.settler.NoteStart(r):
+		if r.putOff.Load() {
+			r.Finish()
+		} else {
+			w.giveBack(r)
+		}
+		return true
+	}
+	r.StartedAt = w.Now()
+	r.Lazy.Parent = r.Lease.Ctx
+	if r.Timeout > 0 {
+		r.Lazy.Until = time.Now().Add(r.Timeout)
+	}
+	r.Ctx = &r.Lazy
+
+	var err error
+	returned := false
+	defer func() {
+		failpoint("ran")
+		defer r.Cancel(nil)
+		if r.phase.Load() != phaseStarted { // it was given up
+			return
+		}
+		// This calls code of the application, so it belongs to the run and its timeout.
+		w.decide(r, err, returned, func(o Outcome, exited bool) {
+			if goOn = r.EndOnce(); goOn {
+				r.End = o
+				w.settler.Settle(r)
+				if exited {
+					w.StartWorker(r.From)
+				}
+			}
+		})
+	}()
+	w.InFlight.Add(r)
+	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
+		r.Cancel(pg.ErrCancelled)
+	}
+	if w.Handler.Hears(r.Ctx, EventStarted) {
+		w.Handler.Tell(r.Ctx, &Event{Kind: EventStarted, Run: r})
+	}
+	err = w.Handler.Handle(r.Ctx, r)
+	returned = true
+	return goOn
+}
+
+// decide asks for the outcome of a run, and passes it on. exited is whether the goroutine ends, because the handler or
+// code that decides has called runtime.Goexit.
+func (w *runner) decide(r *Run, err error, returned bool, pass func(o Outcome, exited bool)) {
+	if !returned {
+		pass(w.Handler.CutShort(r, ErrExit), true)
+		return
+	}
+	var o Outcome
+	decided := false
+	defer func() {
+		exited := false
+		if !decided {
+			p := recover()
+			exited = p == nil
+			o = w.Handler.CutShort(r, &UndecidedError{Panicked: !exited, Value: p})
+		}
+		pass(o, exited)
+	}()
+	o = w.Handler.Decide(r, err)
+	decided = true
+}
+
+// endUnstarted ends a run whose handler is not called.
+func (w *runner) endUnstarted(r *Run, o Outcome) {
+	r.Finish()
+	r.End = o
+	w.settler.Settle(r)
+}
+
+// giveBack ends a run that has not started, and hands its job back.
+func (w *runner) giveBack(r *Run) { w.endUnstarted(r, HandedBack(r.Ran())) }
+
+// handBack hands back the jobs of runs that have ended without having started.
+func (w *runner) handBack(runs []*Run) {
+	for _, r := range runs {
+		r.End = HandedBack(r.Ran())
+		w.settler.Settle(r)
+	}
+}
+
+// watchInterval is how exactly deaf handlers are noticed.
+const watchInterval = 100 * time.Millisecond
+
+// watch frees the slots of handlers that ignore the end of their context after their timeout.
+func (w *runner) watch(ctx context.Context) {
+	ticker := time.NewTicker(watchInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, r := range w.InFlight.All() {
+			if r.Deaf(w.Now()) && r.EndOnce() {
+				w.abandon(ctx, r, "handler ignores its timeout, slot freed", ErrTimeout)
+				w.StartWorker(r.From)
+			}
+		}
+	}
+}
+
+// abandonAll gives up the handlers that still run when the supervisor must stop.
+func (w *runner) abandonAll(ctx context.Context) {
+	for _, r := range w.InFlight.All() {
+		if r.EndOnce() {
+			w.abandon(ctx, r, "handler ignores its cancelled context, job given up", ErrIgnoredStop)
+			w.Slots.Done()
+		}
+	}
+}
+
+// abandon gives up a handler whose run has been ended for it. The log and what decides the outcome are the application's:
+// they may block as its handler does.
+func (w *runner) abandon(ctx context.Context, r *Run, message string, why error) {
+	w.Abandoned.Add(1)
+	w.spawn(func() {
+		w.log.WarnContext(ctx, message, slog.Any("job", r), slog.Duration("timeout", r.Timeout))
+		r.End = w.Handler.CutShort(r, why)
+		w.settler.Settle(r)
+	})
+}
+
+// open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
+func (w *runner) open(queues []*QueueState, q *QueueState) bool {
+	w.queuesMu.Lock()
+	defer w.queuesMu.Unlock()
+	if w.closed {
+		return false
+	}
+	w.queues = queues
+	if w.started {
+		w.startQueue(q)
+	}
+	return true
+}
+
+// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
+func (w *runner) closeQueues() {
+	w.queuesMu.Lock()
+	defer w.queuesMu.Unlock()
+	w.closed = true
+	for _, q := range w.queues {
+		w.handBack(q.Buffer.Close())
+	}
+}

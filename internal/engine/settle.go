@@ -1,0 +1,541 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+const (
+	maxComplete = 2000             // completed runs in one round trip
+	MaxWaiting  = maxComplete      // outcomes that wait while claims go on
+	TripTimeout = 15 * time.Second // of one round trip: half a default lease
+
+	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
+	mostHeld         = 50                     // such tries before the log reports it
+	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
+	mostRefusedPause = 10 * time.Minute
+	RetryPause       = 50 * time.Millisecond // after a failed round trip, doubled
+	MaxRetryPause    = 2 * time.Second       // how long a server may be back before it is noticed
+)
+
+// settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
+// batches grow under load. It goes on until everything claimed is settled, whatever fails meanwhile.
+type settler struct {
+	*Shared
+	budgets  *budgets
+	redriver *redriver
+	signal   chan struct{} // something to do
+	Idle     chan struct{} // closed once claiming has ended and all is settled
+
+	Mu     sync.Mutex
+	Ended  []*Run
+	asks   []*ask
+	Starts []*Start
+
+	// The rest is the settler goroutine's own.
+	Link    store.Line
+	Locked  []*Run    // their rows were held by someone, or refused them: to be tried again
+	Worked  time.Time // when an outcome was last recorded
+	passed  []string  // jobs whose outcomes were refused, and are recorded now
+	Trouble Trouble
+	blind   error   // of the last round trip: what was not settled could not be looked at
+	noting  Trouble // of starts: it must not hold up the settles
+	slots   Trouble // of retry budgets
+}
+
+func newSettler(s *Shared, b *budgets, r *redriver) *settler {
+	e := &settler{
+		Shared: s, budgets: b, redriver: r, signal: make(chan struct{}, 1), Idle: make(chan struct{}), Link: store.NewLine(s.pool),
+		noting: Trouble{means: "jobs with a single attempt do not start"}, slots: Trouble{means: "retries wait for their budgets"},
+	}
+	e.Trouble = Trouble{means: "outcomes wait in memory", link: &e.Link}
+	return e
+}
+
+// Settle takes over a run that has ended. It does not block.
+func (e *settler) Settle(r *Run) {
+	e.Mu.Lock()
+	e.Ended = append(e.Ended, r)
+	e.Mu.Unlock()
+	e.poke()
+}
+
+// connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
+func (e *settler) connect(ctx context.Context) (store.Session, error) {
+	conn, err := e.Link.Get(ctx)
+	if err != nil {
+		return store.Session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+	}
+	return conn, nil
+}
+
+func (e *settler) poke() {
+	select {
+	case e.signal <- struct{}{}:
+	default:
+	}
+}
+
+// run settles until claiming has ended and all that was claimed is settled, or ctx is done.
+func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
+	defer e.Link.Close(ctx)
+	defer close(e.Idle)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ended := false; ctx.Err() == nil; {
+		now := e.Now()
+		if e.NoteStarts(ctx, now) {
+			continue
+		}
+		out := e.Take(now)
+		rest := time.Hour
+		switch {
+		case now.Before(e.Trouble.Until):
+			e.putBack(out)
+			rest = e.Trouble.Until.Sub(now)
+		case len(out) > 0 || e.asked():
+			e.Trip(ctx, out)
+			continue
+		case ended && e.Book.Len() == 0:
+			return
+		}
+		if wait := e.noting.Until.Sub(now); wait > 0 {
+			rest = min(rest, wait)
+		}
+		for _, r := range e.Locked {
+			rest = min(rest, r.NotBefore.Sub(now))
+		}
+		timer.Reset(max(rest, 0))
+		select {
+		case <-timer.C:
+		case <-e.signal:
+		case <-claimed:
+			ended, claimed = true, nil
+		case <-ctx.Done():
+		}
+	}
+}
+
+// behind reports whether so many outcomes wait that nothing more should be claimed. Handlers that take next to no time
+// would have a process claim far more than it can settle: jobs that run again if it dies, and rows that are in the way of
+// other processes' claims.
+func (e *settler) behind() bool {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	return len(e.Ended)+e.Apart.Len() > MaxWaiting
+}
+
+// Take returns outcomes for one round trip.
+func (e *settler) Take(now time.Time) (out []*Run) {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	if len(e.Ended) > MaxWaiting {
+		defer func() {
+			if len(e.Ended) <= MaxWaiting {
+				e.alarm.Wake()
+			}
+		}()
+	}
+	e.Locked = slices.DeleteFunc(e.Locked, func(r *Run) bool {
+		if now.Before(r.NotBefore) {
+			return false
+		}
+		e.Ended = append(e.Ended, r)
+		return true
+	})
+	complete, other := 0, 0
+	for i, r := range e.Ended {
+		if r.End.completes() {
+			complete++
+		} else {
+			other++
+		}
+		if complete == maxComplete || other == store.MaxSettle {
+			out, e.Ended = e.Ended[:i+1:i+1], e.Ended[i+1:]
+			return out
+		}
+	}
+	out, e.Ended = e.Ended, nil
+	return out
+}
+
+func (e *settler) putBack(out []*Run) {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	e.Ended = append(out, e.Ended...)
+}
+
+// Trip is one round trip of settles.
+func (e *settler) Trip(base context.Context, out []*Run) {
+	ctx, cancel := context.WithTimeout(base, min(TripTimeout, e.Cfg.Lease/2))
+	defer cancel()
+	conn, err := e.Link.Get(ctx)
+	if err != nil {
+		e.putBack(out)
+		e.Trouble.Failed(base, e.Shared, "settling", err)
+		return
+	}
+	if out = e.reserve(ctx, conn, out); len(out) == 0 {
+		return
+	}
+	out = e.oncePerJob(out)
+	s := SettlingOf(out, 0)
+	if !s.empty() {
+		if err = conn.Settle(ctx, &s.Settlement); err == nil {
+			failpoint("settled")
+		}
+	}
+	if err != nil && !s.Committed && pg.RowsFault(err) {
+		if pg.NotApplied(err) {
+			unsent(out...)
+		}
+		err = e.pickApart(base, out)
+	} else {
+		e.AfterSettle(ctx, conn, out, s, err)
+	}
+	err, e.blind = cmp.Or(err, e.blind), nil
+	if err != nil {
+		e.Trouble.Failed(base, e.Shared, "settling", err)
+		return
+	}
+	e.Trouble.Over(base, e.Shared)
+	if len(e.passed) > 0 {
+		ids := e.passed
+		e.passed = nil
+		if conn, err = e.Link.Get(ctx); err == nil {
+			err = conn.Passed(ctx, store.PathSettle, ids)
+		}
+		if err != nil {
+			e.passed = ids // with the next round trip
+		}
+	}
+}
+
+// oncePerJob keeps one of the outcomes that store.SQLSettle knows by their jobs' ids; a second one, of another claim, goes with
+// the next round trip.
+func (e *settler) oncePerJob(out []*Run) []*Run {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(out, func(r *Run) bool {
+		if r.End.completes() {
+			return false
+		}
+		twice := seen[r.ID]
+		if seen[r.ID] = true; twice {
+			e.later(r, 0)
+		}
+		return twice
+	})
+}
+
+func (e *settler) asked() bool {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	return len(e.asks) > 0
+}
+
+// Settling is a round trip's settles, and the outcomes that they are of.
+type Settling struct {
+	store.Settlement
+	completed [][]*Run // of each completion
+}
+
+type FenceGroup struct {
+	Owner string
+	Seq   int
+	Del   bool
+}
+
+// SettlingOf makes one transaction of the outcomes: a completion for each fence among the completed runs (nearly always
+// one), and the changes of each owner among the others.
+func SettlingOf(out []*Run, bound time.Duration) *Settling {
+	s := &Settling{Settlement: store.Settlement{Changes: map[string][]store.Change{}, Bound: bound, Became: map[string]store.State{}}}
+	complete := map[FenceGroup][]*Run{}
+	for _, r := range out {
+		r.tries++
+		switch {
+		case r.txOutcome.Load() != nil:
+			// The handler's transaction settled it, or did not: afterSettle looks.
+		case r.End.completes():
+			key := FenceGroup{r.Owner, r.Seq, r.DeleteCompleted}
+			complete[key] = append(complete[key], r)
+		default:
+			s.Changes[r.Owner] = append(s.Changes[r.Owner], r.End.Change(r))
+		}
+	}
+	s.Completions = make([]store.Completion, 0, len(complete))
+	for key, group := range complete {
+		slices.SortFunc(group, func(a, b *Run) int { return strings.Compare(a.ID, b.ID) })
+		s.Completions = append(s.Completions, key.Completion(group))
+		s.completed = append(s.completed, group)
+	}
+	s.Committed = s.empty()
+	return s
+}
+
+// empty reports that there is nothing to send.
+func (s *Settling) empty() bool { return len(s.Completions)+len(s.Changes) == 0 }
+
+func (g FenceGroup) Completion(group []*Run) store.Completion {
+	c := store.Completion{Owner: g.Owner, Seq: g.Seq, Delete: g.Del, IDs: make([]string, len(group)), Which: make([]int32, len(group))}
+	known := map[time.Time]int32{}
+	for i, r := range group {
+		at := r.ClaimedAt
+		if known[at] == 0 {
+			c.At = append(c.At, at)
+			known[at] = int32(len(c.At)) //nolint:gosec // at most maxComplete
+		}
+		c.IDs[i], c.Which[i] = r.ID, known[at]
+	}
+	return c
+}
+
+// AfterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
+func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Run, s *Settling, err error) {
+	switch {
+	case len(out) == 0:
+		return
+	case !s.Committed:
+		if pg.NotApplied(err) {
+			unsent(out...)
+		}
+		e.putBack(out)
+		return
+	}
+	var unsure []*Run
+	for i, group := range s.completed {
+		if int(s.Completions[i].N) == len(group) {
+			e.done(group...)
+		} else {
+			unsure = append(unsure, group...)
+		}
+	}
+	for _, r := range out {
+		switch {
+		case r.txOutcome.Load() != nil:
+			unsure = append(unsure, r)
+		case r.End.completes():
+		case s.Became[r.ID] != "":
+			r.End.became(s.Became[r.ID])
+			e.done(r)
+		default:
+			unsure = append(unsure, r)
+		}
+	}
+	if len(unsure) > 0 {
+		e.look(ctx, conn, unsure)
+	}
+}
+
+// unsent takes back the count of a try that certainly changed nothing.
+func unsent(out ...*Run) {
+	for _, r := range out {
+		r.tries--
+	}
+}
+
+// pickApart settles in parts the outcomes that the database refused together. An outcome that is refused by itself is
+// settled again in simpler words. If that is refused as well, the outcome waits by itself, and nothing waits for it.
+func (e *settler) pickApart(base context.Context, out []*Run) error {
+	open := map[*Run]bool{}
+	for _, r := range out {
+		open[r] = true
+	}
+	settle := func(part []*Run) error {
+		err := e.settlePart(base, part)
+		if err == nil {
+			for _, r := range part {
+				delete(open, r)
+			}
+		}
+		return err
+	}
+	err := pg.BisectFailed(out, settle, func(r *Run, err error) error {
+		if !r.simpler && (!pg.TimedOut(err) || r.Refusals > 0) {
+			r.simplify()
+			if err = settle([]*Run{r}); err == nil || !pg.RowsFault(err) {
+				return err
+			}
+		}
+		delete(open, r)
+		return e.Refused(base, r, err)
+	})
+	for _, r := range out {
+		if open[r] {
+			e.putBack([]*Run{r})
+		}
+	}
+	return err
+}
+
+// settlePart is a round trip of a walk: the server ends its statements early, so that one row costs little.
+func (e *settler) settlePart(base context.Context, part []*Run) error {
+	ctx, cancel := e.tripContext(base)
+	defer cancel()
+	conn, err := e.connect(ctx)
+	if err != nil {
+		return err
+	}
+	s := SettlingOf(part, e.walkBound())
+	if !s.empty() {
+		err = conn.Settle(ctx, &s.Settlement)
+	}
+	if err != nil && !s.Committed {
+		if pg.NotApplied(err) {
+			unsent(part...)
+		}
+		return err
+	}
+	e.AfterSettle(ctx, conn, part, s, err)
+	return nil
+}
+
+// SettleTries is how often a simpler outcome is refused before drover_refuse discards the job, whatever its handler
+// returned.
+const SettleTries = 5
+
+// Refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
+// the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out.
+func (e *settler) Refused(base context.Context, r *Run, why error) error {
+	e.Apart.Add(r) // first: the audit reads the book, and then these
+	e.Book.Remove(r)
+	if r.Refusals++; r.Refusals == 1 {
+		r.refusedAt = e.Now()
+	}
+	became := ""
+	if r.Refusals >= SettleTries && !pg.TimedOut(why) && e.Worked.After(r.refusedAt) || r.Refusals == 1 {
+		ctx, cancel := e.tripContext(base)
+		defer cancel()
+		conn, err := e.Link.Get(ctx)
+		if err != nil {
+			e.later(r, refusedPause)
+			return err
+		}
+		// The first refusal is only noted in drover_set_aside, for people to see.
+		g := &store.Refused{Path: store.PathSettle, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Aside: r.Refusals == 1}
+		if became, err = conn.GiveUp(ctx, g, e.walkBound()); err != nil {
+			e.later(r, refusedPause)
+			return err
+		}
+		if became != "" {
+			e.logRefused(base, store.PathSettle, r, became, why)
+		}
+		switch became {
+		case store.SetAside:
+		case "": // its row is locked, or not as it was: the next try finds out
+		default:
+			e.gone(r)
+			return nil
+		}
+	}
+	e.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
+	return nil
+}
+
+// look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
+// transaction, ended by an operator, held by someone, or not ours any more.
+func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
+	ids := make([]string, len(unsure))
+	for i, r := range unsure {
+		ids[i] = r.ID
+	}
+	seen, alive, err := conn.Look(ctx, ids)
+	if err != nil {
+		unsent(unsure...)
+		e.putBack(unsure)
+		e.blind = err
+		return
+	}
+	for _, r := range unsure {
+		if l := r.Lease; !alive[l.ID] && !l.Ended.Load() {
+			l.Lose() // control will hear of it
+			e.beatSoon()
+		}
+		row, exists := seen[r.ID]
+		switch r.found(row, exists) {
+		case foundSettled:
+			if row.LastClaimedBy(r.Fence) {
+				r.End.became(row.State)
+			}
+			e.done(r)
+		case foundInTx:
+			if r.End.Class != "" {
+				e.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
+					slog.Any("job", r), slog.String("error", r.End.Text))
+			}
+			r.endInTx()
+			e.done(r)
+		case foundNotCommitted:
+			unsent(r)
+			r.lateTx = r.txOutcome.Swap(nil)
+			if r.End.completes() { // an error that the handler returned counts as usual, nil without a commit is one
+				r.End = e.Handler.CutShort(r, r.notCommitted())
+			}
+			e.putBack([]*Run{r})
+		case foundHeld:
+			unsent(r)
+			if r.held++; r.held == mostHeld {
+				e.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
+					slog.Any("job", r))
+			}
+			e.later(r, lockedPause)
+		case foundEnded:
+			r.endByOperator(row)
+			e.done(r)
+		case foundStale:
+			e.gone(r)
+			e.report(EventStaleSettle, r)
+			if exists && !r.Lease.Ended.Load() {
+				e.rewound() // for nobody may take it while we have the lease
+			}
+		}
+	}
+}
+
+// later settles a run again after a pause.
+func (e *settler) later(r *Run, pause time.Duration) {
+	r.NotBefore = e.Now().Add(pause)
+	e.Locked = append(e.Locked, r)
+}
+
+// gone forgets a run whose end is recorded, or is not ours to record.
+func (e *settler) gone(r *Run) {
+	e.Worked = e.Now()
+	e.Book.Remove(r)
+	if r.Refusals > 0 {
+		e.Apart.Remove(r)
+		e.passed = append(e.passed, r.ID)
+	}
+}
+
+// done reports settled runs.
+func (e *settler) done(runs ...*Run) {
+	for _, r := range runs {
+		e.gone(r)
+		e.redriver.ended(r)
+		if r.End.State == store.Retryable || r.End.State == store.Scheduled {
+			e.alarm.NoteDue(r.End.due(e.Now()))
+		}
+		if r.End.Quarantined || e.Handler.Hears(r.Lease.Ctx, r.End.Event) {
+			e.reportEnd(r)
+		}
+	}
+	if e.Solo.Load() != nil {
+		e.alarm.poke() // the claimer waits for the last to be settled
+	}
+}
+
+// RetryLocked does not wait for the pause of held rows.
+func (e *settler) RetryLocked() {
+	for _, o := range e.Locked {
+		o.NotBefore = time.Time{}
+	}
+}

@@ -1,0 +1,161 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Shared is what all parts of an engine use.
+type Shared struct {
+	Cfg     Config
+	Handler Handler
+	pool    *pg.Pool
+	log     *slog.Logger
+	Kinds   []string
+	Now     func() time.Time // the process' clock, for local waits only
+
+	Changing sync.Mutex    // held while a queue is added or removed, round trip included
+	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip
+	queues   []*QueueState // replaced, never changed in place
+	started  bool          // the queues' slots are served
+	closed   bool          // the queues' buffers are closed: no queue may be added
+
+	Lease    atomic.Pointer[lease]     // the one that claims are made under
+	InFlight runSet                    // handlers at work
+	Book     runSet                    // claimed and not yet settled
+	Apart    runSet                    // not in the book: the database refuses their outcomes
+	alarm    *alarm                    // makes the claimer look for jobs
+	Solo     atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it is not
+	Prunes   atomic.Bool               // this supervisor's turn to prune
+
+	rereadAside atomic.Bool // others have set a job aside: the claimer reads the list
+
+	Draining atomic.Bool
+	Reporter reporter  // passes events on
+	quiet    sparingly // lines of the log that must not repeat themselves
+	Outage   outage    // what the parts have with the database
+	beatSoon func()    // asks for a heartbeat before its time
+	rewound  func()    // the database may have gone back: look again at all rows
+}
+
+func NewShared(cfg Config, pool *pg.Pool) *Shared {
+	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm()}
+	for _, k := range cfg.Kinds {
+		s.Kinds = append(s.Kinds, k.Kind)
+	}
+	for _, q := range cfg.Queues {
+		s.queues = append(s.queues, NewQueueState(q))
+	}
+	return s
+}
+
+// QueueStates are the queues that are served now.
+func (s *Shared) QueueStates() []*QueueState {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	return s.queues
+}
+
+// QueueNames are their names, in order.
+func (s *Shared) QueueNames() (names []string) {
+	for _, q := range s.QueueStates() {
+		names = append(names, q.Name)
+	}
+	return names
+}
+
+// with is the list of queues with another one.
+func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err error) {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	if s.closed {
+		return nil, nil, pg.ErrShutdown
+	}
+	if slices.ContainsFunc(s.queues, func(other *QueueState) bool { return other.Name == q.Name }) {
+		return nil, nil, ErrServed
+	}
+	state = NewQueueState(q)
+	queues = append(slices.Clone(s.queues), state)
+	slices.SortFunc(queues, func(a, b *QueueState) int { return cmp.Compare(a.Name, b.Name) })
+	return queues, state, nil
+}
+
+// without takes a queue off the list. gone is nil if it is not there.
+func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	i := slices.IndexFunc(s.queues, func(q *QueueState) bool { return q.Name == name })
+	if i < 0 {
+		return s.queues, nil
+	}
+	gone = s.queues[i]
+	s.queues = slices.Delete(slices.Clone(s.queues), i, i+1)
+	return s.queues, gone
+}
+
+// registration is what the tables should say of this supervisor.
+func (s *Shared) registration(id string, queues []*QueueState) *store.Registration {
+	reg := &store.Registration{
+		ID: id, Host: s.Cfg.Host, Build: s.Cfg.Build, PID: os.Getpid(), Process: s.Cfg.Process, Lease: s.Cfg.Lease, Listens: !s.Cfg.DisableNotify,
+		Kinds: s.Cfg.Kinds, Budgets: slices.Clone(s.Cfg.Budgets),
+	}
+	for _, q := range queues {
+		reg.Queues = append(reg.Queues, q.QueuePolicy)
+		if q.Budget != nil {
+			reg.Budgets = append(reg.Budgets, *q.Budget)
+		}
+	}
+	return reg
+}
+
+// cancelRun ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
+func (s *Shared) cancelRun(id string) {
+	for _, r := range s.Book.Of(id) {
+		r.unwanted.Store(true)
+	}
+	for _, r := range s.InFlight.Of(id) {
+		r.Cancel(pg.ErrCancelled)
+	}
+}
+
+// logRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
+func (s *Shared) logRefused(ctx context.Context, path string, r *Run, became string, why error) {
+	text := s.Cfg.Clean(pg.Refusal(why))
+	s.quiet.log(ctx, s.log, slog.LevelError, path+r.ID, "the database refuses a job, the others go on", slog.String("path", path),
+		slog.String("id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind), slog.String("became", became), slog.String("error", text))
+	if became == string(store.Discarded) {
+		s.report(EventDiscarded, &Run{
+			Fence: store.Fence{ID: r.ID, Owner: s.Lease.Load().ID}, Queue: r.Queue, Kind: r.Kind,
+			End: Outcome{State: store.Discarded, Class: ClassRefused, Text: text, Reason: reasonRefused},
+		})
+	}
+}
+
+// logUnread logs the lanes that a hunt had to skip.
+func (s *Shared) logUnread(ctx context.Context, h *store.Hunt) {
+	for _, lane := range h.Unread {
+		if s.quiet.may(fmt.Sprint("unread ", lane.Key), s.Now()) {
+			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
+				slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", lane.Err.Error()))
+		}
+	}
+	h.Unread = nil
+}
+
+// walkBound is how long a single statement of a walk may take, because other jobs wait for it.
+func (s *Shared) walkBound() time.Duration { return min(s.Cfg.Lease/12, time.Second) }
+
+// tripContext bounds one round trip.
+func (s *Shared) tripContext(base context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
+}

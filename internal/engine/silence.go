@@ -1,0 +1,64 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Silences records the heartbeats that a supervisor has seen of other supervisors, to find the dead ones. It compares
+// no clocks: it measures by its own clock how long a peer's beat has not changed. control owns it.
+type Silences struct {
+	Peers   map[string]Observation
+	beats   int       // how many of our own beats got through
+	stalled int       // the value of beats at our last late beat: the database may have stood still
+	since   time.Time // the time of that beat; zero: none was late
+}
+
+// Observation is a peer's state when its beat last changed.
+type Observation struct {
+	epoch int
+	beat  int64
+	since time.Time // since when it is silent, as seen by us or by others before us
+	seen  time.Time // when we saw this beat first
+	beats int       // the value of silences.beats then
+}
+
+// silence is how long a peer has been silent.
+type silence struct {
+	lasts time.Duration
+	Dead  bool // long enough to rescue its jobs
+	Note  bool // long enough to note it in the database for others
+}
+
+// Beat records a beat of our own that got through. late is whether it came late.
+func (s *Silences) Beat(late bool, now time.Time) {
+	s.beats++
+	if late {
+		s.stalled, s.since = s.beats, now
+	}
+}
+
+// Of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A silent peer
+// is dead after its lease. But meanwhile three beats of our own must get through, over at least two fifths of that
+// lease, and none of them late: a stalled database makes no supervisor look dead.
+//
+// A silence is noted after a quarter of the lease, and again after each further eighth, for supervisors that start
+// later. So jobs are rescued even if no process lives as long as a lease.
+func (s *Silences) Of(x store.Peer, now time.Time) silence {
+	o, known := s.Peers[x.ID]
+	if !known || o.epoch != x.Epoch || o.beat != x.Beat {
+		o = Observation{epoch: x.Epoch, beat: x.Beat, since: now, seen: now, beats: s.beats}
+	}
+	if noted := now.Add(-x.Silence); noted.Before(o.since) {
+		o.since = noted
+	}
+	s.Peers[x.ID] = o
+	lasts, beats, watched := now.Sub(o.since), s.beats-max(o.beats, s.stalled), now.Sub(o.seen)
+	if !s.since.IsZero() {
+		watched = min(watched, now.Sub(s.since))
+	}
+	dead := lasts >= x.Lease && beats >= 3 && watched >= x.Lease/5*2
+	note := !dead && !x.Lost && beats >= 1 && lasts >= x.Lease/4 && lasts-x.Silence >= x.Lease/8
+	return silence{lasts: lasts, Dead: dead, Note: note}
+}

@@ -1,0 +1,174 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// rest is how long there is nothing to do.
+func (c *claimer) rest(now time.Time) time.Duration {
+	rest := time.Hour
+	if c.Lease.Load().Ended.Load() {
+		return RetryPause // until control has a lease again
+	}
+	switch {
+	case !c.wantsRoom:
+		rest = c.LookAt().Sub(now)
+	case !c.saysFull():
+		rest = SleepAfter - c.fullFor(now)
+	}
+	if order := c.Solo.Load(); order != nil && !order.idle.Load() && !order.Over.Load() {
+		rest = min(rest, order.IdleBy.Sub(now))
+	}
+	for _, q := range c.QueueStates() {
+		if q.Buffer.Len() > 0 {
+			rest = min(rest, BufferPatience/4)
+		}
+	}
+	if at := c.Refused.readAt; !at.IsZero() {
+		rest = min(rest, at.Sub(now))
+	}
+	rest = min(rest, c.Audit.Rest(now))
+	return max(rest, 0)
+}
+
+// LookAt is when to look for jobs next: by the polls, or earlier for a job known to be due.
+func (c *claimer) LookAt() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.Due.IsZero() && c.Due.Before(c.Next) {
+		return c.Due
+	}
+	return c.Next
+}
+
+// fullFor is how long no slot has been free.
+func (c *claimer) fullFor(now time.Time) time.Duration {
+	if !c.wantsRoom || c.fullAt.IsZero() {
+		return 0
+	}
+	return now.Sub(c.fullAt)
+}
+
+// saysFull reports whether drover_sleepers says of all queues that there is no room, or need not say it.
+func (c *claimer) saysFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.Cfg.DisableNotify || c.Asleep && !c.anew && slices.Equal(c.full, c.QueueNames())
+}
+
+// sleepFull says in drover_sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
+// nobody would notify those that have a free slot. The first claim when there is room says the contrary.
+func (c *claimer) sleepFull(base context.Context) {
+	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
+	defer cancel()
+	all := c.QueueNames()
+	c.mu.Lock()
+	c.anew = false
+	c.mu.Unlock()
+	conn, err := c.Link.Get(ctx)
+	if err == nil {
+		err = conn.Sleep(ctx, &store.Sleep{Supervisor: c.Lease.Load().ID, Asleep: true, Full: all})
+	}
+	if err != nil {
+		c.SayAnew()
+		c.Trouble.Failed(base, c.Shared, "falling asleep", err)
+		return
+	}
+	c.Trouble.Over(base, c.Shared)
+	c.says(true, time.Time{}, all)
+}
+
+// says notes what drover_sleepers says by now.
+func (c *claimer) says(asleep bool, until time.Time, full []string) {
+	c.Asleep, c.until, c.full = asleep, until, full
+	if asleep {
+		c.sleeping.Store(int64(len(c.QueueNames())))
+	} else {
+		c.sleeping.Store(0)
+	}
+}
+
+// setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
+// doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
+func (c *claimer) setPace(p *Plan, now time.Time) {
+	if n := len(p.Reply.Jobs); n > 0 {
+		c.Next, c.Step, c.IdleAt = now, 0, time.Time{}
+		c.trickle.add(n, now)
+		return
+	}
+	if c.IdleAt.IsZero() {
+		c.IdleAt = now
+	}
+	longest := c.Cfg.PollInterval
+	switch {
+	case !c.Asleep && !c.Cfg.DisableNotify:
+		longest = min(longest, AwakePoll)
+	case now.Sub(c.IdleAt) >= RestAfter:
+		longest = c.Cfg.RestInterval
+	}
+	if c.Asleep {
+		longest = c.hearing.Step(p.Reply.Seen, now, AwakePoll, longest)
+	}
+	c.Step = max(firstPoll, min(2*c.Step, longest))
+	c.Next = now.Add(c.Step)
+	if p.Reply.NextDue == 0 {
+		return
+	}
+	due := now.Add(p.Reply.NextDue)
+	if missed := !p.due.IsZero() && !now.Before(p.due); missed && p.Reply.NextDue < minDueGap {
+		due = now.Add(minDueGap)
+	}
+	c.NoteDue(due)
+}
+
+// trickle is how many more jobs may be found before it is too much to be notified of each.
+type trickle struct {
+	left float64
+	at   time.Time
+}
+
+func (t *trickle) add(n int, now time.Time) {
+	t.left = max(-1, min(TrickleBurst, t.left+TrickleRate*now.Sub(t.at).Seconds())-float64(n))
+	t.at = now
+}
+
+func (t *trickle) over() bool { return t.left < 0 }
+
+// fallAsleep says in drover_sleepers that this supervisor does not look by itself any more, once it has found nothing for
+// a while, and that it does again, once it finds more than a trickle. The claim behind it in the same round trip is the
+// look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
+//
+// A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
+// pass for awake. Queues without room in this claim are told apart; where a slot gets free a claim follows.
+func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Sleep {
+	idle := !c.IdleAt.IsZero() && now.Sub(c.IdleAt) >= SleepAfter
+	asleep := idle || c.Asleep && !c.trickle.over()
+	over := !c.until.IsZero() && !now.Before(c.until)
+	c.mu.Lock()
+	anew := c.anew
+	c.anew = false
+	c.mu.Unlock()
+	full := claim.full()
+	if c.Cfg.DisableNotify || asleep == c.Asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
+		return nil
+	}
+	note := &store.Sleep{Supervisor: claim.Lease.ID, Asleep: asleep, Full: full}
+	if asleep && claim.due.After(now) {
+		note.Lasts = claim.due.Sub(now)
+	}
+	return note
+}
+
+// fellAsleep notes that drover_sleepers was written.
+func (c *claimer) fellAsleep(note *store.Sleep, now time.Time) {
+	var until time.Time
+	if note.Lasts > 0 {
+		until = now.Add(note.Lasts)
+	}
+	c.says(note.Asleep, until, note.Full)
+	c.hearing.Asleep(now)
+}

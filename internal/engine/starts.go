@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Start is a run that waits for the note that it starts.
+type Start struct {
+	Run   *Run
+	Noted chan bool
+}
+
+// NoteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
+// before it the job has certainly not run. It returns false if the claim or the lease is over, the row is locked, or the
+// database refuses the note.
+func (e *settler) NoteStart(r *Run) bool {
+	s := &Start{r, make(chan bool, 1)}
+	e.Mu.Lock()
+	e.Starts = append(e.Starts, s)
+	e.Mu.Unlock()
+	e.poke()
+	select {
+	case noted := <-s.Noted:
+		return noted && r.Lease.Ctx.Err() == nil // a handler that began now could only be cut short
+	case <-r.Lease.Ctx.Done():
+		return false
+	}
+}
+
+// NoteStarts is one round trip for all that wait, if any do.
+func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
+	if now.Before(e.noting.Until) {
+		return false
+	}
+	e.Mu.Lock()
+	starts := e.Starts
+	e.Starts = nil
+	e.Mu.Unlock()
+	if len(starts) == 0 {
+		e.noting.Over(base, e.Shared) // nobody waits any more
+		return false
+	}
+	noted := map[string]time.Time{}
+	type bad struct {
+		run *Run
+		err error
+	}
+	var refused []bad
+	err := pg.Bisect(starts, func(part []*Start) error { return e.notePart(base, part, noted) }, func(s *Start, err error) error {
+		refused = append(refused, bad{s.Run, err})
+		return nil
+	})
+	for _, b := range refused {
+		if err == nil {
+			err = e.StartRefused(base, b.run, b.err, len(noted) == 0)
+		}
+	}
+	if err != nil {
+		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // nobody waits any more
+		e.Mu.Lock()
+		e.Starts = append(starts, e.Starts...)
+		e.Mu.Unlock()
+		e.noting.Failed(base, e.Shared, "noting starts", err)
+		return true
+	}
+	e.noting.Over(base, e.Shared)
+	for _, s := range starts {
+		at, found := noted[s.Run.ID]
+		s.Noted <- found && at.Equal(s.Run.ClaimedAt)
+	}
+	return true
+}
+
+// notePart is one round trip that notes some starts.
+func (e *settler) notePart(base context.Context, part []*Start, noted map[string]time.Time) error {
+	ctx, cancel := e.tripContext(base)
+	defer cancel()
+	conn, err := e.connect(ctx)
+	if err != nil {
+		return err
+	}
+	list := make([]store.Fence, len(part))
+	for i, s := range part {
+		list[i] = s.Run.Fence
+	}
+	read, err := conn.Start(ctx, list, e.Cfg.Lease/12)
+	maps.Copy(noted, read)
+	return err
+}
+
+// StartRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
+func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bool) error {
+	ctx, cancel := e.tripContext(base)
+	defer cancel()
+	conn, err := e.connect(ctx)
+	if err != nil {
+		return err
+	}
+	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
+	g := &store.Refused{Path: store.PathClaim, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
+	became, err := conn.GiveUp(ctx, g, e.walkBound())
+	if err != nil || became == "" {
+		return err
+	}
+	if became == store.SetAside {
+		e.rereadAside.Store(true)
+	} else {
+		r.putOff.Store(true)
+		e.Book.Remove(r)
+	}
+	e.logRefused(base, store.PathClaim, r, became, why)
+	return nil
+}

@@ -1,0 +1,138 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// SweepEvery is the turn of one supervisor to look behind everybody's floors.
+const SweepEvery = 15
+
+// Sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
+// and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
+// jobs whose owner nobody speaks for.
+func (c *control) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	var alive []string
+	for _, p := range reply.Peers {
+		if !p.Lost {
+			alive = append(alive, p.ID)
+		}
+	}
+	slices.Sort(alive)
+	// Any turn since the last look: where beats are further apart than turns, one that looked at this turn alone
+	// could miss its own every time.
+	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
+	if c.Sweeps == 0 || c.Sweeps > turn { // the first look, or the server's clock has gone back
+		c.Sweeps = turn - 1
+	}
+	for t := max(c.Sweeps+1, turn-n+1); t <= turn; t++ {
+		mine = mine || alive[t%n] == l.ID
+	}
+	started := c.Now()
+	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
+	first := started.Before(c.FloorsBy) && c.claimer.Floors.None()
+	if !mine || first || started.Before(c.SweepAt) {
+		if !mine {
+			c.Sweeps = turn
+		}
+		return nil
+	}
+	c.Sweeps = turn
+	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // also of one that failed
+	c.claimer.Audit.want(started)
+	c.claimer.Floors.Hold()
+	peopled, err := c.lookBehind(ctx, conn)
+	// Nobody else rescues jobs whose owner has no row in drover_supervisors.
+	switch {
+	case c.orphans != nil && !c.orphans.Ended():
+	case !started.Before(c.AllBy):
+		c.AllBy = started.Add(allOrphansEvery)
+		c.orphans = store.NewHunt("", c.QueueNames(), true)
+	default:
+		c.orphans = store.NewHunt("", nil, false)
+		c.orphans.Lanes = peopled
+	}
+	err = errors.Join(err, c.Orphaned(ctx, conn, c.orphans))
+	if c.orphans.All && c.orphans.Ended() {
+		err = errors.Join(err, conn.Forgive(ctx, c.Bound()))
+		c.orphans = nil
+	}
+	return err
+}
+
+// allOrphansEvery is how often a supervisor looks for orphans among all jobs, also those that are not due: their due
+// time may have been changed by hand.
+const allOrphansEvery = time.Hour
+
+// sweepOrder is where the next full sweep begins. Without it, one lane that takes too long would keep the same lanes
+// from being swept in every turn.
+type sweepOrder struct {
+	single bool // lane by lane
+	first  int
+}
+
+// lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
+func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled []store.HuntLane, err error) {
+	req := c.claimer.AllLanes()
+	lanes := make([]store.SweepLane, len(req.Lanes))
+	for i, g := range req.LaneGroup {
+		lanes[i] = store.SweepLane{Key: floors.Lane{Queue: req.Queues[req.GroupQueue[g-1]-1], N: req.Lanes[i]}, Floor: floors.Floor{At: req.FloorAt[i], ID: req.FloorID[i]}}
+	}
+	size := len(lanes)
+	if c.behind.single {
+		first := c.behind.first % len(lanes)
+		lanes, size = slices.Concat(lanes[first:], lanes[:first]), 1
+	}
+	lowered := false
+	defer func() {
+		if lowered {
+			c.alarm.Wake()
+		}
+	}()
+	const leastLook = 10 * time.Millisecond
+	end := time.Now().Add(c.Cfg.Lease / 4)
+	look := func(part []store.SweepLane) error {
+		bound := time.Until(end)
+		if bound < leastLook {
+			return pg.ErrNoTime
+		}
+		behind, found, err := conn.Sweep(ctx, part, req.Kinds, bound)
+		if pg.TimedOut(err) {
+			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // half of the lanes would take as long
+		}
+		for _, found := range behind {
+			c.claimer.Floors.Lower(found.Lane, found.At)
+			lowered = true
+		}
+		peopled = append(peopled, found...)
+		return err
+	}
+	for part := range slices.Chunk(lanes, size) {
+		if time.Until(end) < leastLook {
+			c.behind.single = true
+			return peopled, pg.ErrNoTime
+		}
+		c.behind.first++
+		err := pg.Bisect(part, look, func(lane store.SweepLane, err error) error {
+			if c.quiet.may(fmt.Sprint("sweep ", lane.Key), c.Now()) {
+				c.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
+					slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", err.Error()))
+			}
+			return nil
+		})
+		if err != nil {
+			c.behind.single = true
+			return peopled, err
+		}
+	}
+	c.behind.single = false
+	return peopled, nil
+}

@@ -1,0 +1,93 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that hears ErrLeaseLost may return nil, for its
+// job is someone else's. So it hears that only where its transaction can look. After a serialization failure the
+// transaction can read nothing, and the handler gets the failure: the job may still be its own. A nil that it returns then
+// completes nothing, and the fence of the settle protects the next owner.
+
+// SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns its
+// job, and pg.ErrState if this run has settled it already.
+func (r *Run) SettleTx(ctx context.Context, tx store.Tx, o Outcome) error {
+	err := r.settleTx(ctx, tx, &o)
+	if err == nil {
+		r.txOutcome.Store(&o)
+	}
+	r.NoteTx(err)
+	return err
+}
+
+// NoteTx notes how the last try to settle the run in the handler's transaction went.
+func (r *Run) NoteTx(err error) {
+	if err == nil {
+		r.txFailed.Store(nil)
+	} else {
+		r.txFailed.Store(&err)
+	}
+}
+
+func (r *Run) settleTx(ctx context.Context, tx store.Tx, o *Outcome) error {
+	if err := r.Runner.settler.slotFor(ctx, r, o); err != nil {
+		return err
+	}
+	var became store.State
+	var err error
+	if o.completes() {
+		became, err = store.CompleteTx(ctx, tx, r.Fence, r.DeleteCompleted)
+	} else {
+		became, err = store.SettleTx(ctx, tx, r.Owner, o.Change(r))
+	}
+	if err != nil {
+		return r.refused(ctx, tx, err)
+	}
+	o.became(became)
+	return nil
+}
+
+// HoldTx keeps the run's claim until the caller's transaction ends. It returns pg.ErrLeaseLost if the run no longer owns its job.
+func (r *Run) HoldTx(ctx context.Context, tx store.Tx) error {
+	if err := store.HoldTx(ctx, tx, r.Fence); err != nil {
+		return r.refused(ctx, tx, err)
+	}
+	return nil
+}
+
+// refused finds out why a settle or a hold in the handler's transaction failed.
+func (r *Run) refused(ctx context.Context, tx store.Tx, err error) error {
+	if pg.NoRows(err) {
+		return r.matchedNothing(ctx, tx)
+	}
+	return pg.Classify(err)
+}
+
+// notOurs tells a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
+func (r *Run) notOurs() error {
+	if r.txOutcome.Load() != nil && !r.Lease.Ended.Load() {
+		return fmt.Errorf("%w: this run has settled job %s already", pg.ErrState, r.ID)
+	}
+	return pg.ErrLeaseLost
+}
+
+// matchedNothing explains a settle that changed no row. Its transaction is sound and can look for itself.
+func (r *Run) matchedNothing(ctx context.Context, tx store.Tx) error {
+	over := r.notOurs()
+	if errors.Is(over, pg.ErrState) {
+		return over
+	}
+	held, err := store.StillOursTx(ctx, tx, r.Fence)
+	if err != nil {
+		return fmt.Errorf("drover: job %s was not settled, and the reason is not known: %w", r.ID, pg.Classify(err))
+	}
+	if held {
+		return fmt.Errorf("drover: job %s was not settled though it may still be this run's: a trigger left its row as it was, or the transaction began before the claim", r.ID)
+	}
+	return over
+}
