@@ -34,7 +34,7 @@ select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, own
 func (s *still) failedRun(id string, err error) *engine.Run {
 	r := s.Handler.NewRun(&store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}, s.QueueStates()[0].Policy)
 	r.Fence = store.Fence{ID: id, Owner: s.Lease.Load().ID, Seq: 1}
-	r.Runner, r.Lease, r.Ctx, r.StartedAt = s.Runner, s.Lease.Load(), context.Background(), s.Now()
+	r.Shared, r.Lease, r.Ctx, r.StartedAt = s.Shared, s.Lease.Load(), context.Background(), s.Now()
 	return decided(r, err)
 }
 

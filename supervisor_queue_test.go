@@ -101,11 +101,11 @@ func TestBufferGivesEachRunToOneWorker(t *testing.T) {
 			}
 		})
 	}
-	w := engine.NewRunner(engine.NewShared(engine.Config{}, nil), nil, nil)
+	s := engine.NewShared(engine.Config{}, nil)
 	long := time.Now()
 	for i := range total {
 		q.Pending.Add(1)
-		if !b.Put([]*engine.Run{{From: q, Runner: w, Received: long}}) {
+		if !b.Put([]*engine.Run{{From: q, Shared: s, Received: long}}) {
 			t.Fatal("an open buffer refused a run")
 		}
 		if i%100 == 0 {

@@ -218,7 +218,7 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &engine.Run{Runner: sup.engine.Runner, From: sup.engine.QueueStates()[0]}
+	r := &engine.Run{Shared: sup.engine.Shared, From: sup.engine.QueueStates()[0]}
 	r.From.Pending.Store(r.From.Watched.Load() + 1)
 	r.Finish()
 	select {

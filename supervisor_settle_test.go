@@ -487,7 +487,7 @@ func TestClaimsWaitForTheSettler(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10}}})
 	db.enqueueJobs(t, 1, nil)
-	waiting := &engine.Run{Runner: s.Runner, End: engine.Outcome{State: store.Completed}}
+	waiting := &engine.Run{Shared: s.Shared, End: engine.Outcome{State: store.Completed}}
 	s.Settler.Ended = slices.Repeat([]*engine.Run{waiting}, engine.MaxWaiting+1)
 	s.Claimer.Wake()
 	if s.Claimer.Request(s.Now()) != nil {

@@ -205,12 +205,12 @@ func jobOf(r *engine.Run) *Job { return &taskOf(r).job }
 
 // finished is a run whose handler has returned err; it may have settled its job in a transaction.
 func finished(r *engine.Run, err error) *engine.Run {
-	return endedBy(r, r.Runner.Handler.Decide(r, err))
+	return endedBy(r, r.Shared.Handler.Decide(r, err))
 }
 
 // deaf is a run that was given up because its handler ignores its timeout.
 func deaf(r *engine.Run) *engine.Run {
-	return endedBy(r, r.Runner.Handler.CutShort(r, engine.ErrTimeout))
+	return endedBy(r, r.Shared.Handler.CutShort(r, engine.ErrTimeout))
 }
 
 // slots is a queue with so many.

@@ -157,6 +157,8 @@ func (a *audit) giveBack(ctx context.Context, conn store.Session, held []store.H
 	return errors.Join(errs...)
 }
 
+var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
+
 // giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
 // the job has a single attempt.
 func (a *audit) giveUpUnfenced(ctx context.Context, conn store.Session, owner string, j *store.Held) error {

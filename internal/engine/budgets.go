@@ -31,13 +31,6 @@ func (b *budgets) covers(r *Run) bool {
 	})
 }
 
-// Slot is a retry's place in its budget's calendar.
-type Slot struct {
-	Backoff time.Duration // what the strategy asked for
-	Taken   time.Time     // when, by this process' clock
-	DueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
-}
-
 // wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time has passed while the settle
 // did not get through is lost: to use it late would break the window that it is late in. What the handler's
 // transaction settled, as far as is known, has one.
@@ -150,68 +143,4 @@ func (o *Outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.
 	if raw, err := json.Marshal(e); err == nil {
 		o.Entry = raw
 	}
-}
-
-// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
-// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
-type ask struct {
-	wanting
-	done chan error
-}
-
-// slotFor takes a slot for an outcome of r by the settler's connection.
-func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
-	if !e.budgets.wants(r, o) {
-		return nil
-	}
-	a := &ask{wanting{run: r, end: o}, make(chan error, 1)}
-	e.Mu.Lock()
-	e.asks = append(e.asks, a)
-	e.Mu.Unlock()
-	e.poke()
-	select {
-	case err := <-a.done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-e.Idle:
-		return pg.ErrShutdown
-	}
-}
-
-// reservePause is before a reservation is tried again that the database refused.
-const reservePause = time.Second
-
-// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
-// that need none.
-func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
-	e.Mu.Lock()
-	asks := e.asks
-	e.asks = nil
-	e.Mu.Unlock()
-	var ends []wanting
-	for _, a := range asks {
-		ends = append(ends, a.wanting)
-	}
-	for _, r := range out {
-		if e.budgets.wants(r, &r.End) {
-			ends = append(ends, wanting{run: r, end: &r.End})
-		}
-	}
-	err := e.budgets.Reserve(ctx, conn, ends)
-	for _, a := range asks {
-		a.done <- err
-	}
-	if err == nil {
-		e.slots.Over(ctx, e.Shared)
-		return out
-	}
-	e.slots.Failed(ctx, e.Shared, "taking slots of retry budgets", err)
-	return slices.DeleteFunc(out, func(r *Run) bool {
-		if !e.budgets.wants(r, &r.End) {
-			return false
-		}
-		e.later(r, reservePause)
-		return true
-	})
 }

@@ -282,16 +282,6 @@ func (p *Plan) full() []string {
 	return full
 }
 
-// SoloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
-// that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
-type SoloOrder struct {
-	Queue  string
-	IdleBy time.Time   // when it gives up waiting
-	idle   atomic.Bool // nothing else was held any more
-	ran    atomic.Bool // one was claimed
-	Over   atomic.Bool
-}
-
 // requestAlone asks for one strong suspect once nothing else is held.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
 	c.wantsRoom = true // so that drover_sleepers soon says that we take nothing
@@ -542,6 +532,6 @@ func (c *claimer) newRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Late, r.DeleteCompleted = p.Reply.At.Sub(j.ScheduledAt), q.DeleteCompleted
-	r.Runner, r.From, r.Lease, r.tier, r.Received = c.runner, q, p.Lease, j.Lane/10*10, now
+	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r
 }

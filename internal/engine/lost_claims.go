@@ -71,3 +71,31 @@ func union(a, b []string) []string {
 	}
 	return all
 }
+
+// rewound looks again at all rows: those that came back behind the floors, and those that run in our name.
+func (c *claimer) rewound() {
+	c.distrust()
+	c.Audit.Reconnected()
+}
+
+// withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
+// forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
+func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
+	return slices.DeleteFunc(held, func(j store.Held) bool {
+		again := slices.ContainsFunc(known, func(r *Run) bool {
+			return r.ID == j.ID && r.ClaimedAt.After(j.AttemptedAt.Time)
+		})
+		if again {
+			c.rewound()
+		}
+		return again
+	})
+}
+
+// distrust forgets where jobs have been looked for, and what drover_sleepers says.
+func (c *claimer) distrust() {
+	c.Floors.Reset()
+	c.Near.Reset()
+	c.SayAnew()
+	c.Wake()
+}

@@ -25,6 +25,12 @@ type Trouble struct {
 	Until    time.Time // no round trip before
 }
 
+const (
+	TripTimeout   = 15 * time.Second      // of one round trip: half a default lease
+	RetryPause    = 50 * time.Millisecond // after a failed round trip, doubled
+	MaxRetryPause = 2 * time.Second       // how long a server may be back before it is noticed
+)
+
 // NewSight is how many failures in a row make a part look its server up anew: the name may lead elsewhere by now.
 const NewSight = 3
 

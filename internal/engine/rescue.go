@@ -341,8 +341,6 @@ func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing 
 	return f
 }
 
-var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
-
 // giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
 // even that is possible, it stays as it is for a pause.
 func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, f *freed, why error, later, aside bool) error {

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/drover-queue/drover/internal/store"
@@ -33,34 +32,6 @@ func (c *control) forgotten(id string, epoch int, peers []store.Peer) bool {
 		c.counted = x.Beat + 1
 	}
 	return false
-}
-
-// rewound looks again at all rows: those that came back behind the floors, and those that run in our name.
-func (c *claimer) rewound() {
-	c.distrust()
-	c.Audit.Reconnected()
-}
-
-// withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
-// forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
-func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
-	return slices.DeleteFunc(held, func(j store.Held) bool {
-		again := slices.ContainsFunc(known, func(r *Run) bool {
-			return r.ID == j.ID && r.ClaimedAt.After(j.AttemptedAt.Time)
-		})
-		if again {
-			c.rewound()
-		}
-		return again
-	})
-}
-
-// distrust forgets where jobs have been looked for, and what drover_sleepers says.
-func (c *claimer) distrust() {
-	c.Floors.Reset()
-	c.Near.Reset()
-	c.SayAnew()
-	c.Wake()
 }
 
 // reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it

@@ -54,7 +54,8 @@ type Run struct {
 	// End is how the run ended. It is set when the run has ended, and from then on the settler's, or the rescuer's.
 	End Outcome
 
-	Runner    *runner
+	Shared    *Shared
+	slots     slotter     // takes slots of retry budgets
 	From      *QueueState // the queue that the run was claimed from
 	Lease     *lease
 	tier      int16 // of its lane
@@ -78,6 +79,11 @@ type Run struct {
 	NotBefore time.Time // when it is tried again
 }
 
+// slotter takes a slot of a retry budget for an outcome, if it needs one.
+type slotter interface {
+	slotFor(ctx context.Context, r *Run, o *Outcome) error
+}
+
 // Outcome is how a run ended, and what its row becomes.
 type Outcome struct {
 	State       store.State
@@ -98,6 +104,13 @@ type Outcome struct {
 	Event       EventKind
 
 	Slot *Slot // of a retry budget; nil: none
+}
+
+// Slot is a retry's place in its budget's calendar.
+type Slot struct {
+	Backoff time.Duration // what the strategy asked for
+	Taken   time.Time     // when, by this process' clock
+	DueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
 }
 
 // HandedBack is the outcome of a run that did not take place, or that was cut short for reasons that are not the job's.
@@ -180,7 +193,7 @@ func (r *Run) EndOnce() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
 	}
-	r.Runner.InFlight.Remove(r)
+	r.Shared.InFlight.Remove(r)
 	r.From.Ran(r.Ran())
 	r.leave()
 	return true
@@ -195,7 +208,7 @@ func (r *Run) Finish() {
 // leave makes room for the next claim.
 func (r *Run) leave() {
 	if r.From.Leave(r.tier) {
-		r.Runner.alarm.Wake() // other queues may have had room and nothing to do: its next poll may be far
+		r.Shared.alarm.Wake() // other queues may have had room and nothing to do: its next poll may be far
 	}
 }
 
@@ -210,7 +223,7 @@ func (r *Run) Ran() time.Duration {
 	if r.StartedAt.IsZero() {
 		return 0
 	}
-	return r.Runner.Now().Sub(r.StartedAt)
+	return r.Shared.Now().Sub(r.StartedAt)
 }
 
 // Waited is how long the job was due when its handler started.
@@ -226,7 +239,7 @@ func (r *Run) Cause() error {
 
 // OutOfTime reports whether a retry in d would come after the time until which the job may be retried.
 func (r *Run) OutOfTime(d time.Duration) bool {
-	return r.TimeBound && r.Runner.Now().Sub(r.Received)+d > r.TimeLeft
+	return r.TimeBound && r.Shared.Now().Sub(r.Received)+d > r.TimeLeft
 }
 
 // Uncommitted is the failure of a run whose handler returned nil although its SettleTx failed. It is nil if none failed,

@@ -15,16 +15,13 @@ import (
 )
 
 const (
-	maxComplete = 2000             // completed runs in one round trip
-	MaxWaiting  = maxComplete      // outcomes that wait while claims go on
-	TripTimeout = 15 * time.Second // of one round trip: half a default lease
+	maxComplete = 2000        // completed runs in one round trip
+	MaxWaiting  = maxComplete // outcomes that wait while claims go on
 
 	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
 	mostHeld         = 50                     // such tries before the log reports it
 	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
-	RetryPause       = 50 * time.Millisecond // after a failed round trip, doubled
-	MaxRetryPause    = 2 * time.Second       // how long a server may be back before it is noticed
 )
 
 // settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and

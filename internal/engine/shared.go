@@ -159,3 +159,13 @@ func (s *Shared) walkBound() time.Duration { return min(s.Cfg.Lease/12, time.Sec
 func (s *Shared) tripContext(base context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
 }
+
+// SoloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
+// that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
+type SoloOrder struct {
+	Queue  string
+	IdleBy time.Time   // when it gives up waiting
+	idle   atomic.Bool // nothing else was held any more
+	ran    atomic.Bool // one was claimed
+	Over   atomic.Bool
+}

@@ -35,7 +35,7 @@ func (r *Run) NoteTx(err error) {
 }
 
 func (r *Run) settleTx(ctx context.Context, tx store.Tx, o *Outcome) error {
-	if err := r.Runner.settler.slotFor(ctx, r, o); err != nil {
+	if err := r.slots.slotFor(ctx, r, o); err != nil {
 		return err
 	}
 	var became store.State

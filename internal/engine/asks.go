@@ -1,0 +1,74 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
+// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
+type ask struct {
+	wanting
+	done chan error
+}
+
+// slotFor takes a slot for an outcome of r by the settler's connection.
+func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
+	if !e.budgets.wants(r, o) {
+		return nil
+	}
+	a := &ask{wanting{run: r, end: o}, make(chan error, 1)}
+	e.Mu.Lock()
+	e.asks = append(e.asks, a)
+	e.Mu.Unlock()
+	e.poke()
+	select {
+	case err := <-a.done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-e.Idle:
+		return pg.ErrShutdown
+	}
+}
+
+// reservePause is before a reservation is tried again that the database refused.
+const reservePause = time.Second
+
+// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
+// that need none.
+func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
+	e.Mu.Lock()
+	asks := e.asks
+	e.asks = nil
+	e.Mu.Unlock()
+	var ends []wanting
+	for _, a := range asks {
+		ends = append(ends, a.wanting)
+	}
+	for _, r := range out {
+		if e.budgets.wants(r, &r.End) {
+			ends = append(ends, wanting{run: r, end: &r.End})
+		}
+	}
+	err := e.budgets.Reserve(ctx, conn, ends)
+	for _, a := range asks {
+		a.done <- err
+	}
+	if err == nil {
+		e.slots.Over(ctx, e.Shared)
+		return out
+	}
+	e.slots.Failed(ctx, e.Shared, "taking slots of retry budgets", err)
+	return slices.DeleteFunc(out, func(r *Run) bool {
+		if !e.budgets.wants(r, &r.End) {
+			return false
+		}
+		e.later(r, reservePause)
+		return true
+	})
+}

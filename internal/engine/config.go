@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// Handler is what the engine asks of the code above it. Its methods are called by many goroutines, and run code of the
+// application. Handle and Decide may panic, block or call runtime.Goexit. The others may block, and always return.
+type Handler interface {
+	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue. The Run may be part of a larger value,
+	// which Run.Task leads back to.
+	NewRun(job *store.Job, policy any) *Run
+
+	// Handle calls the handler of the job, and returns its error. A panic of the handler is an error.
+	Handle(ctx context.Context, r *Run) error
+
+	// Decide returns the outcome of a run whose handler returned err.
+	Decide(r *Run, err error) Outcome
+
+	// CutShort returns the outcome of a run that ended for another reason: one of the errors of this package, or an error that matches
+	// pg.ErrNotCommitted.
+	CutShort(r *Run, why error) Outcome
+
+	// Crashed makes the run of a job that a supervisor held whose process died, or that this supervisor held without knowing. Run.End is what
+	// becomes of it.
+	Crashed(job *store.Held, c Crash) *Run
+
+	// Hears reports whether anybody would notice an event.
+	Hears(ctx context.Context, kind EventKind) bool
+
+	// Tell passes an event on. The engine calls it outside all locks.
+	Tell(ctx context.Context, e *Event)
+}
+
+// Crash is what is known of the end of a run that nobody saw the end of.
+type Crash struct {
+	Owner      string // the supervisor of the run
+	Own        bool   // it is this supervisor, which did not know of the run
+	Started    bool   // the handler may have begun
+	Death      blame.Death
+	Background blame.Background
+}
+
+// Config is complete and valid. The caller fills in the defaults and checks.
+type Config struct {
+	Handler Handler
+	Log     *slog.Logger
+	Clean   func(string) string // makes an error text fit to be stored and logged
+
+	Queues  []Queue              // sorted by name
+	Kinds   []store.KindPolicy   // sorted by kind
+	Budgets []store.BudgetPolicy // those of all jobs and of the kinds, in the order in which they are stored
+	Keep    store.Keeping        // for queues that say nothing else
+
+	Lease           time.Duration
+	PollInterval    time.Duration
+	RestInterval    time.Duration // the poll interval once nothing was found for a while
+	DrainTimeout    time.Duration
+	DisableNotify   bool
+	QuarantineAfter int
+
+	Host, Build, Process string
+}
+
+// Queue is one queue of an engine.
+type Queue struct {
+	store.QueuePolicy
+	Budget          *store.BudgetPolicy // nil: none
+	DeleteCompleted bool
+	Policy          any // for Handler.NewRun
+}
+
+// Errors of AddQueue and RemoveQueue.
+var (
+	ErrServed    = errors.New("the queue is served already")
+	ErrNotServed = errors.New("the queue is not served")
+)

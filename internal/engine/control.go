@@ -1,0 +1,415 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/blame"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// control keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
+type control struct {
+	*Shared
+	budgets   *budgets
+	claimer   *claimer
+	redriver  *redriver
+	Base      context.Context //nolint:containedctx // the values handlers see
+	Link      store.Line
+	Listening store.Session             // the connection that has sent LISTEN
+	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
+	timer     *time.Timer               // of the lease's end; nil before Run
+	ending    sync.Mutex                // the lease is either kept up or found to be over
+	counted   int64                     // by our row: beats, the last successful one included
+	urgent    Hurry                     // beats that come before their time
+	silences  Silences
+	Hunts     map[string]*store.Hunt // for the jobs of lost peers
+	orphans   *store.Hunt            // for jobs whose owner no row speaks for
+	AllBy     time.Time              // when the next such hunt also reads jobs that are not due
+	Sweeps    int64                  // the last turn looked at
+	SweepAt   time.Time              // not before
+	behind    sweepOrder
+	FloorsBy  time.Time   // nor before this as long as there are no floors
+	Was       []PastLease // that others took, oldest first; takeBack undoes what they did
+	turns     blame.Turns
+	clock     clockTrouble
+	Trouble   Trouble   // of beats
+	deaf      Trouble   // of LISTEN
+	strays    []string  // ids that may be registered, and are not ours
+	Asked     time.Time // for runs that are over, where no notification is heard
+
+	mu   sync.Mutex
+	stop context.CancelFunc // ends the wait for a notification
+	soon bool               // beat at once
+}
+
+func newControl(s *Shared, b *budgets, cl *claimer, r *redriver) *control {
+	c := &control{Shared: s, budgets: b, claimer: cl, redriver: r, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Hunt{}}
+	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", link: &c.Link}
+	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
+	return c
+}
+
+// run beats six times a lease, and more often while beats fail. In between it waits for notifications.
+func (c *control) run(ctx context.Context) {
+	defer c.Link.Close(ctx)
+	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
+	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
+	defer func() {
+		if ctx.Err() != nil { // else it exits by runtime.Goexit, and nothing but the timer ends the lease
+			c.timer.Stop()
+		}
+	}()
+	period := c.Cfg.Lease / 6
+	due := c.Now() // the first tells how the others look
+	next := due    // or earlier, where something waits for it
+	c.Listens()    //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
+	for ctx.Err() == nil {
+		c.wait(ctx, c.Sooner(c.askAt(next)))
+		c.Expire(ctx)
+		now := c.Now()
+		if c.Interrupted() {
+			next = c.urgent.Next(now, next)
+		}
+		if ctx.Err() != nil || now.Before(next) {
+			c.AskUnheard(ctx)
+			continue
+		}
+		c.urgent.Went(now, due)
+		err := c.Beat(ctx)
+		due = now.Add(period)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			c.Trouble.Failed(ctx, c.Shared, "heartbeat", err)
+			if c.Trouble.Until.Before(due) {
+				due = c.Trouble.Until
+			}
+		default:
+			c.Trouble.Over(ctx, c.Shared)
+		}
+		next = due
+	}
+}
+
+// deadline is when handlers must be told that the lease is not kept up: others may take the jobs a lease after the
+// last beat that they saw. It is safe for concurrent use.
+func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.Cfg.Lease * 4 / 5) }
+
+// Kept notes that the lease is kept up by what was sent then.
+func (c *control) Kept(sent time.Time) {
+	c.ending.Lock()
+	c.beaten.Store(&sent)
+	if c.timer != nil {
+		c.timer.Reset(c.deadline().Sub(c.Now()))
+	}
+	c.ending.Unlock()
+	c.Outage.Wrote(c.Base, c.Shared, sent) // last: it may log, and a log may block
+}
+
+// Sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
+func (c *control) Sooner(at time.Time) time.Time {
+	if end := c.deadline(); !c.Lease.Load().Ended.Load() && end.Before(at) {
+		return end
+	}
+	return at
+}
+
+// Expire cancels the handlers at the deadline, whatever holds up the beat.
+func (c *control) Expire(ctx context.Context) {
+	c.ending.Lock()
+	l := c.Lease.Load()
+	lost := !c.Now().Before(c.deadline()) && l.Lose()
+	c.ending.Unlock()
+	if lost {
+		c.log.ErrorContext(ctx, "no heartbeat for most of a lease, running jobs are cancelled", slog.String("supervisor", l.ID))
+	}
+}
+
+// Interrupt makes the next beat come at once.
+func (c *control) Interrupt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.soon = true
+	if c.stop != nil {
+		c.stop()
+	}
+}
+
+func (c *control) Interrupted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.soon
+	c.soon = false
+	return now
+}
+
+// wait hears notifications until the given time, an interrupt, or the end.
+func (c *control) wait(ctx context.Context, until time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.Now()))
+	defer cancel()
+	c.mu.Lock()
+	c.stop = cancel
+	if c.soon {
+		cancel()
+	}
+	c.mu.Unlock()
+	for ctx.Err() == nil {
+		if !c.Listens() { //nolint:contextcheck // an interrupt in the middle of a statement would cost the connection
+			<-ctx.Done()
+			return
+		}
+		note, err := c.Listening.WaitForNotification(ctx)
+		if err == nil {
+			c.Heard(note)
+		} else if ctx.Err() == nil {
+			c.deaf.Failed(ctx, c.Shared, "listening", err)
+			c.Interrupt() // the beat makes a new one
+			return
+		}
+	}
+}
+
+// Listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
+// running one was cancelled. Without them the polls find the same.
+func (c *control) Listens() bool {
+	conn := c.Link.Current()
+	if c.Cfg.DisableNotify || conn.Closed() {
+		return false
+	}
+	if c.Listening == conn {
+		return true
+	}
+	ctx, cancel := context.WithDeadline(c.Base, c.Sooner(c.Now().Add(min(5*time.Second, c.Cfg.Lease/6))))
+	defer cancel()
+	if err := conn.Listen(ctx); err != nil {
+		c.deaf.Failed(ctx, c.Shared, "listening", err)
+		return false
+	}
+	c.deaf.Over(ctx, c.Shared)
+	c.Listening = conn
+	// What came before, while nobody listened: the claimer finds jobs, and a beat what was cancelled.
+	c.alarm.Wake()
+	c.Interrupt()
+	return true
+}
+
+// Heard acts on a notification's text.
+func (c *control) Heard(payload string) {
+	verb, what, _ := strings.Cut(payload, " ")
+	switch verb {
+	case "wake":
+		if slices.Contains(c.QueueNames(), what) {
+			c.alarm.Wake()
+		}
+	case "cancel":
+		c.cancelRun(what)
+	case "redrive":
+		c.redriver.poke()
+	}
+}
+
+// Beat is one round: sign of life, look at the others, rescue, sweep.
+func (c *control) Beat(ctx context.Context) error {
+	l := c.Lease.Load()
+	sent := c.Now()
+	beating, cancel := context.WithTimeout(ctx, c.Sooner(sent.Add(c.Cfg.Lease/6)).Sub(sent))
+	defer cancel()
+	conn, err := c.Link.Get(beating)
+	running, epoch := c.InFlight.under(l.ID), int(l.Epoch.Load())
+	var reply store.BeatReply
+	if err == nil {
+		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), c.Draining.Load(), c.QueueNames(), c.Kinds)
+	}
+	if err != nil {
+		c.Expire(ctx)
+		return err
+	}
+	// What follows may read much, and must leave time for the next beat.
+	ctx, cancelRest := context.WithTimeout(ctx, c.Cfg.Lease/3)
+	defer cancelRest()
+	switch {
+	case !reply.Alive:
+		return c.refused(ctx, conn, l, epoch)
+	case c.forgotten(l.ID, epoch, reply.Peers):
+		return c.startOver(ctx, l, WentBack)
+	}
+	c.budgets.know(reply.Scope)
+	c.silences.Beat(sent.Sub(*c.beaten.Load()) > c.Cfg.Lease/3, c.Now())
+	c.Kept(sent)
+	if l.Ended.Load() {
+		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
+		c.Lease.Store(l.renewed(c.Base)) //nolint:contextcheck // handlers' contexts outlive this one
+		c.alarm.Wake()
+	}
+	c.tellGone(running, reply.Gone)
+	if reply.Paces {
+		c.redriver.poke()
+	}
+	return c.afterBeat(ctx, conn, l, reply)
+}
+
+// afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
+// ones from running. It returns an error only if the connection is gone or no time is left.
+func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	for _, step := range []struct {
+		name string
+		run  func() error
+	}{
+		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
+		{"watching the others", func() error {
+			// However many jobs there are to rescue, some of the time is left to the other steps.
+			ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/4)
+			defer cancel()
+			return c.observe(ctx, conn, l, reply)
+		}},
+		{"tending failure groups", func() error {
+			if !reply.Failures || !c.Prunes.Load() {
+				return nil
+			}
+			return c.tendFailures(ctx, conn)
+		}},
+		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
+		{"the turn to run strong suspects", func() error { return c.takeTurns(ctx, conn, l, reply.Solo) }},
+		{"taking back a death", func() error { return c.TakeBack(ctx, conn, c.Bound(), c.Cfg.Lease/12) }},
+		{"full sweep", func() error { return c.Sweep(ctx, conn, l, reply) }},
+		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.Behind) }},
+	} {
+		err := step.run()
+		if conn.Closed() || ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
+		}
+		if err != nil && c.quiet.may(step.name+pg.SQLState(err), c.Now()) {
+			c.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
+		}
+	}
+	return nil
+}
+
+// Bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
+// time-outs if that job causes them, and a beat should have room for all of these.
+func (c *control) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
+
+// tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
+// whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
+func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
+	reopened, err := conn.TendFailures(ctx)
+	if err != nil {
+		return err
+	}
+	for _, g := range reopened {
+		c.report(EventFailureReopened, &Run{
+			Fence: store.Fence{ID: g.LastJob, Owner: c.Lease.Load().ID}, Kind: g.Kind,
+			End: Outcome{Class: g.Class, Text: g.Sample, Fingerprint: g.Fingerprint},
+		})
+	}
+	return nil
+}
+
+// tellGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
+// its own may work on.
+func (c *control) tellGone(running []*Run, over map[int]bool) {
+	for i, r := range running {
+		cancelled, gone := over[i]
+		if !gone || r.txOutcome.Load() != nil || !c.InFlight.Has(r) {
+			continue
+		}
+		if cancelled {
+			r.Cancel(pg.ErrCancelled)
+		} else {
+			r.Cancel(pg.ErrLeaseLost)
+			c.rewound() // for nobody may take it while we have the lease
+		}
+	}
+}
+
+// refused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
+// having heard of it: the next beat has it. Or others have declared us lost, or the database has forgotten the epoch.
+func (c *control) refused(ctx context.Context, conn store.Session, l *lease, sent int) error {
+	epoch, lost, err := conn.Epoch(ctx, l.ID)
+	switch {
+	case err != nil:
+		return err
+	case lost:
+		return c.startOver(ctx, l, "lease lost")
+	case epoch < sent:
+		return c.startOver(ctx, l, WentBack)
+	}
+	l.Raise(epoch)
+	c.Interrupt()
+	return nil
+}
+
+// startOver gives up the lease, and goes on under another id.
+func (c *control) startOver(ctx context.Context, l *lease, why string) error {
+	l.Lose()                                      // before a log that may block
+	if c.quiet.may("start over "+l.ID, c.Now()) { // registering may fail, and be tried again
+		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
+	}
+	c.GaveUp(l.ID) // a stop takes its death back even if registering fails
+	return c.Register(ctx)
+}
+
+// observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
+// and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
+// only if the connection is gone.
+func (c *control) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	now, served := c.Now(), c.QueueNames()
+	seen := map[string]bool{}
+	first, sharing := l.ID, 0
+	for _, x := range reply.Peers {
+		seen[x.ID] = true
+		if !x.Lost {
+			first = min(first, x.ID)
+			if slices.ContainsFunc(x.Queues, func(q string) bool { return slices.Contains(served, q) }) {
+				sharing++
+			}
+		}
+		if x.ID == l.ID {
+			continue
+		}
+		silence := c.silences.Of(x, now)
+		if silence.Note {
+			if err := conn.NoteSilence(ctx, x, silence.lasts); err != nil {
+				continue // the next beat reports it
+			}
+		}
+		if silence.Dead && !x.Lost {
+			lost, err := conn.DeclareLost(ctx, x)
+			if conn.Closed() {
+				return err
+			}
+			if err != nil && c.quiet.may("declare lost "+x.ID, now) {
+				c.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
+			}
+			if err != nil || !lost {
+				continue
+			}
+			x.Lost = true
+			c.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.ID))
+		}
+		if x.Lost {
+			err := c.Rescue(ctx, conn, x)
+			if conn.Closed() {
+				return err
+			}
+			if err != nil && c.quiet.may("rescue "+x.ID+pg.SQLState(err), now) {
+				c.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
+			}
+		}
+	}
+	maps.DeleteFunc(c.silences.Peers, func(id string, _ Observation) bool { return !seen[id] })
+	maps.DeleteFunc(c.Hunts, func(id string, _ *store.Hunt) bool { return !seen[id] })
+	c.claimer.Near.Share(sharing)
+	c.Prunes.Store(first == l.ID)
+	return nil
+}
