@@ -1,8 +1,6 @@
 package drover
 
 import (
-	"context"
-	"fmt"
 	"time"
 )
 
@@ -48,22 +46,4 @@ func (b *RetryBudget) fillIn(bad *problems, field string) {
 	if b.Burst < 0 || b.Burst > max(b.Retries, 1) {
 		bad.add(field+".Burst", "%d is not 1 to Retries", b.Burst)
 	}
-}
-
-// BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
-type BudgetInfo struct {
-	Scope string // "kind:charge", "queue:payments" or "all"
-	RetryBudget
-	Reserved int       // how many retries are due in the Per that begins now
-	Free     int       // how many more may become due in it
-	NextFree time.Time // the first free slot
-}
-
-// RetryBudgets returns all retry budgets, sorted by scope.
-func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
-	budgets, err := c.desk.budgets(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read retry budgets: %w", err)
-	}
-	return budgets, nil
 }

@@ -403,3 +403,21 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 
 // maxWhy bounds what an operator says of a verb, in bytes.
 const maxWhy = 256
+
+// BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
+type BudgetInfo struct {
+	Scope string // "kind:charge", "queue:payments" or "all"
+	RetryBudget
+	Reserved int       // how many retries are due in the Per that begins now
+	Free     int       // how many more may become due in it
+	NextFree time.Time // the first free slot
+}
+
+// RetryBudgets returns all retry budgets, sorted by scope.
+func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
+	budgets, err := c.desk.budgets(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read retry budgets: %w", err)
+	}
+	return budgets, nil
+}

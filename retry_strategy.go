@@ -481,3 +481,14 @@ func boundText(d time.Duration) string {
 	}
 	return durationText(d)
 }
+
+// strategy checks a retry strategy; nil is the default.
+func (p *problems) strategy(field string, s RetryStrategy) {
+	switch s.(type) {
+	case nil:
+	case Exponential, Linear, Constant, Custom:
+		p.at(field, s.validate())
+	default:
+		p.add(field, "%T is a pointer; strategies are values", s)
+	}
+}

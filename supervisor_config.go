@@ -260,3 +260,10 @@ func (q *Queue) checkRetention(bad *problems, field string) {
 		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
 	}
 }
+
+// completedRetention checks the one retention that has a word for none.
+func (p *problems) completedRetention(field string, d time.Duration) {
+	if d != DeleteOnCompletion {
+		p.atLeast(field, d, leastRetention)
+	}
+}

@@ -43,17 +43,6 @@ func (p *problems) err() error {
 	return errors.Join(p.errs...)
 }
 
-// strategy checks a retry strategy; nil is the default.
-func (p *problems) strategy(field string, s RetryStrategy) {
-	switch s.(type) {
-	case nil:
-	case Exponential, Linear, Constant, Custom:
-		p.at(field, s.validate())
-	default:
-		p.add(field, "%T is a pointer; strategies are values", s)
-	}
-}
-
 // nonNegative reports a negative duration.
 func (p *problems) nonNegative(field string, d time.Duration) {
 	if d < 0 {
@@ -73,13 +62,6 @@ const leastTimeout = time.Millisecond
 
 // leastRetention bounds every retention but DeleteOnCompletion.
 const leastRetention = time.Second
-
-// completedRetention checks the one retention that has a word for none.
-func (p *problems) completedRetention(field string, d time.Duration) {
-	if d != DeleteOnCompletion {
-		p.atLeast(field, d, leastRetention)
-	}
-}
 
 // attempts checks a number of runs, of which 0 is unset.
 func (p *problems) attempts(field string, n int) {
