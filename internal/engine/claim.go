@@ -501,10 +501,10 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 	for i := range p.Reply.Jobs {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
-		r := c.newRun(j, q, p, now)
+		r := c.NewRun(j, q, p, now)
 		if j.Left {
 			c.Book.Add(r)
-			q.enter([]*Run{r})
+			q.Enter([]*Run{r})
 			c.runner.giveBack(r)
 			continue
 		}
@@ -515,7 +515,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 			continue
 		}
 		c.Book.Add(runs...)
-		q.enter(runs)
+		q.Enter(runs)
 		if !q.Buffer.Put(runs) { // the queue was removed meanwhile
 			for _, r := range runs {
 				c.runner.giveBack(r)
@@ -527,8 +527,8 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 	}
 }
 
-// newRun makes the run of a job that the claim p has taken.
-func (c *claimer) newRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *Run {
+// NewRun makes the run of a job that the claim p has taken.
+func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *Run {
 	r := c.Handler.NewRun(j, q.Policy)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Late, r.DeleteCompleted = p.Reply.At.Sub(j.ScheduledAt), q.DeleteCompleted

@@ -16,7 +16,7 @@ type lease struct {
 	Ended  atomic.Bool // lost, or not kept up
 }
 
-func newLease(base context.Context, id string) *lease {
+func NewLease(base context.Context, id string) *lease {
 	l := &lease{ID: id, Epoch: new(atomic.Int64)}
 	l.Epoch.Store(1)
 	l.Ctx, l.Cancel = context.WithCancelCause(base)

@@ -34,8 +34,8 @@ func (q *QueueState) Ran(d time.Duration) {
 	q.RanN.Add(1)
 }
 
-// enter takes places for claimed jobs.
-func (q *QueueState) enter(runs []*Run) {
+// Enter takes places for claimed jobs.
+func (q *QueueState) Enter(runs []*Run) {
 	for _, r := range runs {
 		if r.tier == floors.TierSuspect {
 			q.suspect.Add(1)

@@ -102,7 +102,7 @@ func (c *control) Register(ctx context.Context) error {
 	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
 	c.Solo.Store(nil)
 	c.Kept(sent)
-	c.Lease.Store(newLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
+	c.Lease.Store(NewLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.claimer.distrust()
 	return nil
 }

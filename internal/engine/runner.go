@@ -57,15 +57,15 @@ func (w *runner) Work(q *QueueState) {
 			w.giveBack(r)
 			continue
 		}
-		if !w.runJob(r) {
+		if !w.RunJob(r) {
 			return
 		}
 	}
 }
 
-// runJob is the life of a run: start, call, decide, settle. It returns false if its goroutine has been replaced, because
+// RunJob is the life of a run: start, call, decide, settle. It returns false if its goroutine has been replaced, because
 // the handler was abandoned or called runtime.Goexit.
-func (w *runner) runJob(r *Run) (goOn bool) {
+func (w *runner) RunJob(r *Run) (goOn bool) {
 	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
 		return true // handed back meanwhile
 	}
