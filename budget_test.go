@@ -330,7 +330,7 @@ func TestWhatSpendsABudget(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			s, runs := db.failing(t, 2, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
-			s.settle(t, decided(runs[0], tc.err), endedBy(runs[1], engine.HandedBack(0)))
+			s.settle(t, decided(runs[0], tc.err), endedBy(runs[1], engine.Released(0)))
 			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from drover_budget_slots`); n != tc.spent {
 				t.Errorf("%d slots spent, want %d", n, tc.spent)
 			}

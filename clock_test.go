@@ -28,7 +28,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	pass := func(d time.Duration) {
 		ahead += d
-		s.Control.Kept(s.Now())
+		s.Keeper.Kept(s.Now())
 	}
 	s.beat(t)
 	db.enqueueJobs(t, 3, nil)
@@ -167,7 +167,7 @@ func TestLeasesDoNotFollowTheServersClock(t *testing.T) {
 			db.exec(t, `update drover_supervisors set beat_at = beat_at + $1::interval, clock_at = clock_at + $1::interval`, step)
 			for range 8 {
 				ahead += 2 * time.Minute
-				s.Control.Kept(s.Now())
+				s.Keeper.Kept(s.Now())
 				db.exec(t, `update drover_supervisors set beat = beat + 1 where id = 'alive'`)
 				s.beat(t)
 			}

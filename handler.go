@@ -181,7 +181,7 @@ func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t.share()
 	switch {
 	case !c.Started:
-		t.End = engine.HandedBack(0)
+		t.End = engine.Released(0)
 		t.End.GiveBack = j.Attempt > 0
 		if !c.Own {
 			t.End.Event = engine.EventRescued

@@ -449,7 +449,7 @@ func (m *reference) settle(r *rapid.T) bool {
 	how := rapid.SampledFrom(endings()).Draw(r, "ending")
 	o := decided(run.Run, how.err)
 	if how.name == "hand back" {
-		o = endedBy(run.Run, engine.HandedBack(0))
+		o = endedBy(run.Run, engine.Released(0))
 	}
 	m.leave(run)
 	run.sup.settle(m.tb, o)
@@ -576,7 +576,7 @@ func (m *reference) forge(r *rapid.T) bool {
 	default:
 		seq += rapid.SampledFrom([]int{-1, 1}).Draw(r, "wrong by")
 	}
-	forged := &engine.Run{Fence: store.Fence{ID: j.id, Owner: owner, Seq: seq, ClaimedAt: at}, Kind: "job", Queue: "default", MaxAttempts: 20, End: engine.HandedBack(0)}
+	forged := &engine.Run{Fence: store.Fence{ID: j.id, Owner: owner, Seq: seq, ClaimedAt: at}, Kind: "job", Queue: "default", MaxAttempts: 20, End: engine.Released(0)}
 	group := engine.FenceGroup{Owner: owner, Seq: seq, Del: rapid.Bool().Draw(r, "delete")}
 	all := &store.Settlement{
 		Changes: map[string][]store.Change{owner: {forged.End.Change(forged)}}, Became: map[string]store.State{},
@@ -603,12 +603,12 @@ func (m *reference) die(r *rapid.T) bool {
 	s.zombie, s.judged = true, true
 	m.start(s.small)
 	rescuer := m.sups[len(m.sups)-1]
-	conn, err := rescuer.Control.Link.Get(r.Context())
+	conn, err := rescuer.Keeper.Link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	for range 2 { // the second look finds nothing more
-		if err := rescuer.Control.Rescue(r.Context(), conn, store.Peer{ID: s.id, Queues: []string{"default"}}); err != nil {
+		if err := rescuer.Keeper.Rescue(r.Context(), conn, store.Peer{ID: s.id, Queues: []string{"default"}}); err != nil {
 			r.Fatal(err)
 		}
 	}
@@ -666,7 +666,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		return false
 	}
 	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
-	conn, err := s.Control.Link.Get(r.Context())
+	conn, err := s.Keeper.Link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -675,7 +675,7 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
 			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
 	}
-	if done, err := conn.TakeBack(r.Context(), s.id, time.Minute, time.Minute, nil); err != nil || !done {
+	if done, err := conn.UndoCrashes(r.Context(), s.id, time.Minute, time.Minute, nil); err != nil || !done {
 		r.Fatalf("takeBack = %v, %v", done, err)
 	}
 	s.judged = false

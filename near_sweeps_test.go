@@ -76,7 +76,7 @@ func TestLateCommitsAreFoundByEachNearSweep(t *testing.T) {
 					claim(true)
 				}
 				var done []*engine.Run
-				for _, r := range s.Settler.Book.All() {
+				for _, r := range s.Settler.Unsettled.All() {
 					r.Finish()
 					done = append(done, decided(r, nil))
 				}

@@ -229,7 +229,7 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Discard(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.Control.Interrupt() // the next beat comes at once
+	sup.engine.Keeper.Interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}

@@ -181,7 +181,7 @@ func (t *task) interrupted() bool {
 // had been, unless this was its only attempt: that one has failed. v is what the handler said, nil if it said nothing.
 func (t *task) cutShort(err error, v *verdict) engine.Outcome {
 	if t.job.MaxAttempts > 1 {
-		return engine.HandedBack(t.Ran())
+		return engine.Released(t.Ran())
 	}
 	if v == nil {
 		v = worthRetry() // the error is no answer of the handler's that RetryIf or a case could judge

@@ -58,10 +58,10 @@ func theStatements(s *still, ids []string) []planned {
 		{"settle", store.SQLSettle, store.SettleArgs(req.Supervisor, changes), true, len(ids)},
 		{"settle in a transaction", store.SQLSettleTx, []any{req.Supervisor, string(inTx)}, true, 1},
 		{"look", store.SQLLook, []any{ids}, true, len(ids)},
-		{"hunt", store.SQLHunt, []any{"nobody", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
+		{"hunt", store.SQLScan, []any{"nobody", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
 		{"heartbeat", store.SQLBeat, []any{req.Supervisor, 1, ids, false, queues[:1], []int16{floors.TierStrong}, []string{"job"}}, true, 0},
 		{"sweep", store.SQLSweep, []any{queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, []string{"job"}}, true, 0},
-		{"hunt for orphans", store.SQLHunt, []any{"", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
+		{"hunt for orphans", store.SQLScan, []any{"", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
 		{"gone", store.SQLGone, []any{req.Supervisor, ids, at}, true, len(ids)},
 		{"complete in a transaction", store.SQLCompleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"delete in a transaction", store.SQLCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
@@ -188,7 +188,7 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, st := range theStatements(s, []string{"01K00000000000000000000000"}) {
-				if st.sql != store.SQLHunt {
+				if st.sql != store.SQLScan {
 					continue
 				}
 				plan := p.explain(t, st, "verbose, costs off")

@@ -92,8 +92,8 @@ func TestARenamedSchema(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again.engine.Control.Base = context.Background()
-			refused("a registration after a lost lease", again.engine.Control.Register(t.Context()))
+			again.engine.Keeper.Base = context.Background()
+			refused("a registration after a lost lease", again.engine.Keeper.Register(t.Context()))
 
 			stored := ""
 			db.enqueueAll(t, func(what string, r Receipt, err error) {

@@ -430,7 +430,7 @@ func (w *scene) settleAll(p *proc) {
 	}
 	p.held = nil
 	p.settle(w.tb, outcomes...)
-	if p.Settler.Book.Len() > 0 && p.under == nil {
+	if p.Settler.Unsettled.Len() > 0 && p.under == nil {
 		p.settle(w.tb) // what a look has put back
 	}
 }
@@ -450,7 +450,7 @@ func (w *scene) settleOne(r *rapid.T) bool {
 	case "fail":
 		o = decided(held, RetryAfter(0, errors.New("boom")))
 	case "hand back":
-		o = endedBy(held, engine.HandedBack(0))
+		o = endedBy(held, engine.Released(0))
 	case "snooze":
 		o = decided(held, Snooze(0))
 	default:
@@ -469,12 +469,12 @@ func (w *scene) die(r *rapid.T) bool {
 	dead, rescuer := w.procs[i], w.procs[(i+1)%len(w.procs)]
 	id := dead.Lease.Load().ID
 	w.exec(w.tb, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, id)
-	conn, err := rescuer.Control.Link.Get(r.Context())
+	conn, err := rescuer.Keeper.Link.Get(r.Context())
 	if err != nil {
 		r.Fatal(err)
 	}
 	for range 2 {
-		if err := rescuer.Control.Rescue(r.Context(), conn, store.Peer{ID: id, Queues: []string{"default", "other"}}); err != nil {
+		if err := rescuer.Keeper.Rescue(r.Context(), conn, store.Peer{ID: id, Queues: []string{"default", "other"}}); err != nil {
 			r.Fatal(err)
 		}
 	}

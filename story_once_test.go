@@ -76,15 +76,15 @@ func TestAStartBesideARescue(t *testing.T) {
 			b := db.stopped(t, SupervisorConfig{})
 			owner, called := a.Lease.Load().ID, false
 			db.exec(t, `update drover_supervisors set epoch = epoch + 1, lost_at = now() where id = $1`, owner)
-			conn, err := b.Control.Link.Get(t.Context())
+			conn, err := b.Keeper.Link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if where == "before the look" {
 				called = begins()
 			}
-			h := store.NewHunt(owner, []string{"default"}, false)
-			held, err := conn.Hunt(t.Context(), h, nil)
+			h := store.NewScan(owner, []string{"default"}, false)
+			held, err := conn.Scan(t.Context(), h, nil)
 			if err != nil || len(held) != 1 {
 				t.Fatal(held, err)
 			}
@@ -92,7 +92,7 @@ func TestAStartBesideARescue(t *testing.T) {
 				called = begins()
 			}
 			h.Started = engine.StartedJobs(held)
-			if left, err := b.Control.Free(t.Context(), conn, owner, h, held); err != nil || len(left) > 0 {
+			if left, err := b.Keeper.Free(t.Context(), conn, owner, h, held); err != nil || len(left) > 0 {
 				t.Fatal(left, err)
 			}
 			if where == "after the rescue" {
@@ -196,12 +196,12 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.beat(t)
 	s.beat(t)
-	s.Control.GaveUp("paused")
-	conn, err := s.Control.Link.Get(t.Context())
+	s.Keeper.NoteLost("paused")
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Control.TakeBack(t.Context(), conn, s.Control.Bound(), s.Cfg.Lease/12); err != nil {
+	if err := s.Keeper.UndoCrashes(t.Context(), conn, s.Keeper.Bound(), s.Cfg.Lease/12); err != nil {
 		t.Fatal(err)
 	}
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' and crashes = 0 from jobs where id = $1`, id) {

@@ -32,7 +32,7 @@ func TestARefusedOutcomeIsNotLost(t *testing.T) {
 		s.Settler.Trip(t.Context(), out)
 	}
 	t.Logf("job %s is %s, book %d apart %d locked %d outcomes %d", id, value[string](t, db, `select state from jobs where id = $1`, id),
-		s.Settler.Book.Len(), s.Settler.Apart.Len(), len(s.Settler.Locked), len(s.Settler.Ended))
+		s.Settler.Unsettled.Len(), s.Settler.RefusedRuns.Len(), len(s.Settler.Locked), len(s.Settler.Ended))
 	if value[string](t, db, `select state from jobs where id = $1`, id) == "running" && len(s.Settler.Locked) == 0 {
 		t.Error("the outcome is lost: the job is running, and nothing waits to be written")
 	}
@@ -234,7 +234,7 @@ func TestAStrongSuspectSetAsideRunsAlone(t *testing.T) {
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) values ('claim', $1, 'no', 'P0001', 9, now() - interval '1 s')`, id)
 	sup.Claimer.TendAside(t.Context())
 	if got := value[string](t, db, `select state || ' lane ' || lane from jobs where id = $1`, id); got[:7] == "running" {
-		t.Errorf("a strong suspect is %s beside %d others", got, sup.Settler.Book.Len()-1)
+		t.Errorf("a strong suspect is %s beside %d others", got, sup.Settler.Unsettled.Len()-1)
 	}
 }
 

@@ -156,7 +156,7 @@ func TestRescueOfWhatWasSetAside(t *testing.T) {
 		t.Fatalf("%d jobs still run: the pause is not over", n)
 	}
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	s.Control.AllBy = time.Time{}
+	s.Keeper.AllBy = time.Time{}
 	s.sweep(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 3 || value[bool](t, db, `select exists (select from drover_set_aside)`) {
 		t.Errorf("%d of 3 jobs are freed, and set_aside has %d", n, value[int](t, db, `select count(*) from drover_set_aside`))
@@ -216,8 +216,8 @@ func TestHuntReadsGarbage(t *testing.T) {
 	db.dead(t, "dead")
 	db.exec(t, `update drover_supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
 	db.stopped(t, SupervisorConfig{})
-	h := store.NewHunt("dead", []string{"default"}, false)
-	held, err := store.Session{Conn: dialed(t, db)}.Hunt(t.Context(), h, nil)
+	h := store.NewScan("dead", []string{"default"}, false)
+	held, err := store.Session{Conn: dialed(t, db)}.Scan(t.Context(), h, nil)
 	if err != nil || len(held) != 2 || len(h.Unread) > 0 {
 		t.Fatalf("%d jobs, %v, %v", len(held), h.Unread, err)
 	}
@@ -344,12 +344,12 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 1)`)
 	var book logbook
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
-	s.Control.GaveUp("dead")
+	s.Keeper.NoteLost("dead")
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and crashes = 0 and deaths = 0`); n != 50 {
 		t.Errorf("%d of 50 have their crash back", n)
 	}
-	if len(s.Control.Was) > 0 {
+	if len(s.Keeper.Was) > 0 {
 		t.Error("it does not end")
 	}
 	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from drover_ended_supervisors`) {
@@ -373,20 +373,20 @@ func TestTakeBackIsPatient(t *testing.T) {
 		select id, '', 0, now(), now(), true, (select array_agg(id) from jobs) from unnest('{dead,too}'::text[]) as id`)
 	var book logbook
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{Lease: 4 * time.Second})
-	s.Control.GaveUp("dead")
+	s.Keeper.NoteLost("dead")
 	s.beat(t)
-	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); n != 1 || len(s.Control.Was) != 1 {
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); n != 1 || len(s.Keeper.Was) != 1 {
 		t.Error("a job is given up after its first time-out")
 	}
 	db.exec(t, `delete from busy`)
 	s.beat(t)
-	if !value[bool](t, db, `select crashes = 0 and deaths = 0 from jobs`) || len(s.Control.Was) > 0 {
+	if !value[bool](t, db, `select crashes = 0 and deaths = 0 from jobs`) || len(s.Keeper.Was) > 0 {
 		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 	}
 	db.exec(t, `insert into busy default values`)
-	s.Control.Was = []engine.PastLease{{ID: "too", Late: map[string]int{value[string](t, db, `select id from jobs`): engine.PatientBeats - 1}}}
+	s.Keeper.Was = []engine.PastLease{{ID: "too", Late: map[string]int{value[string](t, db, `select id from jobs`): engine.PatientBeats - 1}}}
 	s.beat(t)
-	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.Control.Was) > 0 {
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.Keeper.Was) > 0 {
 		t.Error("it tries for ever")
 	}
 	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
@@ -405,9 +405,9 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 	db.exec(t, `alter table drover_solo add constraint nobody check (supervisor is null)`)
 	db.exec(t, `alter table drover_ended_supervisors add constraint living check (died)`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
-	s.Control.GaveUp("dead")
+	s.Keeper.NoteLost("dead")
 	for range 3 {
-		s.Control.SweepAt, s.Control.FloorsBy, s.Control.Sweeps = time.Time{}, time.Time{}, 0
+		s.Keeper.SweepAt, s.Keeper.FloorsBy, s.Keeper.Sweeps = time.Time{}, time.Time{}, 0
 		s.beat(t)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 1 {
@@ -441,7 +441,7 @@ func TestOrphansOfOddTimes(t *testing.T) {
 			t.Fatal("every sweep reads beyond now")
 		}
 	}
-	s.Control.AllBy = time.Now()
+	s.Keeper.AllBy = time.Now()
 	s.sweep(t)
 	if value[int](t, db, `select count(*) from jobs where state = 'running'`) != 0 {
 		t.Error("it is not found after an hour either")
@@ -499,12 +499,12 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := store.NewHunt("", []string{"default"}, true)
-	if found, err := (store.Session{Conn: conn}).Hunt(t.Context(), h, nil); err != nil || len(found) != 2 {
+	h := store.NewScan("", []string{"default"}, true)
+	if found, err := (store.Session{Conn: conn}).Scan(t.Context(), h, nil); err != nil || len(found) != 2 {
 		t.Fatal(found, err)
 	}
 	pg.CloseConn(t.Context(), conn)
-	if err := s.Control.Orphaned(t.Context(), store.Session{Conn: conn}, h); err == nil || len(h.Found) != 2 {
+	if err := s.Keeper.Orphaned(t.Context(), store.Session{Conn: conn}, h); err == nil || len(h.Found) != 2 {
 		t.Errorf("%d of 2 jobs are left for the next time, %v", len(h.Found), err)
 	}
 }
@@ -528,7 +528,7 @@ func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
 	db.exec(t, `alter table jobs enable row level security`)
 	db.exec(t, `create policy odd on jobs using (readable(kind))`)
 	s.sweep(t)
-	s.Control.AllBy = time.Now().Add(time.Hour)
+	s.Keeper.AllBy = time.Now().Add(time.Hour)
 	s.sweep(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n != 2 {
 		t.Errorf("%d of 2 jobs in other lanes are rescued", n)
@@ -631,23 +631,23 @@ func TestTakeBackWithoutTimeGivesNothingUp(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) values ('job', 1, 1, 1), ('job', 1, 1, 1)`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	s.Control.GaveUp("dead")
-	conn, err := s.Control.Link.Get(t.Context())
+	s.Keeper.NoteLost("dead")
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range engine.PatientBeats + 1 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		if err := s.Control.TakeBack(ctx, conn, 50*time.Millisecond, time.Minute); !errors.Is(err, pg.ErrNoTime) {
+		if err := s.Keeper.UndoCrashes(ctx, conn, 50*time.Millisecond, time.Minute); !errors.Is(err, pg.ErrNoTime) {
 			t.Errorf("takeBack = %v, want no time", err)
 		}
 		cancel()
 	}
-	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors`); n != 2 || len(s.Control.Was) != 1 {
+	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors`); n != 2 || len(s.Keeper.Was) != 1 {
 		t.Fatalf("%d of 2 jobs are still blamed", n)
 	}
-	if err := s.Control.TakeBack(t.Context(), conn, 50*time.Millisecond, 10*time.Second); err != nil || len(s.Control.Was) > 0 {
-		t.Errorf("takeBack = %v, left %v", err, s.Control.Was)
+	if err := s.Keeper.UndoCrashes(t.Context(), conn, 50*time.Millisecond, 10*time.Second); err != nil || len(s.Keeper.Was) > 0 {
+		t.Errorf("takeBack = %v, left %v", err, s.Keeper.Was)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and deaths = 0`); n != 2 {
 		t.Errorf("%d of 2 have their crash back", n)

@@ -87,7 +87,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 		func(r *engine.Run) *engine.Run { return decided(r, Discard(errBoom)) },
 		func(r *engine.Run) *engine.Run { return decided(r, Snooze(0)) },
 		func(r *engine.Run) *engine.Run { return decided(r, Cancel(errBoom)) },
-		func(r *engine.Run) *engine.Run { return endedBy(r, engine.HandedBack(0)) },
+		func(r *engine.Run) *engine.Run { return endedBy(r, engine.Released(0)) },
 		deaf,
 	}
 	n := len(endings)
@@ -132,7 +132,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			}
 			db.again(t, all.IDs...)
 			for _, r := range s.claimAll(t, n) {
-				s.settle(t, endedBy(r, engine.HandedBack(0)))
+				s.settle(t, endedBy(r, engine.Released(0)))
 			}
 			runs = s.claimAll(t, n) // the second claims
 			db.cancelAll(t, all.IDs...)
@@ -157,8 +157,8 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 				s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 10 * n}}})
 				db.enqueueJobs(t, n, nil)
 				first, second := way(t, db, s)
-				if a, b := first[0], second[0]; a.Seq != b.Seq || a.Owner != b.Owner || s.Settler.Book.Len() != 2*n {
-					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.Seq, b.Seq, s.Settler.Book.Len())
+				if a, b := first[0], second[0]; a.Seq != b.Seq || a.Owner != b.Owner || s.Settler.Unsettled.Len() != 2*n {
+					t.Fatalf("claims %d and %d, %d runs: this proves nothing", a.Seq, b.Seq, s.Settler.Unsettled.Len())
 				}
 				before := db.theRows(t, ids(first))
 				var stale []*engine.Run
@@ -178,8 +178,8 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 						t.Errorf("ending %d: %d told as stale, %d as completed", i, stale, completed)
 					}
 				}
-				if s.Settler.Book.Len() > 0 {
-					t.Errorf("%d runs are not settled", s.Settler.Book.Len())
+				if s.Settler.Unsettled.Len() > 0 {
+					t.Errorf("%d runs are not settled", s.Settler.Unsettled.Len())
 				}
 			})
 		}
@@ -216,7 +216,7 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 						}
 					}
 					s.settle(t, batch...)
-					for s.Settler.Book.Len() > 0 {
+					for s.Settler.Unsettled.Len() > 0 {
 						s.Settler.RetryLocked()
 						s.settle(t)
 					}
@@ -267,8 +267,8 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				if after := db.theRows(t, []string{id}); after != before {
 					t.Errorf("the second life changed:\n%s\n%s", before, after)
 				}
-				if !s.Settler.Book.Has(second) || s.Settler.Book.Len() != 1 {
-					t.Errorf("%d runs are held", s.Settler.Book.Len())
+				if !s.Settler.Unsettled.Has(second) || s.Settler.Unsettled.Len() != 1 {
+					t.Errorf("%d runs are held", s.Settler.Unsettled.Len())
 				}
 				s.tellAll(t)
 				if book.count(end.kind, id) != 1 || len(book.events) != 1 {
@@ -446,7 +446,7 @@ func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
 	earlier := receive(t, first)
 	db.via(t, Config{}).secondLife(t, id) // a client knows the supervisors of its own
 	later := receive(t, second)
-	sup.engine.Control.Interrupt()
+	sup.engine.Keeper.Interrupt()
 	receive(t, earlier.Done())
 	if cause := context.Cause(earlier); !errors.Is(cause, ErrLeaseLost) {
 		t.Errorf("the first handler was told %v", cause)

@@ -184,7 +184,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	l.same(t, "last_discarded_at", summary[0].LastDiscardedAt, `select finalized_at from jobs where state = 'discarded'`)
 	var groups []FailureGroup
 	eventually(t, func() bool { // a heartbeat adds them up
-		l.sup.engine.Control.Interrupt()
+		l.sup.engine.Keeper.Interrupt()
 		groups, err = l.client.FailureGroups(ctx, FailureFilter{})
 		return err != nil || len(groups) == 2
 	})

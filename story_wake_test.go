@@ -115,7 +115,7 @@ func (d *dozing) poll(t testing.TB) bool {
 	q.Buffer.Mu.Lock()
 	defer q.Buffer.Mu.Unlock()
 	for _, r := range q.Buffer.Rest() {
-		d.Settler.Book.Remove(r)
+		d.Settler.Unsettled.Remove(r)
 	}
 	return len(plan.Reply.Jobs) > 0
 }
@@ -635,7 +635,7 @@ func TestOneConnectionListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, func() bool { // several beats
-			sup.engine.Control.Interrupt()
+			sup.engine.Keeper.Interrupt()
 			return value[bool](t, db, `select bool_and(beat > 3) from drover_supervisors`)
 		})
 		if _, listening := counted.since(); listening != want {

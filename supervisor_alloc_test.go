@@ -43,13 +43,13 @@ func TestAllocationsOfARun(t *testing.T) {
 		j := store.Job{ID: "01JBBBBBBBBBBBBBBBBBBBBBBB", Kind: "job", Queue: "default", Lane: 5, Args: []byte(`{"n":1}`), Attempt: 1, ClaimSeq: 1, ScheduledAt: now}
 		run := func() {
 			r := e.Claimer.NewRun(&j, q, p, now)
-			e.Book.Add(r)
+			e.Unsettled.Add(r)
 			q.Enter([]*engine.Run{r})
 			if !e.Runner.RunJob(r) || r.End.Event != engine.EventCompleted && r.End.Event != engine.EventSnoozed {
 				t.Fatalf("%s: %+v", name, r.End)
 			}
 			e.Settler.Ended = e.Settler.Ended[:0]
-			e.Book.Remove(r)
+			e.Unsettled.Remove(r)
 		}
 		for range 5000 { // until slices and maps have grown
 			run()

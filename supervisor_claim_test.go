@@ -152,7 +152,7 @@ func TestRetriesGetAFifthWhileFreshJobsWait(t *testing.T) {
 				retries++
 			}
 			r.Finish()
-			s.Settler.Book.Remove(r)
+			s.Settler.Unsettled.Remove(r)
 		}
 		if fresh < 1000 && retries > (round+1)*10 {
 			t.Fatalf("round %d: %d fresh jobs, %d retries", round, fresh, retries)
@@ -216,14 +216,14 @@ func TestLateCommitsAreFound(t *testing.T) {
 // sweep is a full sweep of this supervisor's.
 func (s *still) sweep(t testing.TB) {
 	t.Helper()
-	conn, err := s.Control.Link.Get(t.Context())
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := s.Lease.Load()
-	s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
-	reply := store.BeatReply{Alive: true, Clock: float64((s.Control.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
-	if err := s.Control.Sweep(t.Context(), conn, l, reply); err != nil {
+	s.Keeper.SweepAt, s.Keeper.FloorsBy = time.Time{}, time.Time{}
+	reply := store.BeatReply{Alive: true, Clock: float64((s.Keeper.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
+	if err := s.Keeper.Sweep(t.Context(), conn, l, reply); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -409,7 +409,7 @@ func TestEpochRaisedUnheardIsFoundByTheHeartbeat(t *testing.T) {
 		t.Fatal("a fenced claim ends the lease")
 	}
 	s.beat(t) // refused
-	if !s.Control.Interrupted() {
+	if !s.Keeper.Interrupted() {
 		t.Error("the next beat does not come at once")
 	}
 	s.beat(t)
@@ -457,7 +457,7 @@ func TestDoubtIsNotOverBeforeAllIsHandedBack(t *testing.T) {
 			break
 		}
 		s.Claimer.FindOut(t.Context())
-		for s.Settler.Book.Len() > 0 {
+		for s.Settler.Unsettled.Len() > 0 {
 			s.settle(t)
 		}
 	}
@@ -475,7 +475,7 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	s.Claimer.Wake()
 	underWay := s.Claimer.Request(s.Now())
-	if err := s.Control.Register(t.Context()); err != nil {
+	if err := s.Keeper.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.Claimer.Trip(t.Context(), underWay)
@@ -487,7 +487,7 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	s.Claimer.Wake()
 	underWay = s.Claimer.Request(s.Now())
 	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1 where id = $1`, underWay.Lease.ID)
-	if err := s.Control.Register(t.Context()); err != nil {
+	if err := s.Keeper.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.Claimer.Trip(t.Context(), underWay)
@@ -628,17 +628,17 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'other', now() - interval '1 hour' from generate_series(1, $1)`, store.HuntPage+10)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, claim_seq, attempt) values ('job', 'running', 'nobody', 1, 1)`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.Control.Link.Get(t.Context())
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, owner := range []string{"nobody", ""} { // the owner's, and an orphan's
-		h := store.NewHunt(owner, []string{"default"}, false)
-		first, err := conn.Hunt(t.Context(), h, nil)
+		h := store.NewScan(owner, []string{"default"}, false)
+		first, err := conn.Scan(t.Context(), h, nil)
 		if err != nil || len(first) != 0 || len(h.Lanes) != 1 {
 			t.Fatalf("first page: %v, %v, %d lanes to go on with", first, err, len(h.Lanes))
 		}
-		second, err := conn.Hunt(t.Context(), h, nil)
+		second, err := conn.Scan(t.Context(), h, nil)
 		if err != nil || len(second) != 1 || second[0].Owner != "nobody" || !h.Ended() {
 			t.Fatalf("second page: %v, %v, %d lanes to go on with", second, err, len(h.Lanes))
 		}
@@ -911,19 +911,19 @@ func TestSweepIsBounded(t *testing.T) {
 			db := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = test.timeout })
 			s := db.stopped(t, SupervisorConfig{Lease: test.lease})
 			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
-			conn := s.Control.Link.Current()
+			conn := s.Keeper.Link.Current()
 			db.hold(t, `lock table jobs`)
 			l := s.Lease.Load()
-			s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
-			reply := store.BeatReply{Alive: true, Clock: float64((s.Control.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
+			s.Keeper.SweepAt, s.Keeper.FloorsBy = time.Time{}, time.Time{}
+			reply := store.BeatReply{Alive: true, Clock: float64((s.Keeper.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
 			var looks []time.Time // at the clock
 			s.Now = func() time.Time { looks = append(looks, time.Now()); return looks[len(looks)-1] }
-			if err := s.Control.Sweep(t.Context(), conn, l, reply); err == nil {
+			if err := s.Keeper.Sweep(t.Context(), conn, l, reply); err == nil {
 				t.Fatal("a sweep of a locked table")
 			}
 			end := looks[len(looks)-1]
 			took := end.Sub(looks[0])
-			if next := s.Control.SweepAt.Sub(end); conn.Closed() || next < 8*took || took > 20*time.Second {
+			if next := s.Keeper.SweepAt.Sub(end); conn.Closed() || next < 8*took || took > 20*time.Second {
 				t.Errorf("after %v: closed %t, the next sweep in %v", took, conn.Closed(), next)
 			}
 		})

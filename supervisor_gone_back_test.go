@@ -201,7 +201,7 @@ func (f *fleet) age(t testing.TB) (a aged) {
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'running'`)
 	eventually(t, func() bool {
 		for _, sup := range f.sups {
-			sup.engine.Control.Interrupt()
+			sup.engine.Keeper.Interrupt()
 		}
 		return value[bool](t, db, `select bool_and(s.beat > b.beat + 1) from drover_supervisors s join before_drover_supervisors b using (id)`)
 	})
@@ -360,7 +360,7 @@ func TestGoingOnUnderANewIDIsTriedAgain(t *testing.T) {
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
 	db.exec(t, `create trigger refuse before insert on drover_supervisors for each row execute function refuse()`)
 	for range 4 {
-		if err := s.Control.Beat(t.Context()); err == nil {
+		if err := s.Keeper.Beat(t.Context()); err == nil {
 			t.Fatal("it has registered")
 		}
 	}
@@ -374,7 +374,7 @@ func TestGoingOnUnderANewIDIsTriedAgain(t *testing.T) {
 // Beats that are called for all the time come at growing distances, and the next one in time forgets that.
 func TestHurriedBeatsArePaced(t *testing.T) {
 	t.Parallel()
-	var h engine.Hurry
+	var h engine.BeatPacer
 	const period = 5 * time.Second
 	start := time.Now()
 	now, due := start, start.Add(period)
@@ -413,7 +413,7 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	}
 	end()
 	s.settle(t)
-	if s.Settler.Trouble.Failures != 0 || s.Settler.Book.Len() != 0 {
+	if s.Settler.Trouble.Failures != 0 || s.Settler.Unsettled.Len() != 0 {
 		t.Error("it does not go on")
 	}
 }
@@ -455,7 +455,7 @@ func TestForgottenSettleAndAReset(t *testing.T) {
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
-	eventually(t, func() bool { return sup.engine.Settler.Book.Len() == 0 }) // the reply has come: an audit passes what the settler knows
+	eventually(t, func() bool { return sup.engine.Settler.Unsettled.Len() == 0 }) // the reply has come: an audit passes what the settler knows
 	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, sup.engine.Lease.Load().ID)
 	reset()
 	if again := receive(t, ran); again != id {

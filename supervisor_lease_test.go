@@ -173,7 +173,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs where id = $1`, convicted) {
 		t.Fatal("it was not convicted")
 	}
-	s.Control.GaveUp("dead")
+	s.Keeper.NoteLost("dead")
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.beat(t)
-	if len(s.Control.Was) == 0 {
+	if len(s.Keeper.Was) == 0 {
 		t.Fatal("a job whose row was held is forgotten")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -198,7 +198,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 		t.Error("it still counts as a death")
 	}
 	s.beat(t)
-	if len(s.Control.Was) > 0 {
+	if len(s.Keeper.Was) > 0 {
 		t.Error("taking back does not end")
 	}
 }
@@ -242,13 +242,13 @@ func TestTwoDeathsThatWereNoneAreTakenBack(t *testing.T) {
 		t.Errorf("%d of 2 do not count as deaths", n)
 	}
 	s.beat(t)
-	if len(s.Control.Was) > 0 {
-		t.Errorf("taking back does not end: %v", s.Control.Was)
+	if len(s.Keeper.Was) > 0 {
+		t.Errorf("taking back does not end: %v", s.Keeper.Was)
 	}
 	for n := range engine.MostPastLeases + 3 {
-		s.Control.GaveUp(fmt.Sprint(n))
+		s.Keeper.NoteLost(fmt.Sprint(n))
 	}
-	if was := s.Control.Was; len(was) != engine.MostPastLeases || was[0].ID != "3" {
+	if was := s.Keeper.Was; len(was) != engine.MostPastLeases || was[0].ID != "3" {
 		t.Errorf("it remembers %v", was)
 	}
 }
@@ -271,14 +271,14 @@ func TestAStopTakesBackADeath(t *testing.T) {
 			}
 			db.exec(t, refuse)
 			for range 2 {
-				if err := s.Control.Beat(t.Context()); (err != nil) != (name == "without a new id") {
+				if err := s.Keeper.Beat(t.Context()); (err != nil) != (name == "without a new id") {
 					t.Fatal(err)
 				}
 				if s.Lease.Load().ID != old {
 					break
 				}
 			}
-			s.Control.TakeBackAtLast(t.Context())
+			s.Keeper.UndoAtLast(t.Context())
 			if !value[bool](t, db, `select crashes = 0 and deaths = 0 and errors->-1->>'supervisor' = $1 and errors->-1->>'class' = 'operator' and errors_total = 1 from jobs`, old) {
 				t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 			}
@@ -295,7 +295,7 @@ func TestADeathIsTakenBackFromAJobThatWasSetAside(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select $1, id, '', '', now() + interval '1 hour' from jobs`, store.PathRescue)
 	s := db.stopped(t, SupervisorConfig{})
-	s.Control.GaveUp("dead")
+	s.Keeper.NoteLost("dead")
 	s.beat(t)
 	db.exec(t, `update drover_set_aside set retry_at = now() - interval '1 second'`)
 	s.sweep(t)
@@ -306,7 +306,7 @@ func TestADeathIsTakenBackFromAJobThatWasSetAside(t *testing.T) {
 	if !value[bool](t, db, `select crashes = 0 and errors->-1->>'supervisor' = 'dead' and errors->-1->>'class' = 'operator' from jobs`) {
 		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
 	}
-	if len(s.Control.Was) > 0 {
+	if len(s.Keeper.Was) > 0 {
 		t.Error("taking back does not end")
 	}
 }
@@ -322,11 +322,11 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, SupervisorConfig{})
-	conn, err := s.Control.Link.Get(t.Context())
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := conn.TakeBack(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
+	if done, err := conn.UndoCrashes(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
 		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {
@@ -403,7 +403,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 		t.Fatal("claims while others run")
 	}
 	now = now.Add(blame.SoloPatience)
-	s.Control.Kept(now)
+	s.Keeper.Kept(now)
 	if s.Claimer.Request(now) != nil || !s.Solo.Load().Over.Load() {
 		t.Fatal("waits for ever")
 	}
@@ -426,7 +426,7 @@ func TestTurnToRunStrongSuspects(t *testing.T) {
 		t.Fatal("tries again at once")
 	}
 	now = now.Add(3 * blame.SoloPatience)
-	s.Control.Kept(now)
+	s.Keeper.Kept(now)
 	s.beat(t)
 	alone := s.claim(t)
 	if len(alone) != 1 || alone[0].Crashes != 2 {
@@ -470,7 +470,7 @@ func TestSurvivingTakesACrashOff(t *testing.T) {
 	r := s.claim(t)[0]
 	r.StartedAt = s.Now()
 	r.Finish()
-	s.settle(t, endedBy(r, engine.HandedBack(0))) // cut short: it proves nothing
+	s.settle(t, endedBy(r, engine.Released(0))) // cut short: it proves nothing
 	if n := value[int](t, db, `select crashes from jobs where id = $1`, id); n != 1 {
 		t.Errorf("after a run that was handed back: %d crashes, want 1", n)
 	}
@@ -516,7 +516,7 @@ func TestTwoRescuersRescueEachJobOnce(t *testing.T) {
 		s := db.stopped(t, SupervisorConfig{})
 		rescuers.Go(func() {
 			for range 3 {
-				if err := s.Control.Beat(t.Context()); err != nil {
+				if err := s.Keeper.Beat(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -552,14 +552,14 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 			}
 			owner.settle(t, out...)
 		}
-		for owner.Settler.Book.Len() > 0 {
+		for owner.Settler.Unsettled.Len() > 0 {
 			owner.Settler.RetryLocked()
 			owner.settle(t)
 		}
 	})
 	both.Go(func() {
 		for range 3 {
-			if err := rescuer.Control.Beat(t.Context()); err != nil {
+			if err := rescuer.Keeper.Beat(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -588,8 +588,8 @@ func TestFullSweepFindsJobsOfUnknownOwners(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 30 {
 		t.Errorf("%d of 30 jobs were rescued", n)
 	}
-	if len(s.Control.Hunts) > 0 {
-		t.Errorf("owners without a row are remembered: %v", s.Control.Hunts)
+	if len(s.Keeper.Hunts) > 0 {
+		t.Errorf("owners without a row are remembered: %v", s.Keeper.Hunts)
 	}
 }
 
@@ -605,17 +605,17 @@ func TestSweepsTakeTurns(t *testing.T) {
 		}
 		swept := 0
 		for _, s := range []*still{a, b} {
-			conn, err := s.Control.Link.Get(t.Context())
+			conn, err := s.Keeper.Link.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
+			s.Keeper.SweepAt, s.Keeper.FloorsBy = time.Time{}, time.Time{}
 			for range 2 { // the second beat in the same turn does nothing
-				if err := s.Control.Sweep(t.Context(), conn, s.Lease.Load(), reply); err != nil {
+				if err := s.Keeper.Sweep(t.Context(), conn, s.Lease.Load(), reply); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if !s.Control.SweepAt.IsZero() {
+			if !s.Keeper.SweepAt.IsZero() {
 				swept++
 			}
 		}
@@ -638,7 +638,7 @@ func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	}
 	pass := func(d time.Duration) {
 		ahead += d
-		s.Control.Kept(s.Now())
+		s.Keeper.Kept(s.Now())
 	}
 	s.beat(t)
 	if lost() {
@@ -682,7 +682,7 @@ func TestSilenceOutlivesWhoSawIt(t *testing.T) {
 		s.beat(t)
 		for range beats {
 			ahead += 2 * time.Minute
-			s.Control.Kept(s.Now())
+			s.Keeper.Kept(s.Now())
 			s.beat(t)
 		}
 		db.exec(t, `delete from drover_supervisors where id <> 'other'`)
@@ -718,9 +718,9 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 	var ahead time.Duration
 	s.Now = func() time.Time { return time.Now().Add(ahead) }
 	beat := func(pause time.Duration) bool {
-		s.Control.Kept(s.Now()) // the clock of the lease does not stand still between beats that follow at once
+		s.Keeper.Kept(s.Now()) // the clock of the lease does not stand still between beats that follow at once
 		ahead += pause
-		s.Control.Expire(t.Context())
+		s.Keeper.Expire(t.Context())
 		s.beat(t)
 		return value[bool](t, db, `select not exists (select from drover_supervisors where id = 'other' and lost_at is null)`)
 	}
@@ -736,7 +736,7 @@ func TestAStallHidesNobodysBeat(t *testing.T) {
 		}
 	}
 	db.exec(t, `update drover_supervisors set silent_at_beat = beat, silent_ms = 3000000 where id = 'other'`)
-	conn, err := s.Control.Link.Get(t.Context())
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -763,25 +763,25 @@ func TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{Lease: 10 * time.Second})
 	now := time.Now()
 	s.Now = func() time.Time { return now }
-	s.Control.Kept(now)
-	if got := s.Control.Sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
+	s.Keeper.Kept(now)
+	if got := s.Keeper.Sooner(now.Add(time.Minute)); !got.Equal(now.Add(8 * time.Second)) {
 		t.Errorf("the wait for the next beat ends after %v", got.Sub(now))
 	}
-	if got := s.Control.Sooner(now.Add(time.Second)); !got.Equal(now.Add(time.Second)) {
+	if got := s.Keeper.Sooner(now.Add(time.Second)); !got.Equal(now.Add(time.Second)) {
 		t.Errorf("a beat that is due in a second waits %v", got.Sub(now))
 	}
 	l := s.Lease.Load()
 	now = now.Add(8*time.Second - 1)
-	s.Control.Expire(t.Context())
+	s.Keeper.Expire(t.Context())
 	if l.Ended.Load() {
 		t.Fatal("ended too early")
 	}
 	now = now.Add(1)
-	s.Control.Expire(t.Context())
+	s.Keeper.Expire(t.Context())
 	if !l.Ended.Load() || !errors.Is(context.Cause(l.Ctx), ErrLeaseLost) {
 		t.Fatalf("ended: %v, cause %v", l.Ended.Load(), context.Cause(l.Ctx))
 	}
-	if got := s.Control.Sooner(now.Add(time.Minute)); !got.Equal(now.Add(time.Minute)) {
+	if got := s.Keeper.Sooner(now.Add(time.Minute)); !got.Equal(now.Add(time.Minute)) {
 		t.Error("it is told twice")
 	}
 }
@@ -840,7 +840,7 @@ func TestSilentSupervisorThatBeatsInTheLastMomentIsAlive(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{})
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat) values ('other', 1000, '{default}', 7)`)
-	conn, err := s.Control.Link.Get(t.Context())
+	conn, err := s.Keeper.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1252,18 +1252,18 @@ func TestSweepTurnsBetweenBeats(t *testing.T) {
 	a, b := db.stopped(t, SupervisorConfig{}), db.stopped(t, SupervisorConfig{})
 	peers := []store.Peer{{ID: a.Lease.Load().ID}, {ID: b.Lease.Load().ID}}
 	for i, s := range []*still{a, b} {
-		conn, err := s.Control.Link.Get(t.Context())
+		conn, err := s.Keeper.Link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		swept := 0
 		for beat := range int64(6) { // every second turn
-			s.Control.SweepAt, s.Control.FloorsBy = time.Time{}, time.Time{}
+			s.Keeper.SweepAt, s.Keeper.FloorsBy = time.Time{}, time.Time{}
 			clock := float64((1000 + int64(i) + 2*beat) * engine.SweepEvery)
-			if err := s.Control.Sweep(t.Context(), conn, s.Lease.Load(), store.BeatReply{Alive: true, Clock: clock, Peers: peers}); err != nil {
+			if err := s.Keeper.Sweep(t.Context(), conn, s.Lease.Load(), store.BeatReply{Alive: true, Clock: clock, Peers: peers}); err != nil {
 				t.Fatal(err)
 			}
-			if !s.Control.SweepAt.IsZero() {
+			if !s.Keeper.SweepAt.IsZero() {
 				swept++
 			}
 		}

@@ -192,7 +192,7 @@ func TestLinksHaveALifetime(t *testing.T) {
 		}
 	})
 	s := db.stopped(t, SupervisorConfig{})
-	for name, l := range map[string]*store.Line{"control": &s.Control.Link, "claimer": &s.Claimer.Link, "settler": &s.Settler.Link} {
+	for name, l := range map[string]*store.Line{"control": &s.Keeper.Link, "claimer": &s.Claimer.Link, "settler": &s.Settler.Link} {
 		old, err := l.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -215,17 +215,17 @@ func TestLinksHaveALifetime(t *testing.T) {
 			t.Errorf("%s: at the end of its life, %v", name, err)
 		}
 	}
-	if !s.Control.Listens() {
+	if !s.Keeper.Listens() {
 		t.Fatal("it does not listen")
 	}
-	s.Control.Interrupted()
+	s.Keeper.Interrupted()
 	s.Claimer.Poked = false
-	s.Control.Link.Until = time.Now()
+	s.Keeper.Link.Until = time.Now()
 	s.beat(t)
-	if !s.Control.Listens() || s.Control.Listening != s.Control.Link.Current() {
+	if !s.Keeper.Listens() || s.Keeper.Listening != s.Keeper.Link.Current() {
 		t.Error("the fresh connection does not listen")
 	}
-	if !s.Claimer.Poked || !s.Control.Interrupted() {
+	if !s.Claimer.Poked || !s.Keeper.Interrupted() {
 		t.Error("nobody looks for what was notified to the old connection")
 	}
 }
@@ -240,7 +240,7 @@ func TestALinkThatFailsAgainAndAgainIsReplaced(t *testing.T) {
 		trouble *engine.Trouble
 		link    *store.Line
 	}{
-		"control": {&s.Control.Trouble, &s.Control.Link}, "claimer": {&s.Claimer.Trouble, &s.Claimer.Link}, "settler": {&s.Settler.Trouble, &s.Settler.Link},
+		"control": {&s.Keeper.Trouble, &s.Keeper.Link}, "claimer": {&s.Claimer.Trouble, &s.Claimer.Link}, "settler": {&s.Settler.Trouble, &s.Settler.Link},
 	} {
 		conn, err := part.link.Get(t.Context())
 		if err != nil {

@@ -20,7 +20,7 @@ func TestLogOfAnOutage(t *testing.T) {
 	s := newQuietDB(t).via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	now := time.Now()
 	s.Now = func() time.Time { return now }
-	parts := []*engine.Trouble{&s.Claimer.Trouble, &s.Settler.Trouble, &s.Control.Trouble, &s.Redriver.Trouble}
+	parts := []*engine.Trouble{&s.Claimer.Trouble, &s.Settler.Trouble, &s.Keeper.Trouble, &s.Redriver.Trouble}
 	fail := func(d time.Duration) {
 		for end := now.Add(d); now.Before(end); now = now.Add(time.Second) {
 			for _, part := range parts {
@@ -99,20 +99,20 @@ func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.via(t, Config{Logger: slog.New(&book)}).stopped(t, SupervisorConfig{})
 	for range 2 {
-		s.Control.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("timeout"))
+		s.Keeper.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("timeout"))
 		s.Claimer.Trouble.Failed(t.Context(), s.Shared, "finding out about a lost claim", errors.New("timeout"))
 	}
 	raised := `update drover_supervisors set epoch = epoch + 1`
 	db.exec(t, raised)
 	s.beat(t)
-	s.Control.Trouble.Over(t.Context(), s.Shared)
+	s.Keeper.Trouble.Over(t.Context(), s.Shared)
 	db.exec(t, raised)
 	s.Claimer.Doubt = []string{"default"}
 	s.Claimer.FindOut(t.Context())
-	if lines := book.from(slog.LevelInfo); len(lines) != 1 || s.Claimer.Trouble.Failures+s.Control.Trouble.Failures > 0 {
+	if lines := book.from(slog.LevelInfo); len(lines) != 1 || s.Claimer.Trouble.Failures+s.Keeper.Trouble.Failures > 0 {
 		t.Errorf("after reads alone: %q", lines)
 	}
-	if !s.Control.Interrupted() {
+	if !s.Keeper.Interrupted() {
 		t.Error("no beat comes to see whether writes are committed")
 	}
 	s.beat(t)
@@ -131,7 +131,7 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 	for _, at := range []time.Duration{0, engine.OutageEvery} {
 		now = now.Add(at)
 		s.Claimer.Trouble.Failed(t.Context(), s.Shared, "claiming", errors.New("refused"))
-		s.Control.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("refused"))
+		s.Keeper.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("refused"))
 	}
 	lines := book.from(slog.LevelWarn)
 	if len(lines) != 2 || !strings.Contains(lines[0], "no job is claimed") {

@@ -319,7 +319,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ask := func() (solo string, stragglers int) {
 		t.Helper()
-		conn, err := s.Control.Link.Get(t.Context())
+		conn, err := s.Keeper.Link.Get(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -68,7 +68,7 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 			db.waitFor(t, time.Minute, `select count(*) filter (where state = 'completed') = 10 and count(*) filter (where state = 'discarded') = 10 from jobs where id <> $1`, bad)
 			db.waitFor(t, time.Minute, `select count(*) = 1 from drover_set_aside where path = 'settle' and job = $1`, bad)
 			sup.stop(t)
-			if n := sup.engine.Settler.Book.Len(); n > 0 {
+			if n := sup.engine.Settler.Unsettled.Len(); n > 0 {
 				t.Errorf("%d runs are still in the book", n)
 			}
 		})
@@ -99,8 +99,8 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from drover_set_aside where path = 'settle' and error = 'not completed'`); n != 2 {
 		t.Errorf("%d are set aside", n)
 	}
-	if s.Settler.Book.Len() != 0 || s.Settler.Apart.Len() != 2 {
-		t.Errorf("%d in the book, %d apart", s.Settler.Book.Len(), s.Settler.Apart.Len())
+	if s.Settler.Unsettled.Len() != 0 || s.Settler.RefusedRuns.Len() != 2 {
+		t.Errorf("%d in the book, %d apart", s.Settler.Unsettled.Len(), s.Settler.RefusedRuns.Len())
 	}
 	db.exec(t, `update jobs set args = '{}' where id = $1`, second) // the trigger lets it pass now
 	for range engine.SettleTries {
@@ -127,7 +127,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	if book.count(engine.EventDiscarded, first) != 1 || book.count(engine.EventCompleted, second) != 1 {
 		t.Errorf("events: %+v", book.events)
 	}
-	if len(s.Settler.Locked) != 0 || s.Settler.Apart.Len() != 0 {
+	if len(s.Settler.Locked) != 0 || s.Settler.RefusedRuns.Len() != 0 {
 		t.Error("something is still to be tried")
 	}
 }

@@ -359,7 +359,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 		}),
 	}})
 	heard.wait(t, id, "started")
-	sup.engine.Control.Heard("cancel " + id)
+	sup.engine.Keeper.Heard("cancel " + id)
 	heard.wait(t, id, "completed")
 	if row := db.endRow(t, id); row.State != Completed || row.Attempt != 1 || row.ClaimSeq != 2 || len(row.Errors) != 0 {
 		t.Errorf("row = %+v", row)
@@ -369,7 +369,7 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	}
 	once := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{MaxAttempts: 1})
 	heard.wait(t, once, "started")
-	sup.engine.Control.Heard("cancel " + once)
+	sup.engine.Keeper.Heard("cancel " + once)
 	heard.wait(t, once, "discarded")
 	if row := db.endRow(t, once); row.State != Discarded || row.ClaimSeq != 1 || len(row.Errors) != 1 {
 		t.Errorf("the one with a single attempt = %+v", row)
@@ -728,7 +728,7 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Cancel(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.Control.Interrupt() // the next beat comes at once
+	sup.engine.Keeper.Interrupt() // the next beat comes at once
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}

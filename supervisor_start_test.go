@@ -133,15 +133,15 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		wire.arm("insert into drover_supervisors", "")
-		sup.engine.Control.Base = context.Background()
-		if err := sup.engine.Control.Register(t.Context()); err == nil || wire.cutSoFar() != 1 {
+		sup.engine.Keeper.Base = context.Background()
+		if err := sup.engine.Keeper.Register(t.Context()); err == nil || wire.cutSoFar() != 1 {
 			t.Fatalf("register = %v, %d cut", err, wire.cutSoFar())
 		}
 		db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
 		want := 0
 		if stops {
-			sup.engine.Control.EndStrays(t.Context())
-		} else if err := sup.engine.Control.Register(t.Context()); err != nil {
+			sup.engine.Keeper.EndStrays(t.Context())
+		} else if err := sup.engine.Keeper.Register(t.Context()); err != nil {
 			t.Fatal(err)
 		} else {
 			want = 1
@@ -152,7 +152,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if got := value[int](t, db, `select count(distinct supervisor) from drover_sleepers`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
-		sup.engine.Control.Link.Close(t.Context())
+		sup.engine.Keeper.Link.Close(t.Context())
 	}
 }
 
@@ -215,8 +215,8 @@ func TestNobodyAsksForCancelsInVain(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	asked := func() bool {
 		before := tr.n.Load()
-		s.Control.Asked = time.Time{}
-		s.Control.AskUnheard(t.Context())
+		s.Keeper.Asked = time.Time{}
+		s.Keeper.AskUnheard(t.Context())
 		return tr.n.Load() > before
 	}
 	if asked() {
@@ -227,7 +227,7 @@ func TestNobodyAsksForCancelsInVain(t *testing.T) {
 	if !asked() {
 		t.Error("a job runs, nothing is heard, and it does not ask")
 	}
-	if !s.Control.Listens() {
+	if !s.Keeper.Listens() {
 		t.Fatal("it does not listen")
 	}
 	if asked() {

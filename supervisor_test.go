@@ -148,11 +148,11 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 		t.Fatal(err)
 	}
 	e := sup.engine
-	if err := e.Control.Start(t.Context(), context.Background()); err != nil {
+	if err := e.Keeper.Start(t.Context(), context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		e.Control.Link.Close(context.Background())
+		e.Keeper.Link.Close(context.Background())
 		e.Claimer.Link.Close(context.Background())
 		e.Settler.Link.Close(context.Background())
 	})
@@ -162,7 +162,7 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 // beat is one round of the control goroutine.
 func (s *still) beat(t testing.TB) {
 	t.Helper()
-	if err := s.Control.Beat(t.Context()); err != nil {
+	if err := s.Keeper.Beat(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

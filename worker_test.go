@@ -243,7 +243,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rescuer.engine.Control.Rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.engine.Lease.Load().ID, Queues: []string{"q"}}); err != nil {
+		if err := rescuer.engine.Keeper.Rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.engine.Lease.Load().ID, Queues: []string{"q"}}); err != nil {
 			t.Fatal(err)
 		}
 		conn.Release()
@@ -260,11 +260,11 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 // deadControl registers a supervisor that is then never heard of again.
 func deadControl(t *testing.T, s *Supervisor) {
 	t.Helper()
-	s.engine.Control.Base = context.Background()
-	if err := s.engine.Control.Register(t.Context()); err != nil {
+	s.engine.Keeper.Base = context.Background()
+	if err := s.engine.Keeper.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.engine.Control.Link.Close(context.Background()) })
+	t.Cleanup(func() { s.engine.Keeper.Link.Close(context.Background()) })
 }
 
 // a name that this process lacks is no reason to fail, but worth a line in the log.

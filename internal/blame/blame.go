@@ -119,7 +119,7 @@ const (
 
 // Turns decides when a supervisor may run strong suspects. It starts no other jobs meanwhile, so after a turn the other
 // jobs get at least as long. If its running jobs do not end in time, it ends the turn without running a suspect, works
-// on three times as long, and waits twice as long in the next turn. control owns it.
+// on three times as long, and waits twice as long in the next turn. The keeper owns it.
 type Turns struct {
 	began     time.Time
 	notBefore time.Time

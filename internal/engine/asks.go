@@ -9,9 +9,9 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// ask is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
+// slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
 // transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
-type ask struct {
+type slotRequest struct {
 	wanting
 	done chan error
 }
@@ -21,7 +21,7 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 	if !e.budgets.wants(r, o) {
 		return nil
 	}
-	a := &ask{wanting{run: r, end: o}, make(chan error, 1)}
+	a := &slotRequest{wanting{run: r, end: o}, make(chan error, 1)}
 	e.Mu.Lock()
 	e.asks = append(e.asks, a)
 	e.Mu.Unlock()

@@ -34,7 +34,7 @@ type audit struct {
 	Ended time.Time // when the last audit ended
 
 	// The rest is the claimer goroutine's own.
-	Hunt *store.Hunt
+	Hunt *store.Scan
 	Next time.Time // no page is read before this
 }
 
@@ -88,7 +88,7 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 		a.Mu.Lock()
 		a.Due = time.Time{} // an audit that is wanted from now on comes after this one
 		a.Mu.Unlock()
-		a.Hunt = store.NewHunt(l.ID, a.QueueNames(), false)
+		a.Hunt = store.NewScan(l.ID, a.QueueNames(), false)
 		a.Hunt.Own, a.Hunt.Page, a.Hunt.Bound = true, AuditPage, min(a.Cfg.Lease/24, time.Second)
 	}
 	conn, err := t.link.Get(ctx)
@@ -102,7 +102,7 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 		if !pg.RowsFault(err) && !pg.Answered(err) {
 			t.Failed(base, a.Shared, "looking for forgotten jobs", err)
 		} else {
-			a.quiet.log(base, a.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
+			a.seldom.log(base, a.log, slog.LevelWarn, "audit"+pg.SQLState(err), "could not look for forgotten jobs; the supervisor tries again",
 				slog.String("error", err.Error()))
 		}
 		return
@@ -120,10 +120,10 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 // work.
 func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 	known := map[string]bool{}
-	for _, r := range slices.Concat(a.Book.All(), a.Apart.All()) {
+	for _, r := range slices.Concat(a.Unsettled.All(), a.RefusedRuns.All()) {
 		known[r.ID] = true
 	}
-	held, err := conn.Hunt(ctx, a.Hunt, nil)
+	held, err := conn.Scan(ctx, a.Hunt, nil)
 	var unknown []store.Held
 	for _, j := range held {
 		if !known[j.ID] {
@@ -136,22 +136,22 @@ func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 		a.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
 			slog.String("supervisor", l.ID), slog.Int("count", len(unknown)))
 	}
-	return errors.Join(err, a.giveBack(ctx, conn, unknown, l))
+	return errors.Join(err, a.release(ctx, conn, unknown, l))
 }
 
-// giveBack ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
+// release ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
 // never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
-func (a *audit) giveBack(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
+func (a *audit) release(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {
 		j := &held[i]
 		if j.Unfenced() {
-			errs = append(errs, a.giveUpUnfenced(ctx, conn, l.ID, j))
+			errs = append(errs, a.refuseUnfenced(ctx, conn, l.ID, j))
 			continue
 		}
 		r := a.Handler.Crashed(j, Crash{Owner: l.ID, Own: true, Started: j.StartedSeq})
 		r.Lease = l
-		a.Book.Add(r)
+		a.Unsettled.Add(r)
 		a.settler.Settle(r)
 	}
 	return errors.Join(errs...)
@@ -159,10 +159,10 @@ func (a *audit) giveBack(ctx context.Context, conn store.Session, held []store.H
 
 var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
 
-// giveUpUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
+// refuseUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
 // the job has a single attempt.
-func (a *audit) giveUpUnfenced(ctx context.Context, conn store.Session, owner string, j *store.Held) error {
-	_, err := conn.GiveUp(ctx, &store.Refused{
+func (a *audit) refuseUnfenced(ctx context.Context, conn store.Session, owner string, j *store.Held) error {
+	_, err := conn.Refuse(ctx, &store.Refused{
 		Path: store.PathRescue, Owner: owner, ID: j.ID, Seq: j.ClaimSeq, Why: errUnfenced, Later: !j.Once(),
 	}, a.Cfg.Lease/24)
 	return err

@@ -85,7 +85,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 	})
 	without := func(w wanting, err error) error {
 		w.end.Delay, w.end.Slot = w.Backoff, nil
-		if b.quiet.may("reserve "+w.Queue+" "+w.Kind, b.Now()) {
+		if b.seldom.Allow("reserve "+w.Queue+" "+w.Kind, b.Now()) {
 			b.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.run), slog.String("error", err.Error()))
 		}
 		return nil

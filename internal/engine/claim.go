@@ -46,7 +46,7 @@ type claimer struct {
 	// The rest is the claimer goroutine's own.
 	Link    store.Line
 	Doubt   []string    // queues of a claim whose outcome is unknown: find out before the next
-	hunt    *store.Hunt // for what it claimed
+	hunt    *store.Scan // for what it claimed
 	Trouble Trouble
 	Next    time.Time     // look not before
 	Step    time.Duration // the last wait
@@ -83,14 +83,14 @@ func (c *claimer) run(ctx, base context.Context) {
 	c.Refused.readAt = c.Now()
 	for ctx.Err() == nil {
 		now := c.Now()
-		c.handBackStale(now)
+		c.releaseStale(now)
 		rest := c.Trouble.Until.Sub(now)
 		if rest <= 0 {
 			if c.Doubt != nil {
 				c.FindOut(base)
 				continue
 			}
-			if c.Refused.slow != nil {
+			if c.Refused.timedOutAlone != nil {
 				c.setSlowAside(base)
 				continue
 			}
@@ -133,12 +133,12 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 }
 
-// handBackStale gives up what a slow job keeps from starting: another process may have a free slot.
-func (c *claimer) handBackStale(now time.Time) {
+// releaseStale gives up what a slow job keeps from starting: another process may have a free slot.
+func (c *claimer) releaseStale(now time.Time) {
 	for _, q := range c.QueueStates() {
 		if stale := q.Buffer.Drain(now.Add(-BufferPatience)); len(stale) > 0 {
 			q.Congested() // or the next claim would take the same jobs again
-			c.runner.handBack(stale)
+			c.runner.releaseAll(stale)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 
 // Plan is a claim about to be made.
 type Plan struct {
-	Lease  *lease // as it was then: control may replace it while the claim is under way
+	Lease  *lease // as it was then: the keeper may replace it while the claim is under way
 	floors int    // their version
 	due    time.Time
 	Req    *store.ClaimRequest
@@ -289,7 +289,7 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 		c.fullAt = now
 	}
 	i := slices.IndexFunc(c.QueueStates(), func(q *QueueState) bool { return q.Name == order.Queue })
-	switch idle := c.Book.Len() == 0; {
+	switch idle := c.Unsettled.Len() == 0; {
 	case order.Over.Load():
 		return nil
 	case i < 0 || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.IdleBy):
@@ -503,9 +503,9 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
 		if j.Left {
-			c.Book.Add(r)
+			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
-			c.runner.giveBack(r)
+			c.runner.release(r)
 			continue
 		}
 		runs[q] = append(runs[q], r)
@@ -514,11 +514,11 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		if len(runs) == 0 {
 			continue
 		}
-		c.Book.Add(runs...)
+		c.Unsettled.Add(runs...)
 		q.Enter(runs)
 		if !q.Buffer.Put(runs) { // the queue was removed meanwhile
 			for _, r := range runs {
-				c.runner.giveBack(r)
+				c.runner.release(r)
 			}
 		}
 		if c.Handler.Hears(ctx, EventClaimed) {
@@ -531,7 +531,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *Run {
 	r := c.Handler.NewRun(j, q.Policy)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
-	r.Late, r.DeleteCompleted = p.Reply.At.Sub(j.ScheduledAt), q.DeleteCompleted
+	r.Lateness, r.DeleteCompleted = p.Reply.At.Sub(j.ScheduledAt), q.DeleteCompleted
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r
 }

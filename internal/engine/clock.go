@@ -20,9 +20,9 @@ type clockTrouble struct {
 	told  time.Time // the last line
 }
 
-// tellClock logs that the server's clock has gone back: at the beginning, once a minute while jobs wait because of it,
+// logClock logs that the server's clock has gone back: at the beginning, once a minute while jobs wait because of it,
 // and when it has got there again.
-func (c *control) tellClock(ctx context.Context, conn store.Session, behind time.Duration) error {
+func (c *keeper) logClock(ctx context.Context, conn store.Session, behind time.Duration) error {
 	now, t := c.Now(), &c.clock
 	switch {
 	case behind < clockStep && !t.since.IsZero():

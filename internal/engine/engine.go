@@ -17,7 +17,7 @@ type Engine struct {
 	*Shared
 	Claimer  *claimer
 	Settler  *settler
-	Control  *control
+	Keeper   *keeper
 	Redriver *redriver
 	Pruner   *pruner
 	Runner   *runner
@@ -33,8 +33,8 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Settler = newSettler(s, e.Budgets, e.Redriver)
 	e.Runner = NewRunner(s, e.Settler, func(f func()) { go f() })
 	e.Claimer = newClaimer(s, e.Runner)
-	e.Control = newControl(s, e.Budgets, e.Claimer, e.Redriver)
-	s.beatSoon, s.rewound = e.Control.Interrupt, e.Claimer.rewound
+	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver)
+	s.beatSoon, s.rewound = e.Keeper.Interrupt, e.Claimer.rewound
 	e.Claimer.Link.Again, e.Settler.Link.Again = s.rewound, e.Claimer.Audit.Reconnected
 	return e
 }
@@ -52,7 +52,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	report  ×1  calls hooks; stops when all events are told
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
-	if err := e.Control.Start(ctx, base); err != nil {
+	if err := e.Keeper.Start(ctx, base); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // stopped before it began
 		}
@@ -70,7 +70,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	claimingToo.Go(func() { e.Pruner.run(claiming) })
 	claimingToo.Go(func() { e.Redriver.run(claiming) })
 	claimingToo.Go(func() { e.Claimer.run(claiming, finishing) })
-	whileWorking.Go(func() { e.Control.run(working) })
+	whileWorking.Go(func() { e.Keeper.run(working) })
 	whileWorking.Go(func() { e.Runner.watch(working) })
 	e.Runner.start()
 	settling.Go(func() { e.Settler.run(finishing, e.Claimer.ended) })
@@ -87,10 +87,10 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Runner.Slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	if e.Book.Len() == 0 && e.Claimer.Doubt == nil { // else our row tells a rescuer what had started
-		e.Control.end(ending)
+	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // else our row tells a rescuer what had started
+		e.Keeper.end(ending)
 	}
-	e.Control.TakeBackAtLast(ending)
+	e.Keeper.UndoAtLast(ending)
 	e.Reporter.Close()
 	reporting.Wait()
 	e.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", e.Lease.Load().ID))
@@ -132,7 +132,7 @@ func (e *Engine) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	case <-idle:
 	case <-timer.C:
 		giveUp()
-		e.log.ErrorContext(ctx, "outcomes could not be recorded, others will rescue the jobs", slog.Int("count", e.Book.Len()))
+		e.log.ErrorContext(ctx, "outcomes could not be recorded, others will rescue the jobs", slog.Int("count", e.Unsettled.Len()))
 	}
 	return end
 }
@@ -160,7 +160,7 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 		return pg.ErrShutdown
 	}
 	if e.Lease.Load() != l { // registered anew meanwhile, perhaps without the queue
-		e.Control.Interrupt()
+		e.Keeper.Interrupt()
 	}
 	e.alarm.SayAnew()
 	e.alarm.Wake()
@@ -176,7 +176,7 @@ func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 	if gone == nil {
 		return ErrNotServed
 	}
-	e.Runner.handBack(gone.Buffer.Close())
+	e.Runner.releaseAll(gone.Buffer.Close())
 	if l := e.Lease.Load(); l != nil {
 		return store.Serve(ctx, e.pool, l.ID, e.registration(l.ID, queues))
 	}

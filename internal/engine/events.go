@@ -106,13 +106,13 @@ func (r *reporter) Run(ctx context.Context, h Handler) {
 	}
 }
 
-// sparingly lets a message of the same key through once a minute.
-type sparingly struct {
+// logLimiter lets a message of the same key through once a minute.
+type logLimiter struct {
 	mu   sync.Mutex
 	said map[string]time.Time
 }
 
-func (s *sparingly) may(key string, now time.Time) bool {
+func (s *logLimiter) Allow(key string, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at, said := s.said[key]; said && now.Sub(at) < time.Minute {
@@ -126,8 +126,8 @@ func (s *sparingly) may(key string, now time.Time) bool {
 	return true
 }
 
-func (s *sparingly) log(ctx context.Context, log *slog.Logger, level slog.Level, key, message string, attrs ...slog.Attr) {
-	if s.may(key, time.Now()) {
+func (s *logLimiter) log(ctx context.Context, log *slog.Logger, level slog.Level, key, message string, attrs ...slog.Attr) {
+	if s.Allow(key, time.Now()) {
 		log.LogAttrs(ctx, level, message, attrs...)
 	}
 }

@@ -56,7 +56,7 @@ func (o *Outcome) couldBe(state store.State) bool {
 // committedLate reports whether the handler's transaction committed after it had been seen open: the handler was
 // given up before it was done.
 func (r *Run) committedLate(row store.SeenJob, exists, ours bool) bool {
-	switch late := r.lateTx; {
+	switch late := r.txSeenOpen; {
 	case late == nil:
 		return false
 	case !exists:
@@ -72,7 +72,7 @@ func (r *Run) committedLate(row store.SeenJob, exists, ours bool) bool {
 func (r *Run) endInTx() {
 	tx := r.txOutcome.Load()
 	if tx == nil {
-		tx = r.lateTx
+		tx = r.txSeenOpen
 	}
 	took := r.End.Duration
 	r.End = *tx

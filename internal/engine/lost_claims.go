@@ -26,7 +26,7 @@ func (c *claimer) FindOut(base context.Context) {
 
 // recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
 // alone could come before its commit. Only then it looks, page by page, at what is held in this supervisor's name and
-// not known to it, and hands that back. A lease that merely was not kept up is not lost: control may go on with it,
+// not known to it, and hands that back. A lease that merely was not kept up is not lost: the keeper may go on with it,
 // and nobody would rescue what is held in its name.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
@@ -43,16 +43,16 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 		}
 		l.Raise(epoch)
 		c.Floors.Reset()
-		c.hunt = store.NewHunt(l.ID, union(c.Doubt, c.QueueNames()), false)
+		c.hunt = store.NewScan(l.ID, union(c.Doubt, c.QueueNames()), false)
 		c.hunt.Own = true
 	}
 	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
-	known := slices.Concat(c.Book.All(), c.Apart.All())
-	held, err := conn.Hunt(ctx, c.hunt, Fences(known))
+	known := slices.Concat(c.Unsettled.All(), c.RefusedRuns.All())
+	held, err := conn.Scan(ctx, c.hunt, Fences(known))
 	if err != nil {
 		return err
 	}
-	if err := c.Audit.giveBack(ctx, conn, c.withoutReruns(held, known), l); err != nil {
+	if err := c.Audit.release(ctx, conn, c.withoutReruns(held, known), l); err != nil {
 		return err
 	}
 	if c.hunt.Ended() {
@@ -74,7 +74,7 @@ func union(a, b []string) []string {
 
 // rewound looks again at all rows: those that came back behind the floors, and those that run in our name.
 func (c *claimer) rewound() {
-	c.distrust()
+	c.resetFloors()
 	c.Audit.Reconnected()
 }
 
@@ -92,8 +92,8 @@ func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
 	})
 }
 
-// distrust forgets where jobs have been looked for, and what drover_sleepers says.
-func (c *claimer) distrust() {
+// resetFloors forgets where jobs have been looked for, and what drover_sleepers says.
+func (c *claimer) resetFloors() {
 	c.Floors.Reset()
 	c.Near.Reset()
 	c.SayAnew()

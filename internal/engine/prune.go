@@ -49,7 +49,7 @@ func (s *pruner) run(ctx context.Context) {
 		case ctx.Err() != nil:
 		case pg.Answered(err):
 			trouble.Over(ctx, s.Shared)
-			s.quiet.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
+			s.seldom.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
 		default:
 			trouble.Failed(ctx, s.Shared, "pruning", err)
 			timer.Reset(min(trouble.Until.Sub(s.Now()), s.Every))

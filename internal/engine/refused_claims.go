@@ -31,15 +31,15 @@ const skipLane = time.Minute
 
 // RefusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
 type RefusedClaims struct {
-	Failed  *Plan                     // the last claim, if it failed for the fault of a row
-	why     error                     // its error
-	slow    *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
-	Aside   []string                  // jobs that no claim asks for, the first of them
-	due     []string                  // those of them whose pause is over
-	strong  []string                  // strong suspects among them: their turn to run alone tries them
-	readAt  time.Time                 // when the list is read next; zero: it is empty
-	skipped map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
-	Most    int                       // jobs that a claim asks for at most
+	Failed        *Plan                     // the last claim, if it failed for the fault of a row
+	why           error                     // its error
+	timedOutAlone *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
+	Aside         []string                  // jobs that no claim asks for, the first of them
+	due           []string                  // those of them whose pause is over
+	strong        []string                  // strong suspects among them: their turn to run alone tries them
+	readAt        time.Time                 // when the list is read next; zero: it is empty
+	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
+	Most          int                       // jobs that a claim asks for at most
 }
 
 // errClaimInDoubt ends a walk: the reply to one of its claims was lost.
@@ -76,7 +76,7 @@ func (c *claimer) ReadAside(base context.Context) {
 			c.Trouble.Failed(base, c.Shared, "reading which jobs are set aside", err)
 			return
 		}
-		c.quiet.log(ctx, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		c.seldom.log(ctx, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}
 	c.Refused.Aside, c.Refused.due, c.Refused.strong, c.Refused.readAt = nil, nil, nil, time.Time{}
@@ -145,7 +145,7 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 
 // leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
 func (c *claimer) leaveOut(p *Plan, now time.Time) {
-	p.Req.But = len(c.Refused.Aside) > 0
+	p.Req.SkipSetAside = len(c.Refused.Aside) > 0
 	if len(c.Refused.skipped) == 0 {
 		return
 	}
@@ -186,18 +186,18 @@ func (c *claimer) PickApart(base context.Context) {
 	p.Lease = c.Lease.Load()
 	p.Req.Epoch, p.Req.BelowLane = int(p.Lease.Epoch.Load()), floors.TierStrong+10
 	c.ReadAside(base)
-	p.Req.But = len(c.Refused.Aside) > 0
+	p.Req.SkipSetAside = len(c.Refused.Aside) > 0
 	if order := p.order; order != nil {
 		order.idle.Store(true)
 	}
-	heads, err := c.heads(base, p, false)
+	heads, err := c.candidates(base, p, false)
 	var w walked
 	if err == nil {
 		w, err = c.claimParts(base, p, heads, c.Now().Add(c.Cfg.Lease/4))
 	}
 	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
 		var others []store.Head
-		if others, err = c.heads(base, p, true); err == nil {
+		if others, err = c.candidates(base, p, true); err == nil {
 			more, fault := c.claimParts(base, p, w.without(others), c.Now().Add(c.Cfg.Lease/4))
 			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
 		}
@@ -219,9 +219,9 @@ func (c *claimer) PickApart(base context.Context) {
 	c.Wake()
 }
 
-// heads lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
+// candidates lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
 // while, if others can be read.
-func (c *claimer) heads(base context.Context, p *Plan, last bool) (all []store.Head, err error) {
+func (c *claimer) candidates(base context.Context, p *Plan, last bool) (all []store.Head, err error) {
 	read := 0
 	list := func(lanes []int) error {
 		ctx, cancel := c.tripContext(base)
@@ -230,7 +230,7 @@ func (c *claimer) heads(base context.Context, p *Plan, last bool) (all []store.H
 		if err != nil {
 			return err
 		}
-		heads, err := conn.Heads(ctx, p.Req.Only(lanes), last, c.walkBound())
+		heads, err := conn.Candidates(ctx, p.Req.Only(lanes), last, c.walkBound())
 		if err == nil {
 			all = append(all, heads...)
 			read += len(lanes)
@@ -262,7 +262,7 @@ func (c *claimer) heads(base context.Context, p *Plan, last bool) (all []store.H
 			c.Refused.skipped = map[floors.Lane]time.Time{}
 		}
 		c.Refused.skipped[key] = c.Now().Add(skipLane)
-		c.quiet.log(base, c.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
+		c.seldom.log(base, c.log, slog.LevelError, fmt.Sprintf("lane %v", key), "jobs cannot be read, their lane is left out for a minute",
 			slog.String("queue", key.Queue), slog.Int("lane", int(key.N)), slog.String("error", fault.Error()))
 	}
 	return all, nil
@@ -365,7 +365,7 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 	case !reply.Committed && !pg.NotApplied(err):
 		c.Doubt = p.Req.Queues
 		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
-			c.Refused.slow = &part[0]
+			c.Refused.timedOutAlone = &part[0]
 		}
 		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
 	case !reply.Committed:
@@ -391,13 +391,13 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 // setSlowAside sets a job aside that is too large to come back in time. Its row stays as it is: nobody knows whether the
 // claim took it.
 func (c *claimer) setSlowAside(base context.Context) {
-	h := *c.Refused.slow
+	h := *c.Refused.timedOutAlone
 	h.ClaimSeq = -1
 	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(TripTimeout, c.Cfg.Lease/2))); err != nil {
 		c.failed(base, nil, err)
 		return
 	}
-	c.Refused.slow = nil
+	c.Refused.timedOutAlone = nil
 }
 
 // refuse takes a job out of the way of others.
@@ -409,7 +409,7 @@ func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
 		return err
 	}
 	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0} // it is set aside already
-	became, err := conn.GiveUp(ctx, g, c.walkBound())
+	became, err := conn.Refuse(ctx, g, c.walkBound())
 	if err != nil || became == "" {
 		return err
 	}

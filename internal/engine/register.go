@@ -17,7 +17,7 @@ import (
 // How a supervisor gets its row in drover_supervisors, and takes it out again.
 
 // Start checks the server and registers. What the database may get over by itself is tried again until ctx is done.
-func (c *control) Start(ctx, base context.Context) error {
+func (c *keeper) Start(ctx, base context.Context) error {
 	c.Base = base
 	starting := Trouble{means: "this supervisor does not run yet"}
 	for {
@@ -49,7 +49,7 @@ const (
 
 // tryStart lets a registration end that is under way when ctx is done: cut off, it could be committed later all the same,
 // as the row of a supervisor that does not exist.
-func (c *control) tryStart(ctx, base context.Context) error {
+func (c *keeper) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if err := c.pool.CheckOn(checking, &c.Link.Link); err != nil {
@@ -76,7 +76,7 @@ func (c *control) tryStart(ctx, base context.Context) error {
 
 // Register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
 // for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
-func (c *control) Register(ctx context.Context) error {
+func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
 		return err
@@ -103,24 +103,24 @@ func (c *control) Register(ctx context.Context) error {
 	c.Solo.Store(nil)
 	c.Kept(sent)
 	c.Lease.Store(NewLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
-	c.claimer.distrust()
+	c.claimer.resetFloors()
 	return nil
 }
 
 // end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
-func (c *control) end(ctx context.Context) {
+func (c *keeper) end(ctx context.Context) {
 	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
 		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.Lease.Load().ID))
 	})
 }
 
-// TakeBackAtLast takes the deaths of our earlier leases back, because no other supervisor does.
-func (c *control) TakeBackAtLast(ctx context.Context) {
+// UndoAtLast takes the deaths of our earlier leases back, because no other supervisor does.
+func (c *keeper) UndoAtLast(ctx context.Context) {
 	if len(c.Was) == 0 {
 		return
 	}
 	c.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
-		err := c.TakeBack(ctx, conn, min(c.Bound(), 100*time.Millisecond), 600*time.Millisecond)
+		err := c.UndoCrashes(ctx, conn, min(c.Bound(), 100*time.Millisecond), 600*time.Millisecond)
 		if err == nil && len(c.Was) > 0 {
 			err = errors.New("a rescue of this supervisor's jobs is not over")
 		}
@@ -129,7 +129,7 @@ func (c *control) TakeBackAtLast(ctx context.Context) {
 }
 
 // EndStrays takes registrations out of the tables that may stand although the supervisor never ran.
-func (c *control) EndStrays(ctx context.Context) {
+func (c *keeper) EndStrays(ctx context.Context) {
 	if len(c.strays) == 0 {
 		return
 	}
@@ -142,7 +142,7 @@ func (c *control) EndStrays(ctx context.Context) {
 }
 
 // atLast does something on a connection of its own, in at most two seconds.
-func (c *control) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
+func (c *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	link := store.NewLine(c.pool)

@@ -23,21 +23,21 @@ type PastLease struct {
 // its jobs is over.
 const MostPastLeases = 16
 
-// GaveUp notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
-func (c *control) GaveUp(id string) {
+// NoteLost notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
+func (c *keeper) NoteLost(id string) {
 	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // else registering failed, and is tried again
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
 }
 
-// TakeBack undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
+// UndoCrashes undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
 // The bounds are those of a statement, and of one for a single job.
-func (c *control) TakeBack(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
+func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
 	var errs []error
 	for _, l := range c.Was {
-		done, err := c.takeBackOne(ctx, conn, &l, bound, longer)
+		done, err := c.undoCrashesOf(ctx, conn, &l, bound, longer)
 		if !done {
 			left = append(left, l)
 		}
@@ -47,16 +47,16 @@ func (c *control) TakeBack(ctx context.Context, conn store.Session, bound, longe
 	return errors.Join(errs...)
 }
 
-// takeBackOne is patient: a server that was too slow for a moment must not leave a crash with a job for good.
-func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
+// undoCrashesOf is patient: a server that was too slow for a moment must not leave a crash with a job for good.
+func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
 	late := false
-	done, err = conn.TakeBack(ctx, l.ID, bound, longer, func(job string, err error) (again bool) {
+	done, err = conn.UndoCrashes(ctx, l.ID, bound, longer, func(job string, err error) (again bool) {
 		if pg.TimedOut(err) && l.Late[job]+1 < PatientBeats {
 			l.Late[job]++
 			late = true
 			return true
 		}
-		if c.quiet.may("take back "+job, c.Now()) {
+		if c.seldom.Allow("take back "+job, c.Now()) {
 			c.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
 				slog.String("id", job), slog.String("error", err.Error()))
 		}
@@ -70,16 +70,16 @@ func (c *control) takeBackOne(ctx context.Context, conn store.Session, l *PastLe
 
 // Rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
 // is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
-func (c *control) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
+func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, c.QueueNames())
 	h := c.Hunts[x.ID]
 	if h == nil {
-		h = store.NewHunt(x.ID, queues, false)
+		h = store.NewScan(x.ID, queues, false)
 		c.Hunts[x.ID] = h
 	}
 	h.Bound = c.Cfg.Lease / 12
 	for !h.Ended() {
-		if _, err := conn.Hunt(ctx, h, nil); err != nil {
+		if _, err := conn.Scan(ctx, h, nil); err != nil {
 			return err
 		}
 	}
@@ -111,13 +111,13 @@ func (c *control) Rescue(ctx context.Context, conn store.Session, x store.Peer) 
 		return err
 	}
 	c.logUnread(ctx, h)
-	c.Hunts[x.ID] = store.NewHunt(x.ID, queues, true) // what someone held just now
+	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // what someone held just now
 	return nil
 }
 
 // Orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
 // were then. If drover does not know how an owner ended, it counts that as one death among many.
-func (c *control) Orphaned(ctx context.Context, conn store.Session, h *store.Hunt) error {
+func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
 	for {
 		byOwner := map[string][]store.Held{}
@@ -142,7 +142,7 @@ func (c *control) Orphaned(ctx context.Context, conn store.Session, h *store.Hun
 		c.logUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.Ended() {
-			_, err = conn.Hunt(ctx, h, nil)
+			_, err = conn.Scan(ctx, h, nil)
 		} else if err == nil {
 			return nil
 		}
@@ -155,8 +155,8 @@ func (c *control) Orphaned(ctx context.Context, conn store.Session, h *store.Hun
 	}
 }
 
-// freed is a job of a dead supervisor, and what becomes of it.
-type freed struct {
+// rescued is a job of a dead supervisor, and what becomes of it.
+type rescued struct {
 	j      *store.Held
 	r      *Run
 	deaths []string // of supervisors, which the job is convicted of
@@ -166,16 +166,16 @@ type freed struct {
 // Free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
 // someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
 // left for the next beat, with the reason.
-func (c *control) Free(ctx context.Context, conn store.Session, owner string, h *store.Hunt, held []store.Held) (left []store.Held, err error) {
+func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
 	var errs []error
 	var noSlots error
 	all, late := len(held), 0
 	for len(held) > 0 && err == nil {
 		chunk := held[:min(max(h.Part, 1), len(held))]
 		held = held[len(chunk):]
-		jobs, wait := make([]*freed, 0, len(chunk)), []*freed(nil)
+		jobs, wait := make([]*rescued, 0, len(chunk)), []*rescued(nil)
 		for i := range chunk {
-			f := &freed{j: &chunk[i]}
+			f := &rescued{j: &chunk[i]}
 			if err := c.decide(ctx, conn, owner, h, f); err != nil {
 				errs, wait = append(errs, err), append(wait, f)
 				continue
@@ -186,7 +186,7 @@ func (c *control) Free(ctx context.Context, conn store.Session, owner string, h 
 			noSlots = c.takeSlots(ctx, conn, jobs)
 		}
 		if noSlots != nil {
-			jobs = slices.DeleteFunc(jobs, func(f *freed) bool {
+			jobs = slices.DeleteFunc(jobs, func(f *rescued) bool {
 				if c.budgets.wants(f.r, &f.r.End) {
 					wait = append(wait, f)
 					return true
@@ -218,7 +218,7 @@ func (c *control) Free(ctx context.Context, conn store.Session, owner string, h 
 }
 
 // decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
-func (c *control) decide(ctx context.Context, conn store.Session, owner string, h *store.Hunt, f *freed) (err error) {
+func (c *keeper) decide(ctx context.Context, conn store.Session, owner string, h *store.Scan, f *rescued) (err error) {
 	d, started := h.Death, h.Started[f.j.ID]
 	deaths := f.j.DeathsBlamed(owner)
 	var b blame.Background
@@ -235,7 +235,7 @@ func (c *control) decide(ctx context.Context, conn store.Session, owner string, 
 }
 
 // takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
-func (c *control) takeSlots(ctx context.Context, conn store.Session, jobs []*freed) error {
+func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*rescued) error {
 	ends := make([]wanting, len(jobs))
 	for i, f := range jobs {
 		ends[i] = wanting{run: f.r, end: &f.r.End}
@@ -249,8 +249,8 @@ const PatientBeats = 3
 
 // settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed
 // returns how many jobs are left for the next beat because of that.
-func (c *control) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*freed) (patient int, err error) {
-	settle := func(part []*freed, bound time.Duration) error {
+func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
+	settle := func(part []*rescued, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
 		}
@@ -267,27 +267,27 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 		}
 		return nil
 	}
-	var fenced []*freed
+	var fenced []*rescued
 	for _, f := range jobs {
 		if !f.j.Unfenced() {
 			fenced = append(fenced, f)
 			continue
 		}
 		later := !f.j.Once() && f.r.End.State != store.Discarded
-		if err := c.giveUp(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
+		if err := c.refuse(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
 			return 0, err
 		}
 	}
 	var refused []notFreed
 	passed, tries := false, 0
-	err = pg.Bisect(fenced, func(part []*freed) error {
+	err = pg.Bisect(fenced, func(part []*rescued) error {
 		err := settle(part, c.Bound())
 		passed = passed || err == nil
 		return err
-	}, func(f *freed, err error) error {
+	}, func(f *rescued, err error) error {
 		if !pg.TimedOut(err) && f.r.End.Entry != nil && !f.r.simpler {
 			f.r.simplify()
-			if again := settle([]*freed{f}, c.Bound()); again == nil || !pg.RowsFault(again) {
+			if again := settle([]*rescued{f}, c.Bound()); again == nil || !pg.RowsFault(again) {
 				passed = passed || again == nil
 				return again
 			}
@@ -299,7 +299,7 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 		if !pg.TimedOut(b.err) {
 			return false
 		}
-		if tries++; tries <= 3 && settle([]*freed{b.f}, c.Cfg.Lease/12) == nil { // alone, and with more time
+		if tries++; tries <= 3 && settle([]*rescued{b.f}, c.Cfg.Lease/12) == nil { // alone, and with more time
 			return true
 		}
 		if late+1 < PatientBeats {
@@ -307,19 +307,19 @@ func (c *control) settleFreed(ctx context.Context, conn store.Session, owner str
 		}
 		return late+1 < PatientBeats
 	})
-	return patient, errors.Join(err, c.giveUpAll(ctx, conn, owner, refused, passed))
+	return patient, errors.Join(err, c.refuseAll(ctx, conn, owner, refused, passed))
 }
 
 // notFreed is a job of a dead supervisor that the database refuses to settle.
 type notFreed struct {
-	f   *freed
+	f   *rescued
 	err error
 }
 
-// giveUpAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
-func (c *control) giveUpAll(ctx context.Context, conn store.Session, owner string, refused []notFreed, passed bool) error {
+// refuseAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
+func (c *keeper) refuseAll(ctx context.Context, conn store.Session, owner string, refused []notFreed, passed bool) error {
 	for _, b := range refused {
-		if err := c.giveUp(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
+		if err := c.refuse(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
 			return err
 		}
 	}
@@ -327,7 +327,7 @@ func (c *control) giveUpAll(ctx context.Context, conn store.Session, owner strin
 }
 
 // freeingOf is what becomes of jobs of one dead supervisor, and what that says of its death.
-func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing {
+func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freeing {
 	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {
 		f.Changes[i] = one.r.End.Change(one.r)
@@ -341,16 +341,16 @@ func freeingOf(owner string, part []*freed, bound time.Duration) *store.Freeing 
 	return f
 }
 
-// giveUp takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
+// refuse takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
 // even that is possible, it stays as it is for a pause.
-func (c *control) giveUp(ctx context.Context, conn store.Session, owner string, f *freed, why error, later, aside bool) error {
+func (c *keeper) refuse(ctx context.Context, conn store.Session, owner string, f *rescued, why error, later, aside bool) error {
 	if err := pg.TimeFor(ctx, 2*c.Bound()); err != nil {
 		return err
 	}
 	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, ClaimedAt: f.j.ClaimedAt(), Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
 	text := c.Cfg.Clean(pg.Refusal(why))
-	became, err := conn.GiveUp(ctx, g, c.Bound())
-	if c.quiet.may("rescue "+f.j.ID, c.Now()) {
+	became, err := conn.Refuse(ctx, g, c.Bound())
+	if c.seldom.Allow("rescue "+f.j.ID, c.Now()) {
 		c.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.r), slog.String("became", became),
 			slog.String("error", text))
 	}

@@ -18,9 +18,9 @@ import (
 
 const WentBack = "the database has gone back to an older state"
 
-// forgotten reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
+// rowIsOlder reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
 // may have changed it by hand, too.
-func (c *control) forgotten(id string, epoch int, peers []store.Peer) bool {
+func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	for _, x := range peers {
 		if x.ID != id || x.Epoch != epoch {
 			continue
@@ -34,9 +34,9 @@ func (c *control) forgotten(id string, epoch int, peers []store.Peer) bool {
 	return false
 }
 
-// reassert puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
+// rewriteOwnRows puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
 // sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
-func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	sleepless := reply.Sleeping < c.claimer.sleeping.Load()
 	idle := reply.Turn && c.Solo.Load() == nil
 	if !sleepless && !idle {
@@ -46,7 +46,7 @@ func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, re
 	if sleepless {
 		queues = c.QueueNames()
 	}
-	err := conn.Reassert(ctx, l.ID, queues, idle)
+	err := conn.RewriteRows(ctx, l.ID, queues, idle)
 	if sleepless {
 		c.alarm.SayAnew()
 		c.alarm.Wake()
@@ -54,15 +54,15 @@ func (c *control) reassert(ctx context.Context, conn store.Session, l *lease, re
 	return err
 }
 
-// Hurry makes a pause between beats that come before their time, longer each time: what calls for them may do so again
+// BeatPacer makes a pause between beats that come before their time, longer each time: what calls for them may do so again
 // after each.
-type Hurry struct {
+type BeatPacer struct {
 	n    int       // such beats in a row
 	last time.Time // the last beat
 }
 
 // Next is when to beat because something waits for it: at once, unless the last beat had such a reason too.
-func (h *Hurry) Next(now, planned time.Time) time.Time {
+func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	at := now
 	if h.n > 0 {
 		at = h.last.Add(growing(h.n - 1))
@@ -74,7 +74,7 @@ func (h *Hurry) Next(now, planned time.Time) time.Time {
 }
 
 // Went notes a beat that was due at a time.
-func (h *Hurry) Went(now, due time.Time) {
+func (h *BeatPacer) Went(now, due time.Time) {
 	if h.last = now; now.Before(due) {
 		h.n++
 	} else {

@@ -49,34 +49,34 @@ type Run struct {
 	TimeBound       bool          // TimeLeft is known
 	TimeLeft        time.Duration // at the claim, until the job must not be retried
 	DeleteCompleted bool
-	Late            time.Duration // how long the job was due at the claim, by the server's clock
+	Lateness        time.Duration // how long the job was due at the claim, by the server's clock
 
 	// End is how the run ended. It is set when the run has ended, and from then on the settler's, or the rescuer's.
 	End Outcome
 
-	Shared    *Shared
-	slots     slotter     // takes slots of retry budgets
-	From      *QueueState // the queue that the run was claimed from
-	Lease     *lease
-	tier      int16 // of its lane
-	Received  time.Time
-	StartedAt time.Time
-	Ctx       context.Context //nolint:containedctx // a run is one call of a handler
-	Lazy      runContext      // what ctx is, once the run has started
-	phase     atomic.Int32
-	unwanted  atomic.Bool             // an operator has ended its job
-	putOff    atomic.Bool             // its start was refused, and its row says so
-	txOutcome atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction
-	txFailed  atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
+	Shared          *Shared
+	slots           slotter     // takes slots of retry budgets
+	From            *QueueState // the queue that the run was claimed from
+	Lease           *lease
+	tier            int16 // of its lane
+	Received        time.Time
+	StartedAt       time.Time
+	Ctx             context.Context //nolint:containedctx // a run is one call of a handler
+	Lazy            runContext      // what ctx is, once the run has started
+	phase           atomic.Int32
+	cancelRequested atomic.Bool             // an operator has ended its job
+	postponed       atomic.Bool             // its start was refused, and its row says so
+	txOutcome       atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction
+	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
 
 	// The settler's own.
-	lateTx    *Outcome  // txOutcome, once that transaction was seen open after the run's end
-	tries     int       // settles sent
-	held      int       // how often its row was locked
-	simpler   bool      // End was simplified, because the database refused it
-	Refusals  int       // how often the database has refused it since then
-	refusedAt time.Time // the first time
-	NotBefore time.Time // when it is tried again
+	txSeenOpen *Outcome  // txOutcome, once that transaction was seen open after the run's end
+	tries      int       // settles sent
+	held       int       // how often its row was locked
+	simpler    bool      // End was simplified, because the database refused it
+	Refusals   int       // how often the database has refused it since then
+	refusedAt  time.Time // the first time
+	NotBefore  time.Time // when it is tried again
 }
 
 // slotter takes a slot of a retry budget for an outcome, if it needs one.
@@ -113,8 +113,8 @@ type Slot struct {
 	DueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
 }
 
-// HandedBack is the outcome of a run that did not take place, or that was cut short for reasons that are not the job's.
-func HandedBack(took time.Duration) Outcome {
+// Released is the outcome of a run that did not take place, or that was cut short for reasons that are not the job's.
+func Released(took time.Duration) Outcome {
 	return Outcome{State: store.Available, AtOnce: true, GiveBack: true, Event: EventReleased, Duration: took}
 }
 
@@ -227,7 +227,7 @@ func (r *Run) Ran() time.Duration {
 }
 
 // Waited is how long the job was due when its handler started.
-func (r *Run) Waited() time.Duration { return r.Late + r.StartedAt.Sub(r.Received) }
+func (r *Run) Waited() time.Duration { return r.Lateness + r.StartedAt.Sub(r.Received) }
 
 // Cause is why the handler's context is over, nil while it is not.
 func (r *Run) Cause() error {

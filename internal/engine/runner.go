@@ -54,7 +54,7 @@ func (w *runner) Work(q *QueueState) {
 			return
 		}
 		if r.Lease.Ended.Load() { // it may be someone else's before its handler could notice
-			w.giveBack(r)
+			w.release(r)
 			continue
 		}
 		if !w.RunJob(r) {
@@ -76,14 +76,14 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	case r.Unreadable != nil:
 		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
 		return true
-	case r.unwanted.Load(): // its row says so, and refuses this
-		w.giveBack(r)
+	case r.cancelRequested.Load(): // its row says so, and refuses this
+		w.release(r)
 		return true
 	case r.once() && !w.settler.NoteStart(r):
-		if r.putOff.Load() {
+		if r.postponed.Load() {
 			r.Finish()
 		} else {
-			w.giveBack(r)
+			w.release(r)
 		}
 		return true
 	}
@@ -114,7 +114,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		})
 	}()
 	w.InFlight.Add(r)
-	if r.unwanted.Load() { // since a moment: cancelRun may not have found it yet
+	if r.cancelRequested.Load() { // since a moment: cancelRun may not have found it yet
 		r.Cancel(pg.ErrCancelled)
 	}
 	if w.Handler.Hears(r.Ctx, EventStarted) {
@@ -154,13 +154,13 @@ func (w *runner) endUnstarted(r *Run, o Outcome) {
 	w.settler.Settle(r)
 }
 
-// giveBack ends a run that has not started, and hands its job back.
-func (w *runner) giveBack(r *Run) { w.endUnstarted(r, HandedBack(r.Ran())) }
+// release ends a run that has not started, and hands its job back.
+func (w *runner) release(r *Run) { w.endUnstarted(r, Released(r.Ran())) }
 
-// handBack hands back the jobs of runs that have ended without having started.
-func (w *runner) handBack(runs []*Run) {
+// releaseAll hands back the jobs of runs that have ended without having started.
+func (w *runner) releaseAll(runs []*Run) {
 	for _, r := range runs {
-		r.End = HandedBack(r.Ran())
+		r.End = Released(r.Ran())
 		w.settler.Settle(r)
 	}
 }
@@ -228,6 +228,6 @@ func (w *runner) closeQueues() {
 	defer w.queuesMu.Unlock()
 	w.closed = true
 	for _, q := range w.queues {
-		w.handBack(q.Buffer.Close())
+		w.releaseAll(q.Buffer.Close())
 	}
 }

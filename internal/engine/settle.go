@@ -35,7 +35,7 @@ type settler struct {
 
 	Mu     sync.Mutex
 	Ended  []*Run
-	asks   []*ask
+	asks   []*slotRequest
 	Starts []*Start
 
 	// The rest is the settler goroutine's own.
@@ -97,12 +97,12 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 		rest := time.Hour
 		switch {
 		case now.Before(e.Trouble.Until):
-			e.putBack(out)
+			e.requeue(out)
 			rest = e.Trouble.Until.Sub(now)
 		case len(out) > 0 || e.asked():
 			e.Trip(ctx, out)
 			continue
-		case ended && e.Book.Len() == 0:
+		case ended && e.Unsettled.Len() == 0:
 			return
 		}
 		if wait := e.noting.Until.Sub(now); wait > 0 {
@@ -128,7 +128,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 func (e *settler) behind() bool {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
-	return len(e.Ended)+e.Apart.Len() > MaxWaiting
+	return len(e.Ended)+e.RefusedRuns.Len() > MaxWaiting
 }
 
 // Take returns outcomes for one round trip.
@@ -165,7 +165,7 @@ func (e *settler) Take(now time.Time) (out []*Run) {
 	return out
 }
 
-func (e *settler) putBack(out []*Run) {
+func (e *settler) requeue(out []*Run) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
 	e.Ended = append(out, e.Ended...)
@@ -177,7 +177,7 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 	defer cancel()
 	conn, err := e.Link.Get(ctx)
 	if err != nil {
-		e.putBack(out)
+		e.requeue(out)
 		e.Trouble.Failed(base, e.Shared, "settling", err)
 		return
 	}
@@ -304,7 +304,7 @@ func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Ru
 		if pg.NotApplied(err) {
 			unsent(out...)
 		}
-		e.putBack(out)
+		e.requeue(out)
 		return
 	}
 	var unsure []*Run
@@ -367,7 +367,7 @@ func (e *settler) pickApart(base context.Context, out []*Run) error {
 	})
 	for _, r := range out {
 		if open[r] {
-			e.putBack([]*Run{r})
+			e.requeue([]*Run{r})
 		}
 	}
 	return err
@@ -402,8 +402,8 @@ const SettleTries = 5
 // Refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
 // the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out.
 func (e *settler) Refused(base context.Context, r *Run, why error) error {
-	e.Apart.Add(r) // first: the audit reads the book, and then these
-	e.Book.Remove(r)
+	e.RefusedRuns.Add(r) // first: the audit reads the book, and then these
+	e.Unsettled.Remove(r)
 	if r.Refusals++; r.Refusals == 1 {
 		r.refusedAt = e.Now()
 	}
@@ -418,7 +418,7 @@ func (e *settler) Refused(base context.Context, r *Run, why error) error {
 		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
 		g := &store.Refused{Path: store.PathSettle, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Aside: r.Refusals == 1}
-		if became, err = conn.GiveUp(ctx, g, e.walkBound()); err != nil {
+		if became, err = conn.Refuse(ctx, g, e.walkBound()); err != nil {
 			e.later(r, refusedPause)
 			return err
 		}
@@ -447,13 +447,13 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	seen, alive, err := conn.Look(ctx, ids)
 	if err != nil {
 		unsent(unsure...)
-		e.putBack(unsure)
+		e.requeue(unsure)
 		e.blind = err
 		return
 	}
 	for _, r := range unsure {
 		if l := r.Lease; !alive[l.ID] && !l.Ended.Load() {
-			l.Lose() // control will hear of it
+			l.Lose() // the keeper will hear of it
 			e.beatSoon()
 		}
 		row, exists := seen[r.ID]
@@ -472,11 +472,11 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			e.done(r)
 		case foundNotCommitted:
 			unsent(r)
-			r.lateTx = r.txOutcome.Swap(nil)
+			r.txSeenOpen = r.txOutcome.Swap(nil)
 			if r.End.completes() { // an error that the handler returned counts as usual, nil without a commit is one
 				r.End = e.Handler.CutShort(r, r.notCommitted())
 			}
-			e.putBack([]*Run{r})
+			e.requeue([]*Run{r})
 		case foundHeld:
 			unsent(r)
 			if r.held++; r.held == mostHeld {
@@ -506,9 +506,9 @@ func (e *settler) later(r *Run, pause time.Duration) {
 // gone forgets a run whose end is recorded, or is not ours to record.
 func (e *settler) gone(r *Run) {
 	e.Worked = e.Now()
-	e.Book.Remove(r)
+	e.Unsettled.Remove(r)
 	if r.Refusals > 0 {
-		e.Apart.Remove(r)
+		e.RefusedRuns.Remove(r)
 		e.passed = append(e.passed, r.ID)
 	}
 }

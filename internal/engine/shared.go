@@ -30,22 +30,22 @@ type Shared struct {
 	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
-	Lease    atomic.Pointer[lease]     // the one that claims are made under
-	InFlight runSet                    // handlers at work
-	Book     runSet                    // claimed and not yet settled
-	Apart    runSet                    // not in the book: the database refuses their outcomes
-	alarm    *alarm                    // makes the claimer look for jobs
-	Solo     atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it is not
-	Prunes   atomic.Bool               // this supervisor's turn to prune
+	Lease       atomic.Pointer[lease]     // the one that claims are made under
+	InFlight    runSet                    // handlers at work
+	Unsettled   runSet                    // claimed and not yet settled
+	RefusedRuns runSet                    // not in the book: the database refuses their outcomes
+	alarm       *alarm                    // makes the claimer look for jobs
+	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it is not
+	Prunes      atomic.Bool               // this supervisor's turn to prune
 
 	rereadAside atomic.Bool // others have set a job aside: the claimer reads the list
 
 	Draining atomic.Bool
-	Reporter reporter  // passes events on
-	quiet    sparingly // lines of the log that must not repeat themselves
-	Outage   outage    // what the parts have with the database
-	beatSoon func()    // asks for a heartbeat before its time
-	rewound  func()    // the database may have gone back: look again at all rows
+	Reporter reporter   // passes events on
+	seldom   logLimiter // lines of the log that must not repeat themselves
+	Outage   outage     // what the parts have with the database
+	beatSoon func()     // asks for a heartbeat before its time
+	rewound  func()     // the database may have gone back: look again at all rows
 }
 
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
@@ -120,8 +120,8 @@ func (s *Shared) registration(id string, queues []*QueueState) *store.Registrati
 
 // cancelRun ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
 func (s *Shared) cancelRun(id string) {
-	for _, r := range s.Book.Of(id) {
-		r.unwanted.Store(true)
+	for _, r := range s.Unsettled.Of(id) {
+		r.cancelRequested.Store(true)
 	}
 	for _, r := range s.InFlight.Of(id) {
 		r.Cancel(pg.ErrCancelled)
@@ -131,7 +131,7 @@ func (s *Shared) cancelRun(id string) {
 // logRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
 func (s *Shared) logRefused(ctx context.Context, path string, r *Run, became string, why error) {
 	text := s.Cfg.Clean(pg.Refusal(why))
-	s.quiet.log(ctx, s.log, slog.LevelError, path+r.ID, "the database refuses a job, the others go on", slog.String("path", path),
+	s.seldom.log(ctx, s.log, slog.LevelError, path+r.ID, "the database refuses a job, the others go on", slog.String("path", path),
 		slog.String("id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind), slog.String("became", became), slog.String("error", text))
 	if became == string(store.Discarded) {
 		s.report(EventDiscarded, &Run{
@@ -141,10 +141,10 @@ func (s *Shared) logRefused(ctx context.Context, path string, r *Run, became str
 	}
 }
 
-// logUnread logs the lanes that a hunt had to skip.
-func (s *Shared) logUnread(ctx context.Context, h *store.Hunt) {
+// logUnread logs the lanes that a scan had to skip.
+func (s *Shared) logUnread(ctx context.Context, h *store.Scan) {
 	for _, lane := range h.Unread {
-		if s.quiet.may(fmt.Sprint("unread ", lane.Key), s.Now()) {
+		if s.seldom.Allow(fmt.Sprint("unread ", lane.Key), s.Now()) {
 			s.log.ErrorContext(ctx, "part of a queue cannot be read, jobs of lost supervisors may wait there",
 				slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", lane.Err.Error()))
 		}
@@ -161,7 +161,7 @@ func (s *Shared) tripContext(base context.Context) (context.Context, context.Can
 }
 
 // SoloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
-// that it holds has ended and is settled, then that one, then nothing until control has decided how to go on.
+// that it holds has ended and is settled, then that one, then nothing until the keeper has decided how to go on.
 type SoloOrder struct {
 	Queue  string
 	IdleBy time.Time   // when it gives up waiting

@@ -7,7 +7,7 @@ import (
 )
 
 // Silences records the heartbeats that a supervisor has seen of other supervisors, to find the dead ones. It compares
-// no clocks: it measures by its own clock how long a peer's beat has not changed. control owns it.
+// no clocks: it measures by its own clock how long a peer's beat has not changed. The keeper owns it.
 type Silences struct {
 	Peers   map[string]Observation
 	beats   int       // how many of our own beats got through

@@ -12,7 +12,7 @@ import (
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
 	if c.Lease.Load().Ended.Load() {
-		return RetryPause // until control has a lease again
+		return RetryPause // until the keeper has a lease again
 	}
 	switch {
 	case !c.wantsRoom:

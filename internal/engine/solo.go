@@ -7,7 +7,7 @@ import (
 )
 
 // takeTurns takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
-func (c *control) takeTurns(ctx context.Context, conn store.Session, l *lease, queue string) error {
+func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, queue string) error {
 	now, order := c.Now(), c.Solo.Load()
 	draining := c.Draining.Load()
 	switch {

@@ -104,15 +104,15 @@ func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bo
 	}
 	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
 	g := &store.Refused{Path: store.PathClaim, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
-	became, err := conn.GiveUp(ctx, g, e.walkBound())
+	became, err := conn.Refuse(ctx, g, e.walkBound())
 	if err != nil || became == "" {
 		return err
 	}
 	if became == store.SetAside {
 		e.rereadAside.Store(true)
 	} else {
-		r.putOff.Store(true)
-		e.Book.Remove(r)
+		r.postponed.Store(true)
+		e.Unsettled.Remove(r)
 	}
 	e.logRefused(base, store.PathClaim, r, became, why)
 	return nil

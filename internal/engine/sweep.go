@@ -19,7 +19,7 @@ const SweepEvery = 15
 // Sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
 // and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
 // jobs whose owner nobody speaks for.
-func (c *control) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	var alive []string
 	for _, p := range reply.Peers {
 		if !p.Lost {
@@ -55,9 +55,9 @@ func (c *control) Sweep(ctx context.Context, conn store.Session, l *lease, reply
 	case c.orphans != nil && !c.orphans.Ended():
 	case !started.Before(c.AllBy):
 		c.AllBy = started.Add(allOrphansEvery)
-		c.orphans = store.NewHunt("", c.QueueNames(), true)
+		c.orphans = store.NewScan("", c.QueueNames(), true)
 	default:
-		c.orphans = store.NewHunt("", nil, false)
+		c.orphans = store.NewScan("", nil, false)
 		c.orphans.Lanes = peopled
 	}
 	err = errors.Join(err, c.Orphaned(ctx, conn, c.orphans))
@@ -80,7 +80,7 @@ type sweepOrder struct {
 }
 
 // lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
-func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled []store.HuntLane, err error) {
+func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []store.ScanLane, err error) {
 	req := c.claimer.AllLanes()
 	lanes := make([]store.SweepLane, len(req.Lanes))
 	for i, g := range req.LaneGroup {
@@ -122,7 +122,7 @@ func (c *control) lookBehind(ctx context.Context, conn store.Session) (peopled [
 		}
 		c.behind.first++
 		err := pg.Bisect(part, look, func(lane store.SweepLane, err error) error {
-			if c.quiet.may(fmt.Sprint("sweep ", lane.Key), c.Now()) {
+			if c.seldom.Allow(fmt.Sprint("sweep ", lane.Key), c.Now()) {
 				c.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
 					slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", err.Error()))
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// What the control goroutine looks after by itself because nobody may have said it: cancelled runs where no notification
+// What the keeper's goroutine looks after by itself because nobody may have said it: cancelled runs where no notification
 // is heard, and queues that its row in drover_supervisors does not know.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
@@ -16,12 +16,12 @@ import (
 const askEvery = time.Second
 
 // hears reports whether notifications come: as far as the server says, which has taken LISTEN.
-func (c *control) hears() bool {
+func (c *keeper) hears() bool {
 	return !c.Listening.Closed() && c.Listening == c.Link.Current()
 }
 
 // askAt is when to ask for runs that are over, or the next heartbeat if that is due before.
-func (c *control) askAt(next time.Time) time.Time {
+func (c *keeper) askAt(next time.Time) time.Time {
 	if at := c.Asked.Add(askEvery); !c.hears() && at.Before(next) {
 		return at
 	}
@@ -30,7 +30,7 @@ func (c *control) askAt(next time.Time) time.Time {
 
 // AskUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
 // what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
-func (c *control) AskUnheard(ctx context.Context) {
+func (c *keeper) AskUnheard(ctx context.Context) {
 	now, conn := c.Now(), c.Link.Current()
 	if ctx.Err() != nil || c.hears() || now.Before(c.Asked.Add(askEvery)) {
 		return
@@ -45,7 +45,7 @@ func (c *control) AskUnheard(ctx context.Context) {
 	defer cancel()
 	gone, err := conn.Gone(ctx, l.ID, Fences(running), c.Bound())
 	if err == nil {
-		c.tellGone(running, gone)
+		c.cancelGone(running, gone)
 	}
 	if took := c.Now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
 		c.Asked = now.Add(20*took - askEvery)
@@ -54,7 +54,7 @@ func (c *control) AskUnheard(ctx context.Context) {
 
 // serveAgain stores the queues anew where the supervisor's row says others. AddQueue and RemoveQueue write to the row of
 // the lease that they know, which may be over by the time: a fresh one is registered with the queues of before.
-func (c *control) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {
 		return nil

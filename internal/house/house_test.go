@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"go/ast"
+	"go/types"
 	"maps"
 	"os"
 	"os/exec"
@@ -175,7 +178,7 @@ func TestKnots(t *testing.T) {
 func TestKnotsOfTheRepository(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
-	for dir, most := range map[string]int{"../..": 46, "../store": 0, "../pg": 0, "../floors": 0, "../blame": 0} {
+	for dir, most := range map[string]int{"../..": 13, "../engine": 8, "../store": 0, "../pg": 0, "../floors": 0, "../blame": 0} {
 		p, err := load(dir, none)
 		if err != nil {
 			t.Fatal(err)
@@ -191,6 +194,74 @@ func TestKnotsOfTheRepository(t *testing.T) {
 			t.Errorf("%d files of %s depend on each other in circles, and no longer %d: write that here", largest, dir, most)
 		}
 	}
+}
+
+// The parts of the engine get what they need when they are made. None holds the engine, and none starts a goroutine: engine.go
+// does both.
+func TestPartsOfTheEngine(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	p, err := load("../engine", none)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if held, started := engineIn(p, "engine.go"), goroutinesIn(p, "engine.go"); len(held) > 0 || len(started) > 0 {
+		t.Errorf("these have the type *Engine: %v; these start goroutines: %v", held, started)
+	}
+	if len(engineIn(p, "")) == 0 || len(goroutinesIn(p, "")) < 8 {
+		t.Error("the look finds neither the engine nor the goroutines of engine.go")
+	}
+	if p, err = load("../..", none); err != nil {
+		t.Fatal(err)
+	}
+	if started := goroutinesIn(p, ""); len(started) != 1 || !strings.HasPrefix(started[0], "sanitize.go:") {
+		t.Errorf("goroutines start at %v; the root package starts one, for code of the application that may exit", started)
+	}
+}
+
+// engineIn lists the names outside one file whose type holds a pointer to the Engine: fields, parameters, variables and
+// what closures capture.
+func engineIn(p *pkg, except string) (names []string) {
+	for id, o := range p.info.Defs {
+		at := p.fset.Position(id.Pos())
+		if o == nil || filepath.Base(at.Filename) == except {
+			continue
+		}
+		if v, ok := o.(*types.Var); ok && strings.Contains(v.Type().String(), "/engine.Engine") {
+			names = append(names, id.Name+" in "+filepath.Base(at.Filename))
+		}
+	}
+	for id, o := range p.info.Uses {
+		at := p.fset.Position(id.Pos())
+		if v, ok := o.(*types.Var); ok && filepath.Base(at.Filename) != except && strings.Contains(v.Type().String(), "/engine.Engine") {
+			names = append(names, id.Name+" in "+filepath.Base(at.Filename))
+		}
+	}
+	return names
+}
+
+// goroutinesIn lists the places outside one file that start a goroutine: go statements, and calls of WaitGroup.Go.
+func goroutinesIn(p *pkg, except string) (places []string) {
+	for name, file := range p.files {
+		if name == except {
+			continue
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			starts := false
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				starts = true
+			case *ast.CallExpr:
+				f, ok := n.Fun.(*ast.SelectorExpr)
+				starts = ok && f.Sel.Name == "Go"
+			}
+			if starts {
+				places = append(places, fmt.Sprintf("%s:%d", name, p.fset.Position(n.Pos()).Line))
+			}
+			return true
+		})
+	}
+	return places
 }
 
 // A new name reaches other packages and outside tests, and leaves the same word of others alone.

@@ -188,7 +188,7 @@ func mutants() []mutant {
 			name: "near-sweep-of-unread-lanes", bug: "a near sweep passes for one of lanes that its claim did not read",
 			file:  "internal/engine/claim.go",
 			old:   "\t\tif limit == 0 {\n\t\t\tcontinue // not looked at\n\t\t}",
-			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.Near.Read(p.sweep, floors.Lane{Queue: g.queue.Name, N: g.tier + priority}, p.Reply.Seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
+			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.Near.Read(p.Sweep, floors.Lane{Queue: g.queue.Name, N: g.tier + priority}, p.Reply.Seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
 			tests: []string{"TestLateCommitsAreFoundByEachNearSweep"},
 		},
 		{
@@ -285,8 +285,8 @@ func mutants() []mutant {
 		{
 			name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
 			file:  "internal/engine/settle.go",
-			old:   "\te.Apart.Add(r) // first: the audit reads the book, and then these\n\te.Book.Remove(r)\n",
-			new:   "\te.Apart.Add(r)\n",
+			old:   "\te.RefusedRuns.Add(r) // first: the audit reads the book, and then these\n\te.Unsettled.Remove(r)\n",
+			new:   "\te.RefusedRuns.Add(r)\n",
 			tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
 		},
 		{
@@ -300,13 +300,13 @@ func mutants() []mutant {
 			name: "refused-claim", bug: "a claim that one row fails is made again as it was",
 			file:  "internal/engine/claim.go",
 			old:   "if p != nil && pg.RowsFault(err) {",
-			new:   "if p != nil && pg.RowsFault(err) && p.sweep.Window > 3 {",
+			new:   "if p != nil && pg.RowsFault(err) && p.Sweep.Window > 3 {",
 			tests: []string{"TestARefusedClaimHoldsUpNobody"},
 		},
 		{
 			name: "aside-but-claimed", bug: "claims ask for what is set aside",
 			file:  "internal/engine/refused_claims.go",
-			old:   "\tp.Req.But = len(c.Refused.Aside) > 0\n\tif len(c.Refused.skipped)",
+			old:   "\tp.Req.SkipSetAside = len(c.Refused.Aside) > 0\n\tif len(c.Refused.skipped)",
 			new:   "\tif len(c.Refused.skipped)",
 			tests: []string{"TestWhatIsSetAsideIsLeftAloneThenTriedAgain"},
 		},
@@ -328,7 +328,7 @@ func mutants() []mutant {
 			name: "process-clock", bug: "a retry is due by the process' clock",
 			file:  "internal/engine/run.go",
 			old:   "\t\tif c.DelayUS = &us; o.Slot != nil {\n",
-			new:   "\t\tif due := r.runner.Now().UnixMicro() + us; o.Slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
+			new:   "\t\tif due := r.Shared.Now().UnixMicro() + us; o.Slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
 			tests: []string{"TestDelaysGoByTheServersClock"},
 		},
 		{
@@ -377,7 +377,7 @@ func mutants() []mutant {
 			name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
 			file:  "internal/engine/rescue.go",
 			old:   "\t\tc.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})\n",
-			new:   "\t\tc.Was = []PastLease{{ID: ID, Late: map[string]int{}}}\n",
+			new:   "\t\tc.Was = []PastLease{{ID: id, Late: map[string]int{}}}\n",
 			tests: []string{"TestTwoDeathsThatWereNoneAreTakenBack"},
 		},
 		{
@@ -403,9 +403,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "no-deadline", bug: "handlers are not told that their lease is not kept up",
-			file:  "internal/engine/lease.go",
+			file:  "internal/engine/keeper.go",
 			old:   "!c.Now().Before(c.deadline()) && l.Lose()",
-			new:   "!c.Now().Before(c.deadline()) && !l.ended.Load()",
+			new:   "!c.Now().Before(c.deadline()) && !l.Ended.Load()",
 			tests: []string{"TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt"},
 		},
 		{
@@ -551,8 +551,8 @@ func mutants() []mutant {
 		{
 			name: "hunt-stops-at-damage", bug: "a hunt stops where a row's errors are damaged",
 			file:  "internal/store/rescue.go",
-			old:   "again := read([]HuntLane{lane}, true)",
-			new:   "again := read([]HuntLane{lane}, false)",
+			old:   "again := read([]ScanLane{lane}, true)",
+			new:   "again := read([]ScanLane{lane}, false)",
 			tests: []string{"TestRescueOfADamagedRow"},
 		},
 		{
@@ -585,7 +585,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "beat-stops", bug: "a step of the beat that fails keeps the later ones",
-			file:  "internal/engine/lease.go",
+			file:  "internal/engine/keeper.go",
 			old:   "\t\tif conn.Closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			new:   "\t\tif err != nil || conn.Closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			tests: []string{"TestBeatGoesOnBehindAStepThatFails"},
@@ -620,7 +620,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "epoch-forgotten", bug: "a lower epoch in the table is answered by raising it again",
-			file:  "internal/engine/lease.go",
+			file:  "internal/engine/keeper.go",
 			old:   "\tcase epoch < sent:\n",
 			new:   "\tcase epoch < 0:\n",
 			tests: []string{"TestARaisedEpochIsForgotten", "TestTheDatabaseGoesBack"},
@@ -657,7 +657,7 @@ func mutants() []mutant {
 			name: "floors-outlive-the-connection", bug: "a claimer that has a new connection trusts its floors",
 			file:  "internal/engine/engine.go",
 			old:   "= s.rewound, e.Claimer.Audit.Reconnected",
-			new:   "= e.claimer.audit.Reconnected, e.Claimer.Audit.Reconnected",
+			new:   "= e.Claimer.Audit.Reconnected, e.Claimer.Audit.Reconnected",
 			tests: []string{"TestAfterAReconnectFloorsAreNotTrusted"},
 		},
 		{
@@ -805,8 +805,8 @@ func mutants() []mutant {
 		{
 			name: "only-attempt-again", bug: "a job with a single attempt that a stop cut short runs again",
 			file:  "outcome.go",
-			old:   "\tif t.job.MaxAttempts > 1 {\n\t\treturn engine.HandedBack",
-			new:   "\tif t != nil {\n\t\treturn engine.HandedBack",
+			old:   "\tif t.job.MaxAttempts > 1 {\n\t\treturn engine.Released",
+			new:   "\tif t != nil {\n\t\treturn engine.Released",
 			tests: []string{"TestHowARunEndsInAStop", "TestTheOnlyAttemptAfterAnOutage"},
 		},
 		{
@@ -867,7 +867,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "deaf-while-it-moved", bug: "what was notified between two connections is not looked for",
-			file:  "internal/engine/lease.go",
+			file:  "internal/engine/keeper.go",
 			old:   "\tc.alarm.Wake()\n\tc.Interrupt()\n\treturn true\n",
 			new:   "\tc.alarm.Wake()\n\treturn true\n",
 			tests: []string{"TestLinksHaveALifetime"},
@@ -1002,7 +1002,7 @@ func mutants() []mutant {
 			name: "error-outside-the-run", bug: "what an error's methods do is no part of the run",
 			file:  "internal/engine/runner.go",
 			old:   "\t\tw.decide(r, err, returned, func(o Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = o\n",
-			new:   "\t\tw.decide(r, nil, returned, func(_ Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = w.handler.Decide(r, err)\n",
+			new:   "\t\tw.decide(r, nil, returned, func(_ Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = w.Handler.Decide(r, err)\n",
 			tests: []string{"TestAnErrorThatBlocksIsADeafHandler"},
 		},
 		{
@@ -1014,7 +1014,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "log-before-the-timer", bug: "a lease whose end of an outage is logged by a log that blocks lasts for ever",
-			file:  "internal/engine/lease.go",
+			file:  "internal/engine/keeper.go",
 			old:   "\tc.ending.Lock()\n\tc.beaten.Store(&sent)\n",
 			new:   "\tc.beaten.Store(&sent)\n\tc.Outage.Wrote(c.Base, c.Shared, sent)\n\tc.ending.Lock()\n",
 			tests: []string{"TestALogThatBlocksAtTheEndOfAnOutage"},
@@ -1028,7 +1028,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "lease-without-a-timer", bug: "an application that blocks the control goroutine keeps handlers at work beyond the lease",
-			file:  "internal/engine/lease.go",
+			file:  "internal/engine/keeper.go",
 			old:   "\t\tc.timer.Reset(c.deadline().Sub(c.Now()))\n",
 			new:   "\t\tc.timer.Stop()\n",
 			tests: []string{"TestABlockedLogKeepsNoHandlerAtWork"},

@@ -171,21 +171,21 @@ const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() 
 
 // ClaimRequest asks for jobs of several queues.
 type ClaimRequest struct {
-	Supervisor string
-	Epoch      int
-	Kinds      []string
-	Queues     []string
-	Rooms      []int32
-	GroupQueue []int32 // index into Queues, from 1
-	GroupRoom  []int32
-	LaneGroup  []int32 // index into the groups, from 1
-	Lanes      []int16
-	FloorAt    []time.Time
-	FloorID    []string
-	Turns      []string // queues in which it waits for its turn
-	Patience   time.Duration
-	But        bool  // leave out the jobs that are set aside
-	BelowLane  int16 // for ClaimThese: only jobs of lanes below this one
+	Supervisor   string
+	Epoch        int
+	Kinds        []string
+	Queues       []string
+	Rooms        []int32
+	GroupQueue   []int32 // index into Queues, from 1
+	GroupRoom    []int32
+	LaneGroup    []int32 // index into the groups, from 1
+	Lanes        []int16
+	FloorAt      []time.Time
+	FloorID      []string
+	Turns        []string // queues in which it waits for its turn
+	Patience     time.Duration
+	SkipSetAside bool  // leave out the jobs that are set aside
+	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
 }
 
 // Only returns the request for some of its lanes, given by their indexes.
@@ -263,7 +263,7 @@ func (s Session) Claim(ctx context.Context, note *Sleep, req *ClaimRequest, repl
 		return err
 	}, SQLClaimPlan)
 	sql, args := SQLClaim, req.Args()
-	if req.But {
+	if req.SkipSetAside {
 		sql = sqlClaimBut
 	}
 	p.claimed(reply, sql, args...)

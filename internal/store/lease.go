@@ -372,9 +372,9 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// Reassert repairs a supervisor's rows after the database went back to an older state. It adds the missing sleepers of
+// RewriteRows repairs a supervisor's rows after the database went back to an older state. It adds the missing sleepers of
 // the queues awake, and with releaseSolo it frees the turn to run strong suspects.
-func (s Session) Reassert(ctx context.Context, id string, awake []string, releaseSolo bool) error {
+func (s Session) RewriteRows(ctx context.Context, id string, awake []string, releaseSolo bool) error {
 	var p pipeline
 	p.Begin()
 	for _, queue := range awake {

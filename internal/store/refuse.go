@@ -64,15 +64,15 @@ type Head struct {
 	Nth             int // its place in its lane, from 0; the claimer sets it
 }
 
-// Heads lists the jobs that the request would claim. With last it lists up to five jobs from the other end of each
+// Candidates lists the jobs that the request would claim. With last it lists up to five jobs from the other end of each
 // lane, without the jobs that are set aside.
-func (s Session) Heads(ctx context.Context, req *ClaimRequest, last bool, bound time.Duration) (heads []Head, err error) {
+func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, bound time.Duration) (heads []Head, err error) {
 	var p pipeline
 	sql := sqlClaimHeads
 	switch {
 	case last:
 		sql = sqlClaimTails
-	case req.But:
+	case req.SkipSetAside:
 		sql = sqlClaimHeadsBut
 	}
 	p.Begin()
@@ -112,9 +112,9 @@ type Refused struct {
 // SetAside is what GiveUp returns for a job whose row it could not change, or was not to change.
 const SetAside = "set aside"
 
-// GiveUp takes a job out of the way of other jobs: it discards it, puts it off or sets it aside. It returns what
+// Refuse takes a job out of the way of other jobs: it discards it, puts it off or sets it aside. It returns what
 // became of the job: a state, SetAside, or "" if the job has changed meanwhile or its row is locked.
-func (s Session) GiveUp(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
+func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
 	if !g.Aside {
 		var p pipeline
 		p.Begin()

@@ -14,7 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLHunt looks for running jobs of supervisor $1 on the next page of each lane: $6 rows after the key $4, $5. With $1
+// SQLScan looks for running jobs of supervisor $1 on the next page of each lane: $6 rows after the key $4, $5. With $1
 // empty it looks for jobs whose owner has no row in drover_supervisors. It returns these jobs with the policies that
 // apply to them, and the last row of each page that was full.
 //
@@ -25,7 +25,7 @@ import (
 //
 // Rows may have been changed by hand, so it computes nothing with infinite times or with numbers of another type,
 // which could fail. Values stored outside of the row may be damaged. With $10 it does not read them.
-const SQLHunt = `
+const SQLScan = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
 	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $10 then j.retry::text end, coalesce(k.retry, q.retry)::text,
@@ -61,12 +61,12 @@ left join drover_supervisors s on s.id = j.claimed_by
 left join drover_ended_supervisors e on e.id = j.claimed_by
 where j.held or j.n = $6`
 
-// Hunt is a search for running jobs that goes on where it stopped.
-type Hunt struct {
+// Scan is a search for running jobs that goes on where it stopped.
+type Scan struct {
 	Owner  string        // empty: owners without a row in drover_supervisors
 	All    bool          // also jobs that are not due
 	Own    bool          // the owner itself searches, not a rescuer
-	Lanes  []HuntLane    // not yet read to their end
+	Lanes  []ScanLane    // not yet read to their end
 	Page   int           // rows of a lane that are read at a time
 	Bound  time.Duration // of one statement; zero: only the session's own
 	Found  []Held
@@ -79,8 +79,8 @@ type Hunt struct {
 	Late    int // in how many beats a job's write has timed out
 }
 
-// HuntLane is a lane, and where in it the search goes on. A due time may be infinite.
-type HuntLane struct {
+// ScanLane is a lane, and where in it the search goes on. A due time may be infinite.
+type ScanLane struct {
 	key    floors.Lane
 	fromAt pgtype.Timestamptz
 	fromID string
@@ -100,14 +100,14 @@ const (
 )
 
 // laneFromStart begins before all rows, even rows from before the year 1.
-func laneFromStart(key floors.Lane) HuntLane {
-	return HuntLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
+func laneFromStart(key floors.Lane) ScanLane {
+	return ScanLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
-// NewHunt returns a search through all lanes of the queues for an owner's running jobs. With all it also reads jobs
+// NewScan returns a search through all lanes of the queues for an owner's running jobs. With all it also reads jobs
 // that are not due.
-func NewHunt(owner string, queues []string, all bool) *Hunt {
-	h := &Hunt{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
+func NewScan(owner string, queues []string, all bool) *Scan {
+	h := &Scan{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
 	for _, queue := range queues {
 		for _, tier := range []int16{floors.TierFresh, floors.TierRetry, floors.TierSuspect, floors.TierStrong} {
 			for priority := int16(1); priority <= 9; priority++ {
@@ -119,7 +119,7 @@ func NewHunt(owner string, queues []string, all bool) *Hunt {
 }
 
 // Ended reports whether all lanes were read to their end.
-func (h *Hunt) Ended() bool { return len(h.Lanes) == 0 }
+func (h *Scan) Ended() bool { return len(h.Lanes) == 0 }
 
 // Held is a running job that a hunt has found: its owner is dead, or does not know of it.
 type Held struct {
@@ -165,15 +165,15 @@ type CrashEntry struct {
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// Hunt reads one page of each lane of h and moves h on. It leaves out the known runs. A lane that cannot be read does
+// Scan reads one page of each lane of h and moves h on. It leaves out the known runs. A lane that cannot be read does
 // not keep the other lanes from being read. If its page takes too long, the next try has fewer rows, down to
 // leastHuntPage. Otherwise the page is read again without the columns that may be stored outside of a row. If that
 // fails too, the lane is skipped.
-func (s Session) Hunt(ctx context.Context, h *Hunt, known []Fence) ([]Held, error) {
+func (s Session) Scan(ctx context.Context, h *Scan, known []Fence) ([]Held, error) {
 	var held []Held
-	var rest []HuntLane
+	var rest []ScanLane
 	tried := 0
-	read := func(lanes []HuntLane, bare bool) error {
+	read := func(lanes []ScanLane, bare bool) error {
 		if err := pg.TimeFor(ctx, h.Bound); err != nil {
 			return err
 		}
@@ -184,13 +184,13 @@ func (s Session) Hunt(ctx context.Context, h *Hunt, known []Fence) ([]Held, erro
 		held, rest, tried = append(held, more...), append(rest, full...), tried+len(lanes)
 		return nil
 	}
-	err := pg.Bisect(h.Lanes, func(lanes []HuntLane) error { return read(lanes, false) }, func(lane HuntLane, err error) error {
+	err := pg.Bisect(h.Lanes, func(lanes []ScanLane) error { return read(lanes, false) }, func(lane ScanLane, err error) error {
 		if pg.SQLState(err) == "57014" && h.Page > leastHuntPage {
 			h.Page = max(h.Page/8, leastHuntPage)
 			rest, tried = append(rest, lane), tried+1
 			return nil
 		}
-		again := read([]HuntLane{lane}, true)
+		again := read([]ScanLane{lane}, true)
 		if again != nil && pg.RowsFault(again) {
 			h.Unread = append(h.Unread, unreadLane{lane.key, err})
 			tried++
@@ -204,7 +204,7 @@ func (s Session) Hunt(ctx context.Context, h *Hunt, known []Fence) ([]Held, erro
 }
 
 // huntLanes returns the jobs on the next page of the lanes, and the lanes that may have more.
-func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known []Fence, bare bool) (held []Held, rest []HuntLane, err error) {
+func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, known []Fence, bare bool) (held []Held, rest []ScanLane, err error) {
 	var p pipeline
 	var queues, fromID []string
 	var numbers []int16
@@ -222,7 +222,7 @@ func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known
 	}
 	p.Query(func(rows pgx.Rows) error {
 		var j Held
-		var at HuntLane
+		var at ScanLane
 		var last, isHeld bool
 		var lastDelayMS *int64
 		var flight float64
@@ -249,7 +249,7 @@ func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known
 			held = append(held, j)
 		}
 		return nil
-	}, SQLHunt, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, knownIDs, knownAt, bare, h.asidePaths())
+	}, SQLScan, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, knownIDs, knownAt, bare, h.asidePaths())
 	p.Commit()
 	if err := p.Send(ctx, s.Conn); err != nil {
 		return nil, nil, err
@@ -259,7 +259,7 @@ func (s Session) huntLanes(ctx context.Context, h *Hunt, lanes []HuntLane, known
 
 // asidePaths returns the paths of drover_set_aside whose jobs the hunt leaves alone. A rescuer also tries jobs that
 // their owner could not settle.
-func (h *Hunt) asidePaths() []string {
+func (h *Scan) asidePaths() []string {
 	if h.Own {
 		return []string{PathRescue, PathSettle}
 	}
@@ -333,12 +333,12 @@ select not exists (select from drover_supervisors where id = $1)
 	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
 )
 
-// TakeBack undoes what the mistaken death of a supervisor counted against jobs. It reports whether that is done:
+// UndoCrashes undoes what the mistaken death of a supervisor counted against jobs. It reports whether that is done:
 // while the rescue goes on there may be more. bound is for one statement. Jobs whose statements timed out are tried once
 // more, each by itself and with the bound longer; if no time is left for that, it returns ErrNoTime, and the next call
 // goes on. If the database still refuses to change a job's row, refused is called. If refused returns true, the next call
 // tries the job again. Otherwise the job keeps its crash.
-func (s Session) TakeBack(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
+func (s Session) UndoCrashes(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
 	var p pipeline
 	var blamed []string
 	p.Begin()

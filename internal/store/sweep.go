@@ -43,7 +43,7 @@ type SweepLane struct {
 
 // Sweep returns the first job behind each floor, and the lanes that have any jobs. The bound ends it, because it steps
 // over all dead entries of the index, on the connection that also sends the heartbeats.
-func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []HuntLane, err error) {
+func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []ScanLane, err error) {
 	var p pipeline
 	var queues, floorID []string
 	var numbers []int16

@@ -17,8 +17,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// control keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
-type control struct {
+// keeper keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
+type keeper struct {
 	*Shared
 	budgets   *budgets
 	claimer   *claimer
@@ -30,16 +30,16 @@ type control struct {
 	timer     *time.Timer               // of the lease's end; nil before Run
 	ending    sync.Mutex                // the lease is either kept up or found to be over
 	counted   int64                     // by our row: beats, the last successful one included
-	urgent    Hurry                     // beats that come before their time
+	urgent    BeatPacer                 // beats that come before their time
 	silences  Silences
-	Hunts     map[string]*store.Hunt // for the jobs of lost peers
-	orphans   *store.Hunt            // for jobs whose owner no row speaks for
-	AllBy     time.Time              // when the next such hunt also reads jobs that are not due
+	Hunts     map[string]*store.Scan // for the jobs of lost peers
+	orphans   *store.Scan            // for jobs whose owner no row speaks for
+	AllBy     time.Time              // when the next such scan also reads jobs that are not due
 	Sweeps    int64                  // the last turn looked at
 	SweepAt   time.Time              // not before
 	behind    sweepOrder
 	FloorsBy  time.Time   // nor before this as long as there are no floors
-	Was       []PastLease // that others took, oldest first; takeBack undoes what they did
+	Was       []PastLease // that others took, oldest first; UndoCrashes undoes what they did
 	turns     blame.Turns
 	clock     clockTrouble
 	Trouble   Trouble   // of beats
@@ -52,15 +52,15 @@ type control struct {
 	soon bool               // beat at once
 }
 
-func newControl(s *Shared, b *budgets, cl *claimer, r *redriver) *control {
-	c := &control{Shared: s, budgets: b, claimer: cl, redriver: r, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Hunt{}}
+func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver) *keeper {
+	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
 	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", link: &c.Link}
 	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
 }
 
 // run beats six times a lease, and more often while beats fail. In between it waits for notifications.
-func (c *control) run(ctx context.Context) {
+func (c *keeper) run(ctx context.Context) {
 	defer c.Link.Close(ctx)
 	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
@@ -103,10 +103,10 @@ func (c *control) run(ctx context.Context) {
 
 // deadline is when handlers must be told that the lease is not kept up: others may take the jobs a lease after the
 // last beat that they saw. It is safe for concurrent use.
-func (c *control) deadline() time.Time { return c.beaten.Load().Add(c.Cfg.Lease * 4 / 5) }
+func (c *keeper) deadline() time.Time { return c.beaten.Load().Add(c.Cfg.Lease * 4 / 5) }
 
 // Kept notes that the lease is kept up by what was sent then.
-func (c *control) Kept(sent time.Time) {
+func (c *keeper) Kept(sent time.Time) {
 	c.ending.Lock()
 	c.beaten.Store(&sent)
 	if c.timer != nil {
@@ -117,7 +117,7 @@ func (c *control) Kept(sent time.Time) {
 }
 
 // Sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
-func (c *control) Sooner(at time.Time) time.Time {
+func (c *keeper) Sooner(at time.Time) time.Time {
 	if end := c.deadline(); !c.Lease.Load().Ended.Load() && end.Before(at) {
 		return end
 	}
@@ -125,7 +125,7 @@ func (c *control) Sooner(at time.Time) time.Time {
 }
 
 // Expire cancels the handlers at the deadline, whatever holds up the beat.
-func (c *control) Expire(ctx context.Context) {
+func (c *keeper) Expire(ctx context.Context) {
 	c.ending.Lock()
 	l := c.Lease.Load()
 	lost := !c.Now().Before(c.deadline()) && l.Lose()
@@ -136,7 +136,7 @@ func (c *control) Expire(ctx context.Context) {
 }
 
 // Interrupt makes the next beat come at once.
-func (c *control) Interrupt() {
+func (c *keeper) Interrupt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.soon = true
@@ -145,7 +145,7 @@ func (c *control) Interrupt() {
 	}
 }
 
-func (c *control) Interrupted() bool {
+func (c *keeper) Interrupted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.soon
@@ -154,7 +154,7 @@ func (c *control) Interrupted() bool {
 }
 
 // wait hears notifications until the given time, an interrupt, or the end.
-func (c *control) wait(ctx context.Context, until time.Time) {
+func (c *keeper) wait(ctx context.Context, until time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.Now()))
 	defer cancel()
 	c.mu.Lock()
@@ -181,7 +181,7 @@ func (c *control) wait(ctx context.Context, until time.Time) {
 
 // Listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
 // running one was cancelled. Without them the polls find the same.
-func (c *control) Listens() bool {
+func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() {
 		return false
@@ -204,7 +204,7 @@ func (c *control) Listens() bool {
 }
 
 // Heard acts on a notification's text.
-func (c *control) Heard(payload string) {
+func (c *keeper) Heard(payload string) {
 	verb, what, _ := strings.Cut(payload, " ")
 	switch verb {
 	case "wake":
@@ -219,7 +219,7 @@ func (c *control) Heard(payload string) {
 }
 
 // Beat is one round: sign of life, look at the others, rescue, sweep.
-func (c *control) Beat(ctx context.Context) error {
+func (c *keeper) Beat(ctx context.Context) error {
 	l := c.Lease.Load()
 	sent := c.Now()
 	beating, cancel := context.WithTimeout(ctx, c.Sooner(sent.Add(c.Cfg.Lease/6)).Sub(sent))
@@ -239,8 +239,8 @@ func (c *control) Beat(ctx context.Context) error {
 	defer cancelRest()
 	switch {
 	case !reply.Alive:
-		return c.refused(ctx, conn, l, epoch)
-	case c.forgotten(l.ID, epoch, reply.Peers):
+		return c.beatRefused(ctx, conn, l, epoch)
+	case c.rowIsOlder(l.ID, epoch, reply.Peers):
 		return c.startOver(ctx, l, WentBack)
 	}
 	c.budgets.know(reply.Scope)
@@ -251,7 +251,7 @@ func (c *control) Beat(ctx context.Context) error {
 		c.Lease.Store(l.renewed(c.Base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.alarm.Wake()
 	}
-	c.tellGone(running, reply.Gone)
+	c.cancelGone(running, reply.Gone)
 	if reply.Paces {
 		c.redriver.poke()
 	}
@@ -260,7 +260,7 @@ func (c *control) Beat(ctx context.Context) error {
 
 // afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
 // ones from running. It returns an error only if the connection is gone or no time is left.
-func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	for _, step := range []struct {
 		name string
 		run  func() error
@@ -278,17 +278,17 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 			}
 			return c.tendFailures(ctx, conn)
 		}},
-		{"writing what the tables have forgotten", func() error { return c.reassert(ctx, conn, l, reply) }},
+		{"writing what the tables have forgotten", func() error { return c.rewriteOwnRows(ctx, conn, l, reply) }},
 		{"the turn to run strong suspects", func() error { return c.takeTurns(ctx, conn, l, reply.Solo) }},
-		{"taking back a death", func() error { return c.TakeBack(ctx, conn, c.Bound(), c.Cfg.Lease/12) }},
+		{"taking back a death", func() error { return c.UndoCrashes(ctx, conn, c.Bound(), c.Cfg.Lease/12) }},
 		{"full sweep", func() error { return c.Sweep(ctx, conn, l, reply) }},
-		{"looking for jobs that wait for the server's clock", func() error { return c.tellClock(ctx, conn, reply.Behind) }},
+		{"looking for jobs that wait for the server's clock", func() error { return c.logClock(ctx, conn, reply.Behind) }},
 	} {
 		err := step.run()
 		if conn.Closed() || ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", step.name, errors.Join(err, ctx.Err()))
 		}
-		if err != nil && c.quiet.may(step.name+pg.SQLState(err), c.Now()) {
+		if err != nil && c.seldom.Allow(step.name+pg.SQLState(err), c.Now()) {
 			c.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
 		}
 	}
@@ -297,11 +297,11 @@ func (c *control) afterBeat(ctx context.Context, conn store.Session, l *lease, r
 
 // Bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
 // time-outs if that job causes them, and a beat should have room for all of these.
-func (c *control) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
+func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
 // whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
-func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
+func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	reopened, err := conn.TendFailures(ctx)
 	if err != nil {
 		return err
@@ -315,9 +315,9 @@ func (c *control) tendFailures(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// tellGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
+// cancelGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
 // its own may work on.
-func (c *control) tellGone(running []*Run, over map[int]bool) {
+func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
 		if !gone || r.txOutcome.Load() != nil || !c.InFlight.Has(r) {
@@ -332,9 +332,9 @@ func (c *control) tellGone(running []*Run, over map[int]bool) {
 	}
 }
 
-// refused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
+// beatRefused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
 // having heard of it: the next beat has it. Or others have declared us lost, or the database has forgotten the epoch.
-func (c *control) refused(ctx context.Context, conn store.Session, l *lease, sent int) error {
+func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, sent int) error {
 	epoch, lost, err := conn.Epoch(ctx, l.ID)
 	switch {
 	case err != nil:
@@ -350,19 +350,19 @@ func (c *control) refused(ctx context.Context, conn store.Session, l *lease, sen
 }
 
 // startOver gives up the lease, and goes on under another id.
-func (c *control) startOver(ctx context.Context, l *lease, why string) error {
-	l.Lose()                                      // before a log that may block
-	if c.quiet.may("start over "+l.ID, c.Now()) { // registering may fail, and be tried again
+func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
+	l.Lose()                                         // before a log that may block
+	if c.seldom.Allow("start over "+l.ID, c.Now()) { // registering may fail, and be tried again
 		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
 	}
-	c.GaveUp(l.ID) // a stop takes its death back even if registering fails
+	c.NoteLost(l.ID) // a stop takes its death back even if registering fails
 	return c.Register(ctx)
 }
 
 // observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
 // and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
 // only if the connection is gone.
-func (c *control) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (c *keeper) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, served := c.Now(), c.QueueNames()
 	seen := map[string]bool{}
 	first, sharing := l.ID, 0
@@ -388,7 +388,7 @@ func (c *control) observe(ctx context.Context, conn store.Session, l *lease, rep
 			if conn.Closed() {
 				return err
 			}
-			if err != nil && c.quiet.may("declare lost "+x.ID, now) {
+			if err != nil && c.seldom.Allow("declare lost "+x.ID, now) {
 				c.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 			if err != nil || !lost {
@@ -402,13 +402,13 @@ func (c *control) observe(ctx context.Context, conn store.Session, l *lease, rep
 			if conn.Closed() {
 				return err
 			}
-			if err != nil && c.quiet.may("rescue "+x.ID+pg.SQLState(err), now) {
+			if err != nil && c.seldom.Allow("rescue "+x.ID+pg.SQLState(err), now) {
 				c.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 		}
 	}
 	maps.DeleteFunc(c.silences.Peers, func(id string, _ Observation) bool { return !seen[id] })
-	maps.DeleteFunc(c.Hunts, func(id string, _ *store.Hunt) bool { return !seen[id] })
+	maps.DeleteFunc(c.Hunts, func(id string, _ *store.Scan) bool { return !seen[id] })
 	c.claimer.Near.Share(sharing)
 	c.Prunes.Store(first == l.ID)
 	return nil
