@@ -69,7 +69,7 @@ func (h *handler) NewRun(j *store.Job, policy any) *engine.Run {
 	return &t.Run
 }
 
-// share tells the engine what it needs to know of the job.
+// share copies into the run what the engine needs to know of the job.
 func (t *task) share() {
 	j := &t.job
 	t.Queue, t.Kind, t.Attempt, t.MaxAttempts, t.Crashes, t.Redrives = j.Queue, j.Kind, j.Attempt, j.MaxAttempts, j.Crashes, j.Redrives
@@ -170,7 +170,7 @@ var (
 )
 
 // Crashed implements engine.Handler. A job that was not started is due again as if nothing had been. A crash counts as a run, but does
-// not exhaust a job: only one with a single run, or one that is convicted of the death, is discarded.
+// not exhaust a job: only a job with a single run, or a job that is convicted of the death, is discarded.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, host: j.Host, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
@@ -258,8 +258,8 @@ func (h *handler) Hears(ctx context.Context, kind engine.EventKind) bool {
 	return h.client.listens(ctx, kind)
 }
 
-// Tell implements engine.Handler.
-func (h *handler) Tell(ctx context.Context, e *engine.Event) {
+// Emit implements engine.Handler.
+func (h *handler) Emit(ctx context.Context, e *engine.Event) {
 	h.client.emit(ctx, told{e.Kind, publicEvent(e)})
 }
 

@@ -32,9 +32,9 @@ select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, own
 
 // failedRun is the outcome of a run that failed with err.
 func (s *still) failedRun(id string, err error) *engine.Run {
-	r := s.Handler.NewRun(&store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1}, s.QueueStates()[0].Policy)
-	r.Fence = store.Fence{ID: id, Owner: s.Lease.Load().ID, Seq: 1}
-	r.Shared, r.Lease, r.Ctx, r.StartedAt = s.Shared, s.Lease.Load(), context.Background(), s.Now()
+	j := store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1, ClaimSeq: 1}
+	r := s.Claimer.NewRun(&j, s.QueueStates()[0], &engine.Plan{Lease: s.Lease.Load()}, s.Now())
+	r.Ctx, r.StartedAt = context.Background(), s.Now()
 	return decided(r, err)
 }
 

@@ -28,8 +28,8 @@ const (
 	KeepForever time.Duration = math.MaxInt64
 )
 
-// Supervisor claims jobs and runs their workers. It uses three connections of its own beside the pool's, made
-// with the pool's settings and hooks (docs/configuration.md lists them), so that handlers that take every pooled one
+// Supervisor claims jobs and runs their workers. It uses three connections of its own besides the pool's, made
+// with the pool's settings and hooks (docs/configuration.md lists them). So handlers that take every pooled connection
 // starve neither heartbeat nor settle.
 type Supervisor struct {
 	client  *Client
@@ -38,8 +38,8 @@ type Supervisor struct {
 	ran     atomic.Bool
 }
 
-// NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. Every mistake is told at
-// once, as *InvalidError values joined.
+// NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. It returns every mistake, as
+// *InvalidError values joined.
 func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	var bad problems
 	h := &handler{client: c, workers: map[string]*Worker{}, strategies: map[string]Custom{}}
@@ -124,15 +124,14 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	return &Supervisor{client: c, handler: h, engine: engine.New(ec, c.desk.pool)}, nil
 }
 
-// Run claims and runs jobs until ctx is done, then drains: it claims no more, hands back what has not started,
-// waits up to DrainTimeout for what runs, cancels the rest with cause ErrShutdown and hands that back; jobs with a
-// single attempt it discards instead. It returns nil after a stop, at most DrainTimeout and 5 s after ctx is done. It returns an error only if it could not
-// start for something that stays as it is: ErrNotMigrated, ErrReadOnly, ErrServerTooOld, ErrPooler, an *InvalidError of
-// a hook of the pool's, or the server's, such as that of a wrong password. What a database gets over is waited for, at
-// the start as later: a server that refuses connections or has none left, a lock that is held too long. A Supervisor
-// runs once.
+// Run claims and runs jobs until ctx is done, then drains: it claims no more, releases jobs that have not started, waits
+// up to DrainTimeout for running handlers, then cancels their contexts with cause ErrShutdown and releases their jobs. Jobs
+// with a single attempt are discarded instead. Run returns nil after a stop, at most DrainTimeout and 5 s after ctx is
+// done, once all its goroutines have ended, except handlers that ignored their context. A Supervisor runs once.
 //
-// It returns only after every goroutine it started has, but for handlers that ignored their context.
+// Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly, ErrServerTooOld,
+// ErrPooler, an *InvalidError of a hook of the pool, or an error of the server, such as the one for a wrong password. It
+// waits, at the start as later, if a server refuses connections or has none left, or if a lock is held too long.
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")
@@ -153,7 +152,7 @@ func (s *Supervisor) logUnservedFollowUps(ctx context.Context) {
 	}
 }
 
-// StopNow makes a Run that is stopping cancel its running jobs at once instead of draining: for a second signal.
+// StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining: for a second signal.
 func (s *Supervisor) StopNow() { s.engine.StopNow() }
 
 // AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
@@ -178,8 +177,8 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	return fmt.Errorf("add queue %s: %w", q.Name, err)
 }
 
-// RemoveQueue stops claiming from a queue; what waits in the buffer is handed back, what runs goes on. A name
-// that is not served is an *InvalidError.
+// RemoveQueue stops claiming from a queue. Jobs that have not started are released, running ones go on. A name that is not
+// served is an *InvalidError.
 func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	err := s.engine.RemoveQueue(ctx, name)
 	switch {
@@ -233,7 +232,7 @@ func (r *registry) cancel(id string) {
 	}
 }
 
-// wake tells this process' own supervisors of jobs that are due: quicker than the database can.
+// wake makes this process' own supervisors look for jobs that are due, before a notification comes.
 func (r *registry) wake(jobs ...*newJob) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,7 +243,7 @@ func (r *registry) wake(jobs ...*newJob) {
 	}
 }
 
-// redrive tells this process' own supervisors that there is a redrive to carry on.
+// redrive makes this process' own supervisors carry on redrives.
 func (r *registry) redrive() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -21,7 +21,7 @@ type SupervisorConfig struct {
 	// Workers handle the kinds it knows, one worker a kind. Jobs of other kinds are left for other processes.
 	Workers []Worker
 
-	// Strategies are Customs that single jobs may refer to by name, besides those of Workers and Queues.
+	// Strategies are Customs that single jobs may refer to by name, besides the Customs of Workers and Queues.
 	Strategies []Custom
 
 	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none; under 1 ms is an
@@ -48,7 +48,7 @@ type SupervisorConfig struct {
 	DrainTimeout time.Duration
 
 	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// under 1 s is an error, but for DeleteOnCompletion, which is for completed jobs alone; see also KeepForever. A
+	// under 1 s is an error, except DeleteOnCompletion, which is for completed jobs alone; see also KeepForever. A
 	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
 	// first prunes, once a minute, the queues of all.
 	CompletedRetention time.Duration

@@ -39,8 +39,8 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 // reservePause is before a reservation is tried again that the database refused.
 const reservePause = time.Second
 
-// reserve takes the slots that retries and asks need. It returns the outcomes that can be settled: if it fails, those
-// that need none.
+// reserve takes the slots that retries and asks need. It returns the runs whose outcomes can be
+// recorded: if it fails, the runs that need no slot.
 func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
 	e.Mu.Lock()
 	asks := e.asks

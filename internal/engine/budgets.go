@@ -32,8 +32,8 @@ func (b *budgets) covers(r *Run) bool {
 }
 
 // wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time has passed while the settle
-// did not get through is lost: to use it late would break the window that it is late in. What the handler's
-// transaction settled, as far as is known, has one.
+// did not get through is lost, because a late use would put too many retries into a later window. An outcome that the
+// handler's transaction recorded has its slot.
 func (b *budgets) wants(r *Run, o *Outcome) bool {
 	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
 		return false

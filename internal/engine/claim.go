@@ -21,7 +21,7 @@ const (
 	firstPoll    = time.Millisecond       // doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest before drover_sleepers is written: nobody notifies until then
 	TrickleRate  = 50                     // jobs a second that it is notified of one by one, asleep: less work than 125 looks
-	TrickleBurst = 10                     // and so many at once
+	TrickleBurst = 10                     // and so many together
 	MinTurn      = 50                     // jobs that a claim wants before it waits for its turn
 	turnPatience = 5 * time.Second        // how long it waits: others' claims take tens of milliseconds
 	turnPause    = 30 * time.Second       // without turns, after one did not come
@@ -73,8 +73,8 @@ func newClaimer(s *Shared, w *runner) *claimer {
 	return c
 }
 
-// run claims until ctx is done, then closes the buffers: what has not started goes back, workers end once their job
-// has. What is under way ends with base.
+// run claims until ctx is done, then closes the buffers: jobs that have not started are released, and workers end when
+// their jobs have ended. Round trips end with base.
 func (c *claimer) run(ctx, base context.Context) {
 	defer c.Link.Close(base)
 	defer close(c.ended)
@@ -123,7 +123,7 @@ func (c *claimer) run(ctx, base context.Context) {
 	if !c.Cfg.DisableNotify {
 		c.sleepFull(base)
 	}
-	for c.Doubt != nil && base.Err() == nil { // what a lost reply may have claimed goes back too, or is rescued
+	for c.Doubt != nil && base.Err() == nil { // jobs of a claim whose reply was lost are released too, or rescued
 		timer.Reset(max(c.Trouble.Until.Sub(c.Now()), 0))
 		select {
 		case <-timer.C:
@@ -133,7 +133,7 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 }
 
-// releaseStale gives up what a slow job keeps from starting: another process may have a free slot.
+// releaseStale releases jobs that wait behind a slow one: another process may have a free slot.
 func (c *claimer) releaseStale(now time.Time) {
 	for _, q := range c.QueueStates() {
 		if stale := q.Buffer.Drain(now.Add(-BufferPatience)); len(stale) > 0 {
@@ -150,8 +150,8 @@ type claimGroup struct {
 	room  int
 }
 
-// Groups divides what a queue has room for. While fresh jobs wait, retries get a fifth. Of suspects at most the root
-// of the slots are claimed at a time, of strong ones none: see requestAlone.
+// Groups divides the room of a queue. While fresh jobs wait, retries get a fifth. Suspects get at most the square root
+// of the slots. Strong suspects get none: see requestAlone.
 func (q *QueueState) Groups(room int) []claimGroup {
 	retries := room
 	if q.Full {
@@ -236,7 +236,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now)}
-	// What settles note while the claim is under way must outlive it; what is known now it will tell again.
+	// The reply repeats due times that we know now. Only the times that settles add from now on must be kept.
 	c.mu.Lock()
 	p.due, c.Due = c.Due, time.Time{}
 	c.mu.Unlock()
@@ -252,9 +252,9 @@ func (c *claimer) Request(now time.Time) *Plan {
 	return p
 }
 
-// Turns are the queues in which a claim waits until no other is under way: those with a backlog, of which it wants many.
-// Claims that overlap follow the rows that others have just taken to their new versions and lock those before they see
-// that they are running, for as long as the claim takes; the owner's settles skip what is locked and come again.
+// Turns are the queues in which a claim waits until no other claim is under way: queues with a backlog, of which it
+// wants many jobs. Two overlapping claims of one backlog chase each other's row versions and lock rows that the other
+// has just claimed. Settles skip locked rows and have to come again.
 func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (turns []string) {
 	if now.Before(c.OutOfTurn) {
 		return nil
@@ -271,7 +271,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// full are the queues that it has no room for.
+// full are the queues that the claim has no room for.
 func (p *Plan) full() []string {
 	full := []string{}
 	for i, room := range p.Req.Rooms {
@@ -439,8 +439,8 @@ func (c *claimer) sort(p *Plan) {
 	})
 }
 
-// advance moves the floors of the lanes that the claim read: those of a group that was not filled to their end,
-// of a filled one up to the lane that filled it.
+// advance moves the floors of the lanes that the claim read. If the claim took fewer jobs from a group than it had room
+// for, it read all lanes of the group to their end. Else it read them up to the lane that filled the group.
 func (c *claimer) advance(p *Plan) {
 	last := map[floors.Lane]floors.Floor{}
 	counts := map[floors.Lane]int{}
@@ -522,7 +522,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 			}
 		}
 		if c.Handler.Hears(ctx, EventClaimed) {
-			c.Reporter.tell(Event{Kind: EventClaimed, Queue: q.Name, Supervisor: p.Lease.ID, Count: len(runs)})
+			c.Reporter.add(Event{Kind: EventClaimed, Queue: q.Name, Supervisor: p.Lease.ID, Count: len(runs)})
 		}
 	}
 }

@@ -34,8 +34,8 @@ type Handler interface {
 	// Hears reports whether anybody would notice an event.
 	Hears(ctx context.Context, kind EventKind) bool
 
-	// Tell passes an event on. The engine calls it outside all locks.
-	Tell(ctx context.Context, e *Event)
+	// Emit passes an event on. The engine calls it outside all locks.
+	Emit(ctx context.Context, e *Event)
 }
 
 // Crash is what is known of the end of a run that nobody saw the end of.
@@ -51,11 +51,11 @@ type Crash struct {
 type Config struct {
 	Handler Handler
 	Log     *slog.Logger
-	Clean   func(string) string // makes an error text fit to be stored and logged
+	Clean   func(string) string // makes an error text safe to store and to log
 
 	Queues  []Queue              // sorted by name
 	Kinds   []store.KindPolicy   // sorted by kind
-	Budgets []store.BudgetPolicy // those of all jobs and of the kinds, in the order in which they are stored
+	Budgets []store.BudgetPolicy // the budget of all jobs and the budgets of kinds, in the order in which they are stored
 	Keep    store.Keeping        // for queues that say nothing else
 
 	Lease           time.Duration

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// runContext is a handler's context, made when it is first looked at. A context with a timeout is half of what a short
-// job allocates, and registers with the lease's under a lock that all runs share; a handler that is done at once never
-// asks for it.
+// runContext is a handler's context, made when a handler first looks at it. A context with a timeout is half of what a
+// short job allocates, and it registers with the context of the lease under a lock that all runs share. A short handler
+// never asks for it.
 type runContext struct {
 	Parent context.Context //nolint:containedctx // of the one to make
 	Until  time.Time       // its deadline; zero: none

@@ -49,7 +49,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	watch   ×1  finds handlers deaf to their timeout; stops after settle
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
-//	report  ×1  calls hooks; stops when all events are told
+//	report  ×1  calls hooks; stops when it has passed on all events
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
 	if err := e.Keeper.Start(ctx, base); err != nil {
@@ -87,7 +87,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Runner.Slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // else our row tells a rescuer what had started
+	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // else a rescuer reads in our row which jobs had started
 		e.Keeper.end(ending)
 	}
 	e.Keeper.UndoAtLast(ending)
@@ -97,12 +97,12 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	return nil
 }
 
-// StopNow makes a Run that is stopping cancel its running jobs at once instead of draining.
+// StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining.
 func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 
-// What a stop takes after the running jobs were cancelled, whatever the database does: endPart in all.
+// How long a stop takes after it has cancelled the running jobs, whatever the database does: endPart in all.
 const (
-	HandBack   = 3 * time.Second // until jobs are handed back over their handlers' heads
+	HandBack   = 3 * time.Second // until jobs are released although their handlers have not returned
 	LastSettle = time.Second     // for the last outcomes: a database that is away must not keep the process
 	EndPart    = 5 * time.Second // the rest is for connections to close, and to sign off
 )

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Event is something that hooks may be told.
+// Event is something that happened to a run or in the engine, for the hooks.
 type Event struct {
 	Kind       EventKind
 	Run        *Run      // of an event about a run; Run.End is how it ended
@@ -45,7 +45,7 @@ const (
 
 // report passes on an event about a run.
 func (s *Shared) report(kind EventKind, r *Run) {
-	s.Reporter.tell(Event{Kind: kind, Run: r, At: s.Now()})
+	s.Reporter.add(Event{Kind: kind, Run: r, At: s.Now()})
 }
 
 // reportEnd passes on the event that ended the run, and what follows from it.
@@ -70,7 +70,7 @@ func (r *reporter) signal() chan struct{} {
 	return r.ready
 }
 
-func (r *reporter) tell(events ...Event) {
+func (r *reporter) add(events ...Event) {
 	r.mu.Lock()
 	r.events = append(r.events, events...)
 	r.mu.Unlock()
@@ -98,7 +98,7 @@ func (r *reporter) Run(ctx context.Context, h Handler) {
 		r.events = nil
 		r.mu.Unlock()
 		for i := range events {
-			h.Tell(ctx, &events[i])
+			h.Emit(ctx, &events[i])
 		}
 		if closed {
 			return

@@ -41,7 +41,7 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	case ours && (row.State == store.Cancelled || row.Reason == reasonOperator):
 		return foundEnded
 	case r.End.completes() && (ours && row.State == store.Completed || !exists && r.DeleteCompleted && !r.Lease.Ended.Load()):
-		return foundSettled // with others, one of which was not ours: complete tells only how many there were
+		return foundSettled // with others, one of which was not ours: complete returns only how many there were
 	case r.tries > 1 && (!exists || ours && r.End.couldBe(row.State) || !r.Lease.Ended.Load()):
 		return foundSettled
 	}

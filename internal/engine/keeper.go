@@ -17,7 +17,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// keeper keeps a supervisor's lease, hears notifications, and watches over other supervisors. One goroutine owns it.
+// keeper keeps the lease, hears notifications, and watches other supervisors. One goroutine owns it.
 type keeper struct {
 	*Shared
 	budgets   *budgets
@@ -49,7 +49,7 @@ type keeper struct {
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
-	soon bool               // beat at once
+	soon bool               // beat now
 }
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver) *keeper {
@@ -70,7 +70,7 @@ func (c *keeper) run(ctx context.Context) {
 		}
 	}()
 	period := c.Cfg.Lease / 6
-	due := c.Now() // the first tells how the others look
+	due := c.Now() // the first beat shows how the others look
 	next := due    // or earlier, where something waits for it
 	c.Listens()    //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
 	for ctx.Err() == nil {
@@ -101,8 +101,8 @@ func (c *keeper) run(ctx context.Context) {
 	}
 }
 
-// deadline is when handlers must be told that the lease is not kept up: others may take the jobs a lease after the
-// last beat that they saw. It is safe for concurrent use.
+// deadline is when the handlers' contexts end because the lease was not kept up. Others may take the jobs a lease after
+// the last beat that they saw. It is safe for concurrent use.
 func (c *keeper) deadline() time.Time { return c.beaten.Load().Add(c.Cfg.Lease * 4 / 5) }
 
 // Kept notes that the lease is kept up by what was sent then.
@@ -116,7 +116,7 @@ func (c *keeper) Kept(sent time.Time) {
 	c.Outage.Wrote(c.Base, c.Shared, sent) // last: it may log, and a log may block
 }
 
-// Sooner is the given time, or the deadline if that comes first and handlers have not been told yet.
+// Sooner is the given time, or the deadline if that comes first and the lease has not ended.
 func (c *keeper) Sooner(at time.Time) time.Time {
 	if end := c.deadline(); !c.Lease.Load().Ended.Load() && end.Before(at) {
 		return end
@@ -135,7 +135,7 @@ func (c *keeper) Expire(ctx context.Context) {
 	}
 }
 
-// Interrupt makes the next beat come at once.
+// Interrupt makes the next beat come immediately.
 func (c *keeper) Interrupt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,7 +197,7 @@ func (c *keeper) Listens() bool {
 	}
 	c.deaf.Over(ctx, c.Shared)
 	c.Listening = conn
-	// What came before, while nobody listened: the claimer finds jobs, and a beat what was cancelled.
+	// Notifications that came while nobody listened are lost: the claimer finds the jobs, a beat the cancels.
 	c.alarm.Wake()
 	c.Interrupt()
 	return true
@@ -234,7 +234,7 @@ func (c *keeper) Beat(ctx context.Context) error {
 		c.Expire(ctx)
 		return err
 	}
-	// What follows may read much, and must leave time for the next beat.
+	// The rest may read much, and must leave time for the next beat.
 	ctx, cancelRest := context.WithTimeout(ctx, c.Cfg.Lease/3)
 	defer cancelRest()
 	switch {
@@ -299,8 +299,8 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 // time-outs if that job causes them, and a beat should have room for all of these.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
-// tendFailures adds what settles have recorded to the failure groups, tells which came back, and makes parked jobs due
-// whose build has come. One supervisor at a time does so, the one that prunes; two would not harm.
+// tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked jobs
+// due whose build has come. The supervisor that prunes does it; two would not harm.
 func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	reopened, err := conn.TendFailures(ctx)
 	if err != nil {
@@ -359,9 +359,9 @@ func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
 	return c.Register(ctx)
 }
 
-// observe looks at the other supervisors: it declares lost those that are dead, rescues the jobs of those that are lost,
-// and notes the silence of others. What the database refuses is logged, and waits for the next beat; an error is returned
-// only if the connection is gone.
+// observe looks at the other supervisors. It declares dead supervisors lost, rescues the jobs of lost ones, and notes the
+// silence of others. If the database refuses a step, observe logs it and leaves the step to the next beat. It returns an
+// error only if the connection is gone.
 func (c *keeper) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, served := c.Now(), c.QueueNames()
 	seen := map[string]bool{}

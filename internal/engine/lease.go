@@ -7,7 +7,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// lease is a supervisor's claim to its jobs under one id: what handlers' contexts hang on.
+// lease is a supervisor's claim to its jobs under one id. The handlers' contexts end with it.
 type lease struct {
 	ID     string
 	Epoch  *atomic.Int64   // of the id; never lowered

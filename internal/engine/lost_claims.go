@@ -24,10 +24,10 @@ func (c *claimer) FindOut(base context.Context) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// recoverClaim first raises the epoch, until that is answered: then no such claim can commit any more, where a look
-// alone could come before its commit. Only then it looks, page by page, at what is held in this supervisor's name and
-// not known to it, and hands that back. A lease that merely was not kept up is not lost: the keeper may go on with it,
-// and nobody would rescue what is held in its name.
+// recoverClaim raises the epoch until the server answers that. From then on the lost claim cannot commit; a look alone
+// could come before its commit. Then it looks, page by page, for jobs that run in this supervisor's name and are not known
+// to it, and releases them. A lease that was not kept up is not lost: the keeper may go on with it, and nobody else would
+// rescue the jobs in its name.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {
@@ -46,7 +46,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 		c.hunt = store.NewScan(l.ID, union(c.Doubt, c.QueueNames()), false)
 		c.hunt.Own = true
 	}
-	// What is known is asked before the look: what is settled in between is held in the one, and not in the other.
+	// We list our runs before the look. A job that is settled in between is in our list, and no longer runs in the database.
 	known := slices.Concat(c.Unsettled.All(), c.RefusedRuns.All())
 	held, err := conn.Scan(ctx, c.hunt, Fences(known))
 	if err != nil {
@@ -72,7 +72,7 @@ func union(a, b []string) []string {
 	return all
 }
 
-// rewound looks again at all rows: those that came back behind the floors, and those that run in our name.
+// rewound looks again at all rows: at jobs that came back behind the floors, and at jobs that run in our name.
 func (c *claimer) rewound() {
 	c.resetFloors()
 	c.Audit.Reconnected()

@@ -15,10 +15,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Trouble is what one part of a supervisor has with the database: it makes a pause after each failed round trip, longer
-// each time, and tells the supervisor's outage.
+// Trouble is the state of one part's failures with the database. The part makes a pause after each failed round trip,
+// longer each time, and reports the failure to the supervisor's outage.
 type Trouble struct {
-	means string      // what does not happen meanwhile
+	means string      // the consequence for the log, such as "no job is claimed"
 	link  *store.Line // the part's own connection; may be nil
 
 	Failures int
@@ -34,8 +34,8 @@ const (
 // NewSight is how many failures in a row make a part look its server up anew: the name may lead elsewhere by now.
 const NewSight = 3
 
-// growing is the pause after the n-th failure in a row: longer each time, and not as long as others' is, so that a server
-// that comes back is not met by all processes at once. Whatever is tried again at once must wait so.
+// growing is the pause after the n-th failure in a row, longer each time. It is random, so that a server that comes back
+// does not meet all processes together. Each immediate retry must wait so.
 func growing(n int) time.Duration {
 	pause := min(RetryPause<<min(n, 10), MaxRetryPause)
 	return pause - rand.N(pause/2) //nolint:gosec // to spread them
@@ -61,11 +61,11 @@ func (t *Trouble) Over(ctx context.Context, s *Shared) {
 	s.Outage.over(ctx, s, t)
 }
 
-// outage is the log of what a supervisor's parts have with the database, all of them together: a line when it begins, one
-// a minute while it lasts, one when it is over. It is over when every part's round trips go through, and a write of the
-// heartbeat's has been committed since the last failure: while commits hang, round trips that only read go through. A single
-// failure, such as a connection that was ended and replaced at once, is none. That the server is read-only gets a line of its
-// own, if it turns out later: it says that somebody has to look where the name leads.
+// outage logs the database failures of all parts together: a line when an outage begins, one a minute while it lasts,
+// one when it is over. It is over when every part's round trips go through and a write of the heartbeat was committed after
+// the last failure: while commits hang, round trips that only read go through. A single failure is no outage, such as a
+// connection that the server ended and the part replaced. If a server turns out to be read-only later, that gets a line
+// of its own, because somebody has to look where the name leads.
 type outage struct {
 	Mu       sync.Mutex
 	Standing map[*Trouble]string // the parts that failed last, and what they wanted to do
@@ -113,7 +113,7 @@ func (o *outage) note(now time.Time, t *Trouble, what string, err error) (messag
 	}
 	o.logged, o.told = true, now
 	return message, []slog.Attr{
-		slog.String("error", err.Error()), slog.String("failed", o.what()), slog.String("meanwhile", o.means()),
+		slog.String("error", err.Error()), slog.String("failed", o.operations()), slog.String("meanwhile", o.means()),
 		slog.Int("failures", o.Failures), slog.Duration("for", now.Sub(o.since)),
 	}
 }
@@ -150,10 +150,10 @@ func (o *outage) end(ctx context.Context, s *Shared) bool {
 	return over
 }
 
-// what lists what the parts wanted to do.
-func (o *outage) what() string { return strings.Join(slices.Sorted(maps.Values(o.Standing)), ", ") }
+// operations lists the operations that failed.
+func (o *outage) operations() string { return strings.Join(slices.Sorted(maps.Values(o.Standing)), ", ") }
 
-// means lists what does not happen meanwhile.
+// means lists the consequences.
 func (o *outage) means() string {
 	var all []string
 	for t := range o.Standing {

@@ -11,8 +11,8 @@ import (
 
 const PruneBatch = 1000
 
-// pruner deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside. Of
-// all supervisors the one that started first has the turn, for the queues of all; two for a moment do no harm.
+// pruner deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside.
+// The supervisor that started first prunes the queues of all supervisors; two pruners for a moment do no harm.
 type pruner struct {
 	*Shared
 	Every time.Duration
@@ -96,7 +96,7 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 }
 
 // pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
-// cannot be read: it tries the step's jobs in parts, and sets aside the one that is at fault.
+// cannot be read: it tries the step's jobs in parts, and sets aside the job at fault.
 func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
 	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, PruneBatch)
 	if err != nil {

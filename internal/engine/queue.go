@@ -53,7 +53,7 @@ func (q *QueueState) Leave(tier int16) bool {
 }
 
 const (
-	// PrefetchTime bounds the buffer: what waits in it is blamed if the process dies, and sits out a slow job.
+	// PrefetchTime bounds the buffer: jobs in it are blamed if the process dies, and they wait behind a slow job.
 	PrefetchTime = 50 * time.Millisecond
 
 	// MaxPrefetch bounds it where runs take next to no time.

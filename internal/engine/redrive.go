@@ -11,14 +11,14 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// redriver carries on redrives, whoever started them: every supervisor ticks, the database lets one at a time do it.
+// redriver carries on the redrives of all processes: every supervisor ticks, and the database lets one of them work.
 type redriver struct {
 	*Shared
 	signal chan struct{}
 	capped atomic.Bool // a redriven job that ends may make room for another of its key
 
 	// Only the goroutine that ticks uses these.
-	Batch   int // what a tick may do; less after one that was cut off
+	Batch   int // jobs that a tick may change; fewer after a tick that was cut off
 	Trouble Trouble
 }
 
@@ -94,7 +94,7 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	r.capped.Store(reply.Capped)
 	if reply.Released > 0 {
 		r.alarm.NoteDue(r.Now())
-		r.Reporter.tell(Event{Kind: EventRedriven, Supervisor: r.Lease.Load().ID, Count: int(reply.Released)})
+		r.Reporter.add(Event{Kind: EventRedriven, Supervisor: r.Lease.Load().ID, Count: int(reply.Released)})
 	}
 	return reply.Wait, reply.Idle
 }

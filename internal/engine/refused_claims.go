@@ -35,7 +35,7 @@ type RefusedClaims struct {
 	why           error                     // its error
 	timedOutAlone *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
 	Aside         []string                  // jobs that no claim asks for, the first of them
-	due           []string                  // those of them whose pause is over
+	due           []string                  // of these, the jobs whose pause is over
 	strong        []string                  // strong suspects among them: their turn to run alone tries them
 	readAt        time.Time                 // when the list is read next; zero: it is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
@@ -46,7 +46,7 @@ type RefusedClaims struct {
 var errClaimInDoubt = errors.New("drover: claim in doubt")
 
 // Asked notes how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks for
-// fewer jobs; after one that was full and small, for twice as many.
+// fewer jobs; after a full and small reply it asks for twice as many.
 func (r *RefusedClaims) Asked(n int, reply *store.ClaimReply, err error) {
 	got := len(reply.Jobs)
 	switch {

@@ -16,7 +16,7 @@ import (
 
 // How a supervisor gets its row in drover_supervisors, and takes it out again.
 
-// Start checks the server and registers. What the database may get over by itself is tried again until ctx is done.
+// Start checks the server and registers. It tries again until ctx is done if the database may recover by itself.
 func (c *keeper) Start(ctx, base context.Context) error {
 	c.Base = base
 	starting := Trouble{means: "this supervisor does not run yet"}

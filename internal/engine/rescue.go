@@ -32,7 +32,7 @@ func (c *keeper) NoteLost(id string) {
 }
 
 // UndoCrashes undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
-// The bounds are those of a statement, and of one for a single job.
+// bound is for a statement over many jobs, longer for a statement over one.
 func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
 	var errs []error
@@ -111,7 +111,7 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 		return err
 	}
 	c.logUnread(ctx, h)
-	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // what someone held just now
+	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // rows that were locked just now
 	return nil
 }
 
@@ -163,9 +163,9 @@ type rescued struct {
 	done   bool
 }
 
-// Free ends the runs of a dead supervisor, but for those that their owner settled in the last moment, or whose rows
-// someone holds. A job that the database refuses to settle does not hold up the others. It returns the jobs that are
-// left for the next beat, with the reason.
+// Free ends the runs of a dead supervisor, except runs that their owner settled in the last moment and rows that are
+// locked. A job that the database refuses to settle does not hold up the others. It returns the jobs that are left for
+// the next beat, with the reason.
 func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
 	var errs []error
 	var noSlots error
@@ -374,9 +374,9 @@ func (o *Outcome) refuse(why string) {
 	o.discard(reasonRefused)
 }
 
-// StartedJobs tells which of a dead supervisor's jobs may have been started. All count as started but where that
-// is next to impossible: at the last beat every slot of the queue was taken by a job that is running still. Of jobs with
-// a single attempt the row says so, or the last beat does: the dead process may have known of more attempts.
+// StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless at the last
+// beat every slot of its queue was taken by a job that is still running. If a job has a single attempt, its row or the
+// last beat shows the start: the dead process may have known of more attempts.
 func StartedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {

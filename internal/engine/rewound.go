@@ -8,13 +8,13 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A database can go back to an older state under the processes that work on it: an asynchronous standby takes over, a
-// server that commits without waiting for its log crashes, somebody restores a backup. What a process remembers of the
-// tables may then never have been. A supervisor sees it by its own row (forgotten, refused), by a run whose row is not as
-// the run left it, by transaction ids that fall, and must suspect it wherever a connection broke.
+// A database can go back to an older state while processes work on it: an asynchronous standby takes over, a server that
+// commits without waiting for its log crashes, somebody restores a backup. Then a process remembers rows that the database
+// has never had. A supervisor notices it in four ways: its own row counts fewer beats (rowIsOlder, beatRefused), a run's
+// row is not as the run left it, transaction ids fall, or a connection broke.
 //
-// By its row, the lease is lost: it goes on under another id, which no forgotten commit has ever seen. Otherwise the lease
-// holds, and it looks again at what it would have passed over: docs/adr/0028-a-database-that-goes-back.md.
+// If its own row is older, the lease is lost, and the supervisor goes on under another id, which no forgotten commit has
+// seen. Else the lease holds, and the claimer looks again at all rows: docs/adr/0028-a-database-that-goes-back.md.
 
 const WentBack = "the database has gone back to an older state"
 
@@ -34,8 +34,9 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	return false
 }
 
-// rewriteOwnRows puts right what the tables say of this supervisor, for they may be of an older state: that it is awake while it
-// sleeps, or nothing of it, so that enqueues would notify nobody; or that the turn to run strong suspects is ours.
+// rewriteOwnRows repairs our rows after a restore or failover, when they may be older than our last write. Enqueues
+// would notify nobody if our row in drover_sleepers is missing, or shows us awake while we sleep. Nobody would run strong
+// suspects if the turn seems to be ours.
 func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	sleepless := reply.Sleeping < c.claimer.sleeping.Load()
 	idle := reply.Turn && c.Solo.Load() == nil
@@ -54,14 +55,14 @@ func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *leas
 	return err
 }
 
-// BeatPacer makes a pause between beats that come before their time, longer each time: what calls for them may do so again
-// after each.
+// BeatPacer makes a pause between beats that come before their time, longer each time, because each beat may be followed by
+// the next request for one.
 type BeatPacer struct {
 	n    int       // such beats in a row
 	last time.Time // the last beat
 }
 
-// Next is when to beat because something waits for it: at once, unless the last beat had such a reason too.
+// Next is when to beat because something waits for it: immediately, unless the last beat had such a reason too.
 func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	at := now
 	if h.n > 0 {

@@ -35,7 +35,7 @@ func (e *UndecidedError) Error() string { return "outcome could not be decided" 
 
 // Run is one claimed job on its way through a worker. NewRun and Crashed of the Handler fill in the exported fields.
 type Run struct {
-	store.Fence     // what its settles compare
+	store.Fence     // the claim; settles compare it
 	Task        any // the larger value that the run is part of
 
 	Queue, Kind     string
@@ -62,11 +62,11 @@ type Run struct {
 	Received        time.Time
 	StartedAt       time.Time
 	Ctx             context.Context //nolint:containedctx // a run is one call of a handler
-	Lazy            runContext      // what ctx is, once the run has started
+	Lazy            runContext      // ctx points to it, once the run has started
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended its job
 	postponed       atomic.Bool             // its start was refused, and its row says so
-	txOutcome       atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction
+	txOutcome       atomic.Pointer[Outcome] // recorded by SettleTx in the handler's transaction
 	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
 
 	// The settler's own.
@@ -108,7 +108,7 @@ type Outcome struct {
 
 // Slot is a retry's place in its budget's calendar.
 type Slot struct {
-	Backoff time.Duration // what the strategy asked for
+	Backoff time.Duration // the delay that the strategy returned
 	Taken   time.Time     // when, by this process' clock
 	DueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
 }
@@ -259,7 +259,7 @@ func (r *Run) notCommitted() error {
 	return pg.ErrNotCommitted
 }
 
-// How long after its timeout a handler may take to notice: as long again, within these bounds. On a busy machine an
+// A handler may take twice its timeout, with a grace between these bounds, before it counts as deaf. On a busy machine an
 // honest handler is late by tenths of a second, and deafness counts as a crash.
 const (
 	leastDeafGrace = time.Second
@@ -281,7 +281,7 @@ const (
 	phaseEnded
 )
 
-// runSet is a set of runs. One job may have several: a handler that was given up works on beside the next.
+// runSet is a set of runs. One job may have several: a handler that was given up may still work when the next run starts.
 type runSet struct {
 	mu   sync.Mutex
 	runs map[*Run]struct{}

@@ -118,7 +118,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		r.Cancel(pg.ErrCancelled)
 	}
 	if w.Handler.Hears(r.Ctx, EventStarted) {
-		w.Handler.Tell(r.Ctx, &Event{Kind: EventStarted, Run: r})
+		w.Handler.Emit(r.Ctx, &Event{Kind: EventStarted, Run: r})
 	}
 	err = w.Handler.Handle(r.Ctx, r)
 	returned = true

@@ -44,7 +44,7 @@ type settler struct {
 	Worked  time.Time // when an outcome was last recorded
 	passed  []string  // jobs whose outcomes were refused, and are recorded now
 	Trouble Trouble
-	blind   error   // of the last round trip: what was not settled could not be looked at
+	blind   error   // of the last round trip, if the look at unsettled rows failed
 	noting  Trouble // of starts: it must not hold up the settles
 	slots   Trouble // of retry budgets
 }
@@ -295,7 +295,7 @@ func (g FenceGroup) Completion(group []*Run) store.Completion {
 	return c
 }
 
-// AfterSettle tells of what was settled, looks after what was not, and keeps the rest for the next round trip.
+// AfterSettle reports the settled runs, looks at the rows of the others, and keeps the rest for the next round trip.
 func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Run, s *Settling, err error) {
 	switch {
 	case len(out) == 0:

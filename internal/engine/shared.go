@@ -30,7 +30,7 @@ type Shared struct {
 	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
-	Lease       atomic.Pointer[lease]     // the one that claims are made under
+	Lease       atomic.Pointer[lease]     // claims are made under it
 	InFlight    runSet                    // handlers at work
 	Unsettled   runSet                    // claimed and not yet settled
 	RefusedRuns runSet                    // not in the book: the database refuses their outcomes
@@ -43,7 +43,7 @@ type Shared struct {
 	Draining atomic.Bool
 	Reporter reporter   // passes events on
 	seldom   logLimiter // lines of the log that must not repeat themselves
-	Outage   outage     // what the parts have with the database
+	Outage   outage     // the failures of all parts, for the log
 	beatSoon func()     // asks for a heartbeat before its time
 	rewound  func()     // the database may have gone back: look again at all rows
 }
@@ -160,8 +160,8 @@ func (s *Shared) tripContext(base context.Context) (context.Context, context.Can
 	return context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
 }
 
-// SoloOrder makes the claimer run one strong suspect of a queue with nothing beside it: it claims nothing until all
-// that it holds has ended and is settled, then that one, then nothing until the keeper has decided how to go on.
+// SoloOrder makes the claimer run one strong suspect of a queue alone. The claimer claims nothing until all its runs are
+// settled, then the suspect, then nothing until the keeper has decided how to go on.
 type SoloOrder struct {
 	Queue  string
 	IdleBy time.Time   // when it gives up waiting

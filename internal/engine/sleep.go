@@ -60,8 +60,8 @@ func (c *claimer) saysFull() bool {
 	return c.Cfg.DisableNotify || c.Asleep && !c.anew && slices.Equal(c.full, c.QueueNames())
 }
 
-// sleepFull says in drover_sleepers that this supervisor takes nothing, for now or any more: else it would pass for awake, and
-// nobody would notify those that have a free slot. The first claim when there is room says the contrary.
+// sleepFull writes into drover_sleepers that this supervisor has no room, or has stopped claiming. Else it would count as
+// awake, and enqueues would notify no supervisor with a free slot. The first claim with room writes the contrary.
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -92,8 +92,8 @@ func (c *claimer) says(asleep bool, until time.Time, full []string) {
 	}
 }
 
-// setPace decides when to look again: at once while there is more, then after 1, 2, 4, 8, 8, … ms, and once asleep
-// doubling on up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
+// setPace decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the
+// pause doubles up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
 func (c *claimer) setPace(p *Plan, now time.Time) {
 	if n := len(p.Reply.Jobs); n > 0 {
 		c.Next, c.Step, c.IdleAt = now, 0, time.Time{}
@@ -138,12 +138,12 @@ func (t *trickle) add(n int, now time.Time) {
 
 func (t *trickle) over() bool { return t.left < 0 }
 
-// fallAsleep says in drover_sleepers that this supervisor does not look by itself any more, once it has found nothing for
-// a while, and that it does again, once it finds more than a trickle. The claim behind it in the same round trip is the
-// look that closes the gap: whoever committed before it saw nobody asleep, and is found by it.
+// fallAsleep returns what to write into drover_sleepers: that this supervisor sleeps, once it has found nothing for a
+// while, or that it is awake, once it finds more than a trickle. The claim in the same round trip closes the gap: it finds
+// the job of each enqueue that committed before and saw nobody asleep.
 //
-// A sleep that was to end when a job is due is told of again where that job was not for us: past its end we would
-// pass for awake. Queues without room in this claim are told apart; where a slot gets free a claim follows.
+// If the job we slept for was another kind's, the sleep is written again: once it has ended, producers take us for awake.
+// Queues without room in this claim are written as full; a claim follows when a slot becomes free.
 func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Sleep {
 	idle := !c.IdleAt.IsZero() && now.Sub(c.IdleAt) >= SleepAfter
 	asleep := idle || c.Asleep && !c.trickle.over()

@@ -27,8 +27,8 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		}
 	}
 	slices.Sort(alive)
-	// Any turn since the last look: where beats are further apart than turns, one that looked at this turn alone
-	// could miss its own every time.
+	// Each turn since the last look counts: if beats are further apart than turns, a look at the present turn alone could
+	// miss ours every time.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
 	if c.Sweeps == 0 || c.Sweeps > turn { // the first look, or the server's clock has gone back
 		c.Sweeps = turn - 1
@@ -37,7 +37,7 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		mine = mine || alive[t%n] == l.ID
 	}
 	started := c.Now()
-	// One beside the first claim, a dear one, would keep it from moving floors: see hold.
+	// A sweep next to the first claim, which is expensive, would keep that claim from moving floors: see Floors.Hold.
 	first := started.Before(c.FloorsBy) && c.claimer.Floors.None()
 	if !mine || first || started.Before(c.SweepAt) {
 		if !mine {
@@ -46,7 +46,7 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		return nil
 	}
 	c.Sweeps = turn
-	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // also of one that failed
+	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // also after a failed sweep
 	c.claimer.Audit.want(started)
 	c.claimer.Floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
@@ -68,8 +68,8 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 	return err
 }
 
-// allOrphansEvery is how often a supervisor looks for orphans among all jobs, also those that are not due: their due
-// time may have been changed by hand.
+// allOrphansEvery is how often a supervisor looks for orphans among all jobs, due or not: somebody may have changed a due
+// time by hand.
 const allOrphansEvery = time.Hour
 
 // sweepOrder is where the next full sweep begins. Without it, one lane that takes too long would keep the same lanes

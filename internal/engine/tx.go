@@ -9,10 +9,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that hears ErrLeaseLost may return nil, for its
-// job is someone else's. So it hears that only where its transaction can look. After a serialization failure the
-// transaction can read nothing, and the handler gets the failure: the job may still be its own. A nil that it returns then
-// completes nothing, and the fence of the settle protects the next owner.
+// Why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that gets ErrLeaseLost may return nil, because its
+// job is someone else's. So it gets that only if its transaction can look. After a serialization failure the transaction
+// can read nothing, and the handler gets the failure: the job may still be its own. A nil that it returns then completes
+// nothing, and the fence of the settle protects the next owner.
 
 // SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns its
 // job, and pg.ErrState if this run has settled it already.
@@ -68,7 +68,7 @@ func (r *Run) refused(ctx context.Context, tx store.Tx, err error) error {
 	return pg.Classify(err)
 }
 
-// notOurs tells a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
+// notOurs distinguishes a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
 func (r *Run) notOurs() error {
 	if r.txOutcome.Load() != nil && !r.Lease.Ended.Load() {
 		return fmt.Errorf("%w: this run has settled job %s already", pg.ErrState, r.ID)

@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// What the keeper's goroutine looks after by itself because nobody may have said it: cancelled runs where no notification
-// is heard, and queues that its row in drover_supervisors does not know.
+// The keeper asks for two things that no notification may have brought: cancelled runs, if LISTEN does not work, and
+// queues that its row in drover_supervisors does not list.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
 // same, but six times a lease is too late for a person who has cancelled a job.
@@ -28,8 +28,8 @@ func (c *keeper) askAt(next time.Time) time.Time {
 	return next
 }
 
-// AskUnheard ends the contexts of runs that an operator has ended, unless a notification would tell. It reads the rows of
-// what runs here and nothing else, and nothing at all while nothing runs. Errors are the next heartbeat's to tell.
+// AskUnheard ends the contexts of runs that an operator has ended, if no notifications come. It reads only the rows of jobs
+// that run here. The next heartbeat meets and reports the same errors.
 func (c *keeper) AskUnheard(ctx context.Context) {
 	now, conn := c.Now(), c.Link.Current()
 	if ctx.Err() != nil || c.hears() || now.Before(c.Asked.Add(askEvery)) {

@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Failure groups: what supervisors do with their heartbeats. Settles write the tallies that this adds up.
+// Supervisors add up failure groups with their heartbeats, from the tallies that settles write.
 const (
 	sqlAddFailures = `
 select fingerprint, kind, class, sample, last_job from drover_failures_add()`
