@@ -128,9 +128,8 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	if why == engine.ErrExit { //nolint:errorlint // the engine's own
 		exit.trace = stack()
 	}
-	failed := guarded(func() { o = t.endedBy(why, exit) })
-	if failed != "" {
-		_ = guarded(func() { o = t.failed(errors.New("outcome could not be decided: "+failed), worthRetry()) })
+	if failed := guarded(func() { o = t.endedBy(why, exit) }); failed != "" {
+		o = t.failed(errors.New("outcome could not be decided: "+failed), worthRetry()) // runs no more of the application's code unguarded
 	}
 	return o
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
+// The pace of audits.
 const (
 	AuditGap   = time.Minute     // between audits that full sweeps ask for, or two leases
 	auditPause = 5 * time.Second // between any two: connections may break all the time

@@ -14,6 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
+// The pace of claims, of looks and of sleep.
 const (
 	MaxClaim = 2000 // jobs in one claim
 

@@ -16,6 +16,7 @@ type lease struct {
 	Ended  atomic.Bool // lost, or not kept up
 }
 
+// NewLease returns a lease that handlers run under from now on.
 func NewLease(base context.Context, id string) *lease {
 	l := &lease{ID: id, Epoch: new(atomic.Int64)}
 	l.Epoch.Store(1)

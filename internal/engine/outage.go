@@ -25,6 +25,7 @@ type Trouble struct {
 	Until    time.Time // no round trip before
 }
 
+// The bounds of round trips, and of the pauses after failed ones.
 const (
 	TripTimeout   = 15 * time.Second      // of one round trip: half a default lease
 	RetryPause    = 50 * time.Millisecond // after a failed round trip, doubled
@@ -78,6 +79,7 @@ type outage struct {
 	told     time.Time // when the last line of this outage or an earlier one was written
 }
 
+// How often an outage is logged.
 const (
 	OutageEvery = time.Minute
 	// Where connections break all the time, outages follow each other. The second one within a minute gets its line
@@ -151,7 +153,9 @@ func (o *outage) end(ctx context.Context, s *Shared) bool {
 }
 
 // operations lists the operations that failed.
-func (o *outage) operations() string { return strings.Join(slices.Sorted(maps.Values(o.Standing)), ", ") }
+func (o *outage) operations() string {
+	return strings.Join(slices.Sorted(maps.Values(o.Standing)), ", ")
+}
 
 // means lists the consequences.
 func (o *outage) means() string {

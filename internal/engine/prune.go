@@ -9,6 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
+// PruneBatch is how many jobs a step of the pruner looks at.
 const PruneBatch = 1000
 
 // pruner deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside.
@@ -18,6 +19,7 @@ type pruner struct {
 	Every time.Duration
 }
 
+// NewPruner returns a pruner that looks once a minute.
 func NewPruner(s *Shared) *pruner { return &pruner{s, time.Minute} }
 
 func (s *pruner) run(ctx context.Context) {

@@ -26,6 +26,7 @@ type QueueState struct {
 	Full    bool          // the last claim took all there was room for: fresh jobs may wait
 }
 
+// NewQueueState returns the state of a queue that has no jobs yet.
 func NewQueueState(q Queue) *QueueState { return &QueueState{Queue: q} }
 
 // Ran notes how long a handler took.
@@ -174,6 +175,7 @@ func (b *Buffer) Rest() []*Run {
 	return runs
 }
 
+// Len is how many runs wait.
 func (b *Buffer) Len() int {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()

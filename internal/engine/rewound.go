@@ -16,6 +16,7 @@ import (
 // If its own row is older, the lease is lost, and the supervisor goes on under another id, which no forgotten commit has
 // seen. Else the lease holds, and the claimer looks again at all rows: docs/adr/0028-a-database-that-goes-back.md.
 
+// WentBack is why a lease is lost whose row is older than what its supervisor wrote.
 const WentBack = "the database has gone back to an older state"
 
 // rowIsOlder reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody

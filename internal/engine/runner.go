@@ -19,6 +19,7 @@ type runner struct {
 	Abandoned atomic.Int64   // handlers that ignored the end of their context
 }
 
+// NewRunner returns a runner that has no workers yet. spawn starts a goroutine.
 func NewRunner(s *Shared, settler *settler, spawn func(func())) *runner {
 	return &runner{Shared: s, settler: settler, spawn: spawn}
 }

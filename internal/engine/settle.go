@@ -14,6 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
+// The bounds and pauses of settles.
 const (
 	maxComplete = 2000        // completed runs in one round trip
 	MaxWaiting  = maxComplete // outcomes that wait while claims go on
@@ -245,6 +246,7 @@ type Settling struct {
 	completed [][]*Run // of each completion
 }
 
+// FenceGroup is what runs have in common that one completion settles.
 type FenceGroup struct {
 	Owner string
 	Seq   int
@@ -281,6 +283,7 @@ func SettlingOf(out []*Run, bound time.Duration) *Settling {
 // empty reports that there is nothing to send.
 func (s *Settling) empty() bool { return len(s.Completions)+len(s.Changes) == 0 }
 
+// Completion is the completion of the runs of a group.
 func (g FenceGroup) Completion(group []*Run) store.Completion {
 	c := store.Completion{Owner: g.Owner, Seq: g.Seq, Delete: g.Del, IDs: make([]string, len(group)), Which: make([]int32, len(group))}
 	known := map[time.Time]int32{}

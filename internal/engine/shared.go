@@ -48,6 +48,7 @@ type Shared struct {
 	rewound  func()     // the database may have gone back: look again at all rows
 }
 
+// NewShared returns what the parts of an engine share before any of them is made.
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm()}
 	for _, k := range cfg.Kinds {
