@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/health"
 )
 
 // stepClockBack is what the server's clock going back by an hour looks like: all that was written before lies an hour
@@ -64,9 +66,9 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 		t.Errorf("claimed %d jobs that are not due by the server's clock", len(runs))
 	}
 
-	h := look(t, db)
+	h := db.health(t)
 	f := findingOf(t, h, "clock")
-	if f.Level != levelWarning || h.Clock.Waiting != 4 || h.Clock.Since == nil || !strings.Contains(f.What, "that wait until then: 4") {
+	if f.Level != health.LevelWarning || h.Clock.Waiting != 4 || h.Clock.Since == nil || !strings.Contains(f.What, "that wait until then: 4") {
 		t.Fatalf("health: %+v, %+v", f, h.Clock)
 	}
 	if by := h.Clock.Latest.Sub(h.At); by < 50*time.Minute || by > time.Hour {
@@ -85,7 +87,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	if runs := s.claim(t); len(runs) != 4 {
 		t.Errorf("after what health says to do %d jobs were claimed, want 4", len(runs))
 	}
-	if h := look(t, db); findingOf(t, h, "clock").Level != levelOK || h.Clock.Latest == nil {
+	if h := db.health(t); findingOf(t, h, "clock").Level != health.LevelOK || h.Clock.Latest == nil {
 		t.Errorf("health when no job waits: %+v, %+v", findingOf(t, h, "clock"), h.Clock)
 	}
 	pass(time.Minute)
@@ -100,15 +102,15 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	if of := lines(); len(of) != 3 || !strings.Contains(of[2], "has got to where it was") {
 		t.Errorf("at the end: %q", of)
 	}
-	if h := look(t, db); findingOf(t, h, "clock").Level != levelOK || h.Clock != (ClockHealth{}) {
+	if h := db.health(t); findingOf(t, h, "clock").Level != health.LevelOK || h.Clock != (health.Clock{}) {
 		t.Errorf("health at the end: %+v, %+v", findingOf(t, h, "clock"), h.Clock)
 	}
 }
 
-// look is a look at the health.
-func look(t testing.TB, db *testDB) *Health {
+// health is a look at the health.
+func (db *testDB) health(t testing.TB) *health.Report {
 	t.Helper()
-	h, err := db.client.Health(t.Context())
+	h, err := health.Look(t.Context(), db.client.desk.pool)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +118,7 @@ func look(t testing.TB, db *testDB) *Health {
 }
 
 // findingOf is the only one of a name.
-func findingOf(t testing.TB, h *Health, name string) (of Finding) {
+func findingOf(t testing.TB, h *health.Report, name string) (of health.Finding) {
 	t.Helper()
 	n := 0
 	for _, f := range h.Findings {
@@ -145,7 +147,7 @@ func TestNewcomersKnowThatTheClockWentBack(t *testing.T) {
 			s.beat(t)
 			db.exec(t, `delete from drover_supervisors where id <> $1`, s.Lease.Load().ID)
 			s.beat(t)
-			if h := look(t, db); h.Clock.Latest == nil || h.Clock.Since == nil || h.Clock.Latest.Sub(h.At) < 50*time.Minute {
+			if h := db.health(t); h.Clock.Latest == nil || h.Clock.Since == nil || h.Clock.Latest.Sub(h.At) < 50*time.Minute {
 				t.Errorf("health: %+v", h.Clock)
 			}
 		})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -71,7 +72,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 	if err != nil {
 		t.Errorf("Counts: %v", err)
 	}
-	h := &Health{}
+	h := &health.Report{}
 	if size < 1000 { // many queries, and none that depends on a filter
 		h = db.health(t)
 	}

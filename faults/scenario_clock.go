@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -111,10 +112,6 @@ const (
 // then: by the clock it is not due. What is enqueued meanwhile runs, and health names the step and the jobs. Once the
 // clock is where it was the backlog runs.
 func stepClockBack(ctx context.Context, w *world, rounds int) error {
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return err
-	}
 	for range rounds {
 		if err := w.moveClock(ctx, longStep); err != nil {
 			return err
@@ -131,9 +128,9 @@ func stepClockBack(ctx context.Context, w *world, rounds int) error {
 			return err
 		}
 		err = until(ctx, fmt.Sprintf("health names the step and %d jobs", waiting), 10*time.Second, func() (bool, error) {
-			h, err := client.Health(ctx)
-			return err == nil && h.Clock.Waiting >= waiting && waiting > 0 && slices.ContainsFunc(h.Findings, func(f drover.Finding) bool {
-				return f.Name == "clock" && f.Level == "warning" && strings.Contains(f.Do, "update")
+			h, err := w.health(ctx)
+			return err == nil && h.Clock.Waiting >= waiting && waiting > 0 && slices.ContainsFunc(h.Findings, func(f health.Finding) bool {
+				return f.Name == "clock" && f.Level == health.LevelWarning && strings.Contains(f.Do, "update")
 			}), err
 		})
 		if err != nil {
@@ -145,7 +142,7 @@ func stepClockBack(ctx context.Context, w *world, rounds int) error {
 		if err := w.eventually(ctx, "the backlog has run", time.Minute, `select count(*) = 0 from jobs where finalized_at is null and id = any($1)`, ids); err != nil {
 			return err
 		}
-		if h, err := client.Health(ctx); err != nil || h.Clock.Latest != nil {
+		if h, err := w.health(ctx); err != nil || h.Clock.Latest != nil {
 			return errors.Join(fmt.Errorf("health still says that the clock has gone back, to before %v", h.Clock.Latest), err)
 		}
 	}

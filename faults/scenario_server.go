@@ -12,6 +12,8 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func serverScenarios() []scenario {
@@ -285,18 +287,19 @@ select drover_wake('default') from (select count(*) from stored) s`, ids)
 	return rate, err
 }
 
-// healthNames holds where the library's own look at the health names the session that holds the snapshot.
+// health looks at the health of the queue, as drover health does.
+func (w *world) health(ctx context.Context) (*health.Report, error) {
+	return health.Look(ctx, &pg.Pool{Pool: w.pool})
+}
+
+// healthNames holds if the look at the health names the session that holds the snapshot.
 func (w *world) healthNames(ctx context.Context, pid int) error {
-	client, err := quietClient(w.pool)
+	h, err := w.health(ctx)
 	if err != nil {
 		return err
 	}
-	health, err := client.Health(ctx)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(health.Holders, func(o drover.Holder) bool { return o.PID == pid && o.Application == forgotten }) {
-		return fmt.Errorf("session %d (%s) holds vacuum back, and the health says %+v", pid, forgotten, health.Holders)
+	if !slices.ContainsFunc(h.Holders, func(o health.Holder) bool { return o.PID == pid && o.Application == forgotten }) {
+		return fmt.Errorf("session %d (%s) holds vacuum back, and the health says %+v", pid, forgotten, h.Holders)
 	}
 	return nil
 }

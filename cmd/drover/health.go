@@ -7,7 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newHealthCommand(a *app) *cobra.Command {
@@ -31,25 +32,25 @@ func (a *app) health(ctx context.Context, strict bool) error {
 		return err
 	}
 	defer s.close()
-	h, err := s.client.Health(ctx)
+	h, err := health.Look(ctx, &pg.Pool{Pool: s.pool})
 	if err != nil {
-		return err
+		return fmt.Errorf("look at the health: %w", err)
 	}
 	if a.json {
 		err = a.printJSON(h)
 	} else {
 		err = a.printHealth(s, h)
 	}
-	if strict && err == nil && h.Level != "ok" {
+	if strict && err == nil && h.Level != health.LevelOK {
 		return fmt.Errorf("the health is not ok, but %s", h.Level)
 	}
 	return err
 }
 
-func (a *app) printHealth(s *session, h *drover.Health) error {
+func (a *app) printHealth(s *session, h *health.Report) error {
 	fmt.Fprintln(a.stdout, printable(fmt.Sprintf("database %s, schema %s", s.database, s.schema)))
 	for _, f := range h.Findings {
-		fmt.Fprintln(a.stdout, printable(f.Level+": "+f.What))
+		fmt.Fprintln(a.stdout, printable(string(f.Level)+": "+f.What))
 		if f.Why != "" {
 			fmt.Fprintln(a.stdout, printable("    why: "+f.Why))
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -39,8 +39,8 @@ func TestHealth(t *testing.T) {
 	}
 
 	out := sh.run(t, "health", "--json").ok(t)
-	h := decode[drover.Health](t, out)
-	i := slices.IndexFunc(h.Holders, func(o drover.Holder) bool { return o.Application == app })
+	h := decode[health.Report](t, out)
+	i := slices.IndexFunc(h.Holders, func(o health.Holder) bool { return o.Application == app })
 	if i < 0 || h.Level != "critical" || h.Tables[0].Name != "jobs" {
 		t.Fatalf("JSON: %+v", h)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/health"
 )
 
 func newJobsCommand(a *app) *cobra.Command {
@@ -203,7 +204,7 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	if a.json {
 		return a.printJSON(struct {
 			*drover.JobInfo
-			SetAside []drover.SetAside `json:"set_aside,omitempty"`
+			SetAside []health.AsideJob `json:"set_aside,omitempty"`
 		}{job, aside})
 	}
 	waits, err := s.waits(ctx, job)
@@ -234,11 +235,11 @@ select job, path, error, code, tries, least(greatest(first_at, '0001-01-02+00'),
 from drover_set_aside where job = $1 order by path`
 
 // setAside lists the rows of drover_set_aside for a job; none if the role may not read that table.
-func (s *session) setAside(ctx context.Context, id string) ([]drover.SetAside, error) {
+func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, error) {
 	rows, err := s.pool.Query(ctx, sqlSetAside, id)
-	var list []drover.SetAside
+	var list []health.AsideJob
 	if err == nil {
-		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[drover.SetAside])
+		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[health.AsideJob])
 	}
 	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "42501" {
 		return nil, nil

@@ -1084,7 +1084,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "reads-need-a-primary", bug: "the health of a standby cannot be looked at",
-			file:  "store_pg_health.go",
+			file:  "internal/health/look.go",
 			old:   "limit.BeginReading()",
 			new:   "limit.Begin()",
 			tests: []string{"TestStandby"},

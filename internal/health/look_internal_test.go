@@ -1,4 +1,4 @@
-package drover
+package health
 
 import (
 	"bytes"
@@ -17,23 +17,107 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
+	"github.com/drover-queue/drover/internal/tier"
 	"github.com/drover-queue/drover/migrations"
 )
 
-func (db *testDB) health(t testing.TB) *Health {
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// testDB is a migrated schema that one test has for itself.
+type testDB struct{ *pgxpool.Pool }
+
+func newTestDB(t testing.TB) *testDB {
 	t.Helper()
-	h, err := db.client.Health(t.Context())
+	return &testDB{pgtest.NewMigratedPool(t)}
+}
+
+// via is another pool for the same schema.
+func (db *testDB) via(t testing.TB, edit func(*pgxpool.Config)) *testDB {
+	t.Helper()
+	config := db.Config()
+	edit(config)
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &testDB{pool}
+}
+
+func (db *testDB) exec(t testing.TB, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// value reads one value.
+func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// hold runs a statement in a transaction that stays open until it is ended, at the latest with the test.
+func (db *testDB) hold(t testing.TB, sql string) (end func()) {
+	t.Helper()
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	end = func() { _ = tx.Rollback(context.Background()) }
+	t.Cleanup(end)
+	if _, err := tx.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return end
+}
+
+// snapshot is held by a transaction that has read it: no vacuum removes the rows that die from then on.
+const snapshot = `set transaction isolation level repeatable read; select from jobs limit 1`
+
+// within waits until the condition holds, and fails the test if that takes too long.
+func within(t testing.TB, bound time.Duration, holds func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	end := time.After(bound)
+	for !holds() {
+		select {
+		case <-ticker.C:
+		case <-end:
+			t.Fatalf("not within %v", bound)
+		}
+	}
+}
+
+func eventually(t testing.TB, holds func() bool) {
+	t.Helper()
+	within(t, 30*time.Second, holds)
+}
+
+func (db *testDB) look(ctx context.Context, more ...Part) (*Report, error) {
+	return Look(ctx, &pg.Pool{Pool: db.Pool}, more...)
+}
+
+// health is a look that must succeed.
+func (db *testDB) health(t testing.TB) *Report {
+	t.Helper()
+	h, err := db.look(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return h
 }
 
-// holder is what holds vacuum back under that application's name or that name of its own.
-func (h *Health) holder(name string) *Holder {
+// holder returns the holder with that application name, or with that name of its own.
+func (h *Report) holder(name string) *Holder {
 	i := slices.IndexFunc(h.Holders, func(o Holder) bool { return name == o.Application || name == o.Name })
 	if i < 0 {
 		return nil
@@ -41,8 +125,8 @@ func (h *Health) holder(name string) *Holder {
 	return &h.Holders[i]
 }
 
-func (h *Health) table(name string) *TableHealth {
-	return &h.Tables[slices.IndexFunc(h.Tables, func(t TableHealth) bool { return t.Name == name })]
+func (h *Report) table(name string) *Table {
+	return &h.Tables[slices.IndexFunc(h.Tables, func(t Table) bool { return t.Name == name })]
 }
 
 // calling names the connections of a pool.
@@ -50,14 +134,14 @@ func calling(name string) func(*pgxpool.Config) {
 	return func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = name }
 }
 
-// O-5: a forgotten transaction is named, what dies meanwhile stays and costs claims without a floor, and once it has
-// ended all of that is gone.
+// O-5: a forgotten transaction is named. Rows that die meanwhile stay, and cost a claim without a floor. Once the
+// transaction has ended, all of that is gone.
 func TestHealthNamesTheSessionThatHoldsVacuum(t *testing.T) {
 	t.Parallel()
-	slow(t)
-	db := newQuietDB(t)
+	tier.Slow(t)
+	db := newTestDB(t)
 	app := "billing " + pgtest.Schema(db.Pool)
-	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	conn, err := db.via(t, calling(app)).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +189,7 @@ func TestHealthNamesTheSessionThatHoldsVacuum(t *testing.T) {
 	})
 }
 
-// dies leaves so many dead rows in jobs, and has vacuum look at them.
+// dies leaves so many dead rows in jobs, and runs a vacuum.
 func (db *testDB) dies(t testing.TB, n int) {
 	t.Helper()
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off, autovacuum_vacuum_threshold = 1000)`)
@@ -114,18 +198,18 @@ func (db *testDB) dies(t testing.TB, n int) {
 	db.exec(t, `vacuum jobs`)
 }
 
-// found are the findings of that name.
-func (h *Health) found(name string) []Finding {
+// found returns the findings of that name.
+func (h *Report) found(name string) []Finding {
 	return slices.DeleteFunc(slices.Clone(h.Findings), func(f Finding) bool { return f.Name != name })
 }
 
-// O-5: where vacuum was and the dead rows stayed, health does not send it there again but says who holds it, however
-// young, and however few transactions began since.
+// O-5: if a vacuum had to leave dead rows, health does not advise another vacuum. It names the session that keeps the
+// rows, however young that is, and however few transactions began since.
 func TestHealthSaysToEndWhoVacuumWaitsFor(t *testing.T) { //nolint:paralleltest // an older snapshot of another test would be named in its place
-	slow(t)
-	db := newQuietDB(t)
+	tier.Slow(t)
+	db := newTestDB(t)
 	app := "young " + pgtest.Schema(db.Pool)
-	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	conn, err := db.via(t, calling(app)).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +218,7 @@ func TestHealthSaysToEndWhoVacuumWaitsFor(t *testing.T) { //nolint:paralleltest 
 		t.Fatal(err)
 	}
 	db.dies(t, 10_000)
-	var h *Health
+	var h *Report
 	eventually(t, func() bool { // others of this server may hold older snapshots for a moment
 		h = db.health(t)
 		return len(h.found("dead_rows")) == 1 && strings.Contains(h.found("dead_rows")[0].Why, app)
@@ -152,7 +236,7 @@ func TestHealthSaysToEndWhoVacuumWaitsFor(t *testing.T) { //nolint:paralleltest 
 // A claim that waits for its turn is no holder.
 func TestHealthLeavesOutWaitingTurns(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
+	db := newTestDB(t)
 	first, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +246,7 @@ func TestHealthLeavesOutWaitingTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	app := "turn " + pgtest.Schema(db.Pool)
-	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	conn, err := db.via(t, calling(app)).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,15 +266,15 @@ func TestHealthLeavesOutWaitingTurns(t *testing.T) {
 	}
 }
 
-// Those who wait for a lock on a table, and for a row of it, have one who holds them all up.
+// Sessions that wait for a lock on a table, and for a row of it, are traced to the session that blocks all of them.
 func TestHealthNamesWhoBlocks(t *testing.T) {
 	t.Parallel()
-	slow(t)
-	db := newQuietDB(t)
+	tier.Slow(t)
+	db := newTestDB(t)
 	app := "hand " + pgtest.Schema(db.Pool)
 	db.exec(t, `insert into queues (name) values ('q')`)
 	session := func(sql string) *pgconn.MultiResultReader {
-		conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+		conn, err := db.via(t, calling(app)).Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +286,7 @@ func TestHealthNamesWhoBlocks(t *testing.T) {
 			return value[int](t, db, `select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'`, app) == n
 		})
 	}
-	root, err := db.via(t, Config{}, calling(app+" root")).Begin(t.Context())
+	root, err := db.via(t, calling(app+" root")).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,28 +321,28 @@ func TestHealthNamesWhoBlocks(t *testing.T) {
 	}
 }
 
-// A backlog that came since the last ANALYZE is not counted to its end, and is not what its index is too big for.
+// A backlog that came since the last ANALYZE is not counted to its end, and its index does not count as bloated.
 func TestHealthOfABacklogOfLate(t *testing.T) {
 	t.Parallel()
-	slow(t)
-	db := newQuietDB(t)
+	tier.Slow(t)
+	db := newTestDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`) // and nobody analyzes it
-	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, $1::int)`, healthLiveCount+10_000)
-	eventually(t, func() bool { return db.health(t).Claim.unseen == healthLiveCount+10_000 }) // statistics lag behind
-	if c := db.health(t).Claim; c.Unfinished != healthLiveCount {
+	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, $1::int)`, liveCount+10_000)
+	eventually(t, func() bool { return db.health(t).Claim.unseen == liveCount+10_000 }) // statistics lag behind
+	if c := db.health(t).Claim; c.Unfinished != liveCount {
 		t.Errorf("%d unfinished jobs, %d more at most", c.Unfinished, c.unseen)
 	}
 	db.exec(t, `analyze jobs`)
 	eventually(t, func() bool { return db.health(t).Claim.unseen == 0 })
-	if c := db.health(t).Claim; c.Unfinished != healthLiveCount+10_000 {
+	if c := db.health(t).Claim; c.Unfinished != liveCount+10_000 {
 		t.Errorf("%d unfinished jobs once they are analyzed", c.Unfinished)
 	}
 }
 
-// What a cancelled reindex leaves is named.
+// An index that a cancelled reindex has left is named.
 func TestHealthNamesInvalidIndexes(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
+	db := newTestDB(t)
 	db.exec(t, `create index jobs_claim_idx_ccnew on jobs (id)`)
 	db.exec(t, `update pg_index set indisvalid = false where indexrelid = 'jobs_claim_idx_ccnew'::regclass`)
 	h := db.health(t)
@@ -271,12 +355,12 @@ func TestHealthNamesInvalidIndexes(t *testing.T) {
 	}
 }
 
-// A transaction that has read, and holds nothing any more, is nobody's concern.
+// A transaction that has read, and holds nothing any more, is no holder.
 func TestHealthNamesNobodyElse(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
+	db := newTestDB(t)
 	app := "idle " + pgtest.Schema(db.Pool)
-	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	conn, err := db.via(t, calling(app)).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +373,7 @@ func TestHealthNamesNobodyElse(t *testing.T) {
 	}
 }
 
-// standby connects as one does and says up to where its queries need old rows.
+// standby connects as a standby does, and reports how far back its queries need old rows.
 func standby(t testing.TB, db *testDB, name, slot string) *pgconn.PgConn {
 	t.Helper()
 	cfg := db.Config().ConnConfig.Config.Copy()
@@ -298,7 +382,7 @@ func standby(t testing.TB, db *testDB, name, slot string) *pgconn.PgConn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// From where all is flushed: further on, the server breaks off after it has said that it streams.
+	// Replication starts where everything is flushed. Further on, the server would end it after it has said that it streams.
 	start := "START_REPLICATION PHYSICAL " + value[string](t, db, `select pg_current_wal_flush_lsn()::text`)
 	if slot != "" {
 		start = strings.Replace(start, "PHYSICAL", "SLOT "+slot+" PHYSICAL", 1)
@@ -331,11 +415,11 @@ func standby(t testing.TB, db *testDB, name, slot string) *pgconn.PgConn {
 	return conn
 }
 
-// O-5: prepared transactions, slots and standbys are named, with what ends them; and what ends them is right. A server
-// of its own: all of these concern the whole of it.
+// O-5: prepared transactions, slots and standbys are named, and the remedies that are printed end them. The test has a
+// server of its own, because all of these concern the whole server.
 func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 	t.Parallel()
-	slow(t)
+	tier.Slow(t)
 	server, err := pgdev.Start(t.Context(), pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
 		Settings: map[string]string{"max_prepared_transactions": "2", "wal_level": "logical", "autovacuum_naptime": "1h"},
@@ -356,11 +440,7 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	client, err := New(pool, Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	db := &testDB{pool, client}
+	db := &testDB{pool}
 	if h := db.health(t); len(h.Holders) > 0 || h.Level != "ok" {
 		t.Errorf("of a new server: %+v", h)
 	}
@@ -390,8 +470,8 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 		}
 	}
 
-	// What a session of another database could see is no row of this one's.
-	elsewhere, err := db.via(t, Config{}, func(cfg *pgxpool.Config) { cfg.ConnConfig.Database = "template1" }).Acquire(t.Context())
+	// A snapshot of another database sees no row of this one.
+	elsewhere, err := db.via(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Database = "template1" }).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,7 +483,7 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 	if h := db.health(t); len(h.Holders) > 0 {
 		t.Errorf("a snapshot of another database: %+v", h.Holders)
 	}
-	// What it writes does: while it is in progress, snapshots of this one reach back to it.
+	// A transaction id there does count: while it is in progress, snapshots of this database reach back to it.
 	if _, err := elsewhere.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
 		t.Fatal(err)
 	}
@@ -453,10 +533,10 @@ func TestHealthNamesWhatElseHoldsVacuum(t *testing.T) {
 	}
 }
 
-// The tables are all that the migrations make.
+// The list of tables has every table that the migrations make.
 func TestHealthKnowsEveryTable(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
+	db := newTestDB(t)
 	var names []string
 	for _, table := range db.health(t).Tables {
 		names = append(names, table.Name)
@@ -471,7 +551,7 @@ func TestHealthKnowsEveryTable(t *testing.T) {
 
 func TestHealthOfQueuesAndSupervisors(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
+	db := newTestDB(t)
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, draining, lost_at) values
 		('a', 30000, '{mail}', now() + interval '1 h', false, null), ('d', 30000, '{mail,late}', now() + interval '1 h', true, null),
 		('s', 30000, '{late}', now() - interval '1 h', false, null), ('l', 30000, '{late}', now(), false, now())`)
@@ -480,7 +560,7 @@ func TestHealthOfQueuesAndSupervisors(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at, state, claimed_by) values ('k', 'mail', now() - interval '1 d', 'running', 'a')`)
 	db.exec(t, `insert into jobs (kind, queue) select 'k', 'many' from generate_series(1, 1500)`)
 	h := db.health(t)
-	if want := (SupervisorsHealth{Alive: 1, Draining: 1, Silent: 1, Lost: 1}); h.Supervisors != want {
+	if want := (Supervisors{Alive: 1, Draining: 1, Silent: 1, Lost: 1}); h.Supervisors != want {
 		t.Errorf("supervisors = %+v", h.Supervisors)
 	}
 	got := map[string]string{}
@@ -503,10 +583,10 @@ func TestHealthOfQueuesAndSupervisors(t *testing.T) {
 	}
 }
 
-// A role without rights gets what it may see, and is told what it does not.
+// A role without rights gets the facts that it may see, and the names of the parts that it may not.
 func TestHealthOfARoleWithoutRights(t *testing.T) {
 	t.Parallel()
-	db := newQuietDB(t)
+	db := newTestDB(t)
 	role, app := pgtest.Schema(db.Pool)+"_guest", "owner of "+pgtest.Schema(db.Pool)
 	db.exec(t, `create role `+role)
 	t.Cleanup(func() {
@@ -514,17 +594,17 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	guest := db.via(t, Config{}, func(cfg *pgxpool.Config) {
+	guest := db.via(t, func(cfg *pgxpool.Config) {
 		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "set role "+role)
 			return err
 		}
 	})
-	if _, err := guest.client.Health(t.Context()); !errors.Is(err, ErrNotMigrated) { // it does not even see that there is a table
+	if _, err := guest.look(t.Context()); !errors.Is(err, pg.ErrNotMigrated) { // it does not even see that there is a table
 		t.Errorf("without the schema: %v", err)
 	}
 	db.exec(t, `grant usage on schema `+pgtest.Schema(db.Pool)+` to `+role)
-	conn, err := db.via(t, Config{}, calling(app)).Acquire(t.Context())
+	conn, err := db.via(t, calling(app)).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -546,7 +626,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "clock"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
-	if len(h.Tables) != len(healthTables()) || h.Level == "ok" {
+	if len(h.Tables) != len(tables()) || h.Level == "ok" {
 		t.Errorf("health = %+v", h)
 	}
 	if i := slices.IndexFunc(h.Findings, func(f Finding) bool { return f.Do == "grant pg_read_all_stats to "+role+";" }); i < 0 {
@@ -559,11 +639,11 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 	}
 }
 
-// A part that takes too long is left out: the others are told.
+// A part that takes too long is left out, and the others are there.
 func TestHealthDoesNotWaitForLocks(t *testing.T) {
 	t.Parallel()
-	slow(t)
-	db := newQuietDB(t)
+	tier.Slow(t)
+	db := newTestDB(t)
 	db.hold(t, `lock table drover_supervisors`)
 	h := db.health(t)
 	var parts []string
@@ -580,17 +660,13 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 
 func TestHealthErrors(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.NewPool(t)
-	client, err := New(pool, Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Health(t.Context()); !errors.Is(err, ErrNotMigrated) {
+	db := &testDB{pgtest.NewPool(t)}
+	if _, err := db.look(t.Context()); !errors.Is(err, pg.ErrNotMigrated) {
 		t.Errorf("not migrated: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := client.Health(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := db.look(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	gone, err := pgxpool.New(t.Context(), "postgres://drover@127.0.0.1:1/app")
@@ -598,211 +674,38 @@ func TestHealthErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer gone.Close()
-	if client, err = New(gone, Config{}); err != nil {
-		t.Fatal(err)
-	}
-	if h, err := client.Health(t.Context()); h != nil || err == nil || !strings.Contains(err.Error(), "look at the health") {
+	if h, err := (&testDB{gone}).look(t.Context()); h != nil || err == nil {
 		t.Errorf("no server: %+v, %v", h, err)
 	}
 }
 
-// Facts in, findings out.
-func TestHealthFindings(t *testing.T) {
+// A caller's part is read like the others: with its arguments, within the same time, and if it cannot be read it is named.
+func TestHealthReadsMoreParts(t *testing.T) {
 	t.Parallel()
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	ago := func(d time.Duration) *time.Time { at := now.Add(-d); return &at }
-	session := func(since *time.Time, transactions int64) Holder {
-		return Holder{Kind: "session", PID: 42, Application: "billing", User: "app", State: "idle in transaction", Since: since, Transactions: transactions, Do: "stop it"}
+	tier.Slow(t)
+	db := newTestDB(t)
+	var n int
+	read := func(rows pgx.Rows) error { return rows.Scan(&n) }
+	h, err := db.look(t.Context(),
+		Part{"mine", read, `select $1::int + 1`, []any{6}},
+		Part{"slow", read, `select 1 from pg_sleep(60)`, nil},
+		Part{"damaged", read, `select 1 / 0`, nil})
+	if err != nil {
+		t.Fatal(err)
 	}
-	jobs := func(dead int64, change func(*TableHealth)) TableHealth {
-		table := TableHealth{Name: "jobs", LiveRows: 7, DeadRows: dead, VacuumThreshold: 50_000, Autovacuum: true, VacuumedAt: ago(time.Hour)}
-		if change != nil {
-			change(&table)
-		}
-		return table
+	want := []NotSeen{{Part: "slow", Why: "it took longer than 2s", TimedOut: true}, {Part: "damaged", Why: "division by zero", Failed: true}}
+	if n != 7 || !slices.Equal(h.NotSeen, want) || len(h.found("not_seen")) != 2 {
+		t.Errorf("read %d, not seen %+v, findings %+v", n, h.NotSeen, h.found("not_seen"))
 	}
-	vacuumed := func(d time.Duration) func(*TableHealth) {
-		return func(t *TableHealth) { t.VacuumedAt = ago(d) }
-	}
-	catalogs := Holder{Kind: "slot", Name: "feed", Transactions: 1000, CatalogsOnly: true, Do: "not this"}
-	slot := Holder{Kind: "slot", Name: "s", State: "inactive", Transactions: 525, Do: "drop it"}
-	waits := func(d time.Duration) blocker {
-		return blocker{Holder{Kind: "session", PID: 42, Application: "billing", Do: "stop it"}, 3, now.Add(-d)}
-	}
-	const endSession = "; session 42 (billing, idle in transaction, user app) holds vacuum back: end it first"
-	for _, c := range []struct {
-		name  string
-		facts Health
-		want  []Finding // those that are not ok; of an empty Why and Do nothing is asked
-	}{
-		{"nothing", Health{}, nil},
-		{"a short transaction", Health{Holders: []Holder{session(ago(59*time.Second), 1<<30)}}, nil},
-		{"a minute", Health{Holders: []Holder{session(ago(time.Minute), 1)}}, []Finding{
-			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
-		}},
-		{"a quarter of an hour", Health{Holders: []Holder{session(ago(15*time.Minute), 1)}}, []Finding{
-			{"critical", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 15m0s", "", "stop it"},
-		}},
-		{"of another role", Health{Holders: []Holder{{Kind: "session", PID: 42, Transactions: 99_999}, {Kind: "session", PID: 43, Transactions: 100_000}}}, []Finding{
-			{"warning", "vacuum_held", "session 43 has held vacuum back through 100000 transactions", "", ""},
-		}},
-		{"a slot", Health{Holders: []Holder{{Kind: "slot", Name: "s", State: "inactive", Transactions: 10_000_000}}}, []Finding{
-			{"critical", "vacuum_held", "replication slot s (inactive) has held vacuum back through 10000000 transactions", "", ""},
-		}},
-		{"a slot for the catalogs", Health{Holders: []Holder{{Kind: "slot", Name: "s", Transactions: 1 << 30, CatalogsOnly: true}}}, nil},
-		{"a standby", Health{Holders: []Holder{{Kind: "standby", Application: "far", State: "streaming", Transactions: 100_000}}}, []Finding{
-			{"warning", "vacuum_held", "standby far (far, streaming) has held vacuum back through 100000 transactions", "", ""},
-		}},
-		{"a prepared transaction", Health{Holders: []Holder{{Kind: "prepared", Name: "g", State: "prepared", User: "app", Since: ago(time.Hour)}}}, []Finding{
-			{"critical", "vacuum_held", "prepared transaction g (prepared, user app) has held vacuum back for 1h0m0s", "", ""},
-		}},
-		{"few dead", Health{Tables: []TableHealth{jobs(99_999, nil)}}, nil},
-		{"many dead", Health{Tables: []TableHealth{jobs(100_000, nil)}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1h0m0s ago", "vacuum public.jobs;"},
-		}},
-		{"very many dead", Health{Tables: []TableHealth{jobs(1_000_000, func(t *TableHealth) { t.VacuumedAt = nil })}}, []Finding{
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "it has never been vacuumed", "vacuum public.jobs;"},
-		}},
-		{"a vacuum runs", Health{Tables: []TableHealth{jobs(100_000, func(t *TableHealth) { t.Vacuuming = true })}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "a vacuum of it is running", ""},
-		}},
-		{"dead because held, the cause first", Health{Tables: []TableHealth{jobs(1_000_000, nil)}, Holders: []Holder{session(ago(time.Minute), 1)}}, []Finding{
-			{"critical", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
-		}},
-		{"a vacuum met a young one", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Second))}, Holders: []Holder{catalogs, session(ago(30*time.Second), 2)}}, []Finding{
-			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 30s", "", "stop it"},
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
-		}},
-		{"no vacuum met it", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Minute))}, Holders: []Holder{session(ago(30*time.Second), 2)}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1m0s ago", "vacuum public.jobs;"},
-		}},
-		{"a vacuum met a slot, the oldest", Health{Tables: []TableHealth{jobs(1_000_000, vacuumed(time.Minute))}, Holders: []Holder{catalogs, slot, session(ago(2*time.Second), 2)}}, []Finding{
-			{"critical", "vacuum_held", "replication slot s (inactive) has held vacuum back through 525 transactions", "", "drop it"},
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "replication slot s (inactive) holds vacuum back: end it first", "drop it"},
-		}},
-		{"no vacuum met the slot", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Hour))}, Holders: []Holder{slot}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "", "vacuum public.jobs;"},
-		}},
-		{"a slot that nothing died behind", Health{Tables: []TableHealth{jobs(100_000, vacuumed(time.Second))}, Holders: []Holder{{Kind: "slot", Name: "s"}}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "", "vacuum public.jobs;"},
-		}},
-		{"an invalid index", Health{Tables: []TableHealth{jobs(0, func(t *TableHealth) { t.InvalidIndexes = []string{"jobs_claim_idx_ccnew", "mine"} })}}, []Finding{
-			{"warning", "invalid_index", "index jobs_claim_idx_ccnew of jobs is not valid", "", "drop index concurrently public.jobs_claim_idx_ccnew;"},
-			{"warning", "invalid_index", "index mine of jobs is not valid", "", "reindex index concurrently public.mine;"},
-		}},
-		{"a small table", Health{Tables: []TableHealth{jobs(1999, func(t *TableHealth) { t.VacuumThreshold = 50 })}}, nil},
-		{"autovacuum off for a table", Health{Tables: []TableHealth{jobs(0, func(t *TableHealth) { t.Autovacuum = false })}}, []Finding{
-			{"warning", "autovacuum", "autovacuum is off for jobs", "", "alter table public.jobs reset (autovacuum_enabled);"},
-		}},
-		{"a dear claim", Health{Claim: ClaimHealth{FloorBuffers: 100, FullBuffers: 10_100}}, []Finding{
-			{"warning", "claim_cost", "a claim reads 100 pages from its floor on, and 10100 without one", "", "vacuum public.jobs;"},
-		}},
-		{"a dear claim because held", Health{Holders: []Holder{session(ago(time.Minute), 1)}, Claim: ClaimHealth{FullBuffers: 1_000_000}}, []Finding{
-			{"critical", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
-			{
-				"critical", "claim_cost", "a claim reads 0 pages from its floor on, and 1000000 without one",
-				"dead or running jobs stand at the beginning of jobs_claim_idx: a supervisor that starts, and full sweeps, step over them" + endSession, "stop it",
-			},
-		}},
-		{"a very dear claim", Health{Claim: ClaimHealth{FloorBuffers: 100, FullBuffers: 1_000_100}}, []Finding{
-			{"critical", "claim_cost", "a claim reads 100 pages from its floor on, and 1000100 without one", "", "vacuum public.jobs;"},
-		}},
-		{"a cheap claim", Health{Claim: ClaimHealth{FloorBuffers: 20_000, FullBuffers: 20_100}}, nil},
-		{"an index of dead pages", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
-			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10 MiB", "", "reindex index concurrently public.jobs_claim_idx;"},
-		}},
-		{"an index of held pages", Health{Holders: []Holder{session(ago(time.Minute), 1)}, Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
-			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
-			{
-				"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10 MiB",
-				"an estimate; its pages are used again, and an index that has become too big stays so; a new one takes over what is held, and waits for transactions" +
-					": session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it\nreindex index concurrently public.jobs_claim_idx;",
-			},
-		}},
-		{"blocked for a moment", Health{blockers: []blocker{waits(4 * time.Second)}}, nil},
-		{"blocked", Health{blockers: []blocker{waits(5 * time.Second)}}, []Finding{
-			{"warning", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 5s", "", "stop it"},
-		}},
-		{"blocked for long", Health{blockers: []blocker{waits(time.Minute)}}, []Finding{
-			{"critical", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 1m0s", "", "stop it"},
-		}},
-		{"a full index", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 200_000}}, nil},
-		{"an index filled since the last ANALYZE", Health{Claim: ClaimHealth{IndexBytes: 64 << 20, Unfinished: 100_000, unseen: 600_000}}, nil},
-		{"late", Health{Supervisors: SupervisorsHealth{Alive: 1}, Claim: ClaimHealth{Queues: []QueueHealth{{"q", 1, ago(15 * time.Minute), 1}, {"r", 1, ago(time.Minute), 0}, {"s", 0, nil, 0}}}}, []Finding{
-			{"warning", "claim_lag", "a due job of queue q has waited 15m0s", "its supervisors have no free slot, do not know its kind, or do not get on", "drover stats"},
-		}},
-		{"nobody works", Health{Claim: ClaimHealth{Queues: []QueueHealth{{"q", 1, ago(time.Second), 0}}}}, []Finding{
-			{"critical", "supervisors", "supervisors: 0 alive, 0 draining, 0 silent, 0 lost", "jobs are due, and nobody claims", "start a supervisor"},
-		}},
-		{"one fell silent", Health{Supervisors: SupervisorsHealth{Alive: 2, Silent: 1}}, []Finding{{"warning", "supervisors", "supervisors: 2 alive, 0 draining, 1 silent, 0 lost", "", ""}}},
-		{"set aside", Health{SetAside: SetAsideHealth{Rows: 3, Refused: 2, First: []SetAside{{
-			Job: "01X", Path: "claim", Error: "job is cursed", Code: "P0001", Tries: 4, RetryAt: now,
-		}}}}, []Finding{
-			{
-				"warning", "set_aside", "job 01X is set aside, the database refuses its claim: job is cursed (tried 4 times, next at 2026-03-01T12:00:00Z)", "",
-				"delete from public.drover_set_aside where path = 'claim' and job = '01X';\ndrover jobs cancel 01X",
-			},
-			{"warning", "set_aside", "3 jobs are set aside in all, 2 more than named here", "", "select path, job, error, tries, retry_at from public.drover_set_aside order by first_at;"},
-			{"warning", "refused", "2 jobs were discarded in the last day because the database refuses to read or to change them", "", "drover jobs list --reason refused"},
-		}},
-		{"cannot be read", Health{NotSeen: []NotSeen{{Part: "queues", Why: "missing chunk", Failed: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: missing chunk", "a row that it reads is damaged or out of range", ""}}},
-		{"not seen", Health{NotSeen: []NotSeen{{Part: "queues", Why: "no"}}}, []Finding{{"warning", "not_seen", "not seen: queues: no", "this role may not read it", "grant it select on drover's tables"}}},
-		{"a clock that went back, but no job waits", Health{Clock: ClockHealth{Latest: ago(-time.Hour)}}, nil},
-		{"jobs that wait for the clock", Health{Clock: ClockHealth{Latest: ago(-time.Hour), Since: ago(time.Minute), Waiting: 813}}, []Finding{{
-			"warning", "clock", "the server's clock has gone back: it is 1h0m0s behind 2026-03-01T13:00:00Z, which it has shown before; first seen at 2026-03-01T11:59:00Z by the clock as it is now; jobs from before that wait until then: 813", "", "",
-		}}},
-		{"not in time", Health{NotSeen: []NotSeen{{Part: "queues", Why: "slow", TimedOut: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: slow", "it waited for a lock, or stepped over very many rows, dead ones included", ""}}},
-	} {
-		h := c.facts
-		h.At, h.schema, h.Autovacuum = now, "public", true
-		h.judge()
-		level := "ok"
-		if len(c.want) > 0 {
-			level = c.want[0].Level
-		}
-		if h.Level != level {
-			t.Errorf("%s: level %s, want %s", c.name, h.Level, level)
-		}
-		got := slices.DeleteFunc(slices.Clone(h.Findings), func(f Finding) bool { return f.Level == "ok" })
-		for i := range got {
-			if i < len(c.want) && c.want[i].Why == "" && got[i].Why != "" {
-				got[i].Why = ""
-			}
-			if i < len(c.want) && c.want[i].Do == "" && c.want[i].Why == "" {
-				got[i].Do = ""
-			}
-		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s:\n got %+v\nwant %+v", c.name, got, c.want)
-		}
-	}
-	off := Health{}
-	off.judge()
-	if f := off.Findings[0]; f.Level != "critical" || f.Name != "autovacuum" || !strings.Contains(f.Do, "autovacuum = on") {
-		t.Errorf("autovacuum off: %+v", f)
-	}
-	well := Health{Autovacuum: true}
-	well.judge()
-	var names []string
-	for _, f := range well.Findings {
-		names = append(names, f.Name)
-	}
-	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside", "clock"}; !slices.Equal(names, want) {
-		t.Errorf("all is well, says %v", names)
-	}
-	if share := (&TableHealth{LiveRows: 1, DeadRows: 3}).DeadShare(); share != 0.75 {
-		t.Errorf("share = %v", share)
-	}
-	if share := (&TableHealth{}).DeadShare(); share != 0 {
-		t.Errorf("share of an empty table = %v", share)
+	if _, err := db.look(t.Context(), Part{"wrong", read, `select no_such_column`, nil}); err == nil {
+		t.Error("a mistake in a statement is no error")
 	}
 }
 
 // Lists are never null.
 func TestHealthJSON(t *testing.T) {
 	t.Parallel()
-	doc, err := json.Marshal(newQuietDB(t).health(t))
+	doc, err := json.Marshal(newTestDB(t).health(t))
 	if err != nil {
 		t.Fatal(err)
 	}

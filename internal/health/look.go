@@ -1,4 +1,4 @@
-package drover
+package health
 
 import (
 	"context"
@@ -15,23 +15,26 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// What a look at the health reads. Nothing here needs more than select on drover's tables; what a role may not see is
-// left out and told of. Each part has a transaction and a time limit of its own, so that one that fails leaves the
-// others, and none holds a snapshot for long.
+// The statements of a look need no more than select on drover's tables. Each part has a transaction and a time limit of
+// its own. So a part that fails leaves the others, and no part holds a snapshot for long.
 
-// sqlHealthServer finds jobs, whose schema the others go by: an application's tables may share it.
-const sqlHealthServer = `
+// sqlServer finds the table jobs. The other statements look in its schema, because an application's tables may share the
+// search_path.
+const sqlServer = `
 select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting('autovacuum')::bool and current_setting('track_counts')::bool, pg_is_in_recovery()
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
-// sqlHealthHolders lists what the removal of dead rows in this database waits for, the oldest first: what a transaction
-// could still see is what its xid and its snapshot say. In other databases a snapshot does not count, but an xid does: every
-// snapshot taken here while it is in progress reaches back to it. Of those that hold back equally the one whose xid it is
-// comes first. Not among it: vacuums, which wait for each other in nothing, claims that wait for their turn, which is normal
-// and has an end, and slots that the server has given up. A parallel worker holds what its leader does. Of a session whose
-// state the role may not see nobody knows whether it runs a query to cancel: it is terminated. A standby holds by its slot, if it has one, else by its sender.
-// Only the catalogs wait for a catalog_xmin.
-const sqlHealthHolders = `
+// sqlHolders lists the transactions, slots and standbys that the removal of dead rows in this database waits for, the
+// oldest first. A transaction can still see the rows that its xid and its snapshot do not exclude. In another database a
+// snapshot does not count, but an xid does: every snapshot taken here while it is in progress reaches back to it. If
+// several hold back equally, the owner of the xid comes first.
+//
+// It leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn, because that
+// is normal and has an end, and slots that the server has given up. A parallel worker holds the same as its leader. If the
+// role may not see a session's state, nobody knows whether it runs a query that could be cancelled, so the remedy ends the
+// session. A standby holds vacuum back through its slot if it has one, else through its sender. Only the catalogs wait for
+// a catalog_xmin.
+const sqlHolders = `
 with holders(kind, pid, name, database, application, username, state, transactions, own, since, catalogs_only, query, stop) as (
 	select 'session', pid, '', nullif(datname, current_database()), application_name, usename::text, coalesce(state, backend_type),
 		case when datname = current_database() then greatest(age(backend_xid), age(backend_xmin)) else age(backend_xid) end,
@@ -63,11 +66,11 @@ select kind, coalesce(pid, 0), name, coalesce(database, ''), coalesce(applicatio
 	left(regexp_replace(coalesce(query, ''), '\s+', ' ', 'g'), 200), stop
 from holders order by catalogs_only, transactions desc, own desc, since, kind, pid limit 20`
 
-// sqlHealthBlockers finds who holds up the ten sessions that have waited longest for a lock on the tables $2 of schema $1,
-// or on a row of them: who waits for another's transaction has locked the row's place first. It follows whom they wait for
-// to those who wait for nobody, each pair once: pg_blocking_pids stops the lock manager for a moment. A prepared
-// transaction has no pid. A turn is an advisory lock, and no matter of this.
-const sqlHealthBlockers = `
+// sqlBlockers takes the ten sessions that have waited longest for a lock on the tables $2 of schema $1, or on a row of
+// them: a session that waits for another transaction has locked the row's place first. It follows the sessions that each
+// of them waits for, up to the sessions that wait for nobody. It looks at each pair once, because pg_blocking_pids stops
+// the lock manager for a moment. A prepared transaction has no pid. Turns are advisory locks, and are left out.
+const sqlBlockers = `
 with recursive tables as (
 	select oid from pg_class where relnamespace = $1::regnamespace and relkind = 'r' and relname = any($2::text[])
 ), drovers as (
@@ -94,10 +97,10 @@ from chains c join waiting w using (pid) left join pg_stat_activity a on a.pid =
 where c.blocker not in (select pid from pairs) and w.waitstart is not null
 group by c.blocker, a.pid, a.application_name, a.usename, a.state order by min(w.waitstart), c.blocker`
 
-// sqlHealthTables reads what the server counts of the tables of $1, a schema. It estimates what their rows need by the
-// widths that ANALYZE found, a row's overhead of 28 bytes and the fillfactor; null where nothing was analyzed. An index
-// that is being built is not valid yet either.
-const sqlHealthTables = `
+// sqlTables reads the server's counts of the tables $2 in schema $1. It estimates the size that their rows need from the
+// widths that ANALYZE found, an overhead of 28 bytes a row, and the fillfactor; the result is null if nothing was
+// analyzed. It leaves out an index that is being built, because that is not valid yet either.
+const sqlTables = `
 with tables as (
 	select c.oid, c.relname::text as name, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n,
 		coalesce((select jsonb_object_agg(option_name, option_value) from pg_options_to_table(c.reloptions)), '{}') as options
@@ -120,25 +123,27 @@ select t.name, s.n_live_tup, s.n_dead_tup,
 from tables t join pg_stat_user_tables s on s.relid = t.oid
 order by t.n`
 
-// healthTables are the tables that drover makes.
-func healthTables() []string {
+// tables lists drover's tables.
+func tables() []string {
 	return []string{
 		"jobs", "drover_supervisors", "drover_sleepers", "queues", "drover_kinds", "drover_builds", "drover_solo", "drover_ended_supervisors", "drover_redrives", "drover_redrive_queues",
 		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "jobs_archive", "drover_set_aside",
 	}
 }
 
-// One row a supervisor. Silent: no beat for a lease, and nobody has taken its jobs yet.
-const sqlHealthSupervisors = `
+// sqlSupervisors reads the whole table, one row for each supervisor. A silent one has sent no heartbeat for a lease, and
+// nobody has taken its jobs yet.
+const sqlSupervisors = `
 select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
 from (
 	select case when lost_at is not null then 'lost' when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
 	from drover_supervisors
 ) s`
 
-// sqlHealthProbe looks for the first due job of every lane of every queue that was ever served, beyond the floor of $1
-// seconds ago (null: none), as a claim does, by jobs_claim_idx. What it reads before it finds one is dead or runs.
-const sqlHealthProbe = `
+// sqlProbe looks for the first due job in every lane of every queue that was ever served, by jobs_claim_idx, as a claim
+// does. It begins at the floor of $1 seconds ago; null means no floor. The rows that it reads before it finds a job are
+// dead or run.
+const sqlProbe = `
 explain (analyze, buffers, timing off, format json)
 select j.id from queues q
 cross join generate_series(0, 30, 10) as t(tier)
@@ -150,9 +155,9 @@ cross join lateral (
 	order by scheduled_at, id limit 1
 ) j`
 
-// sqlHealthQueues tells of at most 100 queues with unfinished jobs how many are due, and since when. jobs_claim_idx gives
-// the queues and the due jobs of each lane, of which it counts $1 at most.
-const sqlHealthQueues = `
+// sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest. jobs_claim_idx gives the
+// queues and the due jobs of each lane. It counts at most $1 in each lane.
+const sqlQueues = `
 with recursive held(name) as (
 	select min(queue) from jobs where finalized_at is null
 	union all
@@ -174,110 +179,139 @@ cross join lateral (
 ) due
 group by q.name order by 3 nulls last, 1`
 
-// sqlHealthIndex measures jobs_claim_idx. It counts its live rows up to $1, and beyond goes by the last ANALYZE, to which
-// may come what the table has grown by since.
-const sqlHealthIndex = `
+// sqlIndex measures jobs_claim_idx. It counts up to $1 live rows. Beyond that it takes the number from the last ANALYZE,
+// and returns separately by how many rows the table may have grown since.
+const sqlIndex = `
 select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(live.n, c.reltuples::bigint) end,
 	case when live.n < $1 then 0 else greatest(0, pg_stat_get_live_tuples('jobs'::regclass) -
 		(select greatest(reltuples, 0)::bigint from pg_class where oid = 'jobs'::regclass)) end
 from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
 where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
 
-// sqlHealthSetAside reads the whole table, which is small.
-const sqlHealthSetAside = `
+// sqlSetAside reads the whole table, which is small.
+const sqlSetAside = `
 select count(*) over (), path, job, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from drover_set_aside order by first_at, path, job limit 10`
 
-// sqlHealthRefused reads the dead letters of a day by jobs_discarded_idx, $1 at most.
-const sqlHealthRefused = `
+// sqlRefused reads the dead letters of a day by jobs_discarded_idx, at most $1 of them.
+const sqlRefused = `
 select count(*) filter (where discard_reason = 'refused') from (
 	select discard_reason from jobs where discard_reason is not null and finalized_at > now() - interval '1 day'
 	order by finalized_at desc, id desc limit $1
 ) j`
 
-// sqlClock tells whether the server's clock has gone back, and counts at most $1 jobs a lane that wait because of it.
+// sqlClock shows whether the server's clock has gone back, and counts the jobs that wait because of it, at most $1 in each
+// lane.
 const sqlClock = `select latest, since, waiting from drover_clock($1)`
 
-// onStandby is why a part is not seen that only the primary knows.
+// onStandby is why a part is missing that only the primary knows.
 const onStandby = "this server is a standby"
 
 const (
-	healthDeadCount = 100_000         // dead letters looked through for refused ones
-	healthTimeout   = 2 * time.Second // of each part
-	healthLaneCount = 1000            // due jobs counted of a lane
-	healthLiveCount = 100_000         // rows counted of the claim index
+	partTimeout = 2 * time.Second
+	deadCount   = 100_000 // dead letters that are searched for refused jobs
+	laneCount   = 1000    // due jobs that are counted in each lane
+	liveCount   = 100_000 // rows that are counted in the claim index
 )
 
-// health gathers the facts. What takes too long or may not be seen is left out and told in NotSeen.
-func (s *desk) health(ctx context.Context) (*Health, error) {
-	conn, err := s.pool.Acquire(ctx)
+// Part is one statement of a look.
+type Part struct {
+	Name string // as in NotSeen
+	Read func(pgx.Rows) error
+	SQL  string
+	Args []any
+}
+
+// parts lists the statements that fill the report, except the first one.
+func (h *Report) parts() []Part {
+	n, c := &h.Supervisors, &h.Claim
+	return []Part{
+		{"holders", h.readHolder, sqlHolders, nil},
+		{"locks", h.readBlocker, sqlBlockers, []any{h.schema, tables()}},
+		{"tables", h.readTable, sqlTables, []any{h.schema, tables()}},
+		{"supervisors", func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, sqlSupervisors, nil},
+		// The probes come first: a scan from the beginning removes index entries that are dead for every transaction, so the
+		// probes would not meet them any more.
+		{"claim_floor", readProbe(&c.FloorBuffers, nil), sqlProbe, []any{floors.SettleTime.Seconds()}},
+		{"claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlProbe, []any{nil}},
+		{"queues", h.readQueue, sqlQueues, []any{laneCount}},
+		{"claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlIndex, []any{liveCount}},
+		{"set_aside", h.readSetAside, sqlSetAside, nil},
+		{"refused", func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, sqlRefused, []any{deadCount}},
+		{"clock", func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, sqlClock, []any{laneCount}},
+	}
+}
+
+// Look gathers the facts, reads more parts for the caller, and draws the conclusions. It changes nothing, and each part
+// ends after 2 s at the latest. A part that takes longer, or that the role may not read, is no error: NotSeen names it.
+// The role needs select on drover's tables. Only a member of pg_read_all_stats sees since when the sessions of other roles
+// hold vacuum back, and their queries. On a standby NotSeen also names the parts that only the primary knows. Errors:
+// pg.ErrNotMigrated.
+func Look(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, pg.Classify(err)
 	}
 	defer conn.Release()
-	h := &Health{Holders: []Holder{}, Tables: []TableHealth{}, Claim: ClaimHealth{Queues: []QueueHealth{}}, SetAside: SetAsideHealth{First: []SetAside{}}, NotSeen: []NotSeen{}}
-	var failed error
-	look := func(part string, read func(pgx.Rows) error, sql string, args ...any) {
-		if failed != nil {
-			return
-		}
-		if h.standby && slices.Contains([]string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}, part) {
-			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: onStandby})
-			return
-		}
-		// In a round trip of its own: a statement that is being prepared waits for locks already.
-		var limit, query pg.Pipeline
-		limit.BeginReading()
-		limit.Exec(nil, pg.OnePlan)
-		limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(healthTimeout.Milliseconds()))
-		query.Query(read, sql, args...)
-		query.Commit()
-		err := limit.Send(ctx, conn.Conn())
-		if err == nil {
-			err = query.Send(ctx, conn.Conn())
-		}
-		var refused *pgconn.PgError
-		switch {
-		case !errors.As(err, &refused), h.schema == "": // nil, or nothing to go on with
-			failed = err
-		case refused.Code == "42501":
-			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: refused.Message})
-		case refused.Code == "57014" && ctx.Err() == nil:
-			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: fmt.Sprintf("it took longer than %v", healthTimeout), TimedOut: true})
-		case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":
-			h.NotSeen = append(h.NotSeen, NotSeen{Part: part, Why: refused.Message, Failed: true})
-		default:
-			failed = err
+	h := &Report{Holders: []Holder{}, Tables: []Table{}, Claim: Claim{Queues: []Queue{}}, SetAside: SetAside{First: []AsideJob{}}, NotSeen: []NotSeen{}}
+	server := func(rows pgx.Rows) error {
+		return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby)
+	}
+	if err := h.look(ctx, conn.Conn(), Part{"server", server, sqlServer, nil}); err != nil {
+		return nil, err
+	}
+	for _, part := range append(h.parts(), more...) {
+		if err := h.look(ctx, conn.Conn(), part); err != nil {
+			return nil, err
 		}
 	}
-	n, c := &h.Supervisors, &h.Claim
-	look("server", func(rows pgx.Rows) error { return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby) }, sqlHealthServer)
-	look("holders", h.readHolder, sqlHealthHolders)
-	look("locks", h.readBlocker, sqlHealthBlockers, h.schema, healthTables())
-	look("tables", h.readTable, sqlHealthTables, h.schema, healthTables())
-	look("supervisors", func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, sqlHealthSupervisors)
-	// The probes come first: a look from the beginning clears away what is dead to all, and would hide it from them.
-	look("claim_floor", readProbe(&c.FloorBuffers, nil), sqlHealthProbe, floors.SettleTime.Seconds())
-	look("claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlHealthProbe, nil)
-	look("queues", h.readQueue, sqlHealthQueues, healthLaneCount)
-	look("claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlHealthIndex, healthLiveCount)
-	look("set_aside", h.readSetAside, sqlHealthSetAside)
-	look("refused", func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, sqlHealthRefused, healthDeadCount)
-	look("clock", func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, sqlClock, healthLaneCount)
-	if failed != nil {
-		return nil, failed
-	}
+	h.judge()
 	return h, nil
 }
 
-func (h *Health) readHolder(rows pgx.Rows) error {
+// look reads one part. It notes a part that cannot be read in NotSeen, and returns other errors.
+func (h *Report) look(ctx context.Context, conn *pgx.Conn, part Part) error {
+	if h.standby && slices.Contains([]string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}, part.Name) {
+		h.NotSeen = append(h.NotSeen, NotSeen{Part: part.Name, Why: onStandby})
+		return nil
+	}
+	// The time limit has a round trip of its own: already the preparation of a statement waits for locks.
+	var limit, query pg.Pipeline
+	limit.BeginReading()
+	limit.Exec(nil, pg.OnePlan)
+	limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(partTimeout.Milliseconds()))
+	query.Query(part.Read, part.SQL, part.Args...)
+	query.Commit()
+	err := limit.Send(ctx, conn)
+	if err == nil {
+		err = query.Send(ctx, conn)
+	}
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || h.schema == "" { // without the schema there is nothing to go on with
+		return err
+	}
+	missing := NotSeen{Part: part.Name, Why: refused.Message}
+	switch {
+	case refused.Code == "42501": // the role may not read it
+	case refused.Code == "57014" && ctx.Err() == nil:
+		missing.Why, missing.TimedOut = fmt.Sprintf("it took longer than %v", partTimeout), true
+	case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":
+		missing.Failed = true
+	default:
+		return err
+	}
+	h.NotSeen = append(h.NotSeen, missing)
+	return nil
+}
+
+func (h *Report) readHolder(rows pgx.Rows) error {
 	var o Holder
 	err := rows.Scan(&o.Kind, &o.PID, &o.Name, &o.Database, &o.Application, &o.User, &o.State, &o.Transactions, &o.Since, &o.CatalogsOnly, &o.Query, &o.Do)
 	h.Holders = append(h.Holders, o)
 	return err
 }
 
-func (h *Health) readBlocker(rows pgx.Rows) error {
+func (h *Report) readBlocker(rows pgx.Rows) error {
 	b := blocker{holder: Holder{Kind: "session"}}
 	o := &b.holder
 	err := rows.Scan(&o.PID, &o.Application, &o.User, &o.State, &b.sessions, &b.since, &o.Do)
@@ -288,22 +322,22 @@ func (h *Health) readBlocker(rows pgx.Rows) error {
 	return err
 }
 
-func (h *Health) readTable(rows pgx.Rows) error {
-	var t TableHealth
+func (h *Report) readTable(rows pgx.Rows) error {
+	var t Table
 	err := rows.Scan(&t.Name, &t.LiveRows, &t.DeadRows, &t.VacuumThreshold, &t.Autovacuum, &t.Vacuuming, &t.VacuumedAt, &t.TableBytes, &t.IndexBytes, &t.ToastBytes, &t.NeededBytes, &t.InvalidIndexes)
 	h.Tables = append(h.Tables, t)
 	return err
 }
 
-func (h *Health) readQueue(rows pgx.Rows) error {
-	var q QueueHealth
+func (h *Report) readQueue(rows pgx.Rows) error {
+	var q Queue
 	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors)
 	h.Claim.Queues = append(h.Claim.Queues, q)
 	return err
 }
 
-func (h *Health) readSetAside(rows pgx.Rows) error {
-	var r SetAside
+func (h *Report) readSetAside(rows pgx.Rows) error {
+	var r AsideJob
 	err := rows.Scan(&h.SetAside.Rows, &r.Path, &r.Job, &r.Error, &r.Code, &r.Tries, &r.FirstAt, &r.RetryAt)
 	h.SetAside.First = append(h.SetAside.First, r)
 	return err

@@ -1,0 +1,152 @@
+// Package health looks at what makes a queue in Postgres slow: sessions that hold vacuum back, dead rows, the cost of a
+// claim, late jobs. Look reads the facts, and the judges draw the conclusions from them. Nothing here changes anything.
+package health
+
+import "time"
+
+// Report is the result of one look. Findings are the conclusions, and the other fields are the facts.
+type Report struct {
+	At          time.Time   `json:"at"`       // by the server's clock
+	Level       Level       `json:"level"`    // the worst level of the findings
+	Findings    []Finding   `json:"findings"` // worst first; they include what is well
+	Autovacuum  bool        `json:"autovacuum"`
+	Holders     []Holder    `json:"holders"` // at most 20, oldest first; most of them are gone a moment later
+	Tables      []Table     `json:"tables"`  // drover's, jobs first
+	Claim       Claim       `json:"claim"`
+	Supervisors Supervisors `json:"supervisors"`
+	SetAside    SetAside    `json:"set_aside"`
+	Clock       Clock       `json:"clock"`
+	NotSeen     []NotSeen   `json:"not_seen"` // the missing parts
+
+	schema, role string // quoted
+	standby      bool   // it has neither the counts of the primary nor its clock, and a claim has another cost there
+	blockers     []blocker
+}
+
+// NotSeen is a part that could not be read. Its facts are zero, and no conclusion is drawn from them.
+type NotSeen struct {
+	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, clock
+	Why      string `json:"why"`
+	TimedOut bool   `json:"timed_out"` // after 2 s
+	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it, or only the primary knows it
+}
+
+// Level is how bad a finding is.
+type Level string
+
+// The levels of findings.
+const (
+	LevelOK       Level = "ok"
+	LevelWarning  Level = "warning"
+	LevelCritical Level = "critical"
+)
+
+// Finding is a conclusion, with the remedy.
+type Finding struct {
+	Level Level  `json:"level"`
+	Name  string `json:"name"` // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, set_aside, refused, clock, not_seen
+	What  string `json:"what"`
+	Why   string `json:"why"` // why it matters; "" if all is well
+	Do    string `json:"do"`  // SQL, one statement a line, or a command, never run by drover; "" if there is none
+}
+
+// Holder holds vacuum back: it might still see rows that are dead for everybody else.
+type Holder struct {
+	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
+	PID          int        `json:"pid"`           // of the session, or of the slot's or standby's sender; 0 for none
+	Name         string     `json:"name"`          // of the prepared transaction or the slot
+	Database     string     `json:"database"`      // if it is another database; such a holder has written there
+	Application  string     `json:"application"`   // application_name of the session, or of the standby
+	User         string     `json:"user"`          //
+	State        string     `json:"state"`         // such as "idle in transaction"
+	Transactions int64      `json:"transactions"`  // how many began since it began
+	Since        *time.Time `json:"since"`         // when its transaction began; nil for slots and standbys, and if the role may not see it
+	CatalogsOnly bool       `json:"catalogs_only"` // a logical slot's catalog_xmin: drover's tables do not wait for it
+	Query        string     `json:"query"`         // its newest query, the first 200 characters
+	Do           string     `json:"do"`            // ends it
+}
+
+// Table is one table by the server's statistics, which lag about a second behind.
+type Table struct {
+	Name            string     `json:"name"`
+	LiveRows        int64      `json:"live_rows"`
+	DeadRows        int64      `json:"dead_rows"`
+	VacuumThreshold int64      `json:"vacuum_threshold"` // autovacuum starts at so many dead rows
+	Autovacuum      bool       `json:"autovacuum"`       // not switched off for this table
+	Vacuuming       bool       `json:"vacuuming"`        // now
+	VacuumedAt      *time.Time `json:"vacuumed_at"`      // by autovacuum or by hand; nil for never
+	TableBytes      int64      `json:"table_bytes"`
+	IndexBytes      int64      `json:"index_bytes"`
+	ToastBytes      int64      `json:"toast_bytes"`
+	NeededBytes     *int64     `json:"needed_bytes"`    // an estimate of TableBytes for the live rows alone; nil before the first ANALYZE
+	InvalidIndexes  []string   `json:"invalid_indexes"` // left by an interrupted concurrent build: every change writes to them, and nothing reads them
+}
+
+// DeadShare is the share of dead rows, 0 to 1.
+func (t *Table) DeadShare() float64 {
+	if t.DeadRows == 0 {
+		return 0
+	}
+	return float64(t.DeadRows) / float64(t.LiveRows+t.DeadRows)
+}
+
+// blocker is a session that holds locks on drover's tables, and waits for nobody itself.
+type blocker struct {
+	holder   Holder // without a PID for a prepared transaction
+	sessions int64  // how many wait for it, directly or behind each other, among the ten that have waited longest
+	since    time.Time
+}
+
+// Claim is the cost of a claim. Supervisors look from a floor on, behind the dead rows. After a start, after a change of
+// settings, and in full sweeps they look from the beginning.
+type Claim struct {
+	Queues       []Queue `json:"queues"`        // those with unfinished jobs, at most 100, the latest first
+	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago
+	FullBuffers  int64   `json:"full_buffers"`  // the same from the beginning: dead and running jobs make it more
+	FullMS       float64 `json:"full_ms"`
+	IndexBytes   int64   `json:"index_bytes"` // of jobs_claim_idx
+	Unfinished   int64   `json:"unfinished"`  // its live rows; an estimate beyond 100,000
+	unseen       int64   // how many more there may be, since the last ANALYZE
+}
+
+// Queue counts the due jobs of one queue.
+type Queue struct {
+	Queue       string     `json:"queue"`
+	Due         int64      `json:"due"`         // jobs that wait for a claim; counted up to 1,000 in each lane
+	OldestDue   *time.Time `json:"oldest_due"`  // nil if no job is due
+	Supervisors int        `json:"supervisors"` // that live, do not drain, and serve the queue
+}
+
+// Supervisors counts supervisors.
+type Supervisors struct {
+	Alive    int `json:"alive"`
+	Draining int `json:"draining"`
+	Silent   int `json:"silent"` // no heartbeat for a lease
+	Lost     int `json:"lost"`   // others rescue their jobs
+}
+
+// SetAside is about jobs that the database refuses to read or to change.
+type SetAside struct {
+	Rows    int64      `json:"rows"`    // of the table drover_set_aside
+	First   []AsideJob `json:"first"`   // at most 10, the longest waiting first
+	Refused int64      `json:"refused"` // jobs that were discarded in the last day with the reason refused
+}
+
+// AsideJob is a row of the table drover_set_aside: a job that the database refuses to read or to change, if not even the
+// refusal can be written into the job's own row. Supervisors leave the job alone until RetryAt.
+type AsideJob struct {
+	Job     string    `json:"job"`
+	Path    string    `json:"path"` // the refused operation: claim, settle, rescue, prune, archive, ...
+	Error   string    `json:"error"`
+	Code    string    `json:"code,omitempty"` // the SQLSTATE
+	Tries   int       `json:"tries"`
+	FirstAt time.Time `json:"first_at"`
+	RetryAt time.Time `json:"retry_at"`
+}
+
+// Clock is about the server's clock. Each heartbeat of a supervisor notes the time that it shows.
+type Clock struct {
+	Latest  *time.Time `json:"latest"`  // the latest time that it has shown, if that is 10 s or more ahead of its time now; else nil
+	Since   *time.Time `json:"since"`   // when a heartbeat first noticed that, by the clock as it is now; nil: none has yet
+	Waiting int64      `json:"waiting"` // jobs from before that are due again when it gets there; counted up to 1,000 in each lane
+}
