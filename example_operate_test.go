@@ -85,6 +85,26 @@ func ExampleClient_Counts() {
 	// Output: default discarded 1
 }
 
+// A page for operators: what each queue holds, and what somebody has to do now.
+func ExampleClient_Snapshot() {
+	client, _, end := withDiscarded()
+	defer end()
+
+	snapshot, err := client.Snapshot(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for _, q := range snapshot.Queues {
+		fmt.Println(q.Queue, "waiting:", q.Jobs[drover.Available], "dead:", q.Jobs[drover.Discarded])
+	}
+	for _, f := range snapshot.Findings {
+		if f.Level == drover.LevelCritical {
+			fmt.Println(f.What, f.Why, f.Do)
+		}
+	}
+	// Output: default waiting: 0 dead: 1
+}
+
 // The parcel has an address now.
 func ExampleClient_RedriveJob() {
 	ctx := context.Background()

@@ -108,6 +108,9 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 	} else {
 		exec(pg.OnePlan)
 	}
+	if st.sql == sqlDepths {
+		exec(sqlDepthsPlan)
+	}
 	marks := make([]string, len(st.args))
 	for i := range marks {
 		marks[i] = fmt.Sprint("$", i+1)

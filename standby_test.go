@@ -140,8 +140,15 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 			list, err := c.PreviewRedrive(ctx, RedrivePlan{Filter: Filter{All: true}})
 			return found(len(list), err)
 		},
-		"Redrive":      func() error { _, err := c.Redrive(ctx, redrive); return err },
-		"Redrives":     func() error { list, err := c.Redrives(ctx, 10); return found(len(list), err) },
+		"Redrive":  func() error { _, err := c.Redrive(ctx, redrive); return err },
+		"Redrives": func() error { list, err := c.Redrives(ctx, 10); return found(len(list), err) },
+		"Snapshot": func() error {
+			s, err := c.Snapshot(ctx)
+			if err == nil {
+				err = found(min(len(s.Queues), len(s.Redrives)), nil)
+			}
+			return err
+		},
 		"RetryBudgets": func() error { list, err := c.RetryBudgets(ctx); return found(len(list), err) },
 		"Alerts":       func() error { list, err := c.Alerts(ctx, Thresholds{Discarded: 1}); return found(len(list), err) },
 	}

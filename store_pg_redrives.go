@@ -85,17 +85,19 @@ func (s *desk) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {
 }
 
 func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (Redrive, error) {
-		var r Redrive
-		var filter, skips string
-		err := row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
-			&r.By, &r.Why, &r.Note, &r.CreatedAt, &r.FinishedAt)
-		if err != nil {
-			return r, err
-		}
-		r.Filter = raw(filter)
-		return r, json.Unmarshal([]byte(skips), &r.Skips)
-	}, sql, arg)
+	return pg.ReadAll(ctx, s.pool, scanRedrive, sql, arg)
+}
+
+// scanRedrive reads a row of sqlRedrives.
+func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
+	var filter, skips string
+	err = row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
+		&r.By, &r.Why, &r.Note, &r.CreatedAt, &r.FinishedAt)
+	if err != nil {
+		return r, err
+	}
+	r.Filter = raw(filter)
+	return r, json.Unmarshal([]byte(skips), &r.Skips)
 }
 
 func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {

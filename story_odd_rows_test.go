@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -72,21 +71,23 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 	if err != nil {
 		t.Errorf("Counts: %v", err)
 	}
-	h := &health.Report{}
+	s := &Snapshot{}
 	if size < 1000 { // many queries, and none that depends on a filter
-		h = db.health(t)
+		if s, err = db.client.Snapshot(t.Context()); err != nil {
+			t.Fatalf("Snapshot: %v", err)
+		}
 	}
 	alerts, err := db.client.Alerts(t.Context(), Thresholds{Discarded: 1, NewDiscarded: 1, Quarantined: 1, Oldest: time.Second})
 	if err != nil {
 		t.Errorf("Alerts: %v", err)
 	}
-	for _, doc := range []any{groups, counts, h, alerts} {
+	for _, doc := range []any{groups, counts, s, alerts} {
 		if _, err := json.Marshal(doc); err != nil {
 			t.Error(err)
 		}
 	}
-	for _, n := range h.NotSeen {
-		t.Errorf("Health did not see %+v", n)
+	for _, n := range s.NotSeen {
+		t.Errorf("Snapshot did not see %+v", n)
 	}
 	db.exec(t, `select id, last_error, first_failed_at, last_failed_at, discarded_at::text, args, errors, redrives from discarded_jobs`)
 	db.exec(t, `select * from discarded_summary`)

@@ -195,8 +195,8 @@ func (l *oddLife) inspect(t *testing.T) {
 	if _, err := l.client.FailureGroup(ctx, groups[0].Fingerprint); err != nil {
 		t.Error(err)
 	}
-	if h := l.health(t); len(h.NotSeen) > 0 || time.Since(h.At).Abs() > time.Hour {
-		t.Errorf("health = %+v", h)
+	if s, err := l.client.Snapshot(ctx); err != nil || len(s.NotSeen) > 0 || time.Since(s.At).Abs() > time.Hour || len(s.Queues) == 0 {
+		t.Errorf("Snapshot = %+v, %v", s, err)
 	}
 	if budgets, err := l.client.RetryBudgets(ctx); err != nil || len(budgets) != 1 || budgets[0].Per != time.Minute || time.Since(budgets[0].NextFree).Abs() > time.Hour {
 		t.Errorf("RetryBudgets = %+v, %v", budgets, err)

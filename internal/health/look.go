@@ -220,25 +220,26 @@ type Part struct {
 	Read func(pgx.Rows) error
 	SQL  string
 	Args []any
+	Plan string // a statement that holds the planner to one plan, besides pg.OnePlan; "" for none
 }
 
 // parts lists the statements that fill the report, except the first one.
 func (h *Report) parts() []Part {
 	n, c := &h.Supervisors, &h.Claim
 	return []Part{
-		{"holders", h.readHolder, sqlHolders, nil},
-		{"locks", h.readBlocker, sqlBlockers, []any{h.schema, tables()}},
-		{"tables", h.readTable, sqlTables, []any{h.schema, tables()}},
-		{"supervisors", func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, sqlSupervisors, nil},
+		{Name: "holders", Read: h.readHolder, SQL: sqlHolders},
+		{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
+		{Name: "tables", Read: h.readTable, SQL: sqlTables, Args: []any{h.schema, tables()}},
+		{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
 		// The probes come first: a scan from the beginning removes index entries that are dead for every transaction, so the
 		// probes would not meet them any more.
-		{"claim_floor", readProbe(&c.FloorBuffers, nil), sqlProbe, []any{floors.SettleTime.Seconds()}},
-		{"claim_full", readProbe(&c.FullBuffers, &c.FullMS), sqlProbe, []any{nil}},
-		{"queues", h.readQueue, sqlQueues, []any{laneCount}},
-		{"claim_index", func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, sqlIndex, []any{liveCount}},
-		{"set_aside", h.readSetAside, sqlSetAside, nil},
-		{"refused", func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, sqlRefused, []any{deadCount}},
-		{"clock", func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, sqlClock, []any{laneCount}},
+		{Name: "claim_floor", Read: readProbe(&c.FloorBuffers, nil), SQL: sqlProbe, Args: []any{floors.SettleTime.Seconds()}},
+		{Name: "claim_full", Read: readProbe(&c.FullBuffers, &c.FullMS), SQL: sqlProbe, Args: []any{nil}},
+		{Name: "queues", Read: h.readQueue, SQL: sqlQueues, Args: []any{laneCount}},
+		{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{liveCount}},
+		{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
+		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{deadCount}},
+		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{laneCount}},
 	}
 }
 
@@ -257,7 +258,7 @@ func Look(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
 	server := func(rows pgx.Rows) error {
 		return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby)
 	}
-	if err := h.look(ctx, conn.Conn(), Part{"server", server, sqlServer, nil}); err != nil {
+	if err := h.look(ctx, conn.Conn(), Part{Name: "server", Read: server, SQL: sqlServer}); err != nil {
 		return nil, err
 	}
 	for _, part := range append(h.parts(), more...) {
@@ -280,6 +281,9 @@ func (h *Report) look(ctx context.Context, conn *pgx.Conn, part Part) error {
 	limit.BeginReading()
 	limit.Exec(nil, pg.OnePlan)
 	limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(partTimeout.Milliseconds()))
+	if part.Plan != "" {
+		limit.Exec(nil, part.Plan)
+	}
 	query.Query(part.Read, part.SQL, part.Args...)
 	query.Commit()
 	err := limit.Send(ctx, conn)

@@ -679,7 +679,8 @@ func TestHealthErrors(t *testing.T) {
 	}
 }
 
-// A caller's part is read like the others: with its arguments, within the same time, and if it cannot be read it is named.
+// A caller's part is read like the others: with its arguments and its plan, and within the same time. If it cannot be read,
+// it is named.
 func TestHealthReadsMoreParts(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -687,9 +688,9 @@ func TestHealthReadsMoreParts(t *testing.T) {
 	var n int
 	read := func(rows pgx.Rows) error { return rows.Scan(&n) }
 	h, err := db.look(t.Context(),
-		Part{"mine", read, `select $1::int + 1`, []any{6}},
-		Part{"slow", read, `select 1 from pg_sleep(60)`, nil},
-		Part{"damaged", read, `select 1 / 0`, nil})
+		Part{Name: "mine", Read: read, SQL: `select $1::int + 1 where current_setting('enable_sort') = 'off'`, Args: []any{6}, Plan: `set local enable_sort = off`},
+		Part{Name: "slow", Read: read, SQL: `select 1 from pg_sleep(60)`},
+		Part{Name: "damaged", Read: read, SQL: `select 1 / 0`})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -697,7 +698,7 @@ func TestHealthReadsMoreParts(t *testing.T) {
 	if n != 7 || !slices.Equal(h.NotSeen, want) || len(h.found("not_seen")) != 2 {
 		t.Errorf("read %d, not seen %+v, findings %+v", n, h.NotSeen, h.found("not_seen"))
 	}
-	if _, err := db.look(t.Context(), Part{"wrong", read, `select no_such_column`, nil}); err == nil {
+	if _, err := db.look(t.Context(), Part{Name: "wrong", Read: read, SQL: `select no_such_column`}); err == nil {
 		t.Error("a mistake in a statement is no error")
 	}
 }

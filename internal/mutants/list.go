@@ -1090,6 +1090,20 @@ func mutants() []mutant {
 			tests: []string{"TestStandby"},
 		},
 		{
+			name: "snapshot-of-the-well", bug: "a snapshot lists as findings what is well",
+			file:  "snapshot.go",
+			old:   "if f.Level != health.LevelOK {",
+			new:   "if f.Level != \"\" {",
+			tests: []string{"TestSnapshotLevel"},
+		},
+		{
+			name: "snapshot-suspects-last", bug: "a snapshot misses the suspects of a deep queue",
+			file:  "snapshot.go",
+			old:   "order by lane desc, scheduled_at desc, id desc limit $1",
+			new:   "order by lane, scheduled_at, id limit $1",
+			tests: []string{"TestSnapshotIsBounded"},
+		},
+		{
 			name: "full-disk-is-fine", bug: "a command whose output is lost exits with 0",
 			file:  "cmd/drover/main.go",
 			old:   "err = a.sink.end(err)",

@@ -1,0 +1,268 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+func (db *testDB) snapshot(t testing.TB) *Snapshot {
+	t.Helper()
+	s, err := db.client.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// depth is the depth of one queue.
+func (s *Snapshot) depth(t testing.TB, queue string) QueueDepth {
+	t.Helper()
+	i := slices.IndexFunc(s.Queues, func(q QueueDepth) bool { return q.Queue == queue })
+	if i < 0 {
+		t.Fatalf("no queue %s: %+v", queue, s.Queues)
+	}
+	return s.Queues[i]
+}
+
+// O-2: one read gathers depths, ages, supervisors, redrives, refused jobs, suspects and the findings.
+func TestSnapshot(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	if s := db.snapshot(t); len(s.Queues) != 0 || s.Suspects != 0 || s.SetAside != 0 || len(s.Redrives) != 0 || s.Supervisors != (SupervisorCounts{}) || len(s.NotSeen) != 0 {
+		t.Errorf("of an empty queue: %+v", s)
+	}
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, draining, lost_at) values
+		('a', 3600000, '{mail,idle}', now(), false, null), ('d', 3600000, '{mail}', now(), true, null),
+		('s', 30000, '{late}', now() - interval '1 h', false, null), ('l', 30000, '{late}', now(), false, now())`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'late', now() - interval '20 min'), ('k', 'mail', now() - interval '1 min'), ('k', 'mail', now())`)
+	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at) values ('k', 'mail', 'scheduled', now() + interval '1 h'), ('k', 'mail', 'parked', 'infinity')`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at, state, errors_total, priority) values ('k', 'mail', now() - interval '2 min', 'retryable', 1, 9)`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at, state, claimed_by) values ('k', 'mail', now() - interval '1 d', 'running', 'a')`)
+	db.exec(t, `insert into jobs (kind, queue, state, crashes) values ('k', 'late', 'retryable', 1), ('k', 'late', 'retryable', 3)`)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at) values ('k', 'done', 'completed', now()), ('k', 'mail', 'cancelled', now())`)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', queue, 'discarded', now(), 'panic' from unnest('{dead,mail,mail}'::text[]) as queue`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('rescue', 'x', 'cursed', 'P0001', now())`)
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "dead"}, Rate: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "none"}})
+	if err == nil {
+		err = db.client.AbortRedrive(t.Context(), ended.ID, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	s := db.snapshot(t)
+	want := map[string]map[State]int64{
+		"dead": {Discarded: 1}, "idle": {}, "late": {Available: 1, Retryable: 2},
+		"mail": {Available: 2, Scheduled: 1, Parked: 1, Retryable: 1, Running: 1, Discarded: 2},
+	}
+	var names []string
+	for _, q := range s.Queues {
+		names = append(names, q.Queue)
+		if !maps.Equal(q.Jobs, want[q.Queue]) || q.AtLeast {
+			t.Errorf("%+v, want %v", q, want[q.Queue])
+		}
+	}
+	if !slices.Equal(names, []string{"dead", "idle", "late", "mail"}) {
+		t.Errorf("queues %v", names)
+	}
+	for queue, late := range map[string]time.Duration{"late": 20 * time.Minute, "mail": 2 * time.Minute} {
+		if due := s.depth(t, queue).OldestDue; due == nil || s.At.Sub(*due) < late || s.At.Sub(*due) > late+time.Minute {
+			t.Errorf("%s: the oldest is due since %v, at %v", queue, due, s.At)
+		}
+	}
+	if s.depth(t, "dead").OldestDue != nil || s.depth(t, "idle").OldestDue != nil {
+		t.Errorf("no job is due there: %+v", s.Queues)
+	}
+	if want := (SupervisorCounts{Alive: 1, Draining: 1, Silent: 1, Lost: 1}); s.Supervisors != want || s.Suspects != 2 || s.SetAside != 1 {
+		t.Errorf("supervisors %+v, %d suspects, %d set aside", s.Supervisors, s.Suspects, s.SetAside)
+	}
+	if len(s.Redrives) != 1 || s.Redrives[0].ID != r.ID || s.Redrives[0].Matched != 1 || s.Redrives[0].Rate != 1 {
+		t.Errorf("redrives %+v", s.Redrives)
+	}
+	for name, what := range map[string]string{"claim_lag": "a due job of queue late has waited 20m", "supervisors": "1 silent, 1 lost", "set_aside": "job x is set aside"} {
+		i := slices.IndexFunc(s.Findings, func(f Finding) bool { return f.Name == name })
+		if i < 0 || s.Findings[i].Level != LevelWarning || !strings.Contains(s.Findings[i].What, what) || s.Findings[i].Why == "" || s.Findings[i].Do == "" {
+			t.Errorf("%s: %+v", name, s.Findings)
+		}
+	}
+}
+
+// The level of a snapshot is the worst of its findings, which come first, and of which none is ok.
+func TestSnapshotLevel(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'q', now() - interval '20 min')`)
+	s := db.snapshot(t)
+	if s.Level != LevelCritical || len(s.Findings) < 2 || s.Findings[0].Level != LevelCritical || slices.ContainsFunc(s.Findings, func(f Finding) bool { return f.Level == LevelOK }) {
+		t.Errorf("%s: %+v", s.Level, s.Findings)
+	}
+}
+
+// A deep queue is counted up to a bound, suspects first, and its depth says so. Other queues are counted to their end.
+func TestSnapshotIsBounded(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'deep' from generate_series(1, $1)`, snapshotJobs+10)
+	db.exec(t, `insert into jobs (kind, queue, crashes) values ('k', 'deep', 1)`)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, $1)`, snapshotJobs+10)
+	db.exec(t, `insert into jobs (kind, queue) values ('k', 'small')`)
+	s := db.snapshot(t)
+	for queue, want := range map[string]QueueDepth{
+		"deep":  {Jobs: map[State]int64{Available: snapshotJobs}, AtLeast: true},
+		"dead":  {Jobs: map[State]int64{Discarded: snapshotJobs}, AtLeast: true},
+		"small": {Jobs: map[State]int64{Available: 1}},
+	} {
+		if q := s.depth(t, queue); !maps.Equal(q.Jobs, want.Jobs) || q.AtLeast != want.AtLeast {
+			t.Errorf("%+v, want %+v", q, want)
+		}
+	}
+	if s.Suspects != 1 {
+		t.Errorf("%d suspects, want the one that is not among the first by its time", s.Suspects)
+	}
+}
+
+// If there are more queues than a snapshot lists, it says so.
+func TestSnapshotOfManyQueues(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'q' || lpad(n::text, 4, '0') from generate_series(1, $1) n`, snapshotQueues)
+	if s := db.snapshot(t); len(s.Queues) != snapshotQueues || len(s.NotSeen) != 0 {
+		t.Errorf("%d queues, not seen %+v", len(s.Queues), s.NotSeen)
+	}
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('a', 3600000, '{a,q0001}')`)
+	s := db.snapshot(t)
+	if len(s.Queues) != snapshotQueues || s.Queues[0].Queue != "a" || s.Queues[1].Queue != "q0001" || len(s.NotSeen) != 1 || s.NotSeen[0] != (NotSeen{"depths", "there are more than 1000 queues, these are the first"}) {
+		t.Errorf("%d queues from %+v on, not seen %+v", len(s.Queues), s.Queues[:2], s.NotSeen)
+	}
+}
+
+// A role without rights gets what it may see, and the names of the parts that it may not.
+func TestSnapshotOfARoleWithoutRights(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	role := pgtest.Schema(db.Pool) + "_guest"
+	db.exec(t, `create role `+role)
+	t.Cleanup(func() {
+		if _, err := db.Exec(context.Background(), `drop owned by `+role+`; drop role `+role, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	db.exec(t, `grant usage on schema `+pgtest.Schema(db.Pool)+` to `+role)
+	db.exec(t, `grant select on drover_supervisors to `+role)
+	db.alive(t, "a")
+	guest := db.via(t, Config{}, func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "set role "+role)
+			return err
+		}
+	})
+	s := guest.snapshot(t)
+	var parts []string
+	for _, n := range s.NotSeen {
+		parts = append(parts, n.Part)
+		if !strings.Contains(n.Why, "permission denied for table") {
+			t.Errorf("not seen: %+v", n)
+		}
+	}
+	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "depths", "redrives"}; !slices.Equal(parts, want) {
+		t.Errorf("not seen: %v, want %v", parts, want)
+	}
+	if s.Supervisors.Alive != 1 || len(s.Queues) != 0 || len(s.Redrives) != 0 || s.Level != LevelWarning {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A part that takes too long is left out, and the others are there.
+func TestSnapshotDoesNotWaitForLocks(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.enqueue(t, letter{}, nil)
+	db.hold(t, `lock table drover_redrives`)
+	s := db.snapshot(t)
+	if want := (NotSeen{"redrives", "it took longer than 2s"}); !slices.Contains(s.NotSeen, want) || s.depth(t, "default").Jobs[Available] != 1 {
+		t.Errorf("not seen %+v, queues %+v", s.NotSeen, s.Queues)
+	}
+}
+
+func TestSnapshotErrors(t *testing.T) {
+	t.Parallel()
+	db := newTestDBOn(t, pgtest.NewPool(t), Config{})
+	if _, err := db.client.Snapshot(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "take a snapshot") {
+		t.Errorf("not migrated: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s, err := db.client.Snapshot(ctx); s != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %+v, %v", s, err)
+	}
+}
+
+// Lists are never null.
+func TestSnapshotJSON(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.alive(t, "a")
+	doc, err := json.Marshal(db.snapshot(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{`"findings":[`, `"redrives":[]`, `"not_seen":[]`, `"queues":[{"queue":"default","jobs":{}}]`, `"supervisors":{"alive":1,"draining":0,"silent":0,"lost":0}`} {
+		if !strings.Contains(string(doc), part) {
+			t.Errorf("no %s in %s", part, doc)
+		}
+	}
+}
+
+// Depths and redrives are read by index, and no scan goes on behind its limit, whatever the statistics say.
+func TestPlansOfASnapshot(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	check := func(when string) {
+		t.Helper()
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := db.planner(t)
+			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
+				t.Fatal(err)
+			}
+			depths := p.explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues}}, "costs off")
+			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 7 {
+				t.Errorf("depths, %s, %s:\n%s", when, mode, depths)
+			}
+			redrives := p.explain(t, planned{name: "redrives", sql: sqlOpenRedrives, args: []any{snapshotRedrives}}, "costs off")
+			if !strings.Contains(redrives, "redrives_unfinished_idx") || strings.Contains(redrives, "Sort") {
+				t.Errorf("redrives, %s, %s:\n%s", when, mode, redrives)
+			}
+		}
+	}
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	check("no statistics")
+	db.fill(t, rowsForPlans(t))
+	db.exec(t, `analyze jobs`)
+	check("full")
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
+	db.exec(t, `analyze jobs`)
+	check("nothing but completed jobs")
+	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'panic'`)
+	check("dead letters since")
+	db.exec(t, `analyze jobs`)
+	check("nothing but dead letters")
+}
