@@ -107,17 +107,3 @@ func ExampleClient_PurgeArchive() {
 	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}))
 	// Output: 1 <nil>
 }
-
-func ExampleClient_Alerts() {
-	client, _, end := withDiscarded()
-	defer end()
-
-	alerts, err := client.Alerts(context.Background(), drover.Thresholds{Discarded: 101, NewDiscarded: 1, Quarantined: 1})
-	if err != nil {
-		panic(err)
-	}
-	for _, a := range alerts {
-		fmt.Println(a.Level, a.Name, a.Value)
-	}
-	// Output: warning new_discarded 1
-}

@@ -72,13 +72,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"FollowUp.Kind":         "TestFollowUpOnEveryPath",
 		"FollowUp.Queue":        "TestFollowUpOnEveryPath",
 
-		"ArchiveOpts.KeepNewest":  "TestArchiveAllButTheNewest",
-		"Thresholds.Queue":        "TestAlerts",
-		"Thresholds.Discarded":    "TestAlerts",
-		"Thresholds.NewDiscarded": "TestAlerts",
-		"Thresholds.Within":       "TestAlerts",
-		"Thresholds.Quarantined":  "TestAlerts",
-		"Thresholds.Oldest":       "TestAlerts",
+		"ArchiveOpts.KeepNewest": "TestArchiveAllButTheNewest",
 
 		"EnqueueOpts.ID":          "TestTheSameIDIsTheSameJob",
 		"EnqueueOpts.Queue":       "TestTheHandlerSeesItsJob",
@@ -119,7 +113,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Thresholds](),
+		reflect.TypeFor[ArchiveOpts](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

@@ -233,14 +233,13 @@ func rowsForPlans(t testing.TB) int {
 	return sizeOf(t, "DROVER_PLAN_ROWS", 20_000)
 }
 
-// checkPrune sees whether the functions of the pruner and of monitors, whose plans plpgsql keeps, ever read the whole table.
+// checkPrune sees whether the functions of the pruner, whose plans plpgsql keeps, ever read the whole table.
 func (db *testDB) checkPrune(t testing.TB, when string) {
 	t.Helper()
 	conn := db.planner(t)
 	for _, call := range slices.Repeat([]string{
 		`select last from drover_retain('', '1 h', '1 h', 1000)`,
 		`select last from drover_delete_many('{"state": "completed", "finalized_before": "2000-01-01"}', confirm => 'delete')`,
-		`select from drover_alerts(1, 1, '15 min', 1, '15 min')`,
 	}, 8) {
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), pg.OnePlan); err != nil {

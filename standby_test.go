@@ -150,7 +150,6 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 			return err
 		},
 		"RetryBudgets": func() error { list, err := c.RetryBudgets(ctx); return found(len(list), err) },
-		"Alerts":       func() error { list, err := c.Alerts(ctx, Thresholds{Discarded: 1}); return found(len(list), err) },
 	}
 	changes := map[string]func() error{
 		"Check":            func() error { return c.Check(ctx) },

@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// The archive, and what has reached a threshold. All of it goes from id to id in short transactions: a long one would
+// The archive. All of it goes from id to id in short transactions: a long one would
 // keep vacuum from the jobs that ended meanwhile.
 
 // archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The functions find refused rows by themselves;
@@ -159,15 +159,4 @@ func (s *desk) export(ctx context.Context, filter string, write func(line []byte
 			return unread, pg.Classify(err)
 		}
 	}
-}
-
-const sqlAlerts = `select name, level, value, threshold from drover_alerts($1, $2, $3::interval, $4, $5::interval, $6)`
-
-func (s *desk) alerts(ctx context.Context, t Thresholds) ([]Alert, error) {
-	var oldest *string
-	if t.Oldest > 0 {
-		text := pg.Interval(t.Oldest)
-		oldest = &text
-	}
-	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[Alert], sqlAlerts, positive(t.Discarded), positive(t.NewDiscarded), pg.Interval(t.Within), positive(t.Quarantined), oldest, pg.OrNull(t.Queue))
 }

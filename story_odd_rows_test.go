@@ -77,11 +77,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 			t.Fatalf("Snapshot: %v", err)
 		}
 	}
-	alerts, err := db.client.Alerts(t.Context(), Thresholds{Discarded: 1, NewDiscarded: 1, Quarantined: 1, Oldest: time.Second})
-	if err != nil {
-		t.Errorf("Alerts: %v", err)
-	}
-	for _, doc := range []any{groups, counts, s, alerts} {
+	for _, doc := range []any{groups, counts, s} {
 		if _, err := json.Marshal(doc); err != nil {
 			t.Error(err)
 		}

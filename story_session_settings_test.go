@@ -201,9 +201,6 @@ func (l *oddLife) inspect(t *testing.T) {
 	if budgets, err := l.client.RetryBudgets(ctx); err != nil || len(budgets) != 1 || budgets[0].Per != time.Minute || time.Since(budgets[0].NextFree).Abs() > time.Hour {
 		t.Errorf("RetryBudgets = %+v, %v", budgets, err)
 	}
-	if alerts, err := l.client.Alerts(ctx, Thresholds{Discarded: 1, NewDiscarded: 1, Within: time.Hour, Oldest: time.Minute}); err != nil || len(alerts) != 2 {
-		t.Errorf("Alerts = %+v, %v", alerts, err)
-	}
 }
 
 // bringBack redrives the dead letter at a pace.

@@ -1,4 +1,4 @@
--- drover: what becomes of jobs that have ended: follow-ups, retention by queue, the archive, alerts.
+-- drover: what becomes of jobs that have ended: follow-ups, retention by queue, the archive.
 --
 -- Locks: jobs exclusively, for a moment: a trigger.
 
@@ -536,64 +536,6 @@ comment on function drover_retain(text, interval, interval, int, boolean) is
 	'Deletes or archives, among the next ids after the given one, the jobs whose time is over: by their queue''s retention, else completed and cancelled ones after these intervals (null: never). Discarded jobs only where their queue says so. last: where it got to, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it got to ids that are no ULIDs of today, which whole => false leaves out. follow_ups, at the end: jobs whose follow-up drover_follow_up_again should try.';
 
 -- +goose StatementBegin
-create function drover_alerts(discarded bigint default null, new_discarded bigint default null, within interval default '15 min',
-	quarantined bigint default null, oldest interval default null, queue text default null)
-returns table (name text, level text, value float8, threshold float8) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-	n bigint;
-	age interval;
-begin
-	if drover_alerts.discarded is not null then
-		select count(*) into n from jobs j where j.discard_reason is not null and (drover_alerts.queue is null or j.queue = drover_alerts.queue);
-		if n >= drover_alerts.discarded then
-			return query select 'discarded', 'warning', n::float8, drover_alerts.discarded::float8;
-		end if;
-	end if;
-	if drover_alerts.new_discarded is not null then
-		select count(*) into n from jobs j where j.discard_reason is not null and j.finalized_at >= now() - within
-			and (drover_alerts.queue is null or j.queue = drover_alerts.queue);
-		if n >= drover_alerts.new_discarded then
-			return query select 'new_discarded', 'warning', n::float8, drover_alerts.new_discarded::float8;
-		end if;
-	end if;
-	if drover_alerts.quarantined is not null then
-		select count(*) into n from jobs j where j.discard_reason = 'crashed' and (drover_alerts.queue is null or j.queue = drover_alerts.queue);
-		if n >= drover_alerts.quarantined then
-			return query select 'quarantined', 'critical', n::float8, drover_alerts.quarantined::float8;
-		end if;
-	end if;
-	if drover_alerts.oldest is not null then
-		-- The queues and, of each lane of each, the first: jobs_claim_idx gives both without reading what waits.
-		with recursive served(name) as (
-			select min(j.queue) from jobs j where j.finalized_at is null
-			union all
-			select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > q.name) from served q where q.name is not null
-		)
-		select now() - min(greatest(first.scheduled_at, '0001-01-01+00')) into age
-		from served q
-		cross join generate_series(0, 30, 10) as t(tier)
-		cross join generate_series(1, 9) as p(n)
-		cross join lateral (
-			select j.scheduled_at from jobs j
-			where j.finalized_at is null and j.state <> 'running' and j.queue = q.name and j.lane = (t.tier + p.n)::smallint and j.scheduled_at <= now()
-			order by j.scheduled_at, j.id limit 1
-		) first
-		where drover_alerts.queue is null or q.name = drover_alerts.queue;
-		if age >= drover_alerts.oldest then
-			return query select 'oldest', 'warning', extract(epoch from age)::float8, extract(epoch from drover_alerts.oldest)::float8;
-		end if;
-		-- Jobs wait for as long as the server's clock has gone back, and none of them looks late.
-		return query select 'clock', 'warning', extract(epoch from c.latest - now())::float8, extract(epoch from drover_alerts.oldest)::float8
-			from drover_clock(1, drover_alerts.queue) c where c.waiting > 0 and c.latest - now() >= drover_alerts.oldest;
-	end if;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_alerts(bigint, bigint, interval, bigint, interval, text) is
-	'What has reached the thresholds that are given: discarded jobs, those of the last while, those that kill their process, the age in seconds of the oldest due job, by how many seconds the server''s clock has gone back if jobs wait because of it. No row: all is well.';
-
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';
 -- +goose StatementEnd
 
@@ -602,7 +544,7 @@ select drover_secure();
 -- +goose Down
 select drover_lock_tables('{jobs,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
-drop function drover_alerts, drover_retain, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
+drop function drover_retain, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
 	drover_note_refused, drover_ended_before, drover_export, drover_purge, drover_restore, drover_archived,
 	drover_put_away, drover_archive, drover_archivable, drover_pick, drover_walk_on, drover_job_columns,
 	drover_follow_up_again, drover_follow_up, drover_follow_up_depth, drover_make_follow_up, drover_written;

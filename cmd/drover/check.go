@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
@@ -25,15 +27,31 @@ type foundError struct {
 
 func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " reached" }
 
+// thresholds are the smallest values that check reports. A zero field is not checked.
+type thresholds struct {
+	queue                                string // only this queue; "" is all together
+	discarded, newDiscarded, quarantined int
+	within                               time.Duration // of newDiscarded
+	oldest                               time.Duration
+}
+
+// alert is a threshold that was reached.
+type alert struct {
+	Name      string       `json:"name"` // discarded, new_discarded, quarantined, oldest, clock
+	Level     drover.Level `json:"level"`
+	Value     float64      `json:"value"`     // jobs, or seconds
+	Threshold float64      `json:"threshold"` // in the same unit
+}
+
 func newCheckCommand(a *app) *cobra.Command {
-	var t drover.Thresholds
+	var t thresholds
 	limits := []struct {
 		name, usage string
 		to          *int
 	}{
-		{"discarded", "warn at this many discarded jobs", &t.Discarded},
-		{"new-discarded", "warn at this many jobs discarded within --within", &t.NewDiscarded},
-		{"quarantined", "critical at this many jobs discarded because they killed their processes", &t.Quarantined},
+		{"discarded", "warn at this many discarded jobs", &t.discarded},
+		{"new-discarded", "warn at this many jobs discarded within --within", &t.newDiscarded},
+		{"quarantined", "critical at this many jobs discarded because they killed their processes", &t.quarantined},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -58,12 +76,12 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 			switch {
 			case !given:
 				return usagef("no threshold is given: see drover check --help")
-			case cmd.Flags().Changed("oldest") && t.Oldest <= 0:
-				return usagef("--oldest %v is not positive", t.Oldest)
-			case cmd.Flags().Changed("queue") && t.Queue == "":
+			case cmd.Flags().Changed("oldest") && t.oldest <= 0:
+				return usagef("--oldest %v is not positive", t.oldest)
+			case cmd.Flags().Changed("queue") && t.queue == "":
 				return usagef("--queue is empty")
-			case t.Within <= 0:
-				return usagef("--within %v is not positive", t.Within)
+			case t.within <= 0:
+				return usagef("--within %v is not positive", t.within)
 			}
 			return a.check(cmd.Context(), t)
 		},
@@ -73,45 +91,45 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 	for i := range limits {
 		f.IntVar(limits[i].to, limits[i].name, 0, limits[i].usage)
 	}
-	f.DurationVar(&t.Within, "within", 15*time.Minute, "how far back --new-discarded looks")
-	f.DurationVar(&t.Oldest, "oldest", 0, "warn if a due job has waited this long, or must wait because the server's clock went back by this much")
-	f.StringVar(&t.Queue, "queue", "", "look at this queue only")
+	f.DurationVar(&t.within, "within", 15*time.Minute, "how far back --new-discarded looks")
+	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job has waited this long, or must wait because the server's clock went back by this much")
+	f.StringVar(&t.queue, "queue", "", "look at this queue only")
 	return cmd
 }
 
-func (a *app) check(ctx context.Context, t drover.Thresholds) error {
+func (a *app) check(ctx context.Context, t thresholds) error {
 	s, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if t.Queue != "" {
-		if err := s.knownQueue(ctx, t.Queue); err != nil {
+	if t.queue != "" {
+		if err := s.knownQueue(ctx, t.queue); err != nil {
 			return err
 		}
 	}
-	alerts, err := s.client.Alerts(ctx, t)
+	alerts, err := s.alerts(ctx, t)
 	if err != nil {
 		return err
 	}
-	level, code := "ok", 0
-	for _, alert := range alerts {
-		if alert.Level == "critical" {
-			level, code = "critical", 2
+	level, code := drover.LevelOK, 0
+	for _, reached := range alerts {
+		if reached.Level == drover.LevelCritical {
+			level, code = reached.Level, 2
 			break
 		}
-		level, code = "warning", 1
+		level, code = reached.Level, 1
 	}
 	if a.json {
 		if err := a.printJSON(struct {
-			Level  string         `json:"level"`
-			Alerts []drover.Alert `json:"alerts"`
+			Level  drover.Level `json:"level"`
+			Alerts []alert      `json:"alerts"`
 		}{level, alerts}); err != nil {
 			return err
 		}
 	} else {
-		for _, alert := range alerts {
-			fmt.Fprintln(a.stdout, finding(alert, t))
+		for _, reached := range alerts {
+			fmt.Fprintln(a.stdout, reached.text(t))
 		}
 		if code == 0 {
 			fmt.Fprintln(a.stdout, "ok")
@@ -121,6 +139,94 @@ func (a *app) check(ctx context.Context, t drover.Thresholds) error {
 		return &foundError{code, len(alerts)}
 	}
 	return nil
+}
+
+// alerts returns the thresholds that are reached.
+func (s *session) alerts(ctx context.Context, t thresholds) ([]alert, error) {
+	reached := []alert{}
+	for _, c := range []struct {
+		name      string
+		level     drover.Level
+		threshold int
+		filter    drover.Filter
+	}{
+		{"discarded", drover.LevelWarning, t.discarded, drover.Filter{State: drover.Discarded}},
+		{"new_discarded", drover.LevelWarning, t.newDiscarded, drover.Filter{State: drover.Discarded, FinalizedAfter: s.now.Add(-t.within)}},
+		{"quarantined", drover.LevelCritical, t.quarantined, drover.Filter{Reason: drover.ReasonCrashed}},
+	} {
+		if c.threshold == 0 {
+			continue
+		}
+		c.filter.Queue = t.queue
+		n, err := s.client.Count(ctx, c.filter)
+		if err != nil {
+			return nil, err
+		}
+		if n >= int64(c.threshold) {
+			reached = append(reached, alert{c.name, c.level, float64(n), float64(c.threshold)})
+		}
+	}
+	if t.oldest == 0 {
+		return reached, nil
+	}
+	age, err := s.oldest(ctx, t.queue)
+	if err != nil {
+		return nil, err
+	}
+	back, err := s.clockWentBack(ctx, t.queue)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range []struct {
+		name  string
+		value time.Duration
+	}{{"oldest", age}, {"clock", back}} {
+		if c.value >= t.oldest {
+			reached = append(reached, alert{c.name, drover.LevelWarning, c.value.Seconds(), t.oldest.Seconds()})
+		}
+	}
+	return reached, nil
+}
+
+// oldest returns how long the oldest due job of a queue, or of all, has waited to be claimed. No due job is 0.
+func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, err error) {
+	snapshot, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return 0, err
+	}
+	found := false
+	for _, q := range snapshot.Queues {
+		if queue != "" && q.Queue != queue {
+			continue
+		}
+		found = queue != ""
+		if q.OldestDue != nil {
+			age = max(age, snapshot.At.Sub(*q.OldestDue))
+		}
+	}
+	for _, n := range snapshot.NotSeen {
+		if n.Part == "depths" && !found {
+			return 0, fmt.Errorf("look for the oldest due job: %s", n.Why)
+		}
+	}
+	return age, nil
+}
+
+// sqlClockWentBack has a row if jobs of the queue wait because the server's clock has gone back.
+const sqlClockWentBack = `select extract(epoch from latest - now())::float8 from drover_clock(1, $1) where waiting > 0`
+
+// clockWentBack returns by how much the server's clock has gone back, if jobs wait because of it; else 0.
+func (s *session) clockWentBack(ctx context.Context, queue string) (time.Duration, error) {
+	var only *string
+	if queue != "" {
+		only = &queue
+	}
+	var by float64
+	err := s.pool.QueryRow(ctx, sqlClockWentBack, only).Scan(&by)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return 0, fmt.Errorf("look at the server's clock: %w", err)
+	}
+	return seconds(by), nil
 }
 
 // A queue exists while a job or a supervisor has it. Reads all jobs only where there is no such queue.
@@ -137,24 +243,24 @@ func (s *session) knownQueue(ctx context.Context, queue string) error {
 	return nil
 }
 
-// finding is an alert in words.
-func finding(alert drover.Alert, t drover.Thresholds) string {
-	n, from := int64(alert.Value), int64(alert.Threshold)
-	text := fmt.Sprintf("%s, threshold %d", alert.Name, from)
-	switch alert.Name {
+// text says it in words.
+func (r alert) text(t thresholds) string {
+	n, from := int64(r.Value), int64(r.Threshold)
+	text := fmt.Sprintf("%s, threshold %d", r.Name, from)
+	switch r.Name {
 	case "discarded":
 		text = fmt.Sprintf("%s discarded, threshold %d", plural(n, "job"), from)
 	case "new_discarded":
-		text = fmt.Sprintf("%s discarded in the last %s, threshold %d", plural(n, "job"), span(t.Within), from)
+		text = fmt.Sprintf("%s discarded in the last %s, threshold %d", plural(n, "job"), span(t.within), from)
 	case "quarantined":
 		text = fmt.Sprintf("%s quarantined, threshold %d: drover jobs list --reason crashed", plural(n, "job"), from)
 	case "oldest":
-		text = fmt.Sprintf("a due job has waited %s, threshold %s", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+		text = fmt.Sprintf("a due job has waited %s, threshold %s", span(seconds(r.Value)), span(seconds(r.Threshold)))
 	case "clock":
-		text = fmt.Sprintf("the server's clock has gone back by %s, threshold %s, and jobs wait because of it: drover health", span(seconds(alert.Value)), span(seconds(alert.Threshold)))
+		text = fmt.Sprintf("the server's clock has gone back by %s, threshold %s, and jobs wait because of it: drover health", span(seconds(r.Value)), span(seconds(r.Threshold)))
 	}
-	if t.Queue != "" {
-		text += ", queue " + t.Queue
+	if t.queue != "" {
+		text += ", queue " + t.queue
 	}
-	return printable(alert.Level + ": " + text)
+	return printable(string(r.Level) + ": " + text)
 }

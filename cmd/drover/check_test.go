@@ -1,10 +1,19 @@
 package main
 
 import (
+	"math"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/drover-queue/drover"
 )
+
+// report is what check prints as JSON.
+type report struct {
+	Level  drover.Level `json:"level"`
+	Alerts []alert      `json:"alerts"`
+}
 
 // D-9: a line for each finding, and an exit code for cron and monitors.
 func TestCheck(t *testing.T) {
@@ -31,16 +40,78 @@ func TestCheck(t *testing.T) {
 	}
 	sh.run(t, all...).ends(t, 2, "4 thresholds reached").says(t, "critical: 1 job quarantined, threshold 1: drover jobs list --reason crashed\n", "warning: a due job has waited 20m, threshold 15m\n")
 	sh.run(t, "check", "--oldest", "15m", "--queue", "default").ends(t, 1).says(t, "threshold 15m, queue default\n")
-	type report struct {
-		Level  string         `json:"level"`
-		Alerts []drover.Alert `json:"alerts"`
-	}
 	if r := decode[report](t, sh.run(t, append(all, "--json")...).ends(t, 2)); r.Level != "critical" || len(r.Alerts) != 4 {
 		t.Errorf("JSON: %+v", r)
 	}
 	if r := decode[report](t, sh.run(t, "check", "--discarded", "2", "--json").ok(t)); r.Level != "ok" || r.Alerts == nil {
 		t.Errorf("JSON: %+v", r)
 	}
+}
+
+// D-9: each threshold counts the jobs that it is for, and is the smallest value that is reported.
+func TestCheckThresholds(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	sh.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) values
+		('k', 'default', 'discarded', now() - interval '1 h', 'panic'), ('k', 'default', 'discarded', now() - interval '1 h', 'panic'),
+		('k', 'default', 'discarded', now() - interval '1 h', 'panic'), ('k', 'default', 'discarded', now() - interval '5 min', 'panic'),
+		('k', 'payments', 'discarded', now() - interval '10 min', 'crashed')`)
+	sh.exec(t, `insert into jobs (kind, state, finalized_at) values ('k', 'completed', now() - interval '1 min')`)
+	// Only a job that is due and waits is late, in any queue and lane.
+	sh.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'default', now() - interval '10 min'), ('k', 'default', now() - interval '1 min'),
+		('k', 'default', now() + interval '1 h'), ('k', 'late', now() - interval '20 min')`)
+	sh.exec(t, `insert into jobs (kind, scheduled_at, state, errors_total, crashes, priority) values ('k', now() - interval '30 min', 'retryable', 1, 2, 9)`)
+	sh.exec(t, `insert into jobs (kind, scheduled_at, state, claimed_by) values ('k', now() - interval '1 d', 'running', 's')`)
+	sh.exec(t, `insert into jobs (kind, scheduled_at, state) values ('k', 'infinity', 'parked')`)
+	for _, c := range []struct {
+		flags string
+		want  []alert
+	}{
+		{"--discarded 5", []alert{{"discarded", "warning", 5, 5}}},
+		{"--discarded 6", nil},
+		{"--discarded 4 --queue default", []alert{{"discarded", "warning", 4, 4}}},
+		{"--discarded 5 --queue default", nil},
+		{"--new-discarded 2", []alert{{"new_discarded", "warning", 2, 2}}},
+		{"--new-discarded 3", nil},
+		{"--new-discarded 5 --within 2h", []alert{{"new_discarded", "warning", 5, 5}}},
+		{"--new-discarded 2 --within 7m", nil},
+		{"--new-discarded 1 --within 7m --queue payments", nil},
+		{"--quarantined 1", []alert{{"quarantined", "critical", 1, 1}}},
+		{"--quarantined 2", nil},
+		{"--quarantined 1 --queue default", nil},
+		{"--oldest 25m", []alert{{"oldest", "warning", 1800, 1500}}},
+		{"--oldest 40m", nil},
+		{"--oldest 15m --queue late", []alert{{"oldest", "warning", 1200, 900}}},
+		{"--oldest 25m --queue late", nil},
+		{"--oldest 1ns --queue payments", nil},
+		{"--discarded 1 --new-discarded 1 --quarantined 1 --oldest 15m", []alert{
+			{"discarded", "warning", 5, 1}, {"new_discarded", "warning", 2, 1}, {"quarantined", "critical", 1, 1}, {"oldest", "warning", 1800, 900},
+		}},
+	} {
+		code := 0
+		for _, reached := range c.want {
+			code = max(code, map[drover.Level]int{drover.LevelWarning: 1, drover.LevelCritical: 2}[reached.Level])
+		}
+		got := decode[report](t, sh.run(t, append([]string{"check", "--json"}, strings.Fields(c.flags)...)...).ends(t, code)).Alerts
+		for i := range got {
+			if got[i].Name == "oldest" {
+				got[i].Value = math.Floor(got[i].Value/60) * 60 // the test takes its time
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %+v; want %+v", c.flags, got, c.want)
+		}
+	}
+}
+
+// More queues than a snapshot lists may hide the oldest job, so that is no answer. A queue that is listed has one.
+func TestCheckOfManyQueues(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	sh.exec(t, `insert into jobs (kind, queue) select 'k', 'q' || lpad(n::text, 4, '0') from generate_series(1, 1001) n`)
+	sh.run(t, "check", "--oldest", "15m").ends(t, 3, "more than 1000 queues")
+	sh.run(t, "check", "--oldest", "15m", "--queue", "q1001").ends(t, 3, "more than 1000 queues")
+	sh.run(t, "check", "--oldest", "15m", "--queue", "q0001").ok(t)
 }
 
 // A server's clock that went back makes jobs wait although none of them is late.
@@ -52,6 +123,8 @@ func TestCheckOfTheServersClock(t *testing.T) {
 	sh.exec(t, `insert into jobs (kind, created_at, scheduled_at) values ('k', now() + interval '50 min', now() + interval '50 min')`)
 	sh.run(t, "check", "--oldest", "15m").ends(t, 1).says(t, "warning: the server's clock has gone back by ", "threshold 15m, and jobs wait because of it: drover health\n")
 	sh.run(t, "check", "--oldest", "15m", "--queue", "default").ends(t, 1)
+	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('b', 30000, '{other}')`)
+	sh.run(t, "check", "--oldest", "15m", "--queue", "other").ok(t)
 	sh.run(t, "check", "--oldest", "2h").ok(t)
 	sh.run(t, "health", "--strict").ends(t, 1).says(t, "jobs from before that wait until then: 1", "update ")
 }
