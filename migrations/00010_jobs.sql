@@ -665,7 +665,7 @@ begin
 	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from drover_supervisors s where isfinite(s.clock_at);
 	if latest - clock_timestamp() >= interval '10 s' then
 		latest := least(latest, timestamptz '9999-12-30+00');
-		since := least(greatest(since, timestamptz '0001-01-02+00'), timestamptz '9999-12-30+00');
+		since := case when since is not null then least(greatest(since, timestamptz '0001-01-02+00'), timestamptz '9999-12-30+00') end;
 	else
 		latest := null;
 		since := null;

@@ -583,6 +583,20 @@ func TestHealthOfQueuesAndSupervisors(t *testing.T) {
 	}
 }
 
+// A clock that no heartbeat has noticed yet has gone back since nobody knows when, not since the year 1.
+func TestHealthOfAClockThatNobodyNoticed(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, clock_at) values ('a', 30000, '{q}', now() + interval '1 h')`)
+	if c := db.health(t).Clock; c.Latest == nil || c.Since != nil {
+		t.Errorf("latest %v, since %v", c.Latest, c.Since)
+	}
+	db.exec(t, `update drover_supervisors set behind_since = now()`)
+	if c := db.health(t).Clock; c.Since == nil {
+		t.Error("a heartbeat has noticed it")
+	}
+}
+
 // A role without rights gets the facts that it may see, and the names of the parts that it may not.
 func TestHealthOfARoleWithoutRights(t *testing.T) {
 	t.Parallel()
