@@ -851,8 +851,8 @@ func TestProducerRole(t *testing.T) {
 		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}}); return err }(),
 		"Job":         func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
 		"Jobs":        func() error { _, err := producer.Jobs(t.Context(), Filter{}, "", 0); return err }(),
-		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil),
-		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), ""); return err }(),
+		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil, Audit{}),
+		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), Audit{}); return err }(),
 	} {
 		if !denied(err) {
 			t.Errorf("%s: %v, want permission denied", name, err)
@@ -1195,9 +1195,9 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 		"Job":        func() error { _, err := client.Job(t.Context(), id); return err }(),
 		"Jobs":       func() error { _, err := client.Jobs(t.Context(), Filter{}, "", 0); return err }(),
 		"Counts":     func() error { _, err := client.Counts(t.Context()); return err }(),
-		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, ""); return err }(),
-		"RedriveJob": client.RedriveJob(t.Context(), id, nil),
-		"DeleteMany": func() error { _, err := client.DeleteMany(t.Context(), Filter{State: Completed}); return err }(),
+		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, Audit{}); return err }(),
+		"RedriveJob": client.RedriveJob(t.Context(), id, nil, Audit{}),
+		"DeleteMany": func() error { _, err := client.DeleteMany(t.Context(), Filter{State: Completed}, Audit{}); return err }(),
 		"Run":        sup.Run(t.Context()),
 	} {
 		if !errors.Is(err, ErrNotMigrated) {
@@ -1236,10 +1236,10 @@ func TestReadOnlyByDefault(t *testing.T) {
 		}
 	}
 	id := db.enqueue(t, letter{"a"}, nil)
-	if was, err := db.client.Cancel(t.Context(), id, ""); err != nil || was != Available {
+	if was, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil || was != Available {
 		t.Errorf("Cancel = %s, %v", was, err)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Errorf("RedriveJob = %v", err)
 	}
 	db.run(t, SupervisorConfig{
@@ -1250,7 +1250,7 @@ func TestReadOnlyByDefault(t *testing.T) {
 		t.Errorf("%s ran, want %s", got, id)
 	}
 	eventually(t, func() bool { j, err := db.client.Job(t.Context(), id); return err == nil && j.State == Completed })
-	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}); err != nil || done.Changed != 1 {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}, Audit{}); err != nil || done.Changed != 1 {
 		t.Errorf("DeleteMany = %d, %v", done.Changed, err)
 	}
 }

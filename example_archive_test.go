@@ -51,7 +51,7 @@ func ExampleClient_Archive() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	moved, err := client.Archive(context.Background(), drover.Filter{State: drover.Discarded}, nil)
+	moved, err := client.Archive(context.Background(), drover.Filter{State: drover.Discarded}, nil, drover.Audit{})
 	fmt.Println(moved.Jobs, err)
 	counts, err := client.Counts(context.Background())
 	fmt.Println(len(counts), err)
@@ -65,12 +65,12 @@ func ExampleClient_Restore() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
-	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
+	_, err := client.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{})
 	must(err)
 
-	moved, err := client.Restore(ctx, drover.Filter{Kind: "parcel"})
+	moved, err := client.Restore(ctx, drover.Filter{Kind: "parcel"}, drover.Audit{})
 	fmt.Println(moved.Jobs, err)
-	fmt.Println(client.RedriveJob(ctx, id, nil))
+	fmt.Println(client.RedriveJob(ctx, id, nil, drover.Audit{}))
 	// Output:
 	// 1 <nil>
 	// <nil>
@@ -80,7 +80,7 @@ func ExampleClient_ExportArchive() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
+	_, err := client.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{})
 	must(err)
 
 	var file bytes.Buffer
@@ -101,9 +101,9 @@ func ExampleClient_PurgeArchive() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
-	_, err := client.Archive(ctx, drover.Filter{All: true}, nil)
+	_, err := client.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{})
 	must(err)
 
-	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}))
+	fmt.Println(client.PurgeArchive(ctx, drover.Filter{Kind: "parcel"}, drover.Audit{}))
 	// Output: 1 <nil>
 }

@@ -48,7 +48,7 @@ func ExampleClient_SetFailureStatus() {
 	groups, err := client.FailureGroups(ctx, drover.FailureFilter{})
 	must(err)
 
-	err = client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureResolved, "ann")
+	err = client.SetFailureStatus(ctx, groups[0].Fingerprint, drover.FailureResolved, drover.Audit{By: "ann"})
 	if err != nil {
 		panic(err)
 	}
@@ -67,7 +67,7 @@ func ExampleClient_SetFailurePolicy() {
 	groups, err := client.FailureGroups(ctx, drover.FailureFilter{})
 	must(err)
 
-	err = client.SetFailurePolicy(ctx, groups[0].Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, "ann")
+	err = client.SetFailurePolicy(ctx, groups[0].Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{By: "ann"})
 	if err != nil {
 		panic(err)
 	}

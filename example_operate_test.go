@@ -111,7 +111,7 @@ func ExampleClient_RedriveJob() {
 	client, id, end := withDiscarded()
 	defer end()
 
-	err := client.RedriveJob(ctx, id, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"Address": "Lake Road 1"}`)})
+	err := client.RedriveJob(ctx, id, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"Address": "Lake Road 1"}`)}, drover.Audit{})
 	if err != nil {
 		panic(err)
 	}
@@ -132,9 +132,9 @@ func ExampleClient_Cancel() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	was, err := client.Cancel(ctx, receipt.ID, "the order was withdrawn")
+	was, err := client.Cancel(ctx, receipt.ID, drover.Audit{Why: "the order was withdrawn"})
 	fmt.Println(was, err)
-	was, err = client.Cancel(ctx, receipt.ID, "")
+	was, err = client.Cancel(ctx, receipt.ID, drover.Audit{})
 	fmt.Println(was, err)
 	// Output:
 	// available <nil>
@@ -172,7 +172,7 @@ func ExampleClient_Discard() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	was, err := client.Discard(ctx, receipt.ID, "address in doubt")
+	was, err := client.Discard(ctx, receipt.ID, drover.Audit{Why: "address in doubt"})
 	fmt.Println(was, err)
 	job, err := client.Job(ctx, receipt.ID)
 	must(err)
@@ -191,9 +191,9 @@ func ExampleClient_CancelMany() {
 		must(err)
 	}
 
-	done, err := client.CancelMany(ctx, drover.Filter{Tags: []string{"winter"}}, "the sale is over")
+	done, err := client.CancelMany(ctx, drover.Filter{Tags: []string{"winter"}}, drover.Audit{Why: "the sale is over"})
 	fmt.Println(done.Changed, err)
-	_, err = client.CancelMany(ctx, drover.Filter{}, "")
+	_, err = client.CancelMany(ctx, drover.Filter{}, drover.Audit{})
 	fmt.Println(err)
 	// Output:
 	// 3 <nil>
@@ -208,7 +208,7 @@ func ExampleClient_DiscardMany() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	done, err := client.DiscardMany(ctx, drover.Filter{IDs: []string{receipt.ID, "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}, "address in doubt")
+	done, err := client.DiscardMany(ctx, drover.Filter{IDs: []string{receipt.ID, "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}, drover.Audit{Why: "address in doubt"})
 	fmt.Println(done.Changed, done.Missing, err)
 	// Output: 1 [01ARZ3NDEKTSV4RRFFQ69G5FAV] <nil>
 }
@@ -219,9 +219,9 @@ func ExampleClient_DeleteMany() {
 	client, _, end := withDiscarded()
 	defer end()
 
-	done, err := client.DeleteMany(ctx, drover.Filter{Kind: "parcel"})
+	done, err := client.DeleteMany(ctx, drover.Filter{Kind: "parcel"}, drover.Audit{})
 	fmt.Println(done.Changed, err)
-	done, err = client.DeleteMany(ctx, drover.Filter{Kind: "parcel", State: drover.Discarded})
+	done, err = client.DeleteMany(ctx, drover.Filter{Kind: "parcel", State: drover.Discarded}, drover.Audit{})
 	fmt.Println(done.Changed, err)
 	// Output:
 	// 0 <nil>

@@ -30,8 +30,8 @@ func ExampleClient_StartRedrive() {
 
 	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{
 		Filter: drover.Filter{Kind: "parcel", FinalizedAfter: time.Now().Add(-time.Hour)},
-		Rate:   20, PerKey: 5, KeyFrom: "Number", Canary: 10, By: "ann", Why: "addresses were put right",
-	})
+		Rate:   20, PerKey: 5, KeyFrom: "Number", Canary: 10,
+	}, drover.Audit{By: "ann", Why: "addresses were put right"})
 	if err != nil {
 		panic(err)
 	}
@@ -44,7 +44,7 @@ func ExampleClient_PauseRedrive() {
 	client, id, end := withRedrive()
 	defer end()
 
-	if err := client.PauseRedrive(context.Background(), id); err != nil {
+	if err := client.PauseRedrive(context.Background(), id, drover.Audit{}); err != nil {
 		panic(err)
 	}
 	redrive, err := client.Redrive(context.Background(), id)
@@ -58,9 +58,9 @@ func ExampleClient_PauseRedrive() {
 func ExampleClient_ResumeRedrive() {
 	client, id, end := withRedrive()
 	defer end()
-	must(client.PauseRedrive(context.Background(), id))
+	must(client.PauseRedrive(context.Background(), id, drover.Audit{}))
 
-	if err := client.ResumeRedrive(context.Background(), id); err != nil {
+	if err := client.ResumeRedrive(context.Background(), id, drover.Audit{}); err != nil {
 		panic(err)
 	}
 	redrive, err := client.Redrive(context.Background(), id)
@@ -87,7 +87,7 @@ func ExampleClient_AbortRedrive() {
 	client, id, end := withRedrive()
 	defer end()
 
-	if err := client.AbortRedrive(context.Background(), id, "wrong filter"); err != nil {
+	if err := client.AbortRedrive(context.Background(), id, drover.Audit{Why: "wrong filter"}); err != nil {
 		panic(err)
 	}
 	redrive, err := client.Redrive(context.Background(), id)
@@ -99,7 +99,7 @@ func ExampleClient_AbortRedrive() {
 // withRedrive has a redrive of one job, which no supervisor carries on.
 func withRedrive() (client *drover.Client, id string, end func()) {
 	client, _, end = withDiscarded()
-	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{Filter: drover.Filter{All: true}})
+	redrive, err := client.StartRedrive(context.Background(), drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.Audit{})
 	must(err)
 	return client, redrive.ID, end
 }
@@ -108,7 +108,7 @@ func ExampleClient_Redrives() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()
 	defer end()
-	_, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}, Why: "asked for it"})
+	_, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}}, drover.Audit{Why: "asked for it"})
 	if err != nil {
 		panic(err)
 	}

@@ -131,7 +131,7 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	// Redriven and discarded again: another one.
 	again := db.enqueue(t, dyn{kind: "discards"}, nil)
 	heard.end(t, again)
-	if err := db.client.RedriveJob(t.Context(), again, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), again, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return len(db.followUps(t)[again]) == 2 })

@@ -735,7 +735,7 @@ func (m *reference) end(r *rapid.T) bool {
 	if rapid.Bool().Draw(r, "discard") {
 		verb, state = m.client.Discard, Discarded
 	}
-	was, err := verb(r.Context(), id, "why")
+	was, err := verb(r.Context(), id, Audit{Why: "why"})
 	j := m.jobs[id]
 	switch {
 	case j == nil && !errors.Is(err, ErrNotFound):
@@ -759,7 +759,7 @@ func (m *reference) endMany(r *rapid.T) bool {
 		verb, state = m.client.DiscardMany, Discarded
 	}
 	picked = slices.DeleteFunc(picked, func(j *modelJob) bool { return j.state.Final() })
-	done, err := verb(r.Context(), filter, "why")
+	done, err := verb(r.Context(), filter, Audit{Why: "why"})
 	if err != nil || int(done.Changed) != len(picked) {
 		r.Fatalf("%d jobs changed, %v; want %d", done.Changed, err, len(picked))
 	}
@@ -796,7 +796,7 @@ func (m *reference) redriveJob(r *rapid.T) bool {
 		return false
 	}
 	attempts := rapid.SampledFrom([]int{0, 0, 5}).Draw(r, "max attempts")
-	err := m.client.RedriveJob(r.Context(), id, &RedriveOpts{MaxAttempts: attempts})
+	err := m.client.RedriveJob(r.Context(), id, &RedriveOpts{MaxAttempts: attempts}, Audit{})
 	j := m.jobs[id]
 	switch {
 	case j == nil:
@@ -837,7 +837,7 @@ func (m *reference) startRedrive(r *rapid.T) bool {
 		plan.PerKey = 0 // would be refused
 	}
 	candidates := m.those(m.jobs, func(j *modelJob) bool { return j.state == state && !m.keeps(j) })
-	started, err := m.client.StartRedrive(r.Context(), plan)
+	started, err := m.client.StartRedrive(r.Context(), plan, Audit{})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -889,7 +889,7 @@ func (m *reference) pauseRedrive(r *rapid.T) bool {
 	if d.paused {
 		verb = m.client.ResumeRedrive
 	}
-	if err := verb(r.Context(), d.id); err != nil {
+	if err := verb(r.Context(), d.id, Audit{}); err != nil {
 		r.Fatal(err)
 	}
 	d.paused = !d.paused
@@ -901,7 +901,7 @@ func (m *reference) abortRedrive(r *rapid.T) bool {
 	if d == nil {
 		return false
 	}
-	if err := m.client.AbortRedrive(r.Context(), d.id, "why"); err != nil {
+	if err := m.client.AbortRedrive(r.Context(), d.id, Audit{Why: "why"}); err != nil {
 		r.Fatal(err)
 	}
 	d.aborted, d.paused = true, false
@@ -1069,7 +1069,7 @@ func (m *reference) archive(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.jobs, Completed, Discarded, Cancelled)
-	moved, err := m.client.Archive(r.Context(), filter, nil)
+	moved, err := m.client.Archive(r.Context(), filter, nil, Audit{})
 	picked = slices.DeleteFunc(picked, func(j *modelJob) bool { return !j.state.Final() })
 	m.moved(r, moved, err, picked, m.jobs, m.archived)
 	return true
@@ -1080,7 +1080,7 @@ func (m *reference) restore(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.archived, Completed, Discarded, Cancelled)
-	moved, err := m.client.Restore(r.Context(), filter)
+	moved, err := m.client.Restore(r.Context(), filter, Audit{})
 	m.moved(r, moved, err, picked, m.archived, m.jobs)
 	return true
 }
@@ -1106,7 +1106,7 @@ func (m *reference) purge(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.archived, Completed, Discarded, Cancelled)
-	n, err := m.client.PurgeArchive(r.Context(), filter)
+	n, err := m.client.PurgeArchive(r.Context(), filter, Audit{})
 	m.deleted(r, n, err, picked, m.archived)
 	return true
 }
@@ -1116,7 +1116,7 @@ func (m *reference) deleteMany(r *rapid.T) bool {
 		return false
 	}
 	filter, picked := m.filter(r, m.jobs, Completed, Discarded, Cancelled)
-	done, err := m.client.DeleteMany(r.Context(), filter)
+	done, err := m.client.DeleteMany(r.Context(), filter, Audit{})
 	m.deleted(r, done.Changed, err, slices.DeleteFunc(picked, func(j *modelJob) bool { return !j.state.Final() }), m.jobs)
 	return true
 }

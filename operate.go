@@ -13,7 +13,6 @@ import (
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // RunError is one entry of a job's errors: a failed run, or with Class operator what an operator did.
@@ -22,6 +21,7 @@ type RunError struct {
 	ClaimSeq    int       `json:"claim_seq"`
 	At          time.Time `json:"at"`
 	Class       string    `json:"class"`          // error, throttled, panic, timeout, decode, crash; refused by the database; operator
+	By          string    `json:"by,omitempty"`   // the operator, as in Audit; the database's user if Audit.By was empty
 	Case        string    `json:"case,omitempty"` // the ErrorCase that knew it
 	Error       string    `json:"error"`
 	Type        string    `json:"type,omitempty"` // Go type of the error
@@ -336,22 +336,23 @@ type RedriveOpts struct {
 }
 
 // RedriveJob makes one discarded or cancelled job due again, now: same id, attempts fresh, errors kept. A job that
-// was redriven and waits stays as it is. Errors: ErrNotFound; ErrState for one that runs, is completed or has
-// expired, or that waits and opts would change; *InvalidError.
-func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) error {
+// was redriven and waits stays as it is. Its history keeps who did it and why. Errors: ErrNotFound; ErrState for one
+// that runs, is completed or has expired, or that waits and opts would change; *InvalidError.
+func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, audit Audit) error {
 	var bad problems
 	if opts == nil {
 		opts = &RedriveOpts{}
 	}
 	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	bad.join(c.checkPatch(opts.ArgsPatch))
+	audit.check(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
 	if !isID(id) {
 		return fmt.Errorf("redrive job %q: %w", id, ErrNotFound)
 	}
-	was, found, err := c.desk.redrive(ctx, id, opts)
+	was, found, err := c.desk.redrive(ctx, id, opts, audit)
 	if err != nil {
 		return fmt.Errorf("redrive job %s: %w", id, err)
 	}
@@ -364,27 +365,32 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts) e
 	return nil
 }
 
-// Cancel ends a job that nobody wants any more; reason may be empty. A running one is final at once: its handler's
-// context is cancelled with ErrCancelled, in this process directly, in others by a notification, and whatever it
-// returns is refused. A process that hears no notifications asks for that about once a second; one that only believes it
-// hears them, behind a pooler, finds out by its next heartbeat, a sixth of its lease later at most. Cancelling a job that has ended changes nothing. It returns the state the job was in.
-// Errors: ErrNotFound.
-func (c *Client) Cancel(ctx context.Context, id, reason string) (State, error) {
-	return c.endJob(ctx, "cancel", sqlCancel, id, reason, told{kind: engine.EventCancelled})
+// Cancel ends a job that nobody wants any more. The job's history keeps who did it and why. A running job is final at
+// once: its handler's context is cancelled with ErrCancelled, in this process directly, in others by a notification, and
+// whatever it returns is refused. A process that hears no notifications asks for that about once a second. A process
+// that only believes it hears them, behind a pooler, finds out by its next heartbeat: at most a sixth of its lease later.
+// Cancelling a job that has ended changes nothing. Cancel returns the state that the job was in.
+// Errors: ErrNotFound, *InvalidError.
+func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
+	return c.endJob(ctx, "cancel", sqlCancel, id, audit, told{kind: engine.EventCancelled})
 }
 
-// Discard ends a job as a dead letter, reason ReasonOperator, with why in its history: for one that somebody shall look
-// at before it runs again. All else is as with Cancel. Errors: ErrNotFound.
-func (c *Client) Discard(ctx context.Context, id, why string) (State, error) {
-	return c.endJob(ctx, "discard", sqlDiscard, id, why, told{engine.EventDiscarded, Event{Reason: ReasonOperator}})
+// Discard ends a job as a dead letter, reason ReasonOperator: for one that somebody shall look at before it runs again.
+// All else is as with Cancel. Errors: ErrNotFound, *InvalidError.
+func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, error) {
+	return c.endJob(ctx, "discard", sqlDiscard, id, audit, told{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }
 
-func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) (State, error) {
+func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, t told) (State, error) {
+	var bad problems
+	audit.check(&bad)
+	if err := bad.err(); err != nil {
+		return "", err
+	}
 	if !isID(id) {
 		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
 	}
-	why, _ = pgtext.Sanitize(why, maxWhy)
-	was, found, err := c.desk.verb(ctx, sql, id, why)
+	was, found, err := c.desk.verb(ctx, sql, id, audit.Why, audit.by())
 	if err != nil {
 		return "", fmt.Errorf("%s job %s: %w", verb, id, err)
 	}
@@ -395,14 +401,11 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id, why string, t told) 
 	case was == Running: // its owner tells
 		c.running.cancel(id)
 	case !was.Final():
-		t.event.JobID, t.event.Error = id, why
+		t.event.JobID, t.event.Error = id, audit.Why
 		c.emit(ctx, t)
 	}
 	return was, nil
 }
-
-// maxWhy bounds what an operator says of a verb, in bytes.
-const maxWhy = 256
 
 // BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
 type BudgetInfo struct {

@@ -47,9 +47,9 @@ type ArchiveOpts struct {
 
 // Archive moves jobs that have ended and fit the filter to the table jobs_archive, where they cost the queue nothing. It
 // goes in batches, each one statement: a job is in one table or the other, and what was moved before an error stays
-// moved. Jobs that the database refuses to move stay, are in ArchiveResult.Refused, and hold up no others. An id in the archive
+// moved. The archived rows keep who did it and why. Jobs that the database refuses to move stay, are in ArchiveResult.Refused, and hold up no others. An id in the archive
 // is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
-func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) (ArchiveResult, error) {
+func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, audit Audit) (ArchiveResult, error) {
 	var bad problems
 	if opts == nil {
 		opts = &ArchiveOpts{}
@@ -60,11 +60,12 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 	if filter.State != "" && !filter.State.Final() {
 		bad.add("Filter.State", "%s jobs have not ended", filter.State)
 	}
+	audit.check(&bad)
 	doc := filterFor(&bad, filter)
 	if err := bad.err(); err != nil {
 		return ArchiveResult{}, err
 	}
-	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest))
+	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest), audit)
 	if err != nil {
 		return moved, fmt.Errorf("archive jobs: %w", err)
 	}
@@ -73,15 +74,18 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts) 
 
 // Restore moves jobs that fit the filter back from the archive, as they were: discarded ones can be redriven then. Where
 // their queue has ArchiveDiscardedAfter the pruner archives them again within a minute or so, unless they are redriven.
-// Jobs that the database refuses to move stay in the archive and are in ArchiveResult.Refused. An empty filter is an
+// Jobs that the database refuses to move stay in the archive and are in ArchiveResult.Refused. Who did it and why goes
+// to Config.Logger, at level info, and to the server's log, because the rows come back unchanged. An empty filter is an
 // *InvalidError.
-func (c *Client) Restore(ctx context.Context, filter Filter) (ArchiveResult, error) {
+func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (ArchiveResult, error) {
 	var bad problems
+	audit.check(&bad)
 	doc := filterFor(&bad, filter)
 	if err := bad.err(); err != nil {
 		return ArchiveResult{}, err
 	}
-	moved, err := c.desk.move(ctx, doc, restoreStep())
+	moved, err := c.desk.move(ctx, doc, restoreStep(), audit)
+	c.logChange(ctx, "jobs restored from the archive", moved.Jobs, audit)
 	if err != nil {
 		return moved, fmt.Errorf("restore jobs: %w", err)
 	}
@@ -89,15 +93,18 @@ func (c *Client) Restore(ctx context.Context, filter Filter) (ArchiveResult, err
 }
 
 // PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. If the
-// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. For an
-// empty filter the error is an *InvalidError.
-func (c *Client) PurgeArchive(ctx context.Context, filter Filter) (int64, error) {
+// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. Who did it and
+// why goes to Config.Logger, at level info, and to the server's log, because the rows are gone. For an empty filter
+// the error is an *InvalidError.
+func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (int64, error) {
 	var bad problems
+	audit.check(&bad)
 	doc := filterFor(&bad, filter)
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	gone, err := c.desk.move(ctx, doc, purgeStep())
+	gone, err := c.desk.move(ctx, doc, purgeStep(), audit)
+	c.logChange(ctx, "archived jobs deleted", gone.Jobs, audit)
 	if err == nil && len(gone.Refused) > 0 {
 		err = &RefusedError{gone.Refused}
 	}

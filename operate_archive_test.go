@@ -23,7 +23,7 @@ import (
 // jobRows are all jobs of a table, by id, as JSON.
 func (db *testDB) jobRows(t testing.TB, table string) map[string]string {
 	t.Helper()
-	rows, err := db.Query(t.Context(), `select id, (to_jsonb(j) - 'archived_at')::text from `+table+` j`)
+	rows, err := db.Query(t.Context(), `select id, (to_jsonb(j) - '{archived_at,archived_by,archived_why}'::text[])::text from `+table+` j`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	db.finished(t, "available", 9*day)
 	before := db.jobRows(t, "jobs")
 	filter := Filter{FinalizedBefore: time.Now().Add(-12 * time.Hour)}
-	moved, err := db.client.Archive(t.Context(), filter, nil)
+	moved, err := db.client.Archive(t.Context(), filter, nil, Audit{})
 	if err != nil || moved.Jobs != 4 || moved.Conflicts != nil {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -69,23 +69,23 @@ func TestArchiveAndRestore(t *testing.T) {
 	if left := db.jobRows(t, "jobs"); len(left) != 2 || len(archived) != 4 {
 		t.Errorf("%d jobs are left, %d archived", len(left), len(archived))
 	}
-	if again, err := db.client.Archive(t.Context(), filter, nil); err != nil || again.Jobs != 0 {
+	if again, err := db.client.Archive(t.Context(), filter, nil, Audit{}); err != nil || again.Jobs != 0 {
 		t.Errorf("a second time: %+v, %v", again, err)
 	}
 
 	// One filter for all verbs: one of its kinds comes back first.
-	if back, err := db.client.Restore(t.Context(), Filter{Class: "panic", Tags: []string{"b c"}}); err != nil || back.Jobs != 1 {
+	if back, err := db.client.Restore(t.Context(), Filter{Class: "panic", Tags: []string{"b c"}}, Audit{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	// An id that is in use again stays where it is, and is told.
 	clash := old[1]
 	db.exec(t, `insert into jobs (id, kind) values ($1, 'another')`, clash)
-	back, err := db.client.Restore(t.Context(), Filter{All: true})
+	back, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
 	if err != nil || back.Jobs != 2 || !slices.Equal(back.Conflicts, []string{clash}) {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	db.exec(t, `delete from jobs where id = $1`, clash)
-	if back, err := db.client.Restore(t.Context(), Filter{IDs: []string{clash}}); err != nil || back.Jobs != 1 {
+	if back, err := db.client.Restore(t.Context(), Filter{IDs: []string{clash}}, Audit{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	after := db.jobRows(t, "jobs")
@@ -97,7 +97,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 0 {
 		t.Errorf("%d jobs are left in the archive", n)
 	}
-	if err := db.client.RedriveJob(t.Context(), old[0], nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), old[0], nil, Audit{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -107,11 +107,11 @@ func TestArchiveOfAnIDThatIsThere(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	id := db.finished(t, "discarded", time.Hour)
-	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != 1 {
+	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil || moved.Jobs != 1 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
 	db.exec(t, `insert into jobs (id, kind, state, finalized_at) values ($1, 'another', 'completed', now())`, id)
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
 	if err != nil || moved.Jobs != 0 || !slices.Equal(moved.Conflicts, []string{id}) {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -135,7 +135,7 @@ func TestArchiveAllButTheNewest(t *testing.T) {
 			db.finished(t, "completed", time.Minute) // not of the filter's
 		}
 	}
-	moved, err := db.client.Archive(t.Context(), Filter{State: Discarded}, &ArchiveOpts{KeepNewest: 2})
+	moved, err := db.client.Archive(t.Context(), Filter{State: Discarded}, &ArchiveOpts{KeepNewest: 2}, Audit{})
 	if err != nil || moved.Jobs != 3 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -163,16 +163,16 @@ func TestArchiveAndPurgeInBatches(t *testing.T) {
 	if err := db.QueryRow(t.Context(), `select moved::text, last from drover_archive('{"kind": "k"}', batch => 1000)`).Scan(&first, &last); err != nil || first != "997" || last == "" {
 		t.Fatalf("the first batch moved %s, %v", first, err)
 	}
-	if moved, err := db.client.Archive(t.Context(), Filter{Kind: "k"}, nil); err != nil || moved.Jobs != 1500 {
+	if moved, err := db.client.Archive(t.Context(), Filter{Kind: "k"}, nil, Audit{}); err != nil || moved.Jobs != 1500 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}); n != 0 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}, Audit{}); n != 0 || err != nil {
 		t.Errorf("PurgeArchive of another kind = %d, %v", n, err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}); n != 2497 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}, Audit{}); n != 2497 || err != nil {
 		t.Errorf("PurgeArchive = %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 3 {
@@ -185,15 +185,15 @@ func TestTheArchiveAsksTwice(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.finished(t, "discarded", time.Hour)
-	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil {
+	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, err := range map[string]error{
-		"Archive, empty filter":   ret2(db.client.Archive(t.Context(), Filter{}, nil)),
-		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), Filter{State: Available}, nil)),
-		"Archive, keep":           ret2(db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{KeepNewest: -1})),
-		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), Filter{})),
-		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{})),
+		"Archive, empty filter":   ret2(db.client.Archive(t.Context(), Filter{}, nil, Audit{})),
+		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), Filter{State: Available}, nil, Audit{})),
+		"Archive, keep":           ret2(db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{KeepNewest: -1}, Audit{})),
+		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), Filter{}, Audit{})),
+		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{}, Audit{})),
 		"ExportArchive, bad JSON": ret2(db.client.ExportArchive(t.Context(), io.Discard, Filter{Args: []byte("{")})),
 	} {
 		if !errors.Is(err, ErrInvalid) {
@@ -227,7 +227,7 @@ func TestExportArchive(t *testing.T) {
 	db := newQuietDB(t)
 	db.storied(t)
 	db.exec(t, `insert into jobs (kind, args, state, finalized_at) select 'k', jsonb_build_object('n', n, 's', e'\n\u2028"'), 'completed', now() from generate_series(1, $1) n`, 2*exportPage+1)
-	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil {
+	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
@@ -277,11 +277,11 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 func TestTheArchiveHasTheColumnsOfJobs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	columns := func(table, without string) string {
+	columns := func(table string, without ...string) string {
 		return value[string](t, db, `select string_agg(format('%s %s %s', attname, format_type(atttypid, atttypmod), attcollation::regcollation), ', ' order by attname)
-			from pg_attribute where attrelid = $1::regclass and attnum > 0 and not attisdropped and attname <> $2`, table, without)
+			from pg_attribute where attrelid = $1::regclass and attnum > 0 and not attisdropped and attname <> all($2)`, table, without)
 	}
-	if jobs, archive := columns("jobs", "lane"), columns("jobs_archive", "archived_at"); jobs != archive {
+	if jobs, archive := columns("jobs", "lane"), columns("jobs_archive", "archived_at", "archived_by", "archived_why"); jobs != archive {
 		t.Errorf("jobs has\n%s\nthe archive\n%s", jobs, archive)
 	}
 }
@@ -294,13 +294,13 @@ func TestArchiveFiltersAreSafe(t *testing.T) {
 	id := db.finished(t, "completed", time.Hour)
 	db.exec(t, `update jobs set kind = $1`, evil)
 	db.finished(t, "completed", time.Hour)
-	if moved, err := db.client.Archive(t.Context(), Filter{Kind: evil}, &ArchiveOpts{}); err != nil || moved.Jobs != 1 {
+	if moved, err := db.client.Archive(t.Context(), Filter{Kind: evil}, &ArchiveOpts{}, Audit{}); err != nil || moved.Jobs != 1 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	for n, verb := range []func() (int64, error){
 		func() (int64, error) { return db.client.ExportArchive(t.Context(), io.Discard, Filter{Kind: evil}) },
 		func() (int64, error) {
-			m, err := db.client.Restore(t.Context(), Filter{Kind: evil})
+			m, err := db.client.Restore(t.Context(), Filter{Kind: evil}, Audit{})
 			return m.Jobs, err
 		},
 	} {
@@ -318,7 +318,7 @@ func fullArchive(t testing.TB, n int) (db *testDB, ids []string) {
 	t.Helper()
 	db = newQuietDB(t)
 	ids = db.aged(t, n)
-	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != int64(n) {
+	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil || moved.Jobs != int64(n) {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
 	return db, ids
@@ -361,28 +361,28 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 			rows := func(table string) int { return value[int](t, db, `select count(*) from `+table) }
 
 			db.refuses(t, "insert", "jobs_archive", fits("new"), does)
-			moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+			moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
 			if err != nil || moved.Jobs != int64(n-2) || rows("jobs") != 2 || rows("jobs_archive") != n-2 {
 				t.Fatalf("Archive = %d, %v; %d are left", moved.Jobs, err, rows("jobs"))
 			}
 			checkRefused(t, moved.Refused, bad...)
 			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
-			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
+			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{}, Audit{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
 			db.refuses(t, "insert", "jobs", fits("new"), does)
-			back, err := db.client.Restore(t.Context(), Filter{All: true})
+			back, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
 			if err != nil || back.Jobs != int64(n-2) || rows("jobs_archive") != 2 || rows("jobs") != n-2 {
 				t.Fatalf("Restore = %d, %v; %d are left", back.Jobs, err, rows("jobs_archive"))
 			}
 			checkRefused(t, back.Refused, bad...)
-			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil); err != nil || moved.Jobs != int64(n-2) {
+			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil || moved.Jobs != int64(n-2) {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
 			db.refuses(t, "delete", "jobs_archive", fits("old"), does)
-			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true})
+			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true}, Audit{})
 			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
 				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
 			}
@@ -401,7 +401,7 @@ func TestMovingBehindManyThatAreRefused(t *testing.T) {
 	db := newQuietDB(t)
 	ids := db.aged(t, 1300)
 	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id < '%s'", ids[1250]), "raise 'no'")
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
 	if err != nil || moved.Jobs != 50 || len(moved.Refused) != 1000 {
 		t.Errorf("Archive = %d, %d refused, %v", moved.Jobs, len(moved.Refused), err)
 	}
@@ -415,7 +415,7 @@ func TestMovingWithADeadline(t *testing.T) {
 	db.refuses(t, "insert", "jobs_archive", "true", "perform pg_sleep(3600)")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if moved, err := db.client.Archive(ctx, Filter{All: true}, nil); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
+	if moved, err := db.client.Archive(ctx, Filter{All: true}, nil, Audit{}); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 }
@@ -445,7 +445,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	if got := value[[]string](t, db, `select array_agg(id order by id) from jobs_archive where archived_at is not null`); !slices.Equal(got, ids) {
 		t.Errorf("archived: %q, want %q", got, ids)
 	}
-	if moved, err := db.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
+	if moved, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
 	if got := value[string](t, db, `select string_agg(concat_ws('', region, tenant, place, shouted), ' ' order by region) from jobs`); got != "r0JOB r1JOB r2JOB" {
@@ -457,7 +457,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 
 	db.exec(t, `update jobs set region = null where id = $1`, ids[1])
 	db.exec(t, `alter table jobs_archive alter region set not null`)
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil)
+	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
 	if err != nil || moved.Jobs != 2 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -470,7 +470,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.exec(t, `alter table jobs add column must int not null default 1`)
 	db.exec(t, `alter table jobs alter must drop default`)
-	if moved, err = db.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 0 {
+	if moved, err = db.client.Restore(t.Context(), Filter{All: true}, Audit{}); err != nil || moved.Jobs != 0 {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
 	checkRefused(t, moved.Refused, ids[0], ids[2])
@@ -488,12 +488,12 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 	if refused := (*RefusedError)(nil); n != 349 || !errors.As(err, &refused) || len(refused.Refused) != 1 || refused.Refused[0].ID != bad {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
-	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"})
+	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"}, Audit{})
 	if err != nil || moved.Jobs != 349 {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}
 	checkRefused(t, moved.Refused, bad)
-	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
+	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}, Audit{}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
 		t.Errorf("PurgeArchive = %d, %v", gone, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 351 {
@@ -515,7 +515,7 @@ func TestExportAroundARowThatCannotBeRead(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != exportPage+28 {
 		t.Errorf("%d lines", lines)
 	}
-	moved, err := db.client.Restore(t.Context(), Filter{All: true})
+	moved, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
 	if err != nil || moved.Jobs != exportPage+28 {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}

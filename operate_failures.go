@@ -55,6 +55,7 @@ type FailureGroup struct {
 	Policy      FailurePolicy `json:"policy"`
 	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // of status and policy
 	UpdatedBy   string        `json:"updated_by,omitempty"`
+	UpdatedWhy  string        `json:"updated_why,omitempty"`
 	Discarded   int64         `json:"discarded"` // jobs discarded with it now
 	Parked      int64         `json:"parked"`    // jobs its policy has parked now
 }
@@ -100,26 +101,26 @@ func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*Failure
 	return group, nil
 }
 
-// SetFailureStatus opens, resolves or ignores a failure group; by says who does and may be empty. A resolved group
+// SetFailureStatus opens, resolves or ignores a failure group, which keeps who did it and why. A resolved group
 // that comes back is open again: Hooks.FailureReopened. Errors: ErrNotFound, *InvalidError.
-func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, by string) error {
+func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, audit Audit) error {
 	var bad problems
 	status.check(&bad, "status")
-	bad.join(checkText("by", by, 256))
+	audit.check(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.desk.setFailureStatus(ctx, fingerprint, status, by); err != nil {
+	if err := c.desk.setFailureStatus(ctx, fingerprint, status, audit); err != nil {
 		return failureError("set the status of", fingerprint, err)
 	}
 	return nil
 }
 
-// SetFailurePolicy says what becomes of jobs that fail so from now on; by says who does and may be empty. The zero
+// SetFailurePolicy says what becomes of jobs that fail so from now on. The group keeps who did it and why. The zero
 // policy lifts another: jobs it has parked become due, 50 a second. A policy that parks ends by itself with the next
 // build, in the same way. Errors: ErrNotFound; ErrState where no build is known, or policy.Build is not the newest;
 // *InvalidError.
-func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, by string) error {
+func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, audit Audit) error {
 	var bad problems
 	switch policy.Action {
 	case FailurePark, FailureDiscard, "":
@@ -130,11 +131,11 @@ func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, polic
 		bad.add("policy.Build", "goes with the action %q", FailurePark)
 	}
 	bad.join(checkText("policy.Build", policy.Build, maxBuild))
-	bad.join(checkText("by", by, 256))
+	audit.check(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.desk.setFailurePolicy(ctx, fingerprint, policy, by); err != nil {
+	if err := c.desk.setFailurePolicy(ctx, fingerprint, policy, audit); err != nil {
 		return failureError("set the policy of", fingerprint, err)
 	}
 	return nil

@@ -209,7 +209,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, "ann"); err != nil {
+	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, Audit{By: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || !g.ResolvedAt.Equal(*g.UpdatedAt) || g.UpdatedBy != "ann" {
@@ -231,7 +231,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	if g := db.theGroup(t); g.Status != FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
 		t.Errorf("%+v", g)
 	}
-	if err := db.client.SetFailureStatus(ctx, print, FailureIgnored, ""); err != nil {
+	if err := db.client.SetFailureStatus(ctx, print, FailureIgnored, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	s.failOnce(t, db, 1, boom)
@@ -257,11 +257,11 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
 		t.Errorf("after a stop: %+v", g)
 	}
-	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, FailureResolved, ""); err != nil {
+	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, FailureResolved, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.launch(t, cfg)
-	if err := db.client.RedriveJob(t.Context(), ids[0], nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), ids[0], nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return book.count(engine.EventFailureReopened, ids[0]) == 1 })
@@ -290,7 +290,7 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	if g.Class != "crash" || g.Count != 1 {
 		t.Fatalf("%+v", g)
 	}
-	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	id := crash()
@@ -319,7 +319,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 
 	set := func(policy FailurePolicy) {
 		t.Helper()
-		if err := db.client.SetFailurePolicy(ctx, print, policy, "ann"); err != nil {
+		if err := db.client.SetFailurePolicy(ctx, print, policy, Audit{By: "ann"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -397,17 +397,17 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
 		s.failOnce(t, db, 400, boom)
 	}
 	cancelled := value[string](t, db, `select max(id) from jobs where state = 'parked'`)
-	if _, err := db.client.Cancel(t.Context(), cancelled, ""); err != nil {
+	if _, err := db.client.Cancel(t.Context(), cancelled, Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.tend(t)
@@ -475,9 +475,9 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	_, list := c.FailureGroups(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
 	for what, err := range map[string]error{
 		"list":   list,
-		"status": c.SetFailureStatus(ctx, print, "shut", "\xff"),
-		"action": c.SetFailurePolicy(ctx, print, FailurePolicy{Action: "explode"}, ""),
-		"build":  c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard, Build: "A"}, ""),
+		"status": c.SetFailureStatus(ctx, print, "shut", Audit{By: "\xff"}),
+		"action": c.SetFailurePolicy(ctx, print, FailurePolicy{Action: "explode"}, Audit{}),
+		"build":  c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard, Build: "A"}, Audit{}),
 	} {
 		if !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
@@ -486,7 +486,7 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	for _, print := range []string{print, "", "no such", print + "0", "\x00"} {
 		_, get := c.FailureGroup(ctx, print)
 		for what, err := range map[string]error{
-			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, ""), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, ""),
+			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, Audit{}), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, Audit{}),
 		} {
 			if !errors.Is(err, ErrNotFound) {
 				t.Errorf("%s of %q: %v", what, print, err)
@@ -494,11 +494,11 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 		}
 	}
 	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
-	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, ""); !errors.Is(err, ErrState) {
+	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, Audit{}); !errors.Is(err, ErrState) {
 		t.Errorf("park with no build known: %v", err)
 	}
 	db.exec(t, `insert into drover_builds (build, first_seen) values ('A', now() - interval '1 h'), ('B', now())`)
-	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, ""); !errors.Is(err, ErrState) {
+	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, Audit{}); !errors.Is(err, ErrState) {
 		t.Errorf("park for a build older than the newest: %v", err)
 	}
 }
@@ -512,7 +512,7 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
-	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `update jobs set scheduled_at = 'infinity', state = 'parked'`)
@@ -536,7 +536,7 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	first := plain.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(engine.EventFailed, first) == 1 })
 	plain.tend(t)
-	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, ""); err != nil {
+	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	wire.arm(store.SQLSettle[len(store.SQLSettle)-60:], "")
@@ -656,13 +656,13 @@ func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 	s.failOnce(t, db, 1, errors.New("boom"))
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := s.failOnce(t, db, 200, errors.New("boom"))
 	db.refuse(t, `old.id = '`+ids[7]+`'`)
 	unlock := db.hold(t, `select from jobs where id = $1 for update`, ids[9])
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, ""); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.tend(t)

@@ -166,9 +166,9 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 	} {
 		_, listErr := db.client.Jobs(t.Context(), filter, "", 0)
 		_, countErr := db.client.Count(t.Context(), filter)
-		_, cancelErr := db.client.CancelMany(t.Context(), filter, "")
-		_, discardErr := db.client.DiscardMany(t.Context(), filter, "")
-		_, deleteErr := db.client.DeleteMany(t.Context(), filter)
+		_, cancelErr := db.client.CancelMany(t.Context(), filter, Audit{})
+		_, discardErr := db.client.DiscardMany(t.Context(), filter, Audit{})
+		_, deleteErr := db.client.DeleteMany(t.Context(), filter, Audit{})
 		for _, err := range []error{listErr, countErr, cancelErr, discardErr, deleteErr} {
 			if !errors.Is(err, ErrInvalid) {
 				t.Errorf("%.100v: %v", filter, err)
@@ -207,9 +207,9 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := db.enqueue(t, letter{}, nil)
-	_, cancelErr := db.client.CancelMany(t.Context(), Filter{}, "")
-	_, discardErr := db.client.DiscardMany(t.Context(), Filter{}, "")
-	_, deleteErr := db.client.DeleteMany(t.Context(), Filter{})
+	_, cancelErr := db.client.CancelMany(t.Context(), Filter{}, Audit{})
+	_, discardErr := db.client.DiscardMany(t.Context(), Filter{}, Audit{})
+	_, deleteErr := db.client.DeleteMany(t.Context(), Filter{}, Audit{})
 	for _, err := range []error{cancelErr, discardErr, deleteErr} {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Filter" || !strings.Contains(invalid.Reason, "All") {
@@ -227,7 +227,7 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 	if j := db.get(t, id); j.State != Available {
 		t.Errorf("%+v", j)
 	}
-	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, ""); err != nil || done.Changed != 1 {
+	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{}); err != nil || done.Changed != 1 {
 		t.Errorf("all: %+v, %v", done, err)
 	}
 }
@@ -289,7 +289,7 @@ returning id`, text)
 		t.Errorf("%d jobs", n)
 	}
 	for _, text := range hostile {
-		if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded, Kind: text}); err != nil || done.Changed != 1 {
+		if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded, Kind: text}, Audit{}); err != nil || done.Changed != 1 {
 			t.Errorf("delete %q: %+v, %v", text, done, err)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // BulkResult is what a verb over many jobs did.
@@ -28,29 +27,32 @@ type BulkResult struct {
 // A job that the database refuses to change does not stop the others. The cause may be a trigger or a foreign key of
 // the application's, a time-out, or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany
 // gives up with an error only if the first 1,000 jobs are all refused.
-func (c *Client) CancelMany(ctx context.Context, filter Filter, reason string) (BulkResult, error) {
-	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, why: reason, tell: &told{kind: engine.EventCancelled}})
+func (c *Client) CancelMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
+	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, tell: &told{kind: engine.EventCancelled}})
 }
 
 // DiscardMany is Discard for every unfinished job that the filter picks, and else like CancelMany.
-func (c *Client) DiscardMany(ctx context.Context, filter Filter, why string) (BulkResult, error) {
+func (c *Client) DiscardMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
-		name: "discard", sql: sqlDiscardMany, why: why, tell: &told{engine.EventDiscarded, Event{Reason: ReasonOperator}},
+		name: "discard", sql: sqlDiscardMany, audit: audit, tell: &told{engine.EventDiscarded, Event{Reason: ReasonOperator}},
 	})
 }
 
 // DeleteMany deletes the jobs that the filter picks and that have ended, for good; unfinished ones stay. Discarded ones
 // go only where the filter names them: by State Discarded, a Reason or IDs. A State that is not final is an
-// *InvalidError. All else is as with CancelMany.
-func (c *Client) DeleteMany(ctx context.Context, filter Filter) (BulkResult, error) {
-	return c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, why: "delete"})
+// *InvalidError. Who did it and why goes to Config.Logger, at level info, and to the server's log, because the rows are
+// gone. All else is as with CancelMany.
+func (c *Client) DeleteMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
+	done, err := c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, audit: audit})
+	c.logChange(ctx, "jobs deleted", done.Changed, audit)
+	return done, err
 }
 
 // bulkVerb is one of the verbs over many jobs.
 type bulkVerb struct {
 	name, sql string
-	why       string // of a deletion its confirmation
-	tell      *told  // of a batch; nil: nothing
+	audit     Audit
+	tell      *told // of a batch; nil: nothing
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
@@ -59,10 +61,10 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	if doc == "{}" {
 		bad.add("Filter", "is empty; to mean every job say All")
 	}
+	v.audit.check(&bad)
 	if err := bad.err(); err != nil {
 		return done, err
 	}
-	v.why, _ = pgtext.Sanitize(v.why, maxWhy)
 	if len(filter.IDs) > 0 {
 		if done.Missing, err = c.desk.unknown(ctx, doc); err != nil {
 			return done, fmt.Errorf("%s jobs: %w", v.name, err)
@@ -144,7 +146,7 @@ func (v *bulkVerb) failed(err error) error {
 
 // batch does one transaction of a verb and tells of it.
 func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wait bool) (bulkBatch, error) {
-	b, err := c.desk.bulk(ctx, v.sql, filter, v.why, after, wait)
+	b, err := c.desk.bulk(ctx, v.sql, filter, after, wait, v.audit)
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}
@@ -153,7 +155,7 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	}
 	if waited := b.changed - len(b.running); v.tell != nil && waited > 0 {
 		t := *v.tell
-		t.event.Error, t.event.Count = v.why, waited
+		t.event.Error, t.event.Count = v.audit.Why, waited
 		c.emit(ctx, t)
 	}
 	return b, nil

@@ -130,7 +130,7 @@ func TestDiscardByAnOperator(t *testing.T) {
 	for state, id := range db.inEveryState(t, "x") {
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 		sent := notes(t, db, func() {
-			if was, err := db.client.Discard(t.Context(), id, "bad \x00 address"); err != nil || was != state {
+			if was, err := db.client.Discard(t.Context(), id, Audit{Why: "bad address"}); err != nil || was != state {
 				t.Errorf("Discard of %s = %s, %v", state, was, err)
 			}
 		})
@@ -142,22 +142,22 @@ func TestDiscardByAnOperator(t *testing.T) {
 		}
 		j := db.get(t, id)
 		if j.State != Discarded || j.DiscardReason != ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
-			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad \uFFFD address" || j.Errors[0].At.IsZero() {
+			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad address" || j.Errors[0].At.IsZero() {
 			t.Errorf("%s became %+v", state, j)
 		}
 		if state == Running { // its owner tells; here there is none
 			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.of(id)) != 0 {
 				t.Errorf("%q, %+v for a running job", sent, heard.of(id))
 			}
-		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != ReasonOperator || e.Error != "bad \uFFFD address" || heard.ends(id) != 1 {
+		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != ReasonOperator || e.Error != "bad address" || heard.ends(id) != 1 {
 			t.Errorf("%q, %+v for a waiting job", sent, heard.of(id))
 		}
-		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 			t.Errorf("redrive: %v", err)
 		}
 	}
 	for _, id := range []string{"", "x", "00000000000000000000000000"} {
-		if _, err := db.client.Discard(t.Context(), id, ""); !errors.Is(err, ErrNotFound) {
+		if _, err := db.client.Discard(t.Context(), id, Audit{}); !errors.Is(err, ErrNotFound) {
 			t.Errorf("Discard of %q: %v", id, err)
 		}
 	}
@@ -180,14 +180,14 @@ func TestDiscardOfARunningJob(t *testing.T) {
 	}
 	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, discard := range map[string]func(id string) error{
-		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, "no"); return err },
-		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, "no"); return err },
+		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, Audit{Why: "no"}); return err },
+		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, Audit{Why: "no"}); return err },
 		"DiscardMany": func(id string) error {
-			_, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			_, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
 			return err
 		},
 		"DiscardMany from another process": func(id string) error {
-			_, err := elsewhere.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			_, err := elsewhere.DiscardMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
 			return err
 		},
 	} {
@@ -226,7 +226,7 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	}})
 	id := db.enqueue(t, dyn{kind: "long"}, nil)
 	<-started
-	if _, err := elsewhere.Discard(t.Context(), id, ""); err != nil {
+	if _, err := elsewhere.Discard(t.Context(), id, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	sup.engine.Keeper.Interrupt() // the next beat comes at once
@@ -248,15 +248,19 @@ func TestVerbsOverMany(t *testing.T) {
 		entry   string
 	}{
 		"cancel": {
-			func(c *Client, f Filter) (BulkResult, error) { return c.CancelMany(t.Context(), f, "sold \x00 out") },
-			unfinished, unfinished, Cancelled, "cancelled: sold \uFFFD out",
+			func(c *Client, f Filter) (BulkResult, error) {
+				return c.CancelMany(t.Context(), f, Audit{Why: "sold out"})
+			},
+			unfinished, unfinished, Cancelled, "cancelled: sold out",
 		},
 		"discard": {
-			func(c *Client, f Filter) (BulkResult, error) { return c.DiscardMany(t.Context(), f, "sold \x00 out") },
-			unfinished, unfinished, Discarded, "discarded: sold \uFFFD out",
+			func(c *Client, f Filter) (BulkResult, error) {
+				return c.DiscardMany(t.Context(), f, Audit{Why: "sold out"})
+			},
+			unfinished, unfinished, Discarded, "discarded: sold out",
 		},
 		"delete": {
-			func(c *Client, f Filter) (BulkResult, error) { return c.DeleteMany(t.Context(), f) },
+			func(c *Client, f Filter) (BulkResult, error) { return c.DeleteMany(t.Context(), f, Audit{}) },
 			[]State{Completed, Cancelled},
 			[]State{Completed, Cancelled, Discarded},
 			"", "",
@@ -304,7 +308,7 @@ func TestVerbsOverMany(t *testing.T) {
 					return
 				}
 				if events := heard.of(""); len(events) != told+1 || events[told].name != string(tc.becomes) || events[told].Count != len(changes)-1 ||
-					events[told].Error != "sold \uFFFD out" || (events[told].Reason == ReasonOperator) != (tc.becomes == Discarded) {
+					events[told].Error != "sold out" || (events[told].Reason == ReasonOperator) != (tc.becomes == Discarded) {
 					t.Errorf("%+v: events %+v", filter, events)
 				}
 			}
@@ -351,7 +355,7 @@ func TestDeleteManyIsCareful(t *testing.T) {
 	db := newTestDB(t)
 	db.inEveryState(t, "x")
 	for _, f := range []Filter{{All: true}, {Kind: "letter"}, {Class: "error"}, {State: Completed}} {
-		if _, err := db.client.DeleteMany(t.Context(), f); err != nil {
+		if _, err := db.client.DeleteMany(t.Context(), f, Audit{}); err != nil {
 			t.Error(err)
 		}
 		if n := value[int](t, db, `select count(*) from jobs where state = 'discarded'`); n != 1 {
@@ -359,7 +363,7 @@ func TestDeleteManyIsCareful(t *testing.T) {
 		}
 	}
 	for _, state := range []State{Available, Scheduled, Retryable, Running, Parked} {
-		if _, err := db.client.DeleteMany(t.Context(), Filter{State: state}); !errors.Is(err, ErrInvalid) {
+		if _, err := db.client.DeleteMany(t.Context(), Filter{State: state}, Audit{}); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
@@ -381,10 +385,10 @@ from generate_series(1, 25000) n`)
 	} else if page, err = db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
 		t.Errorf("the second page: %+v, %v", page, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 2 {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}, Audit{}); err != nil || done.Changed != 2 {
 		t.Errorf("by reason: %+v, %v", done, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded}); err != nil || done.Changed != 24_999 {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded}, Audit{}); err != nil || done.Changed != 24_999 {
 		t.Errorf("the others: %+v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 5 {
@@ -417,7 +421,7 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() {
-		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), Filter{Kind: "job"}, "")
+		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), Filter{Kind: "job"}, Audit{})
 		ended <- result{done, err}
 	}()
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'cancelled'`) == 2 })
@@ -455,11 +459,11 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	ids := db.enqueueJobs(t, 3000, nil)
 	l := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
 	eventually(t, func() bool { return d.count(engine.EventCompleted, "") > 100 })
-	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, "")
+	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead, err := db.client.DiscardMany(t.Context(), Filter{Kind: "job"}, "")
+	dead, err := db.client.DiscardMany(t.Context(), Filter{Kind: "job"}, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}

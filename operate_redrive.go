@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // RedrivePlan says which dead jobs come back, and at what pace.
@@ -43,9 +42,6 @@ type RedrivePlan struct {
 	// of them fail a run, the redrive is aborted. Zero means no canaries, and none that may fail.
 	Canary         int
 	CanaryFailures int
-
-	// By and Why are kept with the redrive. By's zero value means the database's user.
-	By, Why string
 }
 
 // redriveDoc is a RedrivePlan as drover_redrive_start reads it.
@@ -63,11 +59,11 @@ type redriveDoc struct {
 	Why            string          `json:"why,omitempty"`
 }
 
-func (c *Client) encodePlan(p RedrivePlan) (string, error) {
+func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 	var bad problems
 	doc := redriveDoc{
 		Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
-		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: p.By, Why: p.Why,
+		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: audit.By, Why: audit.Why,
 	}
 	if mistakes := len(bad.errs); string(doc.Filter) == "{}" && mistakes == 0 {
 		bad.add("Filter", "is empty; set All to redrive every dead job")
@@ -92,8 +88,7 @@ func (c *Client) encodePlan(p RedrivePlan) (string, error) {
 	bad.attempts("MaxAttempts", p.MaxAttempts)
 	bad.join(c.checkPatch(p.ArgsPatch))
 	bad.join(checkText("KeyFrom", p.KeyFrom, 256))
-	bad.join(checkText("By", p.By, 128))
-	bad.join(checkText("Why", p.Why, 1024))
+	audit.check(&bad)
 	if err := bad.err(); err != nil {
 		return "", err
 	}
@@ -144,6 +139,8 @@ type Redrive struct {
 	Skips      []SkippedJob    `json:"skips,omitempty"`   // the first 1,000
 	By         string          `json:"by"`
 	Why        string          `json:"why,omitempty"`
+	ChangedBy  string          `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" for failed canaries
+	ChangedWhy string          `json:"changed_why,omitempty"`
 	Note       string          `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
 	CreatedAt  time.Time       `json:"created_at"`
 	FinishedAt *time.Time      `json:"finished_at,omitempty"`
@@ -158,14 +155,14 @@ type SkippedJob struct {
 // StartRedrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table drover_redrives
 // that supervisors carry on, whoever started it: they make jobs due at the plan's rate, at most a second ahead, and
 // none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
-// that end later than it began are not among them. See Client.Redrive, PauseRedrive, AbortRedrive.
+// that end later than it began are not among them. The row keeps who began it and why. See Client.Redrive, PauseRedrive, AbortRedrive.
 //
 // Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
 // row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
 // begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
 // anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a job that is not dead.
-func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan) (*Redrive, error) {
-	doc, err := c.encodePlan(plan)
+func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
+	doc, err := c.encodePlan(plan, audit)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +194,7 @@ type RedriveGroup struct {
 // PreviewRedrive tells what Redrive would take up, most jobs first, and changes nothing. It does not mind Limit.
 // Errors as Redrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
-	doc, err := c.encodePlan(plan)
+	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {
 		return nil, err
 	}
@@ -249,24 +246,24 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 }
 
 // PauseRedrive stops a redrive from making more jobs due. What it has made due runs; of capped keys, retries wait too.
-// Errors: ErrNotFound; ErrState if it has ended.
-func (c *Client) PauseRedrive(ctx context.Context, id string) error {
-	return c.changeRedrive(ctx, "pause", id, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true) })
+// The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
+func (c *Client) PauseRedrive(ctx context.Context, id string, audit Audit) error {
+	return c.changeRedrive("pause", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true, audit) })
 }
 
-// ResumeRedrive lets a paused redrive go on. Errors: ErrNotFound; ErrState if it has ended.
-func (c *Client) ResumeRedrive(ctx context.Context, id string) error {
-	err := c.changeRedrive(ctx, "resume", id, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false) })
+// ResumeRedrive lets a paused redrive go on, which keeps who did it and why. Errors: ErrNotFound; ErrState if it has
+// ended; *InvalidError.
+func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) error {
+	err := c.changeRedrive("resume", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false, audit) })
 	c.running.redrive()
 	return err
 }
 
-// AbortRedrive ends a redrive: what it has not made due stays dead. why is kept. Aborting it again changes nothing.
-// Errors: ErrNotFound; ErrState if it is done.
-func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
-	why, _ = pgtext.Sanitize(why, 1024)
-	return c.changeRedrive(ctx, "abort", id, func() (RedriveState, error) {
-		state, err := c.desk.abortRedrive(ctx, id, why)
+// AbortRedrive ends a redrive: what it has not made due stays dead. The redrive keeps who did it and why. Aborting it again
+// changes nothing. Errors: ErrNotFound; ErrState if it is done; *InvalidError.
+func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error {
+	return c.changeRedrive("abort", id, audit, func() (RedriveState, error) {
+		state, err := c.desk.abortRedrive(ctx, id, audit)
 		if state == RedriveAborted {
 			state = RedriveRunning // as asked
 		}
@@ -274,7 +271,12 @@ func (c *Client) AbortRedrive(ctx context.Context, id, why string) error {
 	})
 }
 
-func (c *Client) changeRedrive(_ context.Context, verb, id string, change func() (RedriveState, error)) error {
+func (c *Client) changeRedrive(verb, id string, audit Audit, change func() (RedriveState, error)) error {
+	var bad problems
+	audit.check(&bad)
+	if err := bad.err(); err != nil {
+		return err
+	}
 	if !isID(id) {
 		return fmt.Errorf("%s redrive %q: %w", verb, id, ErrNotFound)
 	}

@@ -111,8 +111,8 @@ func TestIDsThatNoRowHas(t *testing.T) {
 	db.enqueue(t, letter{}, nil)
 	for _, id := range []string{"", "%", "x", ulid.Make().String(), strings.Repeat("\x00", 26), strings.Repeat("\xff", 26), strings.Repeat("9", 1<<20)} {
 		_, got := db.client.Job(t.Context(), id)
-		_, cancelled := db.client.Cancel(t.Context(), id, "")
-		for _, err := range []error{got, cancelled, db.client.RedriveJob(t.Context(), id, nil)} {
+		_, cancelled := db.client.Cancel(t.Context(), id, Audit{})
+		for _, err := range []error{got, cancelled, db.client.RedriveJob(t.Context(), id, nil, Audit{})} {
 			if !errors.Is(err, ErrNotFound) {
 				t.Errorf("%.30q: %.200v, want ErrNotFound", id, err)
 			}
@@ -305,7 +305,7 @@ now() - interval '1 hour', '{a}', '{"type": "constant", "delay": "1s"}'`
 		id := db.put(t, dead+tc.columns, deadValues+tc.values)
 		events.Store(0)
 		woke := woken(t, db, func() {
-			if err := db.client.RedriveJob(t.Context(), id, tc.opts); err != nil {
+			if err := db.client.RedriveJob(t.Context(), id, tc.opts, Audit{}); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		})
@@ -324,7 +324,7 @@ select coalesce(state = 'available' and attempt = 0 and claim_seq = 5 and redriv
 	convicted := db.put(t, "state, finalized_at, discard_reason, crashes", "'discarded', now(), 'crashed', 10")
 	cancelled := db.put(t, "state, finalized_at", "'cancelled', now()")
 	for _, id := range []string{convicted, cancelled} {
-		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -363,7 +363,7 @@ func TestRedriveRefuses(t *testing.T) {
 	} {
 		id := db.put(t, tc.columns, tc.values)
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
-		if err := db.client.RedriveJob(t.Context(), id, &tc.opts); !errors.Is(err, tc.want) {
+		if err := db.client.RedriveJob(t.Context(), id, &tc.opts, Audit{}); !errors.Is(err, tc.want) {
 			t.Errorf("%s: %.200v, want %v", name, err, tc.want)
 		}
 		if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before {
@@ -371,7 +371,7 @@ func TestRedriveRefuses(t *testing.T) {
 		}
 	}
 	// Without a patch args may be anything.
-	if err := db.client.RedriveJob(t.Context(), db.put(t, dead+", args", deadValues+", '[1]'"), &RedriveOpts{MaxAttempts: 1}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), db.put(t, dead+", args", deadValues+", '[1]'"), &RedriveOpts{MaxAttempts: 1}, Audit{}); err != nil {
 		t.Error(err)
 	}
 	for _, patch := range []string{`[1]`, `"x"`, `null`} {
@@ -393,7 +393,7 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
-			if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{MaxAttempts: 3}); err != nil {
+			if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{MaxAttempts: 3}, Audit{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -404,7 +404,7 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 	}
 	// So it is once the job has failed again and waits.
 	db.exec(t, `update jobs set state = 'retryable', attempt = 1 where id = $1`, id)
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Error(err)
 	}
 	if j := db.get(t, id); j.State != Retryable || j.Attempt != 1 || j.Redrives != 1 || events.Load() != 1 {
@@ -432,7 +432,7 @@ func TestARedrivenJobRunsAgain(t *testing.T) {
 			t.Fatalf("%s, want %s", end.how, want)
 		}
 	}
-	if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{ArgsPatch: json.RawMessage(`{"to": "mended"}`)}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{ArgsPatch: json.RawMessage(`{"to": "mended"}`)}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"failed", "completed"} {
@@ -466,7 +466,7 @@ func TestCancel(t *testing.T) {
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 		events.Store(0)
 		sent := notes(t, db, func() {
-			if was, err := db.client.Cancel(t.Context(), id, "no \x00 use"); err != nil || was != state {
+			if was, err := db.client.Cancel(t.Context(), id, Audit{Why: "no use"}); err != nil || was != state {
 				t.Errorf("Cancel of %s = %s, %v", state, was, err)
 			}
 		})
@@ -479,7 +479,7 @@ func TestCancel(t *testing.T) {
 			continue
 		case j.State != Cancelled || j.FinalizedAt == nil || j.ClaimedBy != "" || len(j.Errors) != 1 || j.ErrorsTotal != 0 || j.LastError() != "":
 			t.Errorf("%s became %+v", state, j)
-		case j.Errors[0].Class != "operator" || j.Errors[0].Error != "cancelled: no \uFFFD use" || j.Errors[0].At.IsZero():
+		case j.Errors[0].Class != "operator" || j.Errors[0].Error != "cancelled: no use" || j.Errors[0].At.IsZero():
 			t.Errorf("%s has the entry %+v", state, j.Errors[0])
 		}
 		// The owner of a running job tells of its end; here there is none.
@@ -488,16 +488,14 @@ func TestCancel(t *testing.T) {
 		} else if state != Running && (len(sent) != 0 || events.Load() != 1) {
 			t.Errorf("%q, %d events for a waiting job", sent, events.Load())
 		}
-		if was, err := db.client.Cancel(t.Context(), id, ""); err != nil || was != Cancelled {
+		if was, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil || was != Cancelled {
 			t.Errorf("the second Cancel = %s, %v", was, err)
 		}
 	}
 	id := db.enqueue(t, letter{}, nil)
-	if _, err := db.client.Cancel(t.Context(), id, strings.Repeat("é", 10000)); err != nil {
-		t.Fatal(err)
-	}
-	if n := len(db.get(t, id).Errors[0].Error); n > 300 {
-		t.Errorf("the reason takes %d bytes", n)
+	db.exec(t, `select drover_cancel($1, repeat('é', 10000), repeat('a', 10000))`, id)
+	if e := db.get(t, id).Errors[0]; len(e.Error) > 2000 || len(e.By) != 128 {
+		t.Errorf("the entry takes %d and %d bytes", len(e.Error), len(e.By))
 	}
 }
 
@@ -518,7 +516,7 @@ func TestDeleteManyByTheEnd(t *testing.T) {
 		db.put(t, "state, claimed_by, scheduled_at", "'running', 's', "+old),
 	}
 	before := func(cutoff time.Time) (int64, error) {
-		done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed, FinalizedBefore: cutoff})
+		done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed, FinalizedBefore: cutoff}, Audit{})
 		return done.Changed, err
 	}
 	if n, err := before(time.Now().Add(-24 * time.Hour)); err != nil || n != 2503 {
@@ -613,7 +611,7 @@ func TestTheFunctionsFromPSQL(t *testing.T) {
 	for _, step := range [][2]string{
 		{`drover_redrive(repeat('0', 26))`, "null"},
 		{`drover_cancel(repeat('0', 26))`, "null"},
-		{`drover_cancel(job_id => $1, reason => 'no use')`, "cancelled"},
+		{`drover_cancel(job_id => $1, why => 'no use', by => 'ann')`, "cancelled"},
 		{`drover_cancel(job_id => $1)`, "cancelled"},
 		{`drover_redrive(job_id => $1, max_attempts => 3, args_patch => '{"OrderID": 43}')`, "available"},
 		{`drover_redrive($1)`, "available"},
@@ -907,18 +905,18 @@ func TestRedriveAgainWithAChange(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := db.enqueue(t, letter{"a"}, nil)
-	if _, err := db.client.Cancel(t.Context(), id, ""); err != nil {
+	if _, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, opts := range []*RedriveOpts{{MaxAttempts: 3}, {ArgsPatch: json.RawMessage(`{"To":"b"}`)}} {
-		if err := db.client.RedriveJob(t.Context(), id, opts); !errors.Is(err, ErrState) {
+		if err := db.client.RedriveJob(t.Context(), id, opts, Audit{}); !errors.Is(err, ErrState) {
 			t.Errorf("redrive again with %+v = %v, want ErrState", opts, err)
 		}
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Errorf("redrive again: %v", err)
 	}
 }

@@ -98,8 +98,9 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"RedrivePlan.ArgsPatch":      "TestRedriveChangesArgs",
 		"RedrivePlan.Canary":         "TestRedriveCanary",
 		"RedrivePlan.CanaryFailures": "TestRedriveCanary",
-		"RedrivePlan.By":             "TestRedriveChangesArgs",
-		"RedrivePlan.Why":            "TestRedriveChangesArgs",
+
+		"Audit.By":  "TestJobsKeepTheAudit",
+		"Audit.Why": "TestJobsKeepTheAudit",
 	}
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Filter]()) {
 		named["Filter."+field.Name] = "TestEveryKeyOfAFilter" // which has a case for each
@@ -113,7 +114,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
-		reflect.TypeFor[ArchiveOpts](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

@@ -206,27 +206,33 @@ func TestRolesDoTheirWork(t *testing.T) {
 		what string
 		do   func(*Client) error
 	}{
-		{"Cancel", func(o *Client) error { _, err := o.Cancel(ctx, waiting[0], "no"); return err }},
-		{"Discard", func(o *Client) error { _, err := o.Discard(ctx, waiting[1], "no"); return err }},
-		{"CancelMany", func(o *Client) error { _, err := o.CancelMany(ctx, Filter{Kind: "nobody"}, "no"); return err }},
-		{"DiscardMany", func(o *Client) error { _, err := o.DiscardMany(ctx, Filter{IDs: waiting[2:]}, "no"); return err }},
-		{"SetFailureStatus", func(o *Client) error { return o.SetFailureStatus(ctx, fingerprint, FailureResolved, "ann") }},
+		{"Cancel", func(o *Client) error { _, err := o.Cancel(ctx, waiting[0], Audit{Why: "no"}); return err }},
+		{"Discard", func(o *Client) error { _, err := o.Discard(ctx, waiting[1], Audit{Why: "no"}); return err }},
+		{"CancelMany", func(o *Client) error {
+			_, err := o.CancelMany(ctx, Filter{Kind: "nobody"}, Audit{Why: "no"})
+			return err
+		}},
+		{"DiscardMany", func(o *Client) error {
+			_, err := o.DiscardMany(ctx, Filter{IDs: waiting[2:]}, Audit{Why: "no"})
+			return err
+		}},
+		{"SetFailureStatus", func(o *Client) error { return o.SetFailureStatus(ctx, fingerprint, FailureResolved, Audit{By: "ann"}) }},
 		{"SetFailurePolicy", func(o *Client) error {
-			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, "ann")
+			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{By: "ann"})
 		}},
-		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, "ann") }},
+		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, Audit{By: "ann"}) }},
 		{"Redrive", func(o *Client) error {
-			_, err := o.StartRedrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"})
+			_, err := o.StartRedrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"}, Audit{})
 			return err
 		}},
-		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}); return err }},
+		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}, Audit{}); return err }},
 		{"Archive", func(o *Client) error {
-			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil)
+			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil, Audit{})
 			return err
 		}},
-		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}); return err }},
+		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}, Audit{}); return err }},
 		{"DeleteMany", func(o *Client) error {
-			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled})
+			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled}, Audit{})
 			return err
 		}},
 	}
@@ -241,7 +247,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: "+v.what, v.do(operator.client))
 	}
 	eventually(t, func() bool { // the worker may have been archiving the restored job again meanwhile
-		_, err := operator.client.PurgeArchive(ctx, Filter{All: true})
+		_, err := operator.client.PurgeArchive(ctx, Filter{All: true}, Audit{})
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})

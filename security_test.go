@@ -97,7 +97,7 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	}
 	_, enqueue := client.Enqueue(t.Context(), letter{}, nil)
 	_, get := client.Job(t.Context(), strings.Repeat("0", 26))
-	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), "")
+	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), Audit{})
 	for name, err := range map[string]error{
 		"Enqueue": enqueue, "Job": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
 	} {
@@ -132,7 +132,7 @@ func TestLogsCannotBeForged(t *testing.T) {
 			for _, kind := range []string{"fails", "panics", "cancels"} {
 				heard.end(t, db.enqueue(t, dyn{kind: kind}, nil))
 			}
-			if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: "nobody's"}, nil), forged); err != nil {
+			if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: "nobody's"}, nil), Audit{Why: forged}); !errors.Is(err, ErrInvalid) {
 				t.Error(err)
 			}
 			sup.stop(t)
@@ -273,12 +273,12 @@ func TestNamesAreNames(t *testing.T) {
 	db.waitFor(t, 30*time.Second, `select state = 'discarded' from jobs where id = $1`, id)
 	mended.Store(true)
 	filter := Filter{Queue: hostile, Kind: hostile, Tags: []string{hostile}, Error: hostile, State: Discarded}
-	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter, PerKey: 1, By: hostile, Why: hostile}); err != nil {
+	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter, PerKey: 1}, Audit{By: hostile, Why: hostile}); err != nil {
 		t.Fatal(err)
 	}
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs where id = $1`, id)
-	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: hostile + "3"}, opts), hostile); err != nil {
+	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: hostile + "3"}, opts), Audit{Why: hostile}); err != nil {
 		t.Error(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where kind in ($1, $1 || '2', $1 || '3') and queue = $1`, hostile); n != 3 {

@@ -54,13 +54,13 @@ func TestSnapshot(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at) values ('k', 'done', 'completed', now()), ('k', 'mail', 'cancelled', now())`)
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', queue, 'discarded', now(), 'panic' from unnest('{dead,mail,mail}'::text[]) as queue`)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('rescue', 'x', 'cursed', 'P0001', now())`)
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "dead"}, Rate: 1})
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "dead"}, Rate: 1}, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "none"}})
+	ended, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "none"}}, Audit{})
 	if err == nil {
-		err = db.client.AbortRedrive(t.Context(), ended.ID, "")
+		err = db.client.AbortRedrive(t.Context(), ended.ID, Audit{})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -106,10 +106,10 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("Failures = %+v, %v", groups, err)
 	}
-	if _, err := db.client.Archive(t.Context(), Filter{IDs: ids[:1]}, nil); err != nil {
+	if _, err := db.client.Archive(t.Context(), Filter{IDs: ids[:1]}, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1})
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1}, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,21 +155,24 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		"Check":            func() error { return c.Check(ctx) },
 		"Enqueue":          func() error { _, err := c.Enqueue(ctx, letter{}, nil); return err },
 		"EnqueueMany":      func() error { _, err := c.EnqueueMany(ctx, []EnqueueItem{{Args: letter{}}}); return err },
-		"RedriveJob":       func() error { return c.RedriveJob(ctx, id, nil) },
-		"Cancel":           func() error { _, err := c.Cancel(ctx, id, ""); return err },
-		"Discard":          func() error { _, err := c.Discard(ctx, id, ""); return err },
-		"CancelMany":       func() error { _, err := c.CancelMany(ctx, Filter{All: true}, ""); return err },
-		"DiscardMany":      func() error { _, err := c.DiscardMany(ctx, Filter{All: true}, ""); return err },
-		"DeleteMany":       func() error { _, err := c.DeleteMany(ctx, Filter{State: Discarded}); return err },
-		"Archive":          func() error { _, err := c.Archive(ctx, Filter{All: true}, nil); return err },
-		"Restore":          func() error { _, err := c.Restore(ctx, Filter{All: true}); return err },
-		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, Filter{All: true}); return err },
-		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, FailureResolved, "") },
-		"SetFailurePolicy": func() error { return c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard}, "") },
-		"StartRedrive":     func() error { _, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}); return err },
-		"PauseRedrive":     func() error { return c.PauseRedrive(ctx, redrive) },
-		"ResumeRedrive":    func() error { return c.ResumeRedrive(ctx, redrive) },
-		"AbortRedrive":     func() error { return c.AbortRedrive(ctx, redrive, "") },
+		"RedriveJob":       func() error { return c.RedriveJob(ctx, id, nil, Audit{}) },
+		"Cancel":           func() error { _, err := c.Cancel(ctx, id, Audit{}); return err },
+		"Discard":          func() error { _, err := c.Discard(ctx, id, Audit{}); return err },
+		"CancelMany":       func() error { _, err := c.CancelMany(ctx, Filter{All: true}, Audit{}); return err },
+		"DiscardMany":      func() error { _, err := c.DiscardMany(ctx, Filter{All: true}, Audit{}); return err },
+		"DeleteMany":       func() error { _, err := c.DeleteMany(ctx, Filter{State: Discarded}, Audit{}); return err },
+		"Archive":          func() error { _, err := c.Archive(ctx, Filter{All: true}, nil, Audit{}); return err },
+		"Restore":          func() error { _, err := c.Restore(ctx, Filter{All: true}, Audit{}); return err },
+		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, Filter{All: true}, Audit{}); return err },
+		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, FailureResolved, Audit{}) },
+		"SetFailurePolicy": func() error { return c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard}, Audit{}) },
+		"StartRedrive": func() error {
+			_, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}, Audit{})
+			return err
+		},
+		"PauseRedrive":  func() error { return c.PauseRedrive(ctx, redrive, Audit{}) },
+		"ResumeRedrive": func() error { return c.ResumeRedrive(ctx, redrive, Audit{}) },
+		"AbortRedrive":  func() error { return c.AbortRedrive(ctx, redrive, Audit{}) },
 	}
 	for method := range reflect.TypeOf(c).Methods() {
 		read, change := reads[method.Name], changes[method.Name]

@@ -17,9 +17,9 @@ import (
 // next and these are for errors that no function can catch, such as a statement time-out.
 type archiveVerb struct {
 	batch int
-	step  string // takes up the next $2 jobs after id $3
+	step  string // takes up the next $2 jobs after id $3, by $4 because of $5
 	next  string // lists the ids of those
-	these string // takes up the jobs $2 alone
+	these string // takes up the jobs $2 alone, by $3 because of $4
 }
 
 func archiveStep(keep int) archiveVerb {
@@ -29,27 +29,27 @@ func archiveStep(keep int) archiveVerb {
 	}
 	return archiveVerb{
 		batch: batch,
-		step:  `select moved, conflicts, refused, last from drover_archive($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
+		step:  `select moved, conflicts, refused, last from drover_archive($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3, by => $4, why => $5)`,
 		next:  `select ids, refused, last from drover_archivable($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
-		these: `select moved, conflicts, refused, null from drover_archive($1::jsonb || jsonb_build_object('ids', $2::text[]), 0, cardinality($2::text[]))`,
+		these: `select moved, conflicts, refused, null from drover_archive($1::jsonb || jsonb_build_object('ids', $2::text[]), 0, cardinality($2::text[]), by => $3, why => $4)`,
 	}
 }
 
 func restoreStep() archiveVerb {
 	return archiveVerb{
 		batch: archiveBatch,
-		step:  `select moved, conflicts, refused, last from drover_restore($1::jsonb, $2, $3)`,
+		step:  `select moved, conflicts, refused, last from drover_restore($1::jsonb, $2, $3, by => $4, why => $5)`,
 		next:  `select ids, refused, last from drover_archived($1::jsonb, 'restore', $2, $3)`,
-		these: `select moved, conflicts, refused, null from drover_restore($1::jsonb || jsonb_build_object('ids', $2::text[]), cardinality($2::text[]))`,
+		these: `select moved, conflicts, refused, null from drover_restore($1::jsonb || jsonb_build_object('ids', $2::text[]), cardinality($2::text[]), by => $3, why => $4)`,
 	}
 }
 
 func purgeStep() archiveVerb {
 	return archiveVerb{
 		batch: archiveBatch,
-		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, 'delete for ever', $2, $3)`,
+		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, 'delete for ever', $2, $3, by => $4, why => $5)`,
 		next:  `select ids, refused, last from drover_archived($1::jsonb, 'purge', $2, $3)`,
-		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), 'delete for ever', cardinality($2::text[]))`,
+		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), 'delete for ever', cardinality($2::text[]), by => $3, why => $4)`,
 	}
 }
 
@@ -59,16 +59,16 @@ const (
 )
 
 // move takes steps, each from where the one before got to, and adds up what they did.
-func (s *desk) move(ctx context.Context, filter string, v archiveVerb) (all ArchiveResult, err error) {
+func (s *desk) move(ctx context.Context, filter string, v archiveVerb, audit Audit) (all ArchiveResult, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return all, pg.Classify(err)
 	}
 	defer conn.Release()
 	for after := ""; ; {
-		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after)
+		last, err := s.moveStep(ctx, conn.Conn(), &all, v.step, filter, v.batch, after, audit.by(), audit.Why)
 		if pg.StepFault(err) && ctx.Err() == nil {
-			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after)
+			last, err = s.moveApart(ctx, conn.Conn(), &all, v, filter, after, audit)
 		}
 		if err != nil && ctx.Err() != nil {
 			err = ctx.Err()
@@ -99,7 +99,7 @@ func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *ArchiveResult,
 }
 
 // moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
-func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, v archiveVerb, filter, after string) (last *string, err error) {
+func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, v archiveVerb, filter, after string, audit Audit) (last *string, err error) {
 	var p pg.Pipeline
 	var ids []string
 	var unread []Refusal
@@ -112,7 +112,7 @@ func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *ArchiveResult
 	}
 	all.refuse(unread...)
 	err = pg.Bisect(ids, func(part []string) error {
-		_, err := s.moveStep(ctx, conn, all, v.these, filter, part)
+		_, err := s.moveStep(ctx, conn, all, v.these, filter, part, audit.by(), audit.Why)
 		if ctx.Err() != nil {
 			return context.Canceled // the caller's deadline is no row's fault
 		}

@@ -18,7 +18,7 @@ select fingerprint, kind, class, error_type, sample,
 	count, jobs, last_job, status,
 	case when resolved_at is not null then least(greatest(resolved_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, case when regressed_at is not null then least(greatest(regressed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
 	regressions, coalesce(policy, ''), coalesce(park_build, ''),
-	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, discarded, parked
+	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked
 from failures `
 
 // sqlFailures leaves the planner the choice: the table is small, and the view's counts are index scans.
@@ -47,21 +47,21 @@ func (s *desk) failure(ctx context.Context, group string) (*FailureGroup, error)
 
 func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
 	err = row.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.ErrorType, &g.Sample, &g.FirstSeen, &g.LastSeen, &g.Count, &g.Jobs, &g.LastJob,
-		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy,
+		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy, &g.UpdatedWhy,
 		&g.Discarded, &g.Parked)
 	return g, err
 }
 
-const sqlFailureStatus = `select drover_failure_status($1, $2, $3) is not null`
+const sqlFailureStatus = `select drover_failure_status($1, $2, by => $3, why => $4) is not null`
 
-func (s *desk) setFailureStatus(ctx context.Context, group string, status FailureStatus, by string) error {
-	return s.changeFailure(ctx, group, sqlFailureStatus, group, string(status), by)
+func (s *desk) setFailureStatus(ctx context.Context, group string, status FailureStatus, audit Audit) error {
+	return s.changeFailure(ctx, group, sqlFailureStatus, group, string(status), audit.by(), audit.Why)
 }
 
-const sqlFailurePolicy = `select drover_failure_policy($1, $2, $3, $4)`
+const sqlFailurePolicy = `select drover_failure_policy($1, $2, build => $3, by => $4, why => $5)`
 
-func (s *desk) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, by string) error {
-	return s.changeFailure(ctx, group, sqlFailurePolicy, group, pg.OrNull(string(policy.Action)), by, pg.OrNull(policy.Build))
+func (s *desk) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, audit Audit) error {
+	return s.changeFailure(ctx, group, sqlFailurePolicy, group, pg.OrNull(string(policy.Action)), pg.OrNull(policy.Build), audit.by(), audit.Why)
 }
 
 // changeFailure calls a function that tells whether there is such a group.

@@ -215,10 +215,10 @@ func (s *desk) summary(ctx context.Context) ([]DiscardedGroup, error) {
 	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }
 
-const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb) from was`
+const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, why => $5) from was`
 
-func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts) (was State, found bool, err error) {
-	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)))
+func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit Audit) (was State, found bool, err error) {
+	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: the job's own args are no object
 		err = &InvalidError{Field: "ArgsPatch", Reason: pg.Refusal(err), Err: err}
@@ -230,8 +230,8 @@ func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts) (was S
 // return the state after.
 const (
 	stateBefore = `with was as materialized (select state from jobs where id = $1 for update) select state, `
-	sqlCancel   = stateBefore + `drover_cancel($1, $2) from was`
-	sqlDiscard  = stateBefore + `drover_discard($1, $2) from was`
+	sqlCancel   = stateBefore + `drover_cancel($1, $2, $3) from was`
+	sqlDiscard  = stateBefore + `drover_discard($1, $2, $3) from was`
 )
 
 // verb runs one of these, and returns the state the job was in.
@@ -246,12 +246,12 @@ func (s *desk) verb(ctx context.Context, sql string, args ...any) (was State, fo
 	return was, found, namesField(err)
 }
 
-// The verbs over many jobs, a batch at a time: $1 the filter, $2 why, $3 where to go on, $4 whether to wait for rows that
-// others hold.
+// The verbs over many jobs, a batch at a time: $1 the filter, $2 where to go on, $3 whether to wait for rows that others
+// hold, $4 and $5 who does it and why.
 const (
-	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, $2, $3, wait => $4)`
-	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, $2, $3, wait => $4)`
-	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, $2, $3, wait => $4)`
+	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
 )
 
 // bulkBatch is what one batch did.
@@ -263,10 +263,10 @@ type bulkBatch struct {
 	last    *string // where the next batch goes on; nil at the end
 }
 
-func (s *desk) bulk(ctx context.Context, sql, filter, why, after string, wait bool) (b bulkBatch, err error) {
+func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit) (b bulkBatch, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
-		if err := tx.QueryRow(ctx, sql, filter, why, after, wait).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
+		if err := tx.QueryRow(ctx, sql, filter, after, wait, audit.by(), audit.Why).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
 			return pg.Classify(err)
 		}
 		return json.Unmarshal([]byte(refused), &b.refused)

@@ -16,13 +16,13 @@ const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
 	sqlMarkRedrive    = `select drover_redrive_mark($1)`
 	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, unkeyed, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
-	sqlPauseRedrive   = `select drover_redrive_pause($1, $2)`
-	sqlAbortRedrive   = `select drover_redrive_abort($1, $2)`
+	sqlPauseRedrive   = `select drover_redrive_pause($1, $2, by => $3, why => $4)`
+	sqlAbortRedrive   = `select drover_redrive_abort($1, by => $2, why => $3)`
 
 	// sqlRedrives cuts times to the years that Go and JSON can tell.
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
-	started_by, why, note,
+	started_by, why, changed_by, changed_why, note,
 	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end
 from drover_redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
@@ -92,7 +92,7 @@ func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, er
 func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 	var filter, skips string
 	err = row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
-		&r.By, &r.Why, &r.Note, &r.CreatedAt, &r.FinishedAt)
+		&r.By, &r.Why, &r.ChangedBy, &r.ChangedWhy, &r.Note, &r.CreatedAt, &r.FinishedAt)
 	if err != nil {
 		return r, err
 	}
@@ -100,17 +100,17 @@ func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 	return r, json.Unmarshal([]byte(skips), &r.Skips)
 }
 
-func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool) (RedriveState, error) {
-	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause)
+func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool, audit Audit) (RedriveState, error) {
+	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause, audit.by(), audit.Why)
 }
 
-func (s *desk) abortRedrive(ctx context.Context, id, why string) (RedriveState, error) {
-	return s.redriveVerb(ctx, sqlAbortRedrive, id, why)
+func (s *desk) abortRedrive(ctx context.Context, id string, audit Audit) (RedriveState, error) {
+	return s.redriveVerb(ctx, sqlAbortRedrive, id, audit.by(), audit.Why)
 }
 
-func (s *desk) redriveVerb(ctx context.Context, sql, id string, arg any) (RedriveState, error) {
+func (s *desk) redriveVerb(ctx context.Context, sql string, args ...any) (RedriveState, error) {
 	var state *RedriveState
-	err := s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, id, arg).Scan(&state) })
+	err := s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, args...).Scan(&state) })
 	if err == nil && state == nil {
 		err = ErrNotFound
 	}

@@ -107,16 +107,22 @@ func TestARenamedSchema(t *testing.T) {
 				t.Fatal("no insert of a plain job was accepted")
 			}
 			for what, do := range map[string]func() error{
-				"Job":        func() error { _, err := db.client.Job(t.Context(), stored); return err },
-				"Cancel":     func() error { _, err := db.client.Cancel(t.Context(), stored, ""); return err },
-				"Discard":    func() error { _, err := db.client.Discard(t.Context(), stored, ""); return err },
-				"CancelMany": func() error { _, err := db.client.CancelMany(t.Context(), Filter{Queue: "default"}, ""); return err },
-				"Redrive": func() error {
-					_, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "default"}})
+				"Job":     func() error { _, err := db.client.Job(t.Context(), stored); return err },
+				"Cancel":  func() error { _, err := db.client.Cancel(t.Context(), stored, Audit{}); return err },
+				"Discard": func() error { _, err := db.client.Discard(t.Context(), stored, Audit{}); return err },
+				"CancelMany": func() error {
+					_, err := db.client.CancelMany(t.Context(), Filter{Queue: "default"}, Audit{})
 					return err
 				},
-				"RedriveJob": func() error { return db.client.RedriveJob(t.Context(), stored, nil) },
-				"Archive":    func() error { _, err := db.client.Archive(t.Context(), Filter{Queue: "default"}, nil); return err },
+				"Redrive": func() error {
+					_, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "default"}}, Audit{})
+					return err
+				},
+				"RedriveJob": func() error { return db.client.RedriveJob(t.Context(), stored, nil, Audit{}) },
+				"Archive": func() error {
+					_, err := db.client.Archive(t.Context(), Filter{Queue: "default"}, nil, Audit{})
+					return err
+				},
 				"SQL": func() error {
 					_, err := db.Exec(t.Context(), `update jobs set state = 'discarded', finalized_at = now(), discard_reason = 'operator' where id = $1`, stored)
 					return pg.Classify(err)
@@ -153,7 +159,7 @@ func TestDroverSecureMendsARenamedSchema(t *testing.T) {
 		db.exec(t, `select `+schema+`.drover_secure()`)
 		db.exec(t, `select `+schema+`.drover_check_schema()`)
 	}
-	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, letter{}, &EnqueueOpts{Tags: []string{"x"}}), ""); err != nil {
+	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, letter{}, &EnqueueOpts{Tags: []string{"x"}}), Audit{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -21,11 +21,11 @@ func TestADeferredConstraintHoldsUpNobody(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, state, scheduled_at, parked_build, args, fingerprint, class, errors_total)
 		select 'job', 'parked', 'infinity', '', case when n = 2 then '{"bad": 1}' else '{}' end::jsonb, '0569b4715d248d14', 'error', 1 from generate_series(1, 4) n`)
 	ctx := t.Context()
-	r, err := db.client.StartRedrive(ctx, RedrivePlan{Filter: Filter{Queue: "default", State: Discarded}, Rate: 100})
+	r, err := db.client.StartRedrive(ctx, RedrivePlan{Filter: Filter{Queue: "default", State: Discarded}, Rate: 100}, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.client.StartRedrive(ctx, RedrivePlan{Filter: Filter{Queue: "other"}, Rate: 100}); err != nil {
+	if _, err := db.client.StartRedrive(ctx, RedrivePlan{Filter: Filter{Queue: "other"}, Rate: 100}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.launch(t, SupervisorConfig{Build: "b1", Lease: 6 * time.Second, Queues: []Queue{{}, {Name: "other"}}, Workers: []Worker{

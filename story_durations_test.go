@@ -127,7 +127,7 @@ func TestRedriveOfFarRetryUntil(t *testing.T) {
 		id := value[string](t, db, `
 insert into jobs (kind, state, discard_reason, class, created_at, finalized_at, retry_until)
 values ('job', 'discarded', 'panic', 'error', '0001-01-01 00:00:00Z', now(), '`+until+`') returning id`)
-		if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 			t.Errorf("retry until %s: %v", until, err)
 		}
 	}

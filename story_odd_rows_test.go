@@ -180,10 +180,10 @@ func TestHugeRowsAreRead(t *testing.T) {
 	if n, err := db.client.Count(t.Context(), Filter{Error: "fine"}); err != nil || n != 0 {
 		t.Errorf("Count: %d, %v", n, err)
 	}
-	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, ""); err != nil || done.Changed != 1 {
+	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{}); err != nil || done.Changed != 1 {
 		t.Errorf("CancelMany: %+v, %v", done, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}); err != nil || done.Changed != 2 {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}, Audit{}); err != nil || done.Changed != 2 {
 		t.Errorf("DeleteMany: %+v, %v", done, err)
 	}
 }
@@ -220,20 +220,20 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 	}{
 		{"cancel", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
-			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "no")
+			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, Audit{Why: "no"})
 		}, "update", "state <> 'cancelled'"},
 		{"discard", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
-			return db.client.DiscardMany(t.Context(), Filter{Kind: "k"}, "no")
+			return db.client.DiscardMany(t.Context(), Filter{Kind: "k"}, Audit{Why: "no"})
 		}, "update", "state <> 'discarded'"},
 		{"cancel behind 150", 150, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
-			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "no")
+			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, Audit{Why: "no"})
 		}, "update", "state <> 'cancelled'"},
 		{"delete", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()
 			db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
-			return db.client.DeleteMany(t.Context(), Filter{Kind: "k"})
+			return db.client.DeleteMany(t.Context(), Filter{Kind: "k"}, Audit{})
 		}, "delete", "true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 2500)`)
 	db.refusing(t, "update", db.idsOf(t, `select id from jobs`)...)
-	done, err := db.client.CancelMany(t.Context(), Filter{All: true}, "")
+	done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{})
 	if err == nil || !strings.Contains(err.Error(), "the first 1000 are all refused") || done.Changed != 0 || len(done.Refused) != maxRefusals {
 		t.Errorf("%d changed, %d refused, %v", done.Changed, len(done.Refused), err)
 	}
@@ -279,7 +279,7 @@ func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 	// With a real time-out others would be late, too, on a busy machine.
 	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin raise 'canceling statement due to statement timeout' using errcode = '57014'; end $$`)
 	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+slow[0]+`') execute function late()`)
-	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "k"}, "")
+	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "k"}, Audit{})
 	if err != nil || done.Changed != 39 || !slices.Equal(refusedIDs(done), slow) {
 		t.Errorf("%+v, %v", done, err)
 	}
@@ -298,19 +298,19 @@ func TestOddRowsAreEnded(t *testing.T) {
 	}
 	verbs := map[string]func(id string) (bool, error){
 		"cancel": func(id string) (bool, error) {
-			was, err := db.client.Cancel(t.Context(), id, "no")
+			was, err := db.client.Cancel(t.Context(), id, Audit{Why: "no"})
 			return was != "", err
 		},
 		"discard": func(id string) (bool, error) {
-			was, err := db.client.Discard(t.Context(), id, "no")
+			was, err := db.client.Discard(t.Context(), id, Audit{Why: "no"})
 			return was != "", err
 		},
 		"cancel many": func(id string) (bool, error) {
-			done, err := db.client.CancelMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			done, err := db.client.CancelMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
 			return done.Changed == 1, err
 		},
 		"discard many": func(id string) (bool, error) {
-			done, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, "no")
+			done, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
 			return done.Changed == 1, err
 		},
 	}
@@ -343,7 +343,7 @@ func TestOddRowsAreEnded(t *testing.T) {
 				t.Errorf("%s, %s: it is set aside", row.Name, name)
 			}
 			db.exec(t, `truncate drover_set_aside`)
-			if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: []string{id}}); err != nil || done.Changed != 1 {
+			if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: []string{id}}, Audit{}); err != nil || done.Changed != 1 {
 				t.Errorf("%s, delete: %+v, %v", row.Name, done, err)
 			}
 		}
@@ -380,7 +380,7 @@ func TestVerbsOverManyPassWhatAFilterCannotRead(t *testing.T) {
 	fine := db.put(t, "errors, tags, args", `'[{"class": "error", "error": "fine"}]', '{a}', '{"x": 1}'`)
 	db.put(t, "errors", `'{"class": "error"}'`)
 	for _, f := range []Filter{{Error: "FINE"}, {Error: "fine", Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`)}} {
-		done, err := db.client.DiscardMany(t.Context(), f, "")
+		done, err := db.client.DiscardMany(t.Context(), f, Audit{})
 		if err != nil || done.Changed != 1 || len(done.Refused) != 0 || db.get(t, fine).State != Discarded {
 			t.Errorf("%+v, %v", done, err)
 		}
@@ -395,7 +395,7 @@ func TestVerbsOverManyPassAJobThatStaysLocked(t *testing.T) {
 	held, free := db.enqueue(t, letter{}, nil), db.enqueue(t, letter{}, nil)
 	db.hold(t, `select from jobs where id = $1 for update`, held)
 	hasty := db.via(t, Config{}, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
-	done, err := hasty.client.CancelMany(t.Context(), Filter{All: true}, "")
+	done, err := hasty.client.CancelMany(t.Context(), Filter{All: true}, Audit{})
 	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{held}) || db.get(t, free).State != Cancelled {
 		t.Errorf("%+v, %v", done, err)
 	}

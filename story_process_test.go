@@ -417,7 +417,7 @@ func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
 			id := db.enqueue(t, errand{Do: "block"}, nil)
 			other := db.spawn(t, spec)
 			eventually(t, func() bool { return other.said("started "+id) == 1 })
-			if was, err := db.client.Cancel(t.Context(), id, "the order was withdrawn"); was != Running || err != nil {
+			if was, err := db.client.Cancel(t.Context(), id, Audit{Why: "the order was withdrawn"}); was != Running || err != nil {
 				t.Fatalf("Cancel = %s, %v", was, err)
 			}
 			eventually(t, func() bool { return other.said("cancelled "+id+" "+ErrCancelled.Error()) == 1 })

@@ -27,7 +27,7 @@ func (v *virtual) until(t testing.TB, sql string) {
 
 func (v *virtual) redrive(t testing.TB, plan RedrivePlan) *Redrive {
 	t.Helper()
-	r, err := v.client.StartRedrive(t.Context(), plan)
+	r, err := v.client.StartRedrive(t.Context(), plan, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestRedriveSmallerThanItsCanary(t *testing.T) {
 	v.bury(t, 3, 1)
 	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1, Canary: 10})
 	v.pass(t, 0)
-	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil); err != nil {
+	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.until(t, `select state = 'done' from drover_redrives`)
@@ -140,7 +140,7 @@ func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
 	first := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 3})
 	v.pass(t, 0)
 	v.exec(t, virtualStart, v.at.Add(time.Second))
-	if err := v.client.AbortRedrive(t.Context(), first.ID, "slower"); err != nil {
+	if err := v.client.AbortRedrive(t.Context(), first.ID, Audit{Why: "slower"}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, time.Second/4)
@@ -171,11 +171,11 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 			v.bury(t, 4, 1)
 			v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
 			first := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
-			if moved, err := v.client.Archive(t.Context(), Filter{State: Discarded}, nil); err != nil || moved.Jobs != 4 {
+			if moved, err := v.client.Archive(t.Context(), Filter{State: Discarded}, nil, Audit{}); err != nil || moved.Jobs != 4 {
 				t.Fatal(moved, err)
 			}
 			if end == RedriveAborted {
-				if err := v.client.AbortRedrive(t.Context(), first.ID, ""); err != nil {
+				if err := v.client.AbortRedrive(t.Context(), first.ID, Audit{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -184,7 +184,7 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 			ids := value[[]string](t, v.testDB, `select array_agg(id order by id) from jobs_archive`)
 			v.enqueue(t, job{}, &EnqueueOpts{ID: ids[0]}) // another life: the old one stays where it is
 			for range 2 {
-				if moved, err := v.client.Restore(t.Context(), Filter{All: true}); err != nil || moved.Jobs != 3 || !slices.Equal(moved.Conflicts, ids[:1]) {
+				if moved, err := v.client.Restore(t.Context(), Filter{All: true}, Audit{}); err != nil || moved.Jobs != 3 || !slices.Equal(moved.Conflicts, ids[:1]) {
 					t.Fatal(moved, err)
 				}
 				for table, want := range map[string]int{"jobs": 3, "jobs_archive": 1} {
@@ -192,11 +192,11 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 						t.Errorf("%d rows of %s are as they were, want %d", n, table, want)
 					}
 				}
-				if moved, err := v.client.Archive(t.Context(), Filter{IDs: ids[1:]}, nil); err != nil || moved.Jobs != 3 {
+				if moved, err := v.client.Archive(t.Context(), Filter{IDs: ids[1:]}, nil, Audit{}); err != nil || moved.Jobs != 3 {
 					t.Fatal(moved, err)
 				}
 			}
-			if moved, err := v.client.Restore(t.Context(), Filter{IDs: ids[1:]}); err != nil || moved.Jobs != 3 {
+			if moved, err := v.client.Restore(t.Context(), Filter{IDs: ids[1:]}, Audit{}); err != nil || moved.Jobs != 3 {
 				t.Fatal(moved, err)
 			}
 			v.exec(t, `insert into queues (name, discarded_retention) values ('default', '1 second'), ('keep', null)`)
@@ -223,7 +223,7 @@ func TestPruningLeavesWhatARedriveHolds(t *testing.T) {
 	if n := value[int](t, v.testDB, prune); n != 0 {
 		t.Errorf("%d jobs deleted that a redrive holds", n)
 	}
-	if err := v.client.AbortRedrive(t.Context(), r.ID, ""); err != nil {
+	if err := v.client.AbortRedrive(t.Context(), r.ID, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
@@ -256,7 +256,7 @@ func TestFailuresOfCappedJobsAreTold(t *testing.T) {
 	db.bury(t, 1, 1)
 	var log eventLog
 	told := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()})
-	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}); err != nil {
+	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	var runs atomic.Int64

@@ -212,7 +212,7 @@ func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 	v.bury(t, 50, 1)
 	r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}})
 	v.refuse(t, `old.args @> '{"n": 20}'`)
-	if err := v.client.AbortRedrive(t.Context(), r.ID, "enough"); err != nil {
+	if err := v.client.AbortRedrive(t.Context(), r.ID, Audit{Why: "enough"}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)

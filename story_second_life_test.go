@@ -20,7 +20,7 @@ import (
 // cancelAll ends jobs that handlers work on.
 func (db *testDB) cancelAll(t testing.TB, ids ...string) {
 	t.Helper()
-	if done, err := db.client.CancelMany(t.Context(), Filter{IDs: ids}, "not wanted"); err != nil || int(done.Changed) != len(ids) {
+	if done, err := db.client.CancelMany(t.Context(), Filter{IDs: ids}, Audit{Why: "not wanted"}); err != nil || int(done.Changed) != len(ids) {
 		t.Fatalf("cancelled %d of %d, %v", done.Changed, len(ids), err)
 	}
 }
@@ -28,7 +28,7 @@ func (db *testDB) cancelAll(t testing.TB, ids ...string) {
 // deleteAll makes the ids of jobs that have ended free.
 func (db *testDB) deleteAll(t testing.TB, ids ...string) {
 	t.Helper()
-	if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: ids}); err != nil || int(done.Changed) != len(ids) {
+	if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: ids}, Audit{}); err != nil || int(done.Changed) != len(ids) {
 		t.Fatalf("deleted %d of %d, %v", done.Changed, len(ids), err)
 	}
 }
@@ -114,7 +114,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			t.Helper()
 			runs = s.claimAll(t, n)
 			db.cancelAll(t, ids(runs)...)
-			if moved, err := db.client.Archive(t.Context(), Filter{IDs: ids(runs)}, nil); err != nil || int(moved.Jobs) != n {
+			if moved, err := db.client.Archive(t.Context(), Filter{IDs: ids(runs)}, nil, Audit{}); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("archived %+v, %v", moved, err)
 			}
 			db.again(t, ids(runs)...)
@@ -127,7 +127,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			for _, r := range archived {
 				s.settle(t, decided(r, Discard(errBoom)))
 			}
-			if moved, err := db.client.Archive(t.Context(), all, nil); err != nil || int(moved.Jobs) != n {
+			if moved, err := db.client.Archive(t.Context(), all, nil, Audit{}); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("archived %+v, %v", moved, err)
 			}
 			db.again(t, all.IDs...)
@@ -137,11 +137,11 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			runs = s.claimAll(t, n) // the second claims
 			db.cancelAll(t, all.IDs...)
 			db.deleteAll(t, all.IDs...)
-			if moved, err := db.client.Restore(t.Context(), all); err != nil || int(moved.Jobs) != n {
+			if moved, err := db.client.Restore(t.Context(), all, Audit{}); err != nil || int(moved.Jobs) != n {
 				t.Fatalf("restored %+v, %v", moved, err)
 			}
 			for _, id := range all.IDs {
-				if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+				if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -354,7 +354,7 @@ func TestTransactionRolledBackBeforeTheSecondLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	impatient := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
-	if _, err := impatient.client.Cancel(t.Context(), id, ""); err == nil {
+	if _, err := impatient.client.Cancel(t.Context(), id, Audit{}); err == nil {
 		t.Fatal("cancelled beside an open completion")
 	}
 	if err := tx.Rollback(t.Context()); err != nil {

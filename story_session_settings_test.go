@@ -210,7 +210,7 @@ func (l *oddLife) bringBack(t *testing.T) {
 	if groups, err := l.client.PreviewRedrive(t.Context(), plan); err != nil || len(groups) != 1 {
 		t.Errorf("PreviewRedrive = %+v, %v", groups, err)
 	}
-	r, err := l.client.StartRedrive(t.Context(), plan)
+	r, err := l.client.StartRedrive(t.Context(), plan, Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,20 +228,20 @@ func (l *oddLife) putAway(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	filter := Filter{State: Completed, FinalizedAfter: time.Now().Add(-time.Hour)}
-	if moved, err := l.client.Archive(ctx, filter, nil); err != nil || moved.Jobs != 5 {
+	if moved, err := l.client.Archive(ctx, filter, nil, Audit{}); err != nil || moved.Jobs != 5 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	var lines bytes.Buffer
 	if n, err := l.client.ExportArchive(ctx, &lines, filter); err != nil || n != 5 || strings.Count(lines.String(), "\n") != 5 {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
-	if moved, err := l.client.Restore(ctx, filter); err != nil || moved.Jobs != 5 {
+	if moved, err := l.client.Restore(ctx, filter, Audit{}); err != nil || moved.Jobs != 5 {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
-	if done, err := l.client.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: time.Now().Add(time.Hour)}); err != nil || done.Changed != 5 {
+	if done, err := l.client.DeleteMany(ctx, Filter{State: Completed, FinalizedBefore: time.Now().Add(time.Hour)}, Audit{}); err != nil || done.Changed != 5 {
 		t.Errorf("DeleteMany = %+v, %v", done, err)
 	}
-	if state, err := l.client.Cancel(ctx, l.ids[lifeLater], ""); err != nil || state != Scheduled {
+	if state, err := l.client.Cancel(ctx, l.ids[lifeLater], Audit{}); err != nil || state != Scheduled {
 		t.Errorf("Cancel = %v, %v", state, err)
 	}
 }

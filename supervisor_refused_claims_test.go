@@ -244,7 +244,7 @@ func TestWhatIsSetAsideCanBeCancelled(t *testing.T) {
 	if got := fmt.Sprint(s.Claimer.Refused.Aside); got != "["+bad+"]" {
 		t.Fatalf("left out of claims: %s, want %s", got, bad)
 	}
-	if was, err := db.client.Cancel(t.Context(), bad, ""); err != nil || was != Available {
+	if was, err := db.client.Cancel(t.Context(), bad, Audit{}); err != nil || was != Available {
 		t.Fatal(was, err)
 	}
 	s.Claimer.ReadAside(t.Context())

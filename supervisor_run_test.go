@@ -256,7 +256,7 @@ func TestCancelAWaitingJob(t *testing.T) {
 	var heard eventLog
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	if was, err := db.client.Cancel(t.Context(), id, "not wanted"); err != nil || was != Available {
+	if was, err := db.client.Cancel(t.Context(), id, Audit{Why: "not wanted"}); err != nil || was != Available {
 		t.Fatalf("Cancel = %v, %v", was, err)
 	}
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
@@ -322,7 +322,7 @@ func TestCancelARunningJob(t *testing.T) {
 			t.Run(by+", "+name, func(t *testing.T) {
 				id := db.enqueue(t, dyn{kind: name}, nil)
 				heard.wait(t, id, "started")
-				if was, err := client.Cancel(t.Context(), id, ""); err != nil || was != Running {
+				if was, err := client.Cancel(t.Context(), id, Audit{}); err != nil || was != Running {
 					t.Fatalf("Cancel = %v, %v", was, err)
 				}
 				end := heard.end(t, id)
@@ -551,7 +551,7 @@ func TestCancelAfterARolledBackCompletion(t *testing.T) {
 				return err
 			}
 			err = errors.Join(job.CompleteTx(ctx, tx), tx.Rollback(ctx))
-			_, cancelled := db.client.Cancel(ctx, job.ID, "")
+			_, cancelled := db.client.Cancel(ctx, job.ID, Audit{})
 			return errors.Join(err, cancelled)
 		}),
 	}})
@@ -662,7 +662,7 @@ func TestCancelOfABufferedJob(t *testing.T) {
 	}
 	blocking, victim := receipts[0].ID, receipts[1].ID
 	heard.wait(t, blocking, "started")
-	if _, err := db.client.Cancel(t.Context(), victim, ""); err != nil {
+	if _, err := db.client.Cancel(t.Context(), victim, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	close(release)
@@ -695,10 +695,10 @@ func TestADeafHandlerBesideTheNextRun(t *testing.T) {
 	}})
 	id := db.enqueue(t, dyn{kind: "deaf"}, nil)
 	<-started
-	if _, err := db.client.Cancel(t.Context(), id, ""); err != nil {
+	if _, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return value[string](t, db, `select state from jobs where id = $1`, id) == "completed" })
@@ -725,7 +725,7 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 	}})
 	id := db.enqueue(t, dyn{kind: "long"}, nil)
 	<-started
-	if _, err := elsewhere.Cancel(t.Context(), id, ""); err != nil {
+	if _, err := elsewhere.Cancel(t.Context(), id, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	sup.engine.Keeper.Interrupt() // the next beat comes at once

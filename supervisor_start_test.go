@@ -199,7 +199,7 @@ func TestACancelWithoutListenIsHeard(t *testing.T) {
 	})})
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, started)
-	if _, err := db.client.Cancel(t.Context(), id, "nobody wants it"); err != nil {
+	if _, err := db.client.Cancel(t.Context(), id, Audit{Why: "nobody wants it"}); err != nil {
 		t.Fatal(err)
 	}
 	if cause := receive(t, over); !errors.Is(cause, ErrCancelled) {

@@ -192,7 +192,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 		}},
 		{kind: "cancels itself", ends: "cancelled", handle: func(context.Context, *Job) error { return Cancel(errBoom) }},
 		{kind: "is cancelled", ends: "cancelled", handle: func(ctx context.Context, job *Job) error {
-			_, err := db.client.Cancel(ctx, job.ID, "")
+			_, err := db.client.Cancel(ctx, job.ID, Audit{})
 			return err
 		}},
 		{kind: "is stale", ends: "stale_settle", handle: stale},
@@ -438,7 +438,7 @@ func TestEventsInTheLog(t *testing.T) {
 	}
 	receive(t, entered)
 	stop()
-	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	run := []string{"attempt", "duration_ms", "id", "kind", "max_attempts", "queue", "supervisor"}

@@ -439,7 +439,7 @@ func TestCompleteTxOfACancelledJob(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if was, err := db.client.Cancel(ctx, j.ID, "no use"); err != nil || was != Running {
+		if was, err := db.client.Cancel(ctx, j.ID, Audit{Why: "no use"}); err != nil || was != Running {
 			t.Errorf("Cancel = %s, %v", was, err)
 		}
 		<-ctx.Done()

@@ -71,7 +71,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	if fourth.Attempt != 3 || fourth.LastError != "busy" || fourth.Failures != 2 || fourth.LastDelay < 3*time.Millisecond || !slices.Equal(fourth.Tags, first.Tags) || string(fourth.Metadata) != string(first.Metadata) {
 		t.Errorf("fourth run saw %+v", fourth)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	if again := <-jobs; again.Attempt != 1 || again.Redrives != 1 || again.LastError != "enough" || again.Failures != 3 {
@@ -195,7 +195,7 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 	for i := range cases {
 		heard.wait(t, ids[i], "discarded")
 		check(i, 3)
-		if err := db.client.RedriveJob(t.Context(), ids[i], nil); err != nil {
+		if err := db.client.RedriveJob(t.Context(), ids[i], nil, Audit{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -45,7 +45,7 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 		return err
 	}
 	rate := redriveRate(jobs)
-	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10})
+	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10}, drover.Audit{})
 	if err != nil {
 		return err
 	}
@@ -147,21 +147,21 @@ func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator
 	all := []*operator{
 		{name: "cancel many", verb: many((*drover.Client).CancelMany)},
 		{name: "discard many", verb: many((*drover.Client).DiscardMany)},
-		{name: "delete many", verb: many(func(c *drover.Client, ctx context.Context, f drover.Filter, _ string) (drover.BulkResult, error) {
-			return c.DeleteMany(ctx, f)
+		{name: "delete many", verb: many(func(c *drover.Client, ctx context.Context, f drover.Filter, audit drover.Audit) (drover.BulkResult, error) {
+			return c.DeleteMany(ctx, f, audit)
 		})},
 		{name: "cancel", verb: single((*drover.Client).Cancel)},
 		{name: "discard", verb: single((*drover.Client).Discard)},
-		{name: "redrive", verb: single(func(c *drover.Client, ctx context.Context, id, _ string) (drover.State, error) {
-			return "", c.RedriveJob(ctx, id, nil)
+		{name: "redrive", verb: single(func(c *drover.Client, ctx context.Context, id string, audit drover.Audit) (drover.State, error) {
+			return "", c.RedriveJob(ctx, id, nil, audit)
 		})},
 		{name: "redrive many", verb: redriveMany},
 		{name: "archive", verb: func(ctx context.Context, o *operator) (int64, error) {
-			moved, err := o.client.Archive(ctx, drover.Filter{State: drover.Discarded}, nil)
+			moved, err := o.client.Archive(ctx, drover.Filter{State: drover.Discarded}, nil, drover.Audit{})
 			return moved.Jobs, err
 		}},
 		{name: "restore", verb: func(ctx context.Context, o *operator) (int64, error) {
-			moved, err := o.client.Restore(ctx, drover.Filter{Kind: task{}.Kind()})
+			moved, err := o.client.Restore(ctx, drover.Filter{Kind: task{}.Kind()}, drover.Audit{})
 			return moved.Jobs, err
 		}},
 		{name: "prune", verb: prune},
@@ -182,23 +182,23 @@ select array(select id from jobs where kind = 'task' and (state = 'running' or n
 }
 
 // many is a verb over a good part of all jobs.
-func many(verb func(*drover.Client, context.Context, drover.Filter, string) (drover.BulkResult, error)) func(context.Context, *operator) (int64, error) {
+func many(verb func(*drover.Client, context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (int64, error) {
 		ids, err := o.draw(ctx, 100, false)
 		if err != nil {
 			return 0, err
 		}
-		done, err := verb(o.client, ctx, drover.Filter{IDs: ids}, "deadlock hunt")
+		done, err := verb(o.client, ctx, drover.Filter{IDs: ids}, drover.Audit{Why: "deadlock hunt"})
 		return done.Changed, err
 	}
 }
 
 // single is a verb over one job after another.
-func single(verb func(c *drover.Client, ctx context.Context, id, why string) (drover.State, error)) func(context.Context, *operator) (int64, error) {
+func single(verb func(c *drover.Client, ctx context.Context, id string, audit drover.Audit) (drover.State, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (n int64, err error) {
 		ids, err := o.draw(ctx, 20, false)
 		for _, id := range ids {
-			was, err := verb(o.client, ctx, id, "deadlock hunt")
+			was, err := verb(o.client, ctx, id, drover.Audit{Why: "deadlock hunt"})
 			switch {
 			case errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrNotFound): // it is not in a state for this
 			case err != nil:
@@ -214,7 +214,7 @@ func single(verb func(c *drover.Client, ctx context.Context, id, why string) (dr
 // redriveMany begins a redrive of the dead, and goes on with it or aborts it.
 func redriveMany(ctx context.Context, o *operator) (int64, error) {
 	state := []drover.State{drover.Discarded, drover.Cancelled}[o.rng.IntN(2)]
-	r, err := o.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300})
+	r, err := o.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300}, drover.Audit{})
 	if err != nil {
 		return 0, err
 	}
@@ -225,7 +225,7 @@ func redriveMany(ctx context.Context, o *operator) (int64, error) {
 }
 
 func (o *operator) abort(ctx context.Context, id string) error {
-	err := o.client.AbortRedrive(ctx, id, "enough")
+	err := o.client.AbortRedrive(ctx, id, drover.Audit{Why: "enough"})
 	if errors.Is(err, drover.ErrState) { // it is done
 		return nil
 	}

@@ -174,7 +174,7 @@ func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int
 	if err != nil {
 		return err
 	}
-	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100})
+	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100}, drover.Audit{})
 	if err != nil {
 		return err
 	}
@@ -217,11 +217,11 @@ select not exists (
 	if err != nil {
 		return err
 	}
-	if done, err := client.CancelMany(ctx, drover.Filter{Kind: noop{}.Kind()}, "over"); err != nil || len(done.Refused) > 0 {
+	if done, err := client.CancelMany(ctx, drover.Filter{Kind: noop{}.Kind()}, drover.Audit{Why: "over"}); err != nil || len(done.Refused) > 0 {
 		return errors.Join(fmt.Errorf("cancelling what is left: %+v", done), err)
 	}
 	for _, state := range []drover.State{drover.Cancelled, drover.Discarded, drover.Completed} {
-		if done, err := client.DeleteMany(ctx, drover.Filter{Kind: noop{}.Kind(), State: state}); err != nil || len(done.Refused) > 0 {
+		if done, err := client.DeleteMany(ctx, drover.Filter{Kind: noop{}.Kind(), State: state}, drover.Audit{}); err != nil || len(done.Refused) > 0 {
 			return errors.Join(fmt.Errorf("deleting what is left: %+v", done), err)
 		}
 	}

@@ -325,7 +325,7 @@ $$;
 comment on function drover_forget_refused(text[]) is 'Deletes the rows of drover_set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
 
 -- +goose StatementBegin
-create function drover_end(ids text[], final text, why text, out changed int, out running text[], out refused jsonb)
+create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	ending constant text := 'with ended as (
@@ -333,9 +333,10 @@ declare
 			discard_reason = case when $2->>''state'' = ''discarded'' then ''operator'' end%s
 		where id = any($1) returning id)
 		select count(*) from ended';
-	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''error'', $2->>''error'')';
+	entry constant text := 'jsonb_build_object(''at'', clock_timestamp(), ''class'', ''operator'', ''claim_seq'', claim_seq, ''attempt'', attempt, ''error'', $2->>''error'', ''by'', $2->>''by'')';
 	append constant text := ', errors = drover_append_error(errors, ' || entry || ')';
-	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000));
+	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000),
+		'by', left(coalesce(nullif(by, ''), session_user), 128));
 	job text;
 	anew text;
 begin
@@ -378,11 +379,11 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_end(text[], text, text) is
-	'Ends jobs that the caller has locked and found unfinished, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
+comment on function drover_end(text[], text, text, text) is
+	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
 
 -- +goose StatementBegin
-create function drover_cancel(job_id text, reason text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
+create function drover_cancel(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;
@@ -390,7 +391,7 @@ begin
 	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'cancelled', reason) e);
+		refused := (select e.refused from drover_end(array[job_id], 'cancelled', why, by) e);
 		if refused <> '[]' then
 			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
@@ -400,17 +401,17 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel(text, text) is 'Cancels a waiting or running job. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep why, and by, which null makes the session''s user. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
-create function drover_discard(job_id text, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
+create function drover_discard(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;
 begin
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'discarded', why) e);
+		refused := (select e.refused from drover_end(array[job_id], 'discarded', why, by) e);
 		if refused <> '[]' then
 			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
 		end if;
@@ -420,38 +421,39 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard(text, text) is 'Discards a waiting or running job, reason operator. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_discard(text, text, text) is 'Discards a waiting or running job, reason operator. Its errors keep why, and by, which null makes the session''s user. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
-create function drover_cancel_many(filter jsonb, reason text default '', after text default '', batch int default 1000, wait boolean default false,
+create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
 	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	held text[];
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'cancel', after, batch, wait) h;
-	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'cancelled', reason) e;
+	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'cancelled', why, by) e;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel_many(jsonb, text, text, int, boolean) is
-	'Cancels one batch of the waiting and running jobs that a filter picks. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
+comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
+	'Cancels one batch of the waiting and running jobs that a filter picks. Their errors keep why and by, as with drover_cancel. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
 
 -- +goose StatementBegin
-create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false,
+create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
 	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	held text[];
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'discard', after, batch, wait) h;
-	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'discarded', why) e;
+	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'discarded', why, by) e;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard_many(jsonb, text, text, int, boolean) is
-	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
+comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
+	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Their errors keep why and by, as with drover_discard. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
+	by text default null, why text default '',
 	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	held text[];
@@ -463,11 +465,14 @@ begin
 	select w.done, w.refused into changed, refused
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	perform drover_forget_refused(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
+	if changed > 0 then
+		raise log 'drover: % jobs deleted by %, why: %', changed, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), '');
+	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_delete_many(jsonb, text, text, int, boolean) is
-	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said.';
+comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
+	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said. by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$

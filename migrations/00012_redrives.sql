@@ -28,6 +28,8 @@ create table drover_redrives (
 	canary_failures int         not null default 0 check (canary_failures >= 0),
 	started_by      text        not null default session_user,
 	why             text        not null default '',
+	changed_by      text        not null default '',
+	changed_why     text        not null default '',
 	note            text        not null default '',
 	matched         bigint      not null default 0,
 	released        bigint      not null default 0,
@@ -50,6 +52,8 @@ comment on column drover_redrives.per_key is 'Jobs of one key that are out at on
 comment on column drover_redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
 comment on column drover_redrives.canary is 'So many go first; the others wait until these have ended well.';
 comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
+comment on column drover_redrives.started_by is 'Who began it; why says why.';
+comment on column drover_redrives.changed_by is 'Who last paused, resumed or aborted it; changed_why says why. drover: its failed canaries.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
 comment on column drover_redrives.matched is 'Jobs it holds or has held, without those it skipped.';
 comment on column drover_redrives.released is 'Jobs it made due.';
@@ -93,7 +97,8 @@ $$;
 comment on function drover_merge_patch(jsonb, jsonb) is 'JSON merge patch, RFC 7396: keys of the patch replace those of the target, null takes one out, objects merge.';
 
 -- +goose StatementBegin
-create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null) returns setof text language sql as $$
+create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
+	by text default null, why text default '') returns setof text language sql as $$
 	-- The jobs' rows are locked by the caller. Dead jobs begin anew; parked ones go on where they were.
 	update jobs j set
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
@@ -112,15 +117,16 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		max_attempts = coalesce(case when j.finalized_at is not null then drover_release.max_attempts end, j.max_attempts),
 		args = case when args_patch is null or j.finalized_at is null then j.args else drover_merge_patch(j.args, args_patch) end,
 		errors = case when j.finalized_at is null then j.errors else drover_append_error(j.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator',
-			'error', 'redriven' || case when j.paced_at is not null then ' by ' || j.redrive_id else '' end)) end
+			'error', left('redriven' || case when j.paced_at is not null then ' by ' || j.redrive_id else '' end || coalesce(': ' || nullif(drover_release.why, ''), ''), 1000))
+			|| case when drover_release.by is null then '{}' else jsonb_build_object('by', drover_release.by) end) end
 	where j.id = any(ids)
 	returning j.id
 $$;
 -- +goose StatementEnd
-comment on function drover_release(text[], timestamptz[], int, jsonb) is 'Makes dead or parked jobs, locked by the caller, due at the given times. Part of drover_redrive and drover_pace.';
+comment on function drover_release(text[], timestamptz[], int, jsonb, text, text) is 'Makes dead or parked jobs, locked by the caller, due at the given times. by and why are noted in the errors of dead ones. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null) returns text language plpgsql as $$
+create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql as $$
 declare
 	j jobs;
 begin
@@ -145,13 +151,13 @@ begin
 		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
-	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch);
+	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why);
 	perform drover_wake(j.queue);
 	return (select state from jobs where id = job_id);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive(text, int, jsonb) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept. Returns the state the job is in now, null if there is no such job.';
+comment on function drover_redrive(text, int, jsonb, text, text) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept, with who did it (null: the session''s user) and why. Returns the state the job is in now, null if there is no such job.';
 
 -- +goose StatementBegin
 create function drover_redrive_plan(plan jsonb) returns drover_redrives language plpgsql stable as $$
@@ -803,7 +809,7 @@ begin
 		from jsonb_each_text(r.canaries) c join jobs j on j.id = c.key
 		where j.id = any(array(select jsonb_object_keys(r.canaries))) and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true;
 		if failed > r.canary_failures then
-			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')));
+			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')), by => 'drover');
 		elsif open = 0 and (r.released >= r.canary
 				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at)
 					and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true)) then
@@ -855,22 +861,26 @@ $$;
 comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Takes an aborted redrive''s hand off its next jobs. Part of drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive_pause(redrive text, pause boolean default true) returns text language sql as $$
-	update drover_redrives set paused_at = case when pause then coalesce(paused_at, clock_timestamp()) end where id = redrive and finished_at is null and state <> 'aborted';
+create function drover_redrive_pause(redrive text, pause boolean default true, by text default null, why text default '') returns text language sql as $$
+	update drover_redrives r set paused_at = case when pause then clock_timestamp() end,
+		changed_by = left(coalesce(nullif(drover_redrive_pause.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_pause.why, 1000), '')
+	where r.id = redrive and r.finished_at is null and r.state <> 'aborted' and (r.paused_at is null) = pause;
 	select pg_notify(drover_channel(), 'redrive ' || redrive) where not pause;
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_pause(text, boolean) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). Returns paused or the state the redrive is in now, null if there is no such redrive.';
+comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). The row keeps by (null: the session''s user) and why. Returns paused or the state the redrive is in now, null if there is no such redrive.';
 
 -- +goose StatementBegin
-create function drover_redrive_abort(redrive text, why text default '') returns text language sql as $$
-	update drover_redrives set state = 'aborted', paused_at = null, note = drover_redrive_abort.why where id = redrive and state in ('marking', 'canary', 'running');
+create function drover_redrive_abort(redrive text, why text default '', by text default null) returns text language sql as $$
+	update drover_redrives r set state = 'aborted', paused_at = null, note = coalesce(drover_redrive_abort.why, ''),
+		changed_by = left(coalesce(nullif(drover_redrive_abort.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_abort.why, 1000), '')
+	where r.id = redrive and r.state in ('marking', 'canary', 'running');
 	select pg_notify(drover_channel(), 'redrive ' || redrive);
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_abort(text, text) is 'Ends a redrive: what it has not made due stays dead. Returns the state the redrive is in now, null if there is no such redrive; one that is done stays done.';
+comment on function drover_redrive_abort(text, text, text) is 'Ends a redrive: what it has not made due stays dead. The row keeps by (null: the session''s user) and why. Returns the state the redrive is in now, null if there is no such redrive; one that is done stays done.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';

@@ -31,6 +31,7 @@ create table drover_failure_groups (
 	park_build  text collate "C",
 	updated_at   timestamptz,
 	updated_by  text        not null default '',
+	updated_why text        not null default '',
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
@@ -43,7 +44,7 @@ comment on column drover_failure_groups.status is 'open; resolved: mended, and o
 comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
 comment on column drover_failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
 comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
-comment on column drover_failure_groups.updated_by is 'Who last changed status or policy.';
+comment on column drover_failure_groups.updated_by is 'Who last changed status or policy; updated_why says why.';
 
 -- Serves the settle (SQLSettle), which looks each failure up; empty unless a policy is set.
 create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
@@ -169,7 +170,7 @@ $$;
 comment on function drover_failures_add(int) is 'Adds what settles have recorded to the failure groups, as a supervisor does with its heartbeats. Returns the groups that were resolved and have come back. A tally that a group cannot take is dropped with a warning.';
 
 -- +goose StatementBegin
-create function drover_failure_status(fingerprint text, status text, by text default '') returns text language plpgsql as $$
+create function drover_failure_status(fingerprint text, status text, by text default null, why text default '') returns text language plpgsql as $$
 declare
 	was text;
 	at  timestamptz;
@@ -180,7 +181,8 @@ begin
 	select g.status into was from drover_failure_groups g where g.fingerprint = drover_failure_status.fingerprint for no key update;
 	if was <> drover_failure_status.status then
 		at := clock_timestamp();
-		update drover_failure_groups g set status = drover_failure_status.status, updated_at = at, updated_by = by,
+		update drover_failure_groups g set status = drover_failure_status.status, updated_at = at,
+			updated_by = left(coalesce(nullif(by, ''), session_user), 128), updated_why = coalesce(left(why, 1000), ''),
 			resolved_at = case when drover_failure_status.status = 'resolved' then at end
 		where g.fingerprint = drover_failure_status.fingerprint;
 	end if;
@@ -188,7 +190,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_status(text, text, text) is 'Makes a failure group open, resolved or ignored. Returns the status it has now, null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
+comment on function drover_failure_status(text, text, text, text) is 'Makes a failure group open, resolved or ignored. The row keeps by (null: the session''s user) and why. Returns the status it has now, null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
 
 -- +goose StatementBegin
 create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$
@@ -214,7 +216,7 @@ $$;
 comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over parked jobs that the caller has locked. bad: those that the database refuses to change; they are set aside.';
 
 -- +goose StatementBegin
-create function drover_failure_policy(fingerprint text, policy text, by text default '', build text default null) returns boolean language plpgsql as $$
+create function drover_failure_policy(fingerprint text, policy text, by text default null, build text default null, why text default '') returns boolean language plpgsql as $$
 declare
 	g drover_failure_groups;
 	newest text := drover_newest_build();
@@ -236,7 +238,8 @@ begin
 	if build <> newest then
 		raise exception 'drover: the newest build is "%", not "%"', newest, build using errcode = 'DR002';
 	end if;
-	update drover_failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(), updated_by = by,
+	update drover_failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(),
+		updated_by = left(coalesce(nullif(by, ''), session_user), 128), updated_why = coalesce(left(why, 1000), ''),
 		park_build = case when drover_failure_policy.policy = 'park' then newest end
 	where f.fingerprint = drover_failure_policy.fingerprint;
 	if g.policy = 'park' and policy is distinct from 'park' then
@@ -250,8 +253,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_policy(text, text, text, text) is
-	'Sets what becomes of jobs that fail with a group''s failure: discard, park, or null to retry them as usual, which also releases those parked. Park holds until a build newer than the newest one now registers; build says which that is, so that a deploy in between is noticed. False for no such group.';
+comment on function drover_failure_policy(text, text, text, text, text) is
+	'Sets what becomes of jobs that fail with a group''s failure: discard, park, or null to retry them as usual, which also releases those parked. Park holds until a build newer than the newest one now registers; build says which that is, so that a deploy in between is noticed. The row keeps by (null: the session''s user) and why. False for no such group.';
 
 -- +goose StatementBegin
 create function drover_unpark(rate int default 50) returns int language plpgsql as $$

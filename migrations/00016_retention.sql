@@ -157,11 +157,14 @@ create trigger jobs_follow_up after update of discard_reason on jobs for each ro
 create table jobs_archive (
 	like jobs including comments,
 	archived_at timestamptz not null default now(),
+	archived_by text,
+	archived_why text,
 	primary key (id)
 );
 alter table jobs_archive drop column lane; -- priority and errors tell it
-comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when. Nothing here is deleted but by drover_purge.';
+comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when, by whom and why. Nothing here is deleted but by drover_purge.';
 comment on column jobs_archive.archived_at is 'When it was moved here.';
+comment on column jobs_archive.archived_by is 'Who moved it here; archived_why says why. Null: its queue''s retention did.';
 
 -- +goose StatementBegin
 create function drover_job_columns() returns text language sql stable as $$
@@ -169,7 +172,7 @@ create function drover_job_columns() returns text language sql stable as $$
 	from pg_attribute j
 	join pg_attribute a on a.attrelid = 'jobs_archive'::regclass and a.attname = j.attname and a.atttypid = j.atttypid
 	where j.attrelid = 'jobs'::regclass and j.attnum > 0 and a.attnum > 0 and not j.attisdropped and not a.attisdropped
-		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> 'archived_at'
+		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> all('{archived_at,archived_by,archived_why}')
 $$;
 -- +goose StatementEnd
 comment on function drover_job_columns() is 'The columns that are kept when a job moves: those that jobs and jobs_archive both have, with the same type, and that are generated in neither.';
@@ -252,22 +255,23 @@ $$;
 comment on function drover_archivable(jsonb, int, int, text) is 'The ids that drover_archive takes up next.';
 
 -- +goose StatementBegin
-create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '',
+create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '', by text default null, why text default '',
 	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;
 begin
 	select * into picked from drover_archivable(filter, keep, batch, after);
-	select m.moved, m.conflicts, picked.refused || m.refused into moved, conflicts, refused from drover_put_away(picked.ids) m;
+	select m.moved, m.conflicts, picked.refused || m.refused into moved, conflicts, refused 
+	from drover_put_away(picked.ids, left(coalesce(nullif(by, ''), session_user), 128), nullif(left(why, 1000), '')) m;
 	last := picked.last;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_archive(jsonb, int, int, text) is
-	'Moves jobs that have ended from jobs to jobs_archive, all that fit except the newest keep of each kind, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+comment on function drover_archive(jsonb, int, int, text, text, text) is
+	'Moves jobs that have ended from jobs to jobs_archive, all that fit except the newest keep of each kind, one batch by id after the given one. The rows keep by (null: the session''s user) and why. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
-create function drover_put_away(ids text[], out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
+create function drover_put_away(ids text[], by text default null, why text default null, out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
 declare
 	fit text[];
 begin
@@ -279,13 +283,13 @@ begin
 		with gone as (
 			delete from jobs where id = any($1) returning *
 		), kept as (
-			insert into jobs_archive (%1$s) overriding system value select %1$s from gone returning id
+			insert into jobs_archive (%1$s, archived_by, archived_why) overriding system value select %1$s, %2$L, %3$L from gone returning id
 		)
-		select drover_written((select count(*) from kept), cardinality($1))', drover_job_columns())) w;
+		select drover_written((select count(*) from kept), cardinality($1))', drover_job_columns(), by, why)) w;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_put_away(text[]) is
+comment on function drover_put_away(text[], text, text) is
 	'Moves jobs that have ended to jobs_archive by their ids. conflicts: the archive has these ids already; they stay. refused: the database refuses to move these, each with its error; they stay.';
 
 -- +goose StatementBegin
@@ -297,7 +301,7 @@ $$;
 comment on function drover_archived(jsonb, text, int, text) is 'The ids that drover_restore or drover_purge takes up next.';
 
 -- +goose StatementBegin
-create function drover_restore(filter jsonb, batch int default 1000, after text default '',
+create function drover_restore(filter jsonb, batch int default 1000, after text default '', by text default null, why text default '',
 	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;
@@ -315,14 +319,17 @@ begin
 		)
 		select drover_written((select count(*) from back), cardinality($1))', drover_job_columns())) w;
 	last := picked.last;
+	if moved > 0 then
+		raise log 'drover: % jobs restored by %, why: %', moved, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), '');
+	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_restore(jsonb, int, text) is
-	'Moves jobs back from jobs_archive as they were, one batch by id after the given one. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
+comment on function drover_restore(jsonb, int, text, text, text) is
+	'Moves jobs back from jobs_archive as they were, one batch by id after the given one. by and why go to the server''s log, because the rows come back unchanged. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
-create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '',
+create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '', by text default null, why text default '',
 	out deleted bigint, out last text, out refused jsonb) language plpgsql as $$
 declare
 	picked record;
@@ -336,11 +343,14 @@ begin
 	select w.done, picked.refused || w.refused into deleted, refused
 	from drover_walk_on(held, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 	last := picked.last;
+	if deleted > 0 then
+		raise log 'drover: % archived jobs deleted by %, why: %', deleted, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), '');
+	end if;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_purge(jsonb, text, int, text) is
-	'Deletes jobs from jobs_archive for ever, one batch by id after the given one. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
+comment on function drover_purge(jsonb, text, int, text, text, text) is
+	'Deletes jobs from jobs_archive for ever, one batch by id after the given one. by and why go to the server''s log, because the rows are gone. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable as $$

@@ -21,6 +21,7 @@ func newArchiveCommand(a *app) *cobra.Command {
 
 func newArchiveAddCommand(a *app) *cobra.Command {
 	var keep int
+	var by *auditFlags
 	return archiveVerb(&cobra.Command{
 		Use:   "add",
 		Short: "Move jobs that have ended to the archive",
@@ -31,23 +32,35 @@ refuses to move them; then the exit code is 1.`,
   drover archive add --state discarded --keep 1000`,
 	}, true, func(cmd *cobra.Command) {
 		cmd.Flags().IntVar(&keep, "keep", 0, "leave the newest N of each kind among them")
-	}, func(ctx context.Context, flags *filterFlags) error {
+		by = addAuditFlags(cmd, "kept in the archive")
+	}, func(cmd *cobra.Command, flags *filterFlags) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
 		if keep < 0 {
 			return usagef("--keep %d is negative", keep)
 		}
-		return a.move(ctx, "archived", func(s *session) (drover.ArchiveResult, error) {
-			return s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep})
+		return a.move(cmd.Context(), "archived", func(ctx context.Context, s *session) (drover.ArchiveResult, error) {
+			return s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep}, by.audit)
 		})
 	})
 }
 
 func newArchiveRestoreCommand(a *app) *cobra.Command {
+	var by *auditFlags
 	return archiveVerb(&cobra.Command{
 		Use:     "restore [ID...]",
 		Short:   "Move jobs back from the archive, as they were",
 		Example: `  drover archive restore --kind charge --reason attempts_exhausted`,
-	}, true, nil, func(ctx context.Context, flags *filterFlags) error {
-		return a.move(ctx, "restored", func(s *session) (drover.ArchiveResult, error) { return s.client.Restore(ctx, flags.at(s.now)) })
+	}, true, func(cmd *cobra.Command) {
+		by = addAuditFlags(cmd, "kept in the server's log")
+	}, func(cmd *cobra.Command, flags *filterFlags) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
+		return a.move(cmd.Context(), "restored", func(ctx context.Context, s *session) (drover.ArchiveResult, error) {
+			return s.client.Restore(ctx, flags.at(s.now), by.audit)
+		})
 	})
 }
 
@@ -56,7 +69,8 @@ func newArchiveExportCommand(a *app) *cobra.Command {
 		Use:     "export",
 		Short:   "Print the archive's jobs as JSON, one a line",
 		Example: `  drover archive export --finalized-before 365d > jobs.jsonl`,
-	}, false, nil, func(ctx context.Context, flags *filterFlags) error {
+	}, false, nil, func(cmd *cobra.Command, flags *filterFlags) error {
+		ctx := cmd.Context()
 		s, err := a.open(ctx)
 		if err != nil {
 			return err
@@ -72,6 +86,7 @@ func newArchiveExportCommand(a *app) *cobra.Command {
 
 func newArchivePurgeCommand(a *app) *cobra.Command {
 	var yes bool
+	var by *auditFlags
 	return archiveVerb(&cobra.Command{
 		Use:   "purge",
 		Short: "Delete jobs from the archive for ever",
@@ -81,11 +96,17 @@ exit code is 1.`,
 		Example: `  drover archive purge --finalized-before 365d --yes`,
 	}, true, func(cmd *cobra.Command) {
 		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	}, func(ctx context.Context, flags *filterFlags) error { return a.purge(ctx, flags, yes) })
+		by = addAuditFlags(cmd, "kept in the server's log")
+	}, func(cmd *cobra.Command, flags *filterFlags) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
+		return a.purge(cmd.Context(), flags, yes, by.audit)
+	})
 }
 
 // archiveVerb completes a command with the filter's flags and its own.
-func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command), do func(context.Context, *filterFlags) error) *cobra.Command {
+func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command), do func(*cobra.Command, *filterFlags) error) *cobra.Command {
 	flags := addFilterFlags(cmd)
 	if own != nil {
 		own(cmd)
@@ -103,19 +124,19 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 		if state := flags.filter.State; state != "" && !state.Final() {
 			return usagef("--state %s: only jobs that have ended can be archived", state)
 		}
-		return do(cmd.Context(), flags)
+		return do(cmd, flags)
 	}
 	return cmd
 }
 
 // move moves jobs between the tables and tells how many.
-func (a *app) move(ctx context.Context, done string, do func(*session) (drover.ArchiveResult, error)) error {
+func (a *app) move(ctx context.Context, done string, do func(context.Context, *session) (drover.ArchiveResult, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	moved, err := do(s)
+	moved, err := do(ctx, s)
 	if a.json {
 		if printErr := a.printJSON(moved); err == nil {
 			err = printErr
@@ -135,7 +156,7 @@ func (a *app) move(ctx context.Context, done string, do func(*session) (drover.A
 	return flagNames(err)
 }
 
-func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
+func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool, audit drover.Audit) error {
 	if !yes && !a.interactive {
 		return usagef("nobody can be asked here: --yes deletes without a question")
 	}
@@ -158,7 +179,7 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool) error {
 			return err
 		}
 	}
-	n, err := s.client.PurgeArchive(ctx, flags.at(s.now))
+	n, err := s.client.PurgeArchive(ctx, flags.at(s.now), audit)
 	if a.json {
 		if printErr := a.printJSON(struct {
 			Deleted int64 `json:"deleted"`

@@ -148,6 +148,9 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 	if g.UpdatedBy != "" {
 		by = " by " + g.UpdatedBy
 	}
+	if g.UpdatedWhy != "" {
+		by += ": " + g.UpdatedWhy
+	}
 	at("changed", g.UpdatedAt, by)
 	if g.Policy.Build != "" {
 		rows = append(rows, []string{"parked until", "a build newer than " + g.Policy.Build})
@@ -165,23 +168,27 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 }
 
 func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, short string) *cobra.Command {
-	var by string
+	var by *auditFlags
 	cmd := &cobra.Command{
 		Use:   verb + " FINGERPRINT...",
 		Short: short,
 		Args:  args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, prints []string) error {
+			if err := by.check(cmd); err != nil {
+				return err
+			}
 			return a.eachFailure(cmd.Context(), prints, string(status), func(ctx context.Context, s *session, print string) error {
-				return s.client.SetFailureStatus(ctx, print, status, by)
+				return s.client.SetFailureStatus(ctx, print, status, by.audit)
 			})
 		},
 	}
-	cmd.Flags().StringVar(&by, "by", "", "who says so, kept with the group")
+	by = addAuditFlags(cmd, "kept with the group")
 	return cmd
 }
 
 func newFailuresPolicyCommand(a *app) *cobra.Command {
-	var by, build string
+	var by *auditFlags
+	var build string
 	cmd := &cobra.Command{
 		Use:   "policy FINGERPRINT discard|park|retry",
 		Short: "Say what becomes of jobs that fail so from now on",
@@ -203,12 +210,15 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 			case args[1] == "retry":
 				policy.Action = ""
 			}
+			if err := by.check(cmd); err != nil {
+				return err
+			}
 			return a.eachFailure(cmd.Context(), args[:1], args[1], func(ctx context.Context, s *session, print string) error {
-				return s.client.SetFailurePolicy(ctx, print, policy, by)
+				return s.client.SetFailurePolicy(ctx, print, policy, by.audit)
 			})
 		},
 	}
-	cmd.Flags().StringVar(&by, "by", "", "who says so, kept with the group")
+	by = addAuditFlags(cmd, "kept with the group")
 	cmd.Flags().StringVar(&build, "build", "", "the newest build, which has the fault; refused if there is a newer one (default: whatever is the newest)")
 	return cmd
 }
@@ -259,5 +269,6 @@ func failureFlags(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
-	return usagef("%s", strings.NewReplacer("FailureFilter.Kind:", "--kind:", "by:", "--by:", "policy.Build:", "--build:").Replace(err.Error()))
+	names := append(auditNames(), "FailureFilter.Kind:", "--kind:", "policy.Build:", "--build:")
+	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }

@@ -95,7 +95,7 @@ func flagNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
-	names := append(filterNames(), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:")
+	names := append(append(filterNames(), auditNames()...), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:")
 	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }
 
@@ -410,6 +410,9 @@ func heading(e *drover.RunError) string {
 	if e.Supervisor != "" {
 		parts = append(parts, "on "+e.Supervisor)
 	}
+	if e.By != "" {
+		parts = append(parts, "by "+e.By)
+	}
 	if e.Host != "" {
 		parts = append(parts, "host "+e.Host)
 	}
@@ -446,6 +449,7 @@ func conninfo(s string) string {
 func newJobsRedriveCommand(a *app) *cobra.Command {
 	var opts drover.RedriveOpts
 	var patch string
+	var by *auditFlags
 	cmd := &cobra.Command{
 		Use:   "redrive ID...",
 		Short: "Make discarded or cancelled jobs due again",
@@ -463,15 +467,19 @@ A job that was redriven and waits stays as it is. The jobs are redriven one by o
 					return usagef("--args-patch: is not a JSON object")
 				}
 			}
-			return a.redriveJobs(cmd.Context(), ids, &opts)
+			if err := by.check(cmd); err != nil {
+				return err
+			}
+			return a.redriveJobs(cmd.Context(), ids, &opts, by.audit)
 		},
 	}
 	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs (default: as it was)")
 	cmd.Flags().StringVar(&patch, "args-patch", "", "JSON object whose keys replace those of the args")
+	by = addAuditFlags(cmd, "kept in the jobs' history")
 	return cmd
 }
 
-func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts) error {
+func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, audit drover.Audit) error {
 	moved := false // told by the hook: the call itself also succeeds on a job that waits already
 	s, err := a.openToChange(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
 	if err != nil {
@@ -480,7 +488,7 @@ func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.Redriv
 	defer s.close()
 	return a.each("redriven", ids, func(id string) (string, error) {
 		moved = false
-		err := s.client.RedriveJob(ctx, id, opts)
+		err := s.client.RedriveJob(ctx, id, opts, audit)
 		if moved {
 			return "redriven", err
 		}
@@ -558,7 +566,7 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 func wrongForAll(err error) bool {
 	var invalid *drover.InvalidError
 	var db *pgconn.PgError // the server looked at the job
-	return errors.As(err, &invalid) && !errors.As(err, &db) && (invalid.Field == "ArgsPatch" || invalid.Field == "MaxAttempts")
+	return errors.As(err, &invalid) && !errors.As(err, &db) && slices.Contains([]string{"ArgsPatch", "MaxAttempts", "By", "Why"}, invalid.Field)
 }
 
 // refusal says why one job stayed as it was, without the id, which stands before it.

@@ -90,8 +90,9 @@ func (a *app) summary(ctx context.Context) error {
 type manyVerb struct {
 	done string                             // what becomes of the jobs: cancelled
 	of   func(drover.Filter) []drover.State // the states that it changes jobs of
-	do   func(ctx context.Context, client *drover.Client, filter drover.Filter, why string) (drover.BulkResult, error)
-	one  func(ctx context.Context, client *drover.Client, id, why string) (drover.State, error) // nil: ids are asked for like a filter
+	do   func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
+	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (drover.State, error) // nil: ids are asked for like a filter
+	kept string                                                                                                // where --by and --why are found again
 }
 
 func newJobsCancelCommand(a *app) *cobra.Command {
@@ -103,13 +104,7 @@ whatever it returns is refused. A job that has ended stays as it is.`,
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
-		done: "cancelled", of: unfinished,
-		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.BulkResult, error) {
-			return c.CancelMany(ctx, f, why)
-		},
-		one: func(ctx context.Context, c *drover.Client, id, why string) (drover.State, error) {
-			return c.Cancel(ctx, id, why)
-		},
+		done: "cancelled", of: unfinished, do: (*drover.Client).CancelMany, one: (*drover.Client).Cancel, kept: "kept in the jobs' history",
 	})
 }
 
@@ -122,13 +117,7 @@ as with cancel. A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
-		done: "discarded", of: unfinished,
-		do: func(ctx context.Context, c *drover.Client, f drover.Filter, why string) (drover.BulkResult, error) {
-			return c.DiscardMany(ctx, f, why)
-		},
-		one: func(ctx context.Context, c *drover.Client, id, why string) (drover.State, error) {
-			return c.Discard(ctx, id, why)
-		},
+		done: "discarded", of: unfinished, do: (*drover.Client).DiscardMany, one: (*drover.Client).Discard, kept: "kept in the jobs' history",
 	})
 }
 
@@ -141,10 +130,7 @@ func newJobsDeleteCommand(a *app) *cobra.Command {
 		Example: `  drover jobs delete --state completed --finalized-before 1h
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
-		done: "deleted", of: deletable,
-		do: func(ctx context.Context, c *drover.Client, f drover.Filter, _ string) (drover.BulkResult, error) {
-			return c.DeleteMany(ctx, f)
-		},
+		done: "deleted", of: deletable, do: (*drover.Client).DeleteMany, kept: "kept in the server's log",
 	})
 }
 
@@ -156,36 +142,35 @@ Ids are done one by one. With flags that pick jobs all must fit, ids too, and ho
 	if v.one == nil {
 		cmd.Long += " Here ids bring the question too."
 	}
-	picked := addFilterFlags(cmd)
-	var why string
+	picked, by := addFilterFlags(cmd), addAuditFlags(cmd, v.kept)
 	var yes bool
-	if v.one != nil {
-		cmd.Flags().StringVar(&why, "why", "", "why, kept in the jobs' history")
-	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
 		switch filtered := givenFilter(cmd); {
 		case !filtered && len(ids) == 0:
 			return usagef("which jobs? Name ids or what they have in common (see --help), or say --all")
 		case !filtered && v.one != nil:
-			return a.eachJob(cmd.Context(), v, ids, why)
+			return a.eachJob(cmd.Context(), v, ids, by.audit)
 		}
 		if err := picked.check(cmd, ids); err != nil {
 			return err
 		}
-		return flagNames(a.manyJobs(cmd.Context(), v, picked, why, yes))
+		return flagNames(a.manyJobs(cmd.Context(), v, picked, by.audit, yes))
 	}
 	return cmd
 }
 
-func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, why string) error {
+func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, audit drover.Audit) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	return a.each(v.done, ids, func(id string) (string, error) {
-		was, err := v.one(ctx, s.client, id, why)
+		was, err := v.one(s.client, ctx, id, audit)
 		if was.Final() {
 			return fmt.Sprintf("had ended: %s", was), err
 		}
@@ -193,7 +178,7 @@ func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, why string)
 	})
 }
 
-func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why string, yes bool) error {
+func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, audit drover.Audit, yes bool) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
@@ -209,7 +194,7 @@ func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, why
 			return err
 		}
 	}
-	bulk, err := v.do(ctx, s.client, filter, why)
+	bulk, err := v.do(s.client, ctx, filter, audit)
 	if errors.Is(err, drover.ErrInvalid) {
 		return err
 	}

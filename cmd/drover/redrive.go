@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os/user"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +29,7 @@ A redrive is a row in the database that running supervisors carry on: this comma
 	cmd.AddCommand(newRedriveStartCommand(a), newRedriveListCommand(a), newRedriveShowCommand(a), newRedriveWatchCommand(a),
 		newRedriveVerbCommand(a, "pause", "Make no more jobs due for now", (*drover.Client).PauseRedrive),
 		newRedriveVerbCommand(a, "resume", "Go on with a paused redrive", (*drover.Client).ResumeRedrive),
-		newRedriveAbortCommand(a))
+		newRedriveVerbCommand(a, "abort", "End a redrive: what it has not made due stays dead", (*drover.Client).AbortRedrive))
 	return cmd
 }
 
@@ -87,6 +86,7 @@ func newFailuresRedriveCommand(a *app) *cobra.Command {
 type redriveFlags struct {
 	plan          drover.RedrivePlan
 	patch         string
+	by            *auditFlags
 	dryRun, watch bool
 }
 
@@ -101,8 +101,7 @@ func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	f.IntVar(&how.plan.CanaryFailures, "canary-failures", 0, "abort when more canaries fail than this")
 	f.IntVar(&how.plan.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs")
 	f.StringVar(&how.patch, "args-patch", "", "JSON merge patch of the args")
-	f.StringVar(&how.plan.By, "by", "", "who asks for it (default: your user name)")
-	f.StringVar(&how.plan.Why, "why", "", "and why")
+	how.by = addAuditFlags(cmd, "kept with the redrive")
 	f.BoolVar(&how.dryRun, "dry-run", false, "show what would come back, and change nothing")
 	f.BoolVar(&how.watch, "watch", false, "show the progress until it has ended")
 	return how
@@ -116,18 +115,18 @@ func (how *redriveFlags) check(cmd *cobra.Command) error {
 			return usagef("--%s: is 0; leave it out for the default", name)
 		}
 	}
-	for _, name := range []string{"key-from", "args-patch", "by"} {
+	for _, name := range []string{"key-from", "args-patch"} {
 		if cmd.Flags().Changed(name) && strings.TrimSpace(cmd.Flags().Lookup(name).Value.String()) == "" {
 			return usagef("--%s: is empty", name)
 		}
 	}
-	return nil
+	return how.by.check(cmd)
 }
 
 // redriveNames calls what the library refused by its flag.
 func redriveNames(err error) error {
-	names := append(filterNames(), "Rate:", "--rate:", "PerKey:", "--per-key:", "KeyFrom:", "--key-from:", "Limit:", "--limit:",
-		"Canary:", "--canary:", "CanaryFailures:", "--canary-failures:", "MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:", "By:", "--by:", "Why:", "--why:", "Plan: ", "")
+	names := append(append(filterNames(), auditNames()...), "Rate:", "--rate:", "PerKey:", "--per-key:", "KeyFrom:", "--key-from:", "Limit:", "--limit:",
+		"Canary:", "--canary:", "CanaryFailures:", "--canary-failures:", "MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:", "Plan: ", "")
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
@@ -138,9 +137,6 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	plan := how.plan
 	if how.patch != "" {
 		plan.ArgsPatch = json.RawMessage(how.patch)
-	}
-	if me, err := user.Current(); plan.By == "" && err == nil {
-		plan.By = me.Username
 	}
 	open := a.openToChange
 	if how.dryRun {
@@ -160,7 +156,7 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	if how.dryRun {
 		return a.previewRedrive(ctx, s, plan)
 	}
-	r, err := s.client.StartRedrive(ctx, plan)
+	r, err := s.client.StartRedrive(ctx, plan, how.by.audit)
 	switch {
 	case err != nil:
 		return err
@@ -417,6 +413,7 @@ func (a *app) showRedrive(ctx context.Context, id string) error {
 		{"skipped", fmt.Sprint(r.Skipped)},
 		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By},
 		{"why", r.Why},
+		{"changed", changedBy(r)},
 		{"note", r.Note},
 	}
 	if err := table(a.stdout, slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })); err != nil {
@@ -437,6 +434,17 @@ func (a *app) showRedrive(ctx context.Context, id string) error {
 		fmt.Fprintf(a.stdout, "and %d more\n", more)
 	}
 	return nil
+}
+
+// changedBy is who last paused, resumed or aborted a redrive, and why.
+func changedBy(r *drover.Redrive) string {
+	if r.ChangedBy == "" {
+		return ""
+	}
+	if r.ChangedWhy == "" {
+		return "by " + r.ChangedBy
+	}
+	return "by " + r.ChangedBy + ": " + r.ChangedWhy
 }
 
 func newRedriveWatchCommand(a *app) *cobra.Command {
@@ -565,40 +573,32 @@ func progress(r *drover.Redrive) string {
 	return line
 }
 
-func newRedriveVerbCommand(a *app, verb, short string, do func(*drover.Client, context.Context, string) error) *cobra.Command {
-	return &cobra.Command{
+func newRedriveVerbCommand(a *app, verb, short string, do func(*drover.Client, context.Context, string, drover.Audit) error) *cobra.Command {
+	var by *auditFlags
+	cmd := &cobra.Command{
 		Use:   verb + " ID",
 		Short: short,
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changeRedrive(cmd.Context(), jobID(args[0]), do)
+			if err := by.check(cmd); err != nil {
+				return err
+			}
+			return redriveNames(a.changeRedrive(cmd.Context(), jobID(args[0]), func(ctx context.Context, c *drover.Client, id string) error {
+				return do(c, ctx, id, by.audit)
+			}))
 		},
 	}
-}
-
-func newRedriveAbortCommand(a *app) *cobra.Command {
-	var why string
-	cmd := &cobra.Command{
-		Use:   "abort ID",
-		Short: "End a redrive: what it has not made due stays dead",
-		Args:  args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.changeRedrive(cmd.Context(), jobID(args[0]), func(c *drover.Client, ctx context.Context, id string) error {
-				return c.AbortRedrive(ctx, id, why)
-			})
-		},
-	}
-	cmd.Flags().StringVar(&why, "why", "", "why, for whoever reads the list")
+	by = addAuditFlags(cmd, "kept with the redrive")
 	return cmd
 }
 
-func (a *app) changeRedrive(ctx context.Context, id string, do func(*drover.Client, context.Context, string) error) error {
+func (a *app) changeRedrive(ctx context.Context, id string, do func(context.Context, *drover.Client, string) error) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := do(s.client, ctx, id); err != nil {
+	if err := do(ctx, s.client, id); err != nil {
 		return err
 	}
 	r, err := s.client.Redrive(ctx, id)

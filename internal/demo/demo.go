@@ -333,7 +333,7 @@ func (r *run) redrive(ctx context.Context) error {
 		return err
 	}
 	for _, id := range ids {
-		if err := r.db.client.RedriveJob(ctx, id, nil); err != nil {
+		if err := r.db.client.RedriveJob(ctx, id, nil, drover.Audit{}); err != nil {
 			return err
 		}
 		r.given++

@@ -134,10 +134,10 @@ func (r *run) inOrder(ctx context.Context) error {
 		return err
 	}
 	plan := outagePlan()
-	r.page.say("   client.StartRedrive(ctx, drover.RedrivePlan{\n       Filter: drover.Filter{Args: %s},\n       Rate: %d, PerKey: %d, KeyFrom: %q, Canary: %d,\n   })\n",
-		"`"+string(plan.Filter.Args)+"`", outageRate, outagePerKey, plan.KeyFrom, outageCanary)
+	r.page.say("   client.StartRedrive(ctx, drover.RedrivePlan{\n       Filter: drover.Filter{Args: %s},\n       Rate: %d, PerKey: %d, KeyFrom: %q, Canary: %d,\n   }, drover.Audit{By: %q, Why: %q})\n",
+		"`"+string(plan.Filter.Args)+"`", outageRate, outagePerKey, plan.KeyFrom, outageCanary, outageAudit().By, outageAudit().Why)
 	from := time.Now()
-	redrive, err := r.db.client.StartRedrive(ctx, plan)
+	redrive, err := r.db.client.StartRedrive(ctx, plan, outageAudit())
 	if err != nil {
 		return err
 	}
@@ -150,8 +150,11 @@ func outagePlan() drover.RedrivePlan {
 	return drover.RedrivePlan{
 		Filter: drover.Filter{Args: json.RawMessage(`{"customer": "` + outageCustomer + `"}`)},
 		Rate:   outageRate, PerKey: outagePerKey, KeyFrom: "customer", Canary: outageCanary,
-		By: "drover demo", Why: "the endpoint is back",
 	}
+}
+
+func outageAudit() drover.Audit {
+	return drover.Audit{By: "drover demo", Why: "the endpoint is back"}
 }
 
 // follow shows how far the redrive is and returns when it has ended.

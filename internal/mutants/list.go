@@ -1069,6 +1069,20 @@ func mutants() []mutant {
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
 		},
 		{
+			name: "whoever-did-it", bug: "a job's history names the database's user, whoever cancelled it",
+			file:  "migrations/00011_operate.sql",
+			old:   "'by', left(coalesce(nullif(by, ''), session_user), 128));",
+			new:   "'by', session_user);",
+			tests: []string{"TestJobsKeepTheAudit"},
+		},
+		{
+			name: "deleted-without-a-word", bug: "nothing says who deleted jobs",
+			file:  "operate_many.go",
+			old:   "c.logChange(ctx, \"jobs deleted\", done.Changed, audit)",
+			new:   "c.logChange(ctx, \"jobs deleted\", 0, audit)",
+			tests: []string{"TestDeletionsLogTheAudit"},
+		},
+		{
 			name: "quotes-as-a-keyword", bug: "a URL in quotes is sent to the server of PGHOST as the name of a parameter",
 			file:  "jobs.go",
 			old:   "if err := pgurl.Check(pool.Config().ConnConfig); err != nil {",

@@ -1,0 +1,65 @@
+package drover
+
+import (
+	"context"
+	"log/slog"
+	"unicode"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// Audit says who changes something, and why. It is the last argument of every method of Client that changes what is
+// already there, and it is kept where the change leaves a trace: in the job's history, in the row of the redrive, of
+// the failure group or of the archived job. DeleteMany, PurgeArchive and Restore leave no row to keep it in, so they
+// write it to Config.Logger, at level info, and to the server's log. Nothing is kept of a call that changes nothing.
+//
+// The zero value is ready to use. A By or Why that is too long or has invisible characters is an *InvalidError.
+type Audit struct {
+	// By is a person or a program: up to 128 bytes, without control and invisible characters. Empty means the database's
+	// user.
+	By string
+
+	// Why is a text of up to 512 bytes. It may have several lines, and no other control or invisible characters.
+	Why string
+}
+
+const (
+	maxBy  = 128
+	maxWhy = 512
+)
+
+// check reports what of an Audit is refused.
+func (a Audit) check(bad *problems) {
+	if err := checkText("By", a.By, maxBy); err != nil {
+		bad.join(err)
+	} else {
+		bad.join(checkSeen("By", a.By))
+	}
+	if err := checkText("Why", a.Why, maxWhy); err != nil {
+		bad.join(err)
+		return
+	}
+	for at, r := range a.Why {
+		if unseen(r) || unicode.IsControl(r) && r != '\n' && r != '\t' {
+			bad.add("Why", "control or invisible character %U at byte %d", r, at)
+			return
+		}
+	}
+}
+
+// by is By as the SQL functions take it: null means the session's user.
+func (a Audit) by() any { return pg.OrNull(a.By) }
+
+// logChange records a change that leaves no row to keep an Audit in.
+func (c *Client) logChange(ctx context.Context, what string, jobs int64, audit Audit) {
+	if jobs == 0 {
+		return
+	}
+	attrs := []any{slog.Int64("jobs", jobs)}
+	for _, a := range []slog.Attr{slog.String("by", audit.By), slog.String("why", audit.Why)} {
+		if a.Value.String() != "" {
+			attrs = append(attrs, a)
+		}
+	}
+	c.log.InfoContext(ctx, what, attrs...)
+}

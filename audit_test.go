@@ -1,0 +1,275 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Every method of Client that changes what is there takes an Audit as its last argument.
+func TestEveryVerbTakesAnAudit(t *testing.T) {
+	t.Parallel()
+	const others = " Alerts Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx ExportArchive FailureGroup FailureGroups Health Job Jobs" +
+		" NewSupervisor PreviewRedrive Redrive Redrives RetryBudgets Summary "
+	client := reflect.TypeFor[*Client]()
+	verbs := 0
+	for i := range client.NumMethod() {
+		m := client.Method(i)
+		last := m.Type.In(m.Type.NumIn() - 1)
+		if is := last == reflect.TypeFor[Audit](); is == strings.Contains(others, " "+m.Name+" ") {
+			t.Errorf("the last argument of %s is %s: a verb takes an Audit, what reads or enqueues does not", m.Name, last)
+		} else if is {
+			verbs++
+		}
+	}
+	if verbs != len(auditedVerbs(nil)) {
+		t.Errorf("%d verbs, %d of them under test", verbs, len(auditedVerbs(nil)))
+	}
+}
+
+// auditedVerbs calls each verb. The keys are its names.
+func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprint string, a Audit) error {
+	return map[string]func(ctx context.Context, id, fingerprint string, a Audit) error{
+		"Cancel":  func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Cancel(ctx, id, a)) },
+		"Discard": func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Discard(ctx, id, a)) },
+		"CancelMany": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.CancelMany(ctx, Filter{IDs: []string{id}}, a))
+		},
+		"DiscardMany": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.DiscardMany(ctx, Filter{IDs: []string{id}}, a))
+		},
+		"DeleteMany": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.DeleteMany(ctx, Filter{IDs: []string{id}}, a))
+		},
+		"RedriveJob": func(ctx context.Context, id, _ string, a Audit) error { return c.RedriveJob(ctx, id, nil, a) },
+		"Archive": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.Archive(ctx, Filter{IDs: []string{id}}, nil, a))
+		},
+		"Restore": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.Restore(ctx, Filter{IDs: []string{id}}, a))
+		},
+		"PurgeArchive": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.PurgeArchive(ctx, Filter{IDs: []string{id}}, a))
+		},
+		"StartRedrive": func(ctx context.Context, _, _ string, a Audit) error {
+			return ret2(c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}, a))
+		},
+		"PauseRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.PauseRedrive(ctx, id, a) },
+		"ResumeRedrive": func(ctx context.Context, id, _ string, a Audit) error { return c.ResumeRedrive(ctx, id, a) },
+		"AbortRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.AbortRedrive(ctx, id, a) },
+		"SetFailureStatus": func(ctx context.Context, _, fingerprint string, a Audit) error {
+			return c.SetFailureStatus(ctx, fingerprint, FailureResolved, a)
+		},
+		"SetFailurePolicy": func(ctx context.Context, _, fingerprint string, a Audit) error {
+			return c.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, a)
+		},
+	}
+}
+
+// A bad Audit is refused by every verb, with its field, before anything is written or looked up.
+func TestEveryVerbRefusesABadAudit(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	dead := db.finished(t, "discarded", time.Hour)
+	before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead)
+	for name, verb := range auditedVerbs(db.client) {
+		for what, tc := range map[string]struct {
+			audit Audit
+			field string
+		}{
+			"By, too long":         {Audit{By: strings.Repeat("b", 129)}, "By"},
+			"By, NUL":              {Audit{By: "\x00"}, "By"},
+			"By, UTF-8":            {Audit{By: "\xff"}, "By"},
+			"By, two lines":        {Audit{By: "ann\nbob"}, "By"},
+			"By, invisible":        {Audit{By: "ann\u200b"}, "By"},
+			"By, a space":          {Audit{By: "ann "}, "By"},
+			"Why, too long":        {Audit{Why: strings.Repeat("y", 513)}, "Why"},
+			"Why, NUL":             {Audit{Why: "a\x00"}, "Why"},
+			"Why, UTF-8":           {Audit{Why: "\xff"}, "Why"},
+			"Why, moves a cursor":  {Audit{Why: "\x1b[2J"}, "Why"},
+			"Why, carriage return": {Audit{Why: "a\rb"}, "Why"},
+			"Why, turned round":    {Audit{Why: "a\u202eb"}, "Why"},
+		} {
+			var invalid *InvalidError
+			if err := verb(t.Context(), dead, "00c0ffee00c0ffee", tc.audit); !errors.As(err, &invalid) || invalid.Field != tc.field {
+				t.Errorf("%s, %s: %v", name, what, err)
+			}
+		}
+	}
+	if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead); after != before || value[int](t, db, `select count(*) from drover_redrives`) != 0 {
+		t.Errorf("the job is now %s", after)
+	}
+	if _, err := db.client.Cancel(t.Context(), dead, Audit{By: strings.Repeat("b", 128), Why: "two\n\tlines" + strings.Repeat("y", 502)}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Each verb over jobs leaves who did it and why where it leaves a trace. Without By that is the database's user.
+func TestJobsKeepTheAudit(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	me := value[string](t, db, `select session_user::text`)
+	const history = `select (errors->-1->>'error') || ' by ' || (errors->-1->>'by') from jobs where id = $1`
+	const archived = `select archived_why || ' by ' || archived_by from jobs_archive where id = $1`
+	for name, tc := range map[string]struct{ state, sql, trace, psql string }{
+		"Cancel":      {"available", history, "cancelled: so by %s", `select drover_cancel($1, 'so', by => $2)`},
+		"Discard":     {"available", history, "discarded: so by %s", `select drover_discard($1, 'so', by => $2)`},
+		"CancelMany":  {"available", history, "cancelled: so by %s", `select drover_cancel_many(jsonb_build_object('ids', array[$1]), 'so', by => $2)`},
+		"DiscardMany": {"available", history, "discarded: so by %s", `select drover_discard_many(jsonb_build_object('ids', array[$1]), 'so', by => $2)`},
+		"RedriveJob":  {"discarded", history, "redriven: so by %s", `select drover_redrive($1, why => 'so', by => $2)`},
+		"Archive":     {"discarded", archived, "so by %s", `select drover_archive(jsonb_build_object('ids', array[$1]), why => 'so', by => $2)`},
+	} {
+		for _, by := range []string{"ann", ""} {
+			want := fmt.Sprintf(tc.trace, by)
+			if by == "" {
+				want = fmt.Sprintf(tc.trace, me)
+			}
+			id := db.finished(t, tc.state, time.Hour)
+			if err := auditedVerbs(db.client)[name](t.Context(), id, "", Audit{By: by, Why: "so"}); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got := value[string](t, db, tc.sql, id); got != want {
+				t.Errorf("%s by %q: %q, want %q", name, by, got, want)
+			}
+			if tc.sql == history && db.get(t, id).Errors[0].By != strings.TrimPrefix(want, strings.Split(want, " by ")[0]+" by ") {
+				t.Errorf("%s by %q: %+v", name, by, db.get(t, id).Errors)
+			}
+			id = db.finished(t, tc.state, time.Hour)
+			db.exec(t, tc.psql, id, by)
+			if got := value[string](t, db, tc.sql, id); got != want {
+				t.Errorf("%s from psql by %q: %q, want %q", name, by, got, want)
+			}
+		}
+	}
+}
+
+// A redrive and a failure group keep who changed them last and why.
+func TestRowsKeepTheAudit(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	me := value[string](t, db, `select session_user::text`)
+	db.finished(t, "discarded", time.Hour)
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 0.001}, Audit{By: "ann", Why: "begun"})
+	if err != nil || r.By != "ann" || r.Why != "begun" || r.ChangedBy != "" || r.ChangedWhy != "" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	const print = "00c0ffee00c0ffee"
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
+	redrive := func() string {
+		r, err := db.client.Redrive(t.Context(), r.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.ChangedWhy + " by " + r.ChangedBy
+	}
+	group := func() string {
+		g, err := db.client.FailureGroup(t.Context(), print)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g.UpdatedWhy + " by " + g.UpdatedBy
+	}
+	for _, tc := range []struct {
+		verb  string
+		audit Audit
+		read  func() string
+		want  string
+	}{
+		{"PauseRedrive", Audit{"bob", "a"}, redrive, "a by bob"},
+		{"PauseRedrive", Audit{"cat", "again"}, redrive, "a by bob"}, // it changed nothing
+		{"ResumeRedrive", Audit{"cat", "b"}, redrive, "b by cat"},
+		{"ResumeRedrive", Audit{"dan", "again"}, redrive, "b by cat"},
+		{"PauseRedrive", Audit{}, redrive, " by " + me},
+		{"AbortRedrive", Audit{"dan", "c"}, redrive, "c by dan"},
+		{"AbortRedrive", Audit{"eve", "again"}, redrive, "c by dan"},
+		{"SetFailureStatus", Audit{"ann", "d"}, group, "d by ann"},
+		{"SetFailureStatus", Audit{"bob", "again"}, group, "d by ann"},
+		{"SetFailurePolicy", Audit{"bob", "e"}, group, "e by bob"},
+		{"SetFailurePolicy", Audit{}, group, " by " + me},
+	} {
+		if err := auditedVerbs(db.client)[tc.verb](t.Context(), r.ID, print, tc.audit); err != nil {
+			t.Fatalf("%s: %v", tc.verb, err)
+		}
+		if got := tc.read(); got != tc.want {
+			t.Errorf("%s, %+v: %q, want %q", tc.verb, tc.audit, got, tc.want)
+		}
+	}
+	if r, err := db.client.Redrive(t.Context(), r.ID); err != nil || r.By != "ann" || r.Why != "begun" || r.Note != "c" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	// Null means nothing, in psql.
+	id := value[string](t, db, `select drover_redrive_start('{"filter": {"all": true}}')`)
+	for _, sql := range []string{
+		`select drover_redrive_pause($1, why => null)`, `select drover_redrive_abort($1, null)`, `select drover_failure_status('` + print + `', 'open', why => null) where $1 <> ''`,
+		`select drover_failure_policy('` + print + `', 'discard', why => null) where $1 <> ''`,
+	} {
+		db.exec(t, sql, id)
+	}
+	if got := group(); got != " by "+me {
+		t.Errorf("%q", got)
+	}
+}
+
+// Where no row is left to keep it, the client's log and the server's have who did it and why; of what changed nothing
+// they have no line.
+func TestDeletionsLogTheAudit(t *testing.T) {
+	t.Parallel()
+	var log lockedBuffer
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	var server []string
+	conn, err := pgx.ConnectConfig(t.Context(), func() *pgx.ConnConfig {
+		c := db.Config().ConnConfig.Copy()
+		c.RuntimeParams["client_min_messages"] = "log"
+		c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { server = append(server, n.Message) }
+		return c
+	}())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	for _, tc := range []struct{ verb, line, psql, notice string }{
+		{"DeleteMany", `level=INFO msg="jobs deleted" jobs=1 by=ann why="no use"`, `select drover_delete_many('{"all": true, "state": "discarded"}', 'delete', by => $1, why => 'no use')`, "drover: 1 jobs deleted by %s, why: no use"},
+		{"Restore", `level=INFO msg="jobs restored from the archive" jobs=1 by=ann why="no use"`, `select drover_restore('{"all": true}', by => $1, why => 'no use')`, "drover: 1 jobs restored by %s, why: no use"},
+		{"PurgeArchive", `level=INFO msg="archived jobs deleted" jobs=1 by=ann why="no use"`, `select drover_purge('{"all": true}', 'delete for ever', by => $1, why => 'no use')`, "drover: 1 archived jobs deleted by %s, why: no use"},
+	} {
+		put := func() string {
+			id := db.finished(t, "discarded", time.Hour)
+			if tc.verb != "DeleteMany" {
+				db.exec(t, `select drover_archive(jsonb_build_object('ids', array[$1]))`, id)
+			}
+			return id
+		}
+		id := put()
+		for range 2 { // the second finds nothing
+			if err := auditedVerbs(db.client)[tc.verb](t.Context(), id, "", Audit{By: "ann", Why: "no use"}); err != nil {
+				t.Fatalf("%s: %v", tc.verb, err)
+			}
+		}
+		if n := strings.Count(string(log.Bytes()), tc.line); n != 1 {
+			t.Errorf("%s: the log has %d times %s:\n%s", tc.verb, n, tc.line, log.Bytes())
+		}
+		db.exec(t, `delete from jobs`)
+		for _, by := range []string{"eve", ""} {
+			put()
+			server = nil
+			for range 2 {
+				if _, err := conn.Exec(t.Context(), tc.psql, by); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if want := fmt.Sprintf(tc.notice, cmp.Or(by, value[string](t, db, `select session_user::text`))); len(server) != 1 || server[0] != want {
+				t.Errorf("%s from psql: the server's log has %q, want %q", tc.verb, server, want)
+			}
+			db.exec(t, `delete from jobs`)
+		}
+	}
+}
