@@ -2,52 +2,38 @@ package drover
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/drover-queue/drover/internal/engine"
 )
 
-// Filter picks jobs; all its fields that are set must fit. One and the same serves lists, counts and every verb that
-// changes many jobs, in Go, SQL (drover_where) and on the command line. The zero value picks every job; a verb that
-// changes jobs refuses it unless All says so.
+// Filter picks jobs; all its fields that are set must fit. Lists, counts and every verb that changes many jobs use the
+// same filter, in Go, in SQL (drover_where) and on the command line. Its JSON is what drover_where reads. The zero value
+// picks every job; a verb that changes jobs refuses it unless All is set.
 type Filter struct {
-	IDs         []string // at most 10,000; empty but not nil picks none
-	Queue       string
-	Kind        string
-	State       State
-	Reason      string // ReasonAttemptsExhausted, ...
-	Class       string // of the last failed run: error, throttled, panic, timeout, decode, crash, refused
-	Fingerprint string // of the last failed run
-	Redrive     string // id of the redrive that took the job up last
-	Error       string // part of the last failed run's text, case ignored
-	Tags        []string
-	Args        json.RawMessage // JSON that the args contain, as Postgres' @> has it
+	IDs         []string        `json:"ids,omitzero"` // at most 10,000; empty but not nil picks none
+	Queue       string          `json:"queue,omitempty"`
+	Kind        string          `json:"kind,omitempty"`
+	State       State           `json:"state,omitempty"`
+	Reason      string          `json:"reason,omitempty"`      // ReasonAttemptsExhausted, ...
+	Class       string          `json:"class,omitempty"`       // of the last failed run: error, throttled, panic, timeout, decode, crash, refused
+	Fingerprint string          `json:"fingerprint,omitempty"` // of the last failed run
+	Redrive     string          `json:"redrive,omitempty"`     // id of the redrive that took the job up last
+	Error       string          `json:"error,omitempty"`       // part of the last failed run's text, case ignored
+	Tags        []string        `json:"tags,omitempty"`
+	Args        json.RawMessage `json:"args,omitempty"` // JSON that the args contain, as with Postgres' operator @>
 
-	CreatedAfter, CreatedBefore     time.Time // from, and up to but without
-	FinalizedAfter, FinalizedBefore time.Time // the same, of jobs that have ended
+	// The job was enqueued at CreatedAfter or later, and before CreatedBefore. It ended at FinalizedAfter or later, and
+	// before FinalizedBefore.
+	CreatedAfter    time.Time `json:"created_after,omitzero"`
+	CreatedBefore   time.Time `json:"created_before,omitzero"`
+	FinalizedAfter  time.Time `json:"finalized_after,omitzero"`
+	FinalizedBefore time.Time `json:"finalized_before,omitzero"`
 
-	All bool // every job is meant
-}
-
-// filterDoc is a Filter as drover_where reads it.
-type filterDoc struct {
-	IDs             []string        `json:"ids,omitzero"`
-	Queue           string          `json:"queue,omitempty"`
-	Kind            string          `json:"kind,omitempty"`
-	State           State           `json:"state,omitempty"`
-	Reason          string          `json:"reason,omitempty"`
-	Class           string          `json:"class,omitempty"`
-	Fingerprint     string          `json:"fingerprint,omitempty"`
-	Redrive         string          `json:"redrive,omitempty"`
-	Error           string          `json:"error,omitempty"`
-	Tags            []string        `json:"tags,omitempty"`
-	Args            json.RawMessage `json:"args,omitempty"`
-	CreatedAfter    *time.Time      `json:"created_after,omitempty"`
-	CreatedBefore   *time.Time      `json:"created_before,omitempty"`
-	FinalizedAfter  *time.Time      `json:"finalized_after,omitempty"`
-	FinalizedBefore *time.Time      `json:"finalized_before,omitempty"`
-	All             bool            `json:"all,omitempty"`
+	All bool `json:"all,omitempty"` // every job is meant
 }
 
 // checkWords refuses words that no job has: a slip of the pen would pick nothing and look like success.
@@ -74,10 +60,6 @@ const maxFilterIDs = 10_000
 
 // encode checks the filter and returns it as drover_where reads it.
 func (f Filter) encode(bad *problems) string {
-	doc := filterDoc{
-		IDs: f.IDs, Queue: f.Queue, Kind: f.Kind, State: f.State, Reason: f.Reason, Class: f.Class, Fingerprint: f.Fingerprint,
-		Redrive: f.Redrive, Error: f.Error, Tags: f.Tags, Args: f.Args, All: f.All,
-	}
 	f.checkWords(bad)
 	if len(f.IDs) > maxFilterIDs {
 		bad.add("Filter.IDs", "%d ids, at most %d", len(f.IDs), maxFilterIDs)
@@ -103,21 +85,33 @@ func (f Filter) encode(bad *problems) string {
 	}
 	for _, at := range []struct {
 		field string
-		value time.Time
-		to    **time.Time
+		value *time.Time
 	}{
-		{"Filter.CreatedAfter", f.CreatedAfter, &doc.CreatedAfter},
-		{"Filter.CreatedBefore", f.CreatedBefore, &doc.CreatedBefore},
-		{"Filter.FinalizedAfter", f.FinalizedAfter, &doc.FinalizedAfter},
-		{"Filter.FinalizedBefore", f.FinalizedBefore, &doc.FinalizedBefore},
+		{"Filter.CreatedAfter", &f.CreatedAfter},
+		{"Filter.CreatedBefore", &f.CreatedBefore},
+		{"Filter.FinalizedAfter", &f.FinalizedAfter},
+		{"Filter.FinalizedBefore", &f.FinalizedBefore},
 	} {
 		if !at.value.IsZero() {
-			*at.to = instant(bad, at.field, at.value)
+			*at.value = *instant(bad, at.field, *at.value)
 		}
 	}
-	raw, err := json.Marshal(doc)
-	if err != nil { // Args that are no JSON, told above
+	raw, err := json.Marshal(f)
+	if err != nil { // invalid Args or a year out of range, reported above
 		return "{}"
 	}
 	return string(raw)
+}
+
+// decodeFilter reads a filter that the database has stored.
+func decodeFilter(text string) (f Filter, err error) {
+	if text == "null" {
+		return f, errors.New("it is null")
+	}
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&f); err != nil {
+		return Filter{}, err
+	}
+	return f, nil
 }

@@ -126,24 +126,28 @@ const (
 
 // Redrive is a bulk redrive as it stands in the table drover_redrives.
 type Redrive struct {
-	ID         string          `json:"id"`
-	State      RedriveState    `json:"state"`
-	Paused     bool            `json:"paused,omitempty"`
-	Filter     json.RawMessage `json:"filter"` // the plan's, with the keys that SQL takes (docs/dead-letters.md)
-	Rate       float64         `json:"rate"`   // jobs a second and queue
-	PerKey     int             `json:"per_key,omitempty"`
-	Matched    int64           `json:"matched"`           // jobs it holds or has held, without those it skipped
-	Released   int64           `json:"released"`          // jobs it made due
-	Skipped    int64           `json:"skipped"`           // jobs it left as they were
-	Unkeyed    int64           `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them
-	Skips      []SkippedJob    `json:"skips,omitempty"`   // the first 1,000
-	By         string          `json:"by"`
-	Why        string          `json:"why,omitempty"`
-	ChangedBy  string          `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" for failed canaries
-	ChangedWhy string          `json:"changed_why,omitempty"`
-	Note       string          `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
-	CreatedAt  time.Time       `json:"created_at"`
-	FinishedAt *time.Time      `json:"finished_at,omitempty"`
+	ID         string       `json:"id"`
+	State      RedriveState `json:"state"`
+	Paused     bool         `json:"paused,omitempty"`
+	Filter     Filter       `json:"filter"` // the plan's
+	Rate       float64      `json:"rate"`   // jobs a second and queue
+	PerKey     int          `json:"per_key,omitempty"`
+	Matched    int64        `json:"matched"`           // jobs it holds or has held, without those it skipped
+	Released   int64        `json:"released"`          // jobs it made due
+	Skipped    int64        `json:"skipped"`           // jobs it left as they were
+	Unkeyed    int64        `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them
+	Skips      []SkippedJob `json:"skips,omitempty"`   // the first 1,000
+	By         string       `json:"by"`
+	Why        string       `json:"why,omitempty"`
+	ChangedBy  string       `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" for failed canaries
+	ChangedWhy string       `json:"changed_why,omitempty"`
+	Note       string       `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
+	CreatedAt  time.Time    `json:"created_at"`
+	FinishedAt *time.Time   `json:"finished_at,omitempty"`
+
+	// Unreadable names the parts of the row that cannot be shown as they are, Filter or Skips, and why. Such a part is
+	// zero here. Somebody has changed the row by hand. Empty: the whole row was read.
+	Unreadable string `json:"unreadable,omitempty"`
 }
 
 // SkippedJob is a job that a redrive left as it was.

@@ -715,3 +715,81 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 		t.Errorf("%d jobs due within a second, %v", busiest(due, time.Second), err)
 	}
 }
+
+// A redrive shows the filter that it was begun with, from Go or from psql.
+func TestRedriveShowsItsFilter(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	at := func(hours int) time.Time {
+		return time.Date(2025, 1, 2, hours, 4, 5, 678_901_000, time.FixedZone("", 3600)) // microseconds, as Postgres has them
+	}
+	all := Filter{
+		IDs: []string{}, Queue: "q", Kind: "k", State: Discarded, Reason: ReasonPanic, Class: "panic", Fingerprint: "f", Redrive: "r", Error: "e", Tags: []string{"a", "b"},
+		Args: json.RawMessage(`{"n": 1}`), CreatedAfter: at(1), CreatedBefore: at(2), FinalizedAfter: at(3), FinalizedBefore: at(4), All: true,
+	}
+	for i, v := 0, reflect.ValueOf(all); i < v.NumField(); i++ {
+		if v.Field(i).IsZero() {
+			t.Errorf("%s is not under test", v.Type().Field(i).Name)
+		}
+	}
+	for _, want := range []Filter{{All: true}, {Kind: "k"}, all} {
+		r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: want}, Audit{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := r.Filter
+		for _, of := range []*Filter{&got, &want} {
+			for _, at := range []*time.Time{&of.CreatedAfter, &of.CreatedBefore, &of.FinalizedAfter, &of.FinalizedBefore} {
+				*at = at.UTC()
+			}
+		}
+		if !reflect.DeepEqual(got, want) || r.Unreadable != "" {
+			t.Errorf("%+v\nwant %+v; %s", got, want, r.Unreadable)
+		}
+	}
+	id := value[string](t, db, `select drover_redrive_start('{"filter": {"kind": "k", "created_after": "2025-01-02 03:04:05+00"}}')`)
+	r, err := db.client.Redrive(t.Context(), id)
+	if err != nil || r.Filter.Kind != "k" || !r.Filter.CreatedAfter.Equal(time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC)) || r.Unreadable != "" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// X-2: a redrive's row that was changed by hand shows what can be read of it, and hides no other.
+func TestOddRowsOfRedrives(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	want := map[string]string{}
+	for _, tc := range []struct{ column, text, part string }{
+		{"filter", `{"quene": "q"}`, "filter: "},
+		{"filter", `[1]`, "filter: "},
+		{"filter", `null`, "filter: "},
+		{"filter", `{"created_after": "infinity"}`, "filter: "},
+		{"filter", `{"kind": 7}`, "filter: "},
+		{"skips", `{"id": 1}`, "skips: "},
+		{"why", `odd`, ""},
+	} {
+		r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "k"}}, Audit{By: "ann"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		db.exec(t, `update drover_redrives set `+tc.column+` = $2 where id = $1`, r.ID, tc.text)
+		want[r.ID] = tc.part
+	}
+	list, err := db.client.Redrives(t.Context(), 0)
+	if err != nil || len(list) != len(want) {
+		t.Fatalf("%d redrives, %v", len(list), err)
+	}
+	for _, r := range list {
+		part := want[r.ID]
+		if r.By != "ann" || !strings.HasPrefix(r.Unreadable, part) || (part == "") != (r.Unreadable == "") {
+			t.Errorf("%+v, want an unreadable %q", r, part)
+		}
+		if part == "filter: " && !reflect.DeepEqual(r.Filter, Filter{}) || part == "skips: " && (r.Filter.Kind != "k" || r.Skips != nil) {
+			t.Errorf("%+v", r)
+		}
+	}
+	db.exec(t, `update drover_redrives set filter = '[]', skips = '0'`)
+	if r, err := db.client.Redrive(t.Context(), list[0].ID); err != nil || !strings.Contains(r.Unreadable, "; skips: ") {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

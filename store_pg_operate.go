@@ -174,14 +174,6 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 	return &j, nil
 }
 
-// raw is JSON text, nil if empty.
-func raw(text string) json.RawMessage {
-	if text == "" {
-		return nil
-	}
-	return json.RawMessage(text)
-}
-
 const sqlCounts = `
 select queue, state, jobs, case when oldest_due is not null then least(greatest(oldest_due, '0001-01-02+00'), '9999-12-30+00') end
 from job_counts order by queue, state`

@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -96,8 +97,14 @@ func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Filter = raw(filter)
-	return r, json.Unmarshal([]byte(skips), &r.Skips)
+	if r.Filter, err = decodeFilter(filter); err != nil {
+		r.Unreadable = "filter: " + err.Error()
+	}
+	if err = json.Unmarshal([]byte(skips), &r.Skips); err != nil {
+		r.Skips = nil
+		r.Unreadable = strings.TrimPrefix(r.Unreadable+"; skips: "+err.Error(), "; ")
+	}
+	return r, nil
 }
 
 func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool, audit Audit) (RedriveState, error) {

@@ -342,13 +342,25 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 	for _, r := range list {
 		rows = append(rows, []string{
 			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
-			shorten(filterWords(r.Filter), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.Join(slices.DeleteFunc([]string{r.Why, r.Note}, func(s string) bool { return s == "" }), "; "), 60),
+			shorten(filterOf(&r), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.Join(slices.DeleteFunc([]string{r.Why, r.Note}, func(s string) bool { return s == "" }), "; "), 60),
 		})
 	}
 	return table(a.stdout, rows)
 }
 
-// filterWords is a stored filter in short: kind=charge queue=payments.
+// filterOf is a redrive's filter in short, or why it cannot be shown.
+func filterOf(r *drover.Redrive) string {
+	if r.Unreadable != "" {
+		return "(unreadable: " + r.Unreadable + ")"
+	}
+	text, err := json.Marshal(r.Filter)
+	if err != nil {
+		return "(unreadable: " + err.Error() + ")"
+	}
+	return filterWords(text)
+}
+
+// filterWords is the JSON of a filter in short: kind=charge queue=payments.
 func filterWords(filter json.RawMessage) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(filter, &fields) != nil {
@@ -408,7 +420,7 @@ func (a *app) showRedrive(ctx context.Context, id string) error {
 	fmt.Fprintf(a.stdout, "redrive %s\n", r.ID)
 	rows := [][]string{
 		{"state", redriveState(r)},
-		{"filter", filterWords(r.Filter)},
+		{"filter", filterOf(r)},
 		{"released", fmt.Sprintf("%d of %d", r.Released, r.Matched)},
 		{"skipped", fmt.Sprint(r.Skipped)},
 		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By},
