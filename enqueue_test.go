@@ -1297,10 +1297,10 @@ func TestTimeOfAJob(t *testing.T) {
 func TestTheSameIDAfterItsRowHasGone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		retention time.Duration
+		retention Retention
 		runs      int
 	}{
-		"kept":                  {time.Hour, 1},
+		"kept":                  {KeepFor(time.Hour), 1},
 		"deleted on completion": {DeleteOnCompletion, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -201,3 +201,22 @@ func ExampleHooks() {
 	// parcel: run 1 failed (error: nobody at home), next in 10ms
 	// parcel: run 2 completed
 }
+
+// Completed jobs stay for a week, except where a queue says otherwise.
+func ExampleKeepFor() {
+	cfg := drover.SupervisorConfig{
+		CompletedRetention: drover.KeepFor(7 * 24 * time.Hour),
+		Queues: []drover.Queue{
+			{Name: "metrics", CompletedRetention: drover.DeleteOnCompletion},
+			{Name: "payments", CompletedRetention: drover.KeepForever, DiscardedRetention: drover.KeepFor(365 * 24 * time.Hour)},
+		},
+	}
+	fmt.Println("default:", cfg.CompletedRetention)
+	for _, q := range cfg.Queues {
+		fmt.Println(q.Name+":", q.CompletedRetention)
+	}
+	// Output:
+	// default: 168h0m0s
+	// metrics: DeleteOnCompletion
+	// payments: KeepForever
+}

@@ -19,7 +19,7 @@ type handler struct {
 	client          *Client
 	workers         map[string]*Worker
 	strategies      map[string]Custom
-	completed       time.Duration // SupervisorConfig.CompletedRetention
+	completed       Retention // SupervisorConfig.CompletedRetention
 	lease           time.Duration
 	quarantineAfter int
 }

@@ -437,7 +437,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.finished(t, "completed", 2*aDay)
 	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
-	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
+	keep := store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}
 	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
@@ -558,7 +558,7 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	}
 	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
 	db.damage(t, "jobs", stored[1])
-	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {

@@ -373,7 +373,7 @@ func TestDrainTimeout(t *testing.T) {
 
 func TestCompletedRetention(t *testing.T) {
 	t.Parallel()
-	for retention, want := range map[time.Duration]int{0: 1, KeepForever: 1, time.Hour: 1, DeleteOnCompletion: 0} {
+	for retention, want := range map[Retention]int{0: 1, KeepForever: 1, KeepFor(time.Hour): 1, DeleteOnCompletion: 0} {
 		var heard eventLog
 		db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
 		db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: retention, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
@@ -390,7 +390,7 @@ func TestCompletedRetention(t *testing.T) {
 // The supervisor's own retention is for queues that have none.
 func TestCancelledRetention(t *testing.T) {
 	t.Parallel()
-	for retention, want := range map[time.Duration]int{0: 1, time.Hour: 0, KeepForever: 2} {
+	for retention, want := range map[Retention]int{0: 1, KeepFor(time.Hour): 0, KeepForever: 2} {
 		db := newQuietDB(t)
 		db.finished(t, "cancelled", 2*time.Hour)
 		db.finished(t, "cancelled", 48*time.Hour)

@@ -129,7 +129,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 
 	var well atomic.Bool
 	sup, err := worker.client.NewSupervisor(SupervisorConfig{
-		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: time.Second, Build: "b1",
+		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: KeepFor(time.Second), Build: "b1",
 		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
 		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error {
 			if j.Attempt == 1 && j.Snoozes == 0 {

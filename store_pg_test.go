@@ -83,7 +83,7 @@ func TestWALOfAJob(t *testing.T) {
 	const jobs = 20_000
 	for _, c := range []struct {
 		schema     string
-		retention  time.Duration
+		retention  Retention
 		fillfactor int
 		most       int
 	}{{"kept", 0, 30, 950}, {"deleted", DeleteOnCompletion, 45, 720}} {

@@ -148,7 +148,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 			return runs, s.claimAll(t, n)
 		},
 	}
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		for name, way := range ways {
 			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
 				t.Parallel()
@@ -243,7 +243,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 		err  error
 		kind engine.EventKind
 	}{"completed": {nil, engine.EventCompleted}, "discarded": {Discard(errBoom), engine.EventDiscarded}} {
-		for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+		for _, retention := range []Retention{0, DeleteOnCompletion} {
 			t.Run(fmt.Sprintf("%s, completed kept for %v", name, retention), func(t *testing.T) {
 				t.Parallel()
 				var book diary
@@ -283,7 +283,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 func TestTransactionOfAnEarlierLife(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		db := newQuietDB(t)
 		s := db.stopped(t, SupervisorConfig{CompletedRetention: retention, Queues: []Queue{{Concurrency: 1000}}})
 		for _, b := range db.beginners(t) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"os"
 	"slices"
 	"sync"
@@ -16,16 +15,6 @@ import (
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
-)
-
-// Retention words for SupervisorConfig.
-const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is repeated
-	// under its id after that makes a new job (EnqueueOpts.ID). It is a word for CompletedRetention alone.
-	DeleteOnCompletion time.Duration = 1
-
-	// KeepForever keeps completed jobs for ever, and as CancelledRetention cancelled ones.
-	KeepForever time.Duration = math.MaxInt64
 )
 
 // Supervisor claims jobs and runs their workers. It uses three connections of its own besides the pool's, made

@@ -8,7 +8,6 @@ import (
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/engine"
-	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -47,12 +46,12 @@ type SupervisorConfig struct {
 	// most 5 s after the cancel, whatever handlers and database do, and so within the 30 s that many platforms give.
 	DrainTimeout time.Duration
 
-	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means 24 h;
-	// under 1 s is an error, except DeleteOnCompletion, which is for completed jobs alone; see also KeepForever. A
-	// Queue may have its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
-	// first prunes, once a minute, the queues of all.
-	CompletedRetention time.Duration
-	CancelledRetention time.Duration
+	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means
+	// KeepFor(24 * time.Hour); under 1 s is an error. DeleteOnCompletion is for completed jobs alone. A Queue may have
+	// its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first prunes,
+	// once a minute, the queues of all.
+	CompletedRetention Retention
+	CancelledRetention Retention
 
 	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
 	RetryBudget RetryBudget
@@ -85,14 +84,14 @@ type Queue struct {
 	RetryBudget RetryBudget
 
 	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
-	// SupervisorConfig's; bounds and words are those there. What the last supervisor to start said of a queue holds for
-	// all, but for DeleteOnCompletion, which each does for itself.
-	CompletedRetention time.Duration
-	CancelledRetention time.Duration
+	// SupervisorConfig's; the same values are refused. What the last supervisor to start said of a queue holds for
+	// all, except DeleteOnCompletion, which each does for itself.
+	CompletedRetention Retention
+	CancelledRetention Retention
 
-	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means for ever, under
+	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means KeepForever, under
 	// 1 s is an error.
-	DiscardedRetention time.Duration
+	DiscardedRetention Retention
 
 	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
 	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
@@ -112,9 +111,10 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	defaults("Lease", &cfg.Lease, 30*time.Second, time.Second)
 	defaults("PollInterval", &cfg.PollInterval, poll, time.Millisecond)
 	defaults("DrainTimeout", &cfg.DrainTimeout, 20*time.Second, time.Millisecond)
-	bad.completedRetention("CompletedRetention", cfg.CompletedRetention)
-	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, 24*time.Hour)
-	defaults("CancelledRetention", &cfg.CancelledRetention, 24*time.Hour, leastRetention)
+	bad.retention("CompletedRetention", cfg.CompletedRetention, true)
+	bad.retention("CancelledRetention", cfg.CancelledRetention, false)
+	cfg.CompletedRetention = cmp.Or(cfg.CompletedRetention, KeepFor(24*time.Hour))
+	cfg.CancelledRetention = cmp.Or(cfg.CancelledRetention, KeepFor(24*time.Hour))
 	cfg.RetryBudget.fillIn(bad, "RetryBudget")
 	if cfg.QuarantineAfter == 0 {
 		cfg.QuarantineAfter = blame.DefaultQuarantineAfter
@@ -189,7 +189,7 @@ func (w *Worker) policy() store.KindPolicy {
 }
 
 // forEngine is the queue as the engine serves it. completed is the supervisor's CompletedRetention.
-func (q *Queue) forEngine(completed time.Duration) engine.Queue {
+func (q *Queue) forEngine(completed Retention) engine.Queue {
 	eq := engine.Queue{
 		QueuePolicy:     store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()},
 		DeleteCompleted: cmp.Or(q.CompletedRetention, completed) == DeleteOnCompletion,
@@ -230,40 +230,36 @@ func stored(strategy RetryStrategy) *string {
 }
 
 // keepFor is a retention as SQL wants it; nil is for ever.
-func keepFor(d time.Duration) *string {
-	if d == KeepForever {
+func keepFor(r Retention) *string {
+	if r == KeepForever {
 		return nil
 	}
-	text := pg.Interval(d)
+	text := r.interval()
 	return &text
 }
 
 // retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
 func (q *Queue) retention() store.Retention {
-	own := func(d time.Duration) *string { // for ever is a setting too, over the supervisor's
-		if d == 0 {
+	own := func(r Retention) *string { // for ever is a setting too, over the supervisor's
+		if r == 0 {
 			return nil
 		}
-		text := pg.Interval(d)
+		text := r.interval()
 		return &text
 	}
-	return store.Retention{Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention), Archived: own(q.ArchiveDiscardedAfter)}
+	return store.Retention{
+		Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention),
+		Archived: own(Retention(q.ArchiveDiscardedAfter)),
+	}
 }
 
 // checkRetention checks how long the queue's jobs are kept.
 func (q *Queue) checkRetention(bad *problems, field string) {
-	bad.completedRetention(field+".CompletedRetention", q.CompletedRetention)
-	bad.atLeast(field+".CancelledRetention", q.CancelledRetention, leastRetention)
-	bad.atLeast(field+".DiscardedRetention", q.DiscardedRetention, leastRetention)
+	bad.retention(field+".CompletedRetention", q.CompletedRetention, true)
+	bad.retention(field+".CancelledRetention", q.CancelledRetention, false)
+	bad.retention(field+".DiscardedRetention", q.DiscardedRetention, false)
 	bad.atLeast(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter, leastRetention)
 	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
 		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
-	}
-}
-
-// completedRetention checks the one retention that has a word for none.
-func (p *problems) completedRetention(field string, d time.Duration) {
-	if d != DeleteOnCompletion {
-		p.atLeast(field, d, leastRetention)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -29,12 +30,12 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 	db := newQuietDB(t)
 	const day = 24 * time.Hour
 	for _, c := range []struct {
-		completed, cancelled time.Duration
+		completed, cancelled Retention
 		gone                 []string
 	}{
-		{day, 2 * day, []string{"completed 36h", "completed 72h", "cancelled 72h"}},
-		{KeepForever, day, []string{"cancelled 36h", "cancelled 72h"}},
-		{day, KeepForever, []string{"completed 36h", "completed 72h"}},
+		{KeepFor(day), KeepFor(2 * day), []string{"completed 36h", "completed 72h", "cancelled 72h"}},
+		{KeepForever, KeepFor(day), []string{"cancelled 36h", "cancelled 72h"}},
+		{KeepFor(day), KeepForever, []string{"completed 36h", "completed 72h"}},
 		{DeleteOnCompletion, DeleteOnCompletion, []string{"completed 1h", "completed 36h", "completed 72h", "cancelled 1h", "cancelled 36h", "cancelled 72h"}},
 	} {
 		db.exec(t, `truncate jobs`)
@@ -70,7 +71,7 @@ func TestPruneWalksInBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	keep := store.Keeping{Completed: keepFor(24 * time.Hour), Cancelled: keepFor(24 * time.Hour)}
+	keep := store.Keeping{Completed: keepFor(KeepFor(24 * time.Hour)), Cancelled: keepFor(KeepFor(24 * time.Hour))}
 	step, err := store.Session{Conn: conn.Conn()}.Retain(t.Context(), "", keep, false, engine.PruneBatch)
 	if err != nil || step.Deleted != 900 || step.Last == "" {
 		t.Fatalf("the first batch: %+v, %v", step, err)
@@ -152,11 +153,11 @@ func TestRetentionOfQueues(t *testing.T) {
 	put("stored", "completed", 36*time.Hour, false)
 	waits := db.enqueue(t, job{}, &EnqueueOpts{Queue: "elsewhere"})
 	want[waits] = true
-	db.launchPruning(t, SupervisorConfig{CompletedRetention: day, CancelledRetention: 2 * day, Queues: []Queue{
+	db.launchPruning(t, SupervisorConfig{CompletedRetention: KeepFor(day), CancelledRetention: KeepFor(2 * day), Queues: []Queue{
 		{},
-		{Name: "long", CompletedRetention: 7 * day, CancelledRetention: KeepForever},
-		{Name: "short", CompletedRetention: time.Hour, CancelledRetention: time.Hour},
-		{Name: "trash", DiscardedRetention: 30 * day},
+		{Name: "long", CompletedRetention: KeepFor(7 * day), CancelledRetention: KeepForever},
+		{Name: "short", CompletedRetention: KeepFor(time.Hour), CancelledRetention: KeepFor(time.Hour)},
+		{Name: "trash", DiscardedRetention: KeepFor(30 * day)},
 		{Name: "stored", ArchiveDiscardedAfter: 7 * day},
 	}})
 	staying := 0
@@ -198,10 +199,10 @@ func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
 func TestRetentionIsValidated(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	all := func(d time.Duration) SupervisorConfig {
-		return SupervisorConfig{CompletedRetention: d, CancelledRetention: d, Queues: []Queue{
-			{CompletedRetention: d, CancelledRetention: d, DiscardedRetention: d},
-			{Name: "stored", ArchiveDiscardedAfter: d},
+	all := func(r Retention) SupervisorConfig {
+		return SupervisorConfig{CompletedRetention: r, CancelledRetention: r, Queues: []Queue{
+			{CompletedRetention: r, CancelledRetention: r, DiscardedRetention: r},
+			{Name: "stored", ArchiveDiscardedAfter: time.Duration(r)},
 		}}
 	}
 	completed := []string{"CompletedRetention", "Queues[0].CompletedRetention"}
@@ -212,13 +213,16 @@ func TestRetentionIsValidated(t *testing.T) {
 		bad []string
 	}{
 		"unset":                {all(0), nil},
-		"a second":             {all(time.Second), nil},
+		"a second":             {all(KeepFor(time.Second)), nil},
 		"for ever":             {all(KeepForever), nil},
-		"negative":             {all(-time.Hour), every},
+		"negative":             {all(KeepFor(-time.Hour)), every},
+		"not at all":           {all(KeepFor(0)), every},
+		"the least duration":   {all(KeepFor(math.MinInt64)), every},
+		"by conversion":        {all(Retention(-time.Hour)), every},
 		"no unit":              {all(30), every}, // 30 ns would delete the dead letters within a minute
-		"less than a second":   {all(time.Second - 1), every},
+		"less than a second":   {all(KeepFor(time.Second - 1)), every},
 		"delete on completion": {all(DeleteOnCompletion), others},
-		"archived and deleted": {SupervisorConfig{Queues: []Queue{{ArchiveDiscardedAfter: time.Hour, DiscardedRetention: time.Hour}}}, []string{"Queues[0].ArchiveDiscardedAfter"}},
+		"archived and deleted": {SupervisorConfig{Queues: []Queue{{ArchiveDiscardedAfter: time.Hour, DiscardedRetention: KeepFor(time.Hour)}}}, []string{"Queues[0].ArchiveDiscardedAfter"}},
 	} {
 		c.cfg.Workers = doingNothing()
 		_, err := db.client.NewSupervisor(c.cfg)
@@ -310,7 +314,7 @@ const aDay = 24 * time.Hour
 func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: keepFor(aDay)}
+	keep := store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: keepFor(KeepFor(aDay))}
 	for name, c := range map[string]struct {
 		hang func(t *testing.T, db *testDB, id string)
 		drop string
@@ -394,7 +398,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	ids := db.aged(t, 900)
 	db.exec(t, `create table mine (job text references jobs(id))`)
 	db.exec(t, `insert into mine select unnest($1::text[])`, ids[:250])
-	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
+	keep := store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}
 	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +437,7 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 			}
 			check := func(want string) {
 				t.Helper()
-				if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+				if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}); err != nil {
 					t.Error(err)
 				}
 				if got := value[string](t, db, `select concat_ws(' ', count(*) filter (where state = 'completed'), count(*) filter (where state = 'discarded'),
@@ -514,7 +518,7 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 		put(id[:25]+"3", "available", 0)
 	}
 	db.exec(t, `insert into jobs (id, kind) select 'zorder-' || lpad(n::text, 19, '0'), 'waits' from generate_series(1, $1) n`, engine.PruneBatch) // the walk ends among them
-	keep := store.Keeping{Completed: keepFor(aDay), Cancelled: nil}
+	keep := store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}
 	walk, err := db.prune(t.Context(), engine.PruneWalk{Whole: true}, keep)
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job'`); err != nil || n != 10 {
 		t.Errorf("%d jobs are left, want 10; %v", n, err)
@@ -527,7 +531,7 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 		t.Errorf("a ULID is not pruned after a walk among odd ids; %v", err)
 	}
 	put("zzz-0000000000000000000001", "completed", 2*aDay)
-	db.launchPruning(t, SupervisorConfig{CompletedRetention: aDay, Queues: []Queue{{Name: "nothing is here"}}}) // its first walk is a whole one
+	db.launchPruning(t, SupervisorConfig{CompletedRetention: KeepFor(aDay), Queues: []Queue{{Name: "nothing is here"}}}) // its first walk is a whole one
 	db.waitFor(t, 20*time.Second, `select not exists (select from jobs where id like 'zzz%')`)
 }
 
@@ -562,7 +566,7 @@ func TestARetentionThatMakesNoSense(t *testing.T) {
 			want := []string{db.ended(t, "odd", "completed", time.Hour), db.ended(t, "odd", "discarded", time.Hour)}
 			db.ended(t, "sane", "completed", 2*aDay)
 			db.ended(t, "default", "completed", 2*aDay)
-			if _, err := db.prune(t.Context(), engine.PruneWalk{Whole: true}, store.Keeping{Completed: keepFor(aDay), Cancelled: nil}); err != nil {
+			if _, err := db.prune(t.Context(), engine.PruneWalk{Whole: true}, store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}); err != nil {
 				t.Fatal(err)
 			}
 			slices.Sort(want)

@@ -469,7 +469,7 @@ func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	for name, c := range map[string]struct {
-		retention time.Duration
+		retention Retention
 		settle    error
 		commit    bool
 		want      State // "" is no row
@@ -584,7 +584,7 @@ func TestARowThatSomeoneElseCompleted(t *testing.T) {
 // F-8: one stale run among many that are settled together makes none of the others stale.
 func TestAStaleRunAmongMany(t *testing.T) {
 	t.Parallel()
-	for name, retention := range map[string]time.Duration{"kept": 0, "deleted": DeleteOnCompletion} {
+	for name, retention := range map[string]Retention{"kept": 0, "deleted": DeleteOnCompletion} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var heard eventLog

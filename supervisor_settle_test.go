@@ -312,7 +312,7 @@ func TestSettleWhoseReplyWasLostIsKnownAsItsOwn(t *testing.T) {
 	for what, end := range map[string]struct {
 		err   error
 		sql   string
-		keep  time.Duration
+		keep  Retention
 		kind  engine.EventKind
 		state string
 	}{
@@ -462,7 +462,7 @@ func TestRunInEveryExecMode(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			via := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+			for _, retention := range []Retention{0, DeleteOnCompletion} {
 				sup := via.launch(t, SupervisorConfig{CompletedRetention: retention, Workers: handling(func(_ context.Context, j *Job, n int) error {
 					if n == 1 && j.Attempt == 1 {
 						return RetryAfter(0, errors.New("boom"))

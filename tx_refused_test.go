@@ -44,7 +44,7 @@ func serialization(err error) bool {
 // nil has not completed its job.
 func TestASerializationFailureIsNoLostLease(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create table doctors (id int primary key, on_call bool); insert into doctors values (1, true), (2, true)`)
 		for _, b := range db.beginners(t) {
@@ -113,7 +113,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 // Whatever the reason of a failed settle: nil does not complete the job.
 func TestNilAfterAFailedSettle(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create function keep() returns trigger language plpgsql as $$ begin
 				if old.tags = '{kept}' then return null; end if;

@@ -172,7 +172,7 @@ type txDB struct {
 	handler chan func(context.Context, *Job) error
 }
 
-func newTxDB(t *testing.T, retention time.Duration) *txDB {
+func newTxDB(t *testing.T, retention Retention) *txDB {
 	t.Helper()
 	ends, hooks := endHooks()
 	db := &txDB{newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler), Hooks: hooks}), ends, make(chan func(context.Context, *Job) error)}
@@ -293,7 +293,7 @@ func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 // F-9: without a commit neither the rows nor the end are there; what the handler returned counts, and nil is an error.
 func TestSettleTxRolledBack(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		for _, b := range db.beginners(t) {
 			for _, tc := range []struct {
@@ -376,7 +376,7 @@ func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 // whether its handler returns the error or nil. Where the transaction can look, the error is ErrLeaseLost.
 func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.alive(t, "other")
 		for _, b := range db.beginners(t) {
@@ -493,7 +493,7 @@ func TestJobEnqueueTx(t *testing.T) {
 // F-9: a run settles once, and is told so the second time; after a rollback it may settle again.
 func TestASecondSettleInOneRun(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []time.Duration{0, DeleteOnCompletion} {
+	for _, retention := range []Retention{0, DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		for _, b := range db.beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {

@@ -60,9 +60,6 @@ func (p *problems) atLeast(field string, d, least time.Duration) {
 // leastTimeout bounds every Timeout: the table counts milliseconds.
 const leastTimeout = time.Millisecond
 
-// leastRetention bounds every retention but DeleteOnCompletion.
-const leastRetention = time.Second
-
 // attempts checks a number of runs, of which 0 is unset.
 func (p *problems) attempts(field string, n int) {
 	switch {

@@ -25,7 +25,7 @@ func plainFiles() []string {
 	return []string{
 		"args_lost.go", "budget.go", "errors.go", "follow_up.go", "handler.go", "internal/blame/*.go", "internal/engine/*.go", "internal/floors/*.go", "internal/health/*.go", "audit.go",
 		"internal/house/*.go", "internal/pg/*.go", "internal/store/*.go", "bisect_sql_test.go", "jobs.go", "near_sweeps_test.go",
-		"retry_after.go", "retry_jitter.go", "sanitize.go", "store_pg.go", "store_pg_test.go", "supervisor.go", "supervisor_links_test.go", "tx.go", "words_test.go", "worker.go", "snapshot.go", "snapshot_test.go", "supervisor_config.go",
+		"retry_after.go", "retry_jitter.go", "sanitize.go", "store_pg.go", "store_pg_test.go", "supervisor.go", "supervisor_links_test.go", "tx.go", "words_test.go", "worker.go", "snapshot.go", "snapshot_test.go", "retention.go", "supervisor_silence.go",
 	}
 }
 

@@ -37,12 +37,12 @@ type load struct {
 	Transactional  float64 // share of jobs
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
-	Through        int             // so many workers go through the proxy
-	Again          bool            // an enqueue with unknown outcome is repeated under its id until the outcome is known
-	Jobs           int             // of each producer; 0: until it is stopped
-	Retention      time.Duration   // of completed jobs; 0: longer than any scenario
-	Deafened       bool            // workers do without LISTEN
-	ClockErrors    []time.Duration // of the first workers
+	Through        int              // so many workers go through the proxy
+	Again          bool             // an enqueue with unknown outcome is repeated under its id until the outcome is known
+	Jobs           int              // of each producer; 0: until it is stopped
+	Retention      drover.Retention // of completed jobs; 0: longer than any scenario
+	Deafened       bool             // workers do without LISTEN
+	ClockErrors    []time.Duration  // of the first workers
 }
 
 // longRun is longer than a process that wakes takes to notice that it has lost its jobs.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/drover-queue/drover"
 )
 
 func soakScenarios() []scenario {
@@ -14,7 +16,7 @@ func soakScenarios() []scenario {
 		id: "L-7", what: "soak: a random fault every 5 to 30 s; rounds are seconds", quick: 20, full: 600, minutes: 13,
 		recovery: 10 * time.Second, run: soak, extra: both(noInnocent, nothingGrows),
 		change: func(l *load, _ bool) {
-			l.Through, l.Retention, l.Rate = l.Workers, 20*time.Second, 20
+			l.Through, l.Retention, l.Rate = l.Workers, drover.KeepFor(20*time.Second), 20
 		},
 	}}
 }

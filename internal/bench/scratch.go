@@ -57,7 +57,7 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 }
 
 // retention is what every step's supervisor has, so that no figure is of other settings than the report's.
-func (s *scratch) retention() time.Duration {
+func (s *scratch) retention() drover.Retention {
 	if s.Keep {
 		return drover.KeepForever
 	}

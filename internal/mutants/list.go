@@ -1069,6 +1069,13 @@ func mutants() []mutant {
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
 		},
 		{
+			name: "keep-for-no-time", bug: "KeepFor(0) keeps jobs for a day",
+			file:  "retention.go",
+			old:   "\tif d <= 0 {\n",
+			new:   "\tif d < 0 {\n",
+			tests: []string{"TestRetentionIsValidated"},
+		},
+		{
 			name: "whoever-did-it", bug: "a job's history names the database's user, whoever cancelled it",
 			file:  "migrations/00011_operate.sql",
 			old:   "'by', left(coalesce(nullif(by, ''), session_user), 128));",
