@@ -107,6 +107,23 @@ func ExampleDontCount() {
 	// Output: retryable attempts: 0 failed runs: 1
 }
 
+// noSuchStreet is an error that no retry can mend, whichever handler returns it.
+type noSuchStreet struct{ street string }
+
+func (e noSuchStreet) Error() string   { return "no such street: " + e.street }
+func (e noSuchStreet) Permanent() bool { return true }
+
+// The error type says it itself: its jobs are discarded as if by Discard.
+func ExampleDiscard_permanent() {
+	deliver := func(_ context.Context, _ *drover.Job, _ Parcel) error {
+		return fmt.Errorf("look up the address: %w", noSuchStreet{"Lake Road"})
+	}
+
+	job := afterOneRun(drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 7})
+	fmt.Println(job.State, job.DiscardReason, job.LastError())
+	// Output: discarded unrecoverable look up the address: no such street: Lake Road
+}
+
 // The worker holds most errors for final, the handler knows better.
 func ExampleRetry() {
 	deliver := func(_ context.Context, _ *drover.Job, _ Parcel) error {

@@ -157,7 +157,7 @@ func (s State) Final() bool { return s == Completed || s == Discarded || s == Ca
 // Reasons why a job was discarded, as in the column discard_reason.
 const (
 	ReasonAttemptsExhausted = "attempts_exhausted" // MaxAttempts runs failed
-	ReasonUnrecoverable     = "unrecoverable"      // by Discard, RetryIf, an ErrorCase or the strategy
+	ReasonUnrecoverable     = "unrecoverable"      // by Discard, a Permanent error, RetryIf, an ErrorCase or the strategy
 	ReasonPanic             = "panic"              // it panicked, and its worker has DiscardOnPanic
 	ReasonCrashed           = "crashed"            // processes died while it ran
 	ReasonUndecodable       = "undecodable"        // its args do not decode into its worker's type

@@ -57,7 +57,8 @@ func failure(how verdictKind, delay time.Duration, err error) error {
 }
 
 // Discard ends the job for good, whatever attempts are left: for errors that no retry can mend. It is kept as
-// discarded, reason unrecoverable. Discard of a nil error is nil, and the job is completed.
+// discarded, reason unrecoverable. Discard of a nil error is nil, and the job is completed. An error type can say it of
+// itself: a method Permanent() bool that returns true does the same, unless another verdict or an ErrorCase decides.
 func Discard(err error) error { return failure(verdictDiscard, 0, err) }
 
 // Retry says that err is worth a retry by the strategy even where the worker's RetryIf would say no. Retry of a nil error
@@ -220,6 +221,8 @@ func (e *draft) fail(v *verdict) {
 		e.discard(ReasonUnrecoverable)
 	case e.errorCase != nil && e.errorCase.Discard:
 		e.discard(ReasonUnrecoverable)
+	case asked && e.errorCase == nil && t.permanent(e.err):
+		e.discard(ReasonUnrecoverable)
 	case asked && e.errorCase == nil && w.opts.RetryIf != nil && !t.retryIf(e.err):
 		e.discard(ReasonUnrecoverable)
 	default:
@@ -300,6 +303,20 @@ func (t *task) retryIf(err error) (yes bool) {
 		}
 	}()
 	return t.worker.opts.RetryIf(err)
+}
+
+// permanent asks an error whether it is permanent: a retry cannot help, whichever handler returns it. The outermost
+// error with a method Permanent() bool answers, of joined errors the first. If the method panics, the answer is no.
+func (t *task) permanent(err error) (yes bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			text := t.handler.client.clean(recoveredText(p), maxErrorText)
+			t.handler.client.log.Error("Permanent of an error panicked", slog.Any("job", &t.job), slog.String("panic", text))
+			yes = false
+		}
+	}()
+	var p interface{ Permanent() bool }
+	return errors.As(err, &p) && p.Permanent()
 }
 
 // errorCase is the first of the worker's cases that knows the error, nil if none does.

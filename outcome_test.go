@@ -90,6 +90,24 @@ func wrapped(err error, times int) error {
 
 var errBoom = errors.New("boom")
 
+// permanent is an error that says whether it is permanent.
+type permanent bool
+
+func (p permanent) Error() string   { return "boom" }
+func (p permanent) Permanent() bool { return bool(p) }
+
+// permanentPointer is an error whose Permanent reads what a nil pointer has not.
+type permanentPointer struct{ permanent bool }
+
+func (p *permanentPointer) Error() string   { return "boom" }
+func (p *permanentPointer) Permanent() bool { return p.permanent }
+
+// permanentAround is a permanent error with another one in it.
+type permanentAround struct{ error }
+
+func (p permanentAround) Unwrap() error   { return p.error }
+func (p permanentAround) Permanent() bool { return true }
+
 // The table "how a run can end": F-1 to F-7, R-7, R-9.
 func TestHowARunCanEnd(t *testing.T) {
 	t.Parallel()
@@ -188,6 +206,24 @@ func TestHowARunCanEnd(t *testing.T) {
 		{name: "DontCount beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(DontCount(errBoom)), want: uncounted},
 		{name: "RetryIf is not asked about a panic", opts: WorkerOpts{RetryIf: never}, handle: panics("boom"), want: panicked},
 		{name: "RetryIf is asked about a returned deadline", opts: WorkerOpts{RetryIf: never, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, ReasonUnrecoverable)},
+
+		{name: "Permanent", handle: returns(permanent(true)), want: unrecoverable},
+		{name: "Permanent wrapped and joined", handle: returns(errors.Join(errors.New("a"), wrapped(permanent(true), 5))), want: unrecoverable},
+		{name: "Permanent says no", handle: returns(permanent(false)), want: retried},
+		{name: "Permanent says no, and RetryIf too", opts: WorkerOpts{RetryIf: never}, handle: returns(permanent(false)), want: unrecoverable},
+		{name: "the outermost Permanent decides", handle: returns(fmt.Errorf("%w: %w", permanent(false), permanent(true))), want: retried},
+		{name: "Permanent on a nil pointer panics", handle: returns((*permanentPointer)(nil)), want: retried},
+		{name: "Permanent panics, and RetryIf says no", opts: WorkerOpts{RetryIf: never}, handle: returns((*permanentPointer)(nil)), want: unrecoverable},
+		{name: "Permanent beats RetryIf", opts: WorkerOpts{RetryIf: func(error) bool { t.Error("RetryIf was asked about a permanent error"); return true }}, handle: returns(permanent(true)), want: unrecoverable},
+		{name: "Retry beats Permanent", handle: returns(Retry(permanent(true))), want: retried},
+		{name: "Retry inside beats Permanent", handle: returns(permanentAround{Retry(errBoom)}), want: retried},
+		{name: "RetryAfter beats Permanent", handle: returns(RetryAfter(10*time.Minute, permanent(true))), want: throttled},
+		{name: "DontCount beats Permanent", handle: returns(DontCount(permanent(true))), want: uncounted},
+		{name: "Snooze beats Permanent", handle: returns(errors.Join(permanent(true), Snooze(time.Hour))), want: snoozed},
+		{name: "Cancel beats Permanent", handle: returns(Cancel(permanent(true))), want: cancelled},
+		{name: "a case beats Permanent", opts: WorkerOpts{Cases: []ErrorCase{{Name: "known", If: func(error) bool { return true }}}}, handle: returns(permanent(true)), want: retried},
+		{name: "Permanent beats a case that does not match", opts: WorkerOpts{Cases: []ErrorCase{{Name: "other", If: never}}}, handle: returns(permanent(true)), want: unrecoverable},
+		{name: "Permanent is not asked about a panic", handle: panics(permanent(true)), want: panicked},
 
 		{name: "DontCount", handle: returns(DontCount(errBoom)), want: uncounted},
 		{name: "DontCount on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(wrapped(DontCount(errBoom), 3)), want: uncounted},

@@ -524,14 +524,15 @@ func TestAPanickingLogHandler(t *testing.T) {
 	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("good", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
 		dynWorker("bad", WorkerOpts{MaxAttempts: 1, RetryIf: func(error) bool { panic("no") }}, func(context.Context, *Job) error { return errBoom }),
+		dynWorker("odd", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return (*permanentPointer)(nil) }),
 	}})
-	for kind, end := range map[string]string{"good": "completed", "bad": "discarded"} {
+	for kind, end := range map[string]string{"good": "completed", "bad": "discarded", "odd": "discarded"} {
 		if e := heard.end(t, db.enqueue(t, dyn{kind: kind}, nil)); e.name != end {
 			t.Errorf("%s ended %s", kind, e.name)
 		}
 	}
 	stop()
-	for _, line := range []string{"supervisor started", "hook panicked", "RetryIf panicked", "job discarded", "supervisor stopped"} {
+	for _, line := range []string{"supervisor started", "hook panicked", "RetryIf panicked", "Permanent of an error panicked", "job discarded", "supervisor stopped"} {
 		if !strings.Contains(string(spare.Bytes()), fmt.Sprintf("msg=%q", line)) {
 			t.Errorf("%q is not in %s", line, spare.Bytes())
 		}

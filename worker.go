@@ -38,8 +38,8 @@ type WorkerOpts struct {
 
 	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
 	// Nil retries all errors. drover calls it for errors that handlers return, except Discard, Retry, RetryAfter and
-	// DontCount, which decide by themselves. It does not call it for panics, or if the handler ignores its timeout. The
-	// function must be safe for concurrent use. If it panics, the job is retried.
+	// DontCount, which decide by themselves, and except errors whose method Permanent() bool returns true: these discard
+	// the job. It does not call it for panics, or if the handler ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
 	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not

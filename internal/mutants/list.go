@@ -1069,6 +1069,13 @@ func mutants() []mutant {
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
 		},
 		{
+			name: "permanent-over-cases", bug: "an error that says it is permanent is discarded although a case matches",
+			file:  "outcome.go",
+			old:   "case asked && e.errorCase == nil && t.permanent(e.err):",
+			new:   "case asked && t.permanent(e.err):",
+			tests: []string{"TestHowARunCanEnd"},
+		},
+		{
 			name: "keep-for-no-time", bug: "KeepFor(0) keeps jobs for a day",
 			file:  "retention.go",
 			old:   "\tif d <= 0 {\n",
