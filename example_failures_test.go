@@ -35,7 +35,7 @@ func ExampleClient_FailureGroup() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(group.Status, group.LastJob == id)
+	fmt.Println(group.Status, group.LastJobID == id)
 	// Output:
 	// open true
 }

@@ -32,10 +32,12 @@ type FollowUp struct {
 //	type ChargeFailed struct{ drover.DiscardedJob }
 //
 //	func (ChargeFailed) Kind() string { return "charge_failed" }
+//
+// Its fields are not named ID and Kind, because they are in the args of another job, which has an id and a kind itself.
 type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
+	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
-	JobKind     string          `json:"kind"`
 	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
 	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
 	Error       string          `json:"error"`  // of the last failed run, as are Class and Fingerprint; "" if none failed

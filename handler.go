@@ -245,7 +245,7 @@ func (h *handler) readStrategy(id string, stored *string) RetryStrategy {
 	}
 	strategy, err := decodeStrategy([]byte(*stored), h.strategies)
 	if err != nil {
-		h.client.log.Warn("stored retry strategy not known here, passed over", slog.String("id", id),
+		h.client.log.Warn("stored retry strategy not known here, passed over", slog.String("job_id", id),
 			slog.String("retry", *stored), slog.String("error", err.Error()))
 		return nil
 	}

@@ -311,7 +311,7 @@ type DiscardedGroup struct {
 	FirstDiscardedAt time.Time `json:"first_discarded_at"`
 	LastDiscardedAt  time.Time `json:"last_discarded_at"`
 	NewestError      string    `json:"newest_error,omitempty"`
-	NewestID         string    `json:"newest_id"`
+	NewestJobID      string    `json:"newest_job_id"`
 }
 
 // Summary counts the dead letters by queue, kind, reason and what they failed of, most first. An index tells, and a

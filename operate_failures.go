@@ -45,9 +45,9 @@ type FailureGroup struct {
 	Sample      string        `json:"sample"`               // the text of one of them
 	FirstSeen   time.Time     `json:"first_seen"`
 	LastSeen    time.Time     `json:"last_seen"`
-	Count       int64         `json:"count"`    // failed runs
-	Jobs        int64         `json:"jobs"`     // jobs they happened to
-	LastJob     string        `json:"last_job"` // the job it happened to last
+	Count       int64         `json:"count"`       // failed runs
+	Jobs        int64         `json:"jobs"`        // jobs they happened to
+	LastJobID   string        `json:"last_job_id"` // the job it happened to last
 	Status      FailureStatus `json:"status"`
 	ResolvedAt  *time.Time    `json:"resolved_at,omitempty"`
 	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when it last came back after it had been resolved

@@ -110,8 +110,8 @@ func TestFailuresAreGrouped(t *testing.T) {
 			t.Errorf("%+v", g)
 		}
 		page, err := db.client.Jobs(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
-		if err != nil || int64(len(page.Jobs)) != want || page.Jobs[0].ID != g.LastJob {
-			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJob)
+		if err != nil || int64(len(page.Jobs)) != want || page.Jobs[0].ID != g.LastJobID {
+			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJobID)
 		}
 	}
 	if n := value[int](t, db, `select count(*) from drover_failure_tallies`); n != 0 {

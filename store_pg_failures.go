@@ -46,7 +46,7 @@ func (s *desk) failure(ctx context.Context, group string) (*FailureGroup, error)
 }
 
 func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
-	err = row.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.ErrorType, &g.Sample, &g.FirstSeen, &g.LastSeen, &g.Count, &g.Jobs, &g.LastJob,
+	err = row.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.ErrorType, &g.Sample, &g.FirstSeen, &g.LastSeen, &g.Count, &g.Jobs, &g.LastJobID,
 		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy, &g.UpdatedWhy,
 		&g.Discarded, &g.Parked)
 	return g, err

@@ -182,7 +182,7 @@ func (h contained) WithGroup(name string) slog.Handler {
 func (e *Event) attrs() []slog.Attr {
 	attrs := make([]slog.Attr, 0, 12)
 	for _, a := range []struct{ key, value string }{
-		{"id", e.JobID},
+		{"job_id", e.JobID},
 		{"queue", e.Queue},
 		{"kind", e.Kind},
 		{"supervisor", e.Supervisor},

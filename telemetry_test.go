@@ -423,7 +423,7 @@ func TestEventsInTheLog(t *testing.T) {
 			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 				t.Fatalf("%s: %v", lines.Text(), err)
 			}
-			if line["msg"] == message && (id == "" || line["id"] == id) {
+			if line["msg"] == message && (id == "" || line["job_id"] == id) {
 				found = line
 			}
 		}
@@ -441,14 +441,14 @@ func TestEventsInTheLog(t *testing.T) {
 	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	run := []string{"attempt", "duration_ms", "id", "kind", "max_attempts", "queue", "supervisor"}
+	run := []string{"attempt", "duration_ms", "job_id", "kind", "max_attempts", "queue", "supervisor"}
 	for _, c := range []struct {
 		message, of, level string
 		keys               []string
 	}{
-		{"job enqueued", "job completed", "DEBUG", []string{"id", "kind", "queue"}},
+		{"job enqueued", "job completed", "DEBUG", []string{"job_id", "kind", "queue"}},
 		{"jobs claimed", "", "DEBUG", []string{"count", "queue", "supervisor"}},
-		{"job started", "job completed", "DEBUG", []string{"attempt", "id", "kind", "max_attempts", "queue", "supervisor"}},
+		{"job started", "job completed", "DEBUG", []string{"attempt", "job_id", "kind", "max_attempts", "queue", "supervisor"}},
 		{"job completed", "job completed", "DEBUG", run},
 		{"job failed, will be retried", "job failed, will be retried", "DEBUG", append([]string{"backoff_ms", "class", "error"}, run...)},
 		{"job discarded", "job discarded", "WARN", append([]string{"class", "error", "reason"}, run...)},
@@ -456,7 +456,7 @@ func TestEventsInTheLog(t *testing.T) {
 		{"job cancelled", "job cancelled", "INFO", append([]string{"class", "error"}, run...)},
 		{"job handed back", "job handed back", "DEBUG", run},
 		{"stale outcome refused", "stale outcome refused", "WARN", run},
-		{"job redriven", "job discarded", "INFO", []string{"id"}},
+		{"job redriven", "job discarded", "INFO", []string{"job_id"}},
 	} {
 		line := find(c.message, ids[c.of])
 		if line == nil || line["level"] != c.level {

@@ -68,7 +68,7 @@ begin
 		-- have to wait for a sweep.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
 		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
-			'job_id', job_id, 'queue', job_queue, 'kind', job_kind, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
+			'job_id', job_id, 'job_kind', job_kind, 'queue', job_queue, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
 			'class', coalesce(class, ''), 'fingerprint', coalesce(fingerprint, ''), 'attempts', attempts, 'discarded_at', ended));
 		get diagnostics n = row_count;
 		perform drover_written(n, 1);

@@ -133,7 +133,7 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 		{"class", g.Class},
 		{"runs", fmt.Sprint(g.Count)},
 		{"jobs", fmt.Sprintf("%d, now %d discarded, %d parked", g.Jobs, g.Discarded, g.Parked)},
-		{"last job", g.LastJob},
+		{"last job", g.LastJobID},
 	}
 	at := func(name string, t *time.Time, by string) {
 		if t != nil {
@@ -163,7 +163,7 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 	}
 	fmt.Fprintln(a.stdout, "\nsample")
 	indent(a, g.Sample)
-	fmt.Fprintf(a.stdout, "\nthe last job:  %s\n", a.again("jobs show", g.LastJob))
+	fmt.Fprintf(a.stdout, "\nthe last job:  %s\n", a.again("jobs show", g.LastJobID))
 	return nil
 }
 

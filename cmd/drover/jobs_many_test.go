@@ -182,7 +182,7 @@ func TestJobsSummary(t *testing.T) {
 	discard(t, sh)
 	sh.run(t, "jobs", "summary").ok(t).says(t, "JOBS", "charge", "unrecoverable", "error", "card refused")
 	all := decode[struct{ Groups []drover.DiscardedGroup }](t, sh.run(t, "jobs", "summary", "--json").ok(t))
-	if len(all.Groups) != 1 || all.Groups[0].Jobs != 1 || all.Groups[0].NewestID != id {
+	if len(all.Groups) != 1 || all.Groups[0].Jobs != 1 || all.Groups[0].NewestJobID != id {
 		t.Errorf("%+v", all)
 	}
 }

@@ -84,7 +84,7 @@ type discardedInfo struct {
 	Causes      int64     `json:"causes"` // fingerprints
 	LastAt      time.Time `json:"last_discarded_at"`
 	NewestError string    `json:"newest_error,omitempty"`
-	NewestID    string    `json:"newest_id"`
+	NewestJobID string    `json:"newest_job_id"`
 	Fingerprint string    `json:"newest_fingerprint,omitempty"`
 }
 

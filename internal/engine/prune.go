@@ -140,7 +140,7 @@ func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
 			continue
 		}
-		s.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job", r.ID),
+		s.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job_id", r.ID),
 			slog.String("error", r.Error), slog.String("code", r.Code))
 	}
 }

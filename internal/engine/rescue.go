@@ -58,7 +58,7 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 		}
 		if c.seldom.Allow("take back "+job, c.Now()) {
 			c.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
-				slog.String("id", job), slog.String("error", err.Error()))
+				slog.String("job_id", job), slog.String("error", err.Error()))
 		}
 		return false
 	})

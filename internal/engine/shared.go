@@ -133,7 +133,7 @@ func (s *Shared) cancelRun(id string) {
 func (s *Shared) logRefused(ctx context.Context, path string, r *Run, became string, why error) {
 	text := s.Cfg.Clean(pg.Refusal(why))
 	s.seldom.log(ctx, s.log, slog.LevelError, path+r.ID, "the database refuses a job, the others go on", slog.String("path", path),
-		slog.String("id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind), slog.String("became", became), slog.String("error", text))
+		slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind), slog.String("became", became), slog.String("error", text))
 	if became == string(store.Discarded) {
 		s.report(EventDiscarded, &Run{
 			Fence: store.Fence{ID: r.ID, Owner: s.Lease.Load().ID}, Queue: r.Queue, Kind: r.Kind,
