@@ -75,7 +75,7 @@ func TestRefuse(t *testing.T) {
 			t.Errorf("put off for the %d. time: %s", n+1, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, id))
 		}
 	}
-	if got := refuse(id, 0, true); got != "discarded" || value[string](t, db, `select discard_reason from jobs where id = $1`, id) != ReasonRefused {
+	if got := refuse(id, 0, true); got != "discarded" || value[Reason](t, db, `select discard_reason from jobs where id = $1`, id) != ReasonRefused {
 		t.Errorf("in the end: %s", got)
 	}
 	if got := refuse(id, 0, true); got != "null" {

@@ -626,7 +626,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 					}
 				}
 				b, from := budgets[scope], now+w.Backoff.Microseconds()
-				stop, reason := int64(0), ""
+				stop, reason := int64(0), Reason("")
 				if w.Latest != nil {
 					stop, reason = now+*w.Latest+1, ReasonTimeBudget
 				}
@@ -638,7 +638,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 					reason = ""
 					dues[scope] = append(dues[scope], time.UnixMicro(due))
 				}
-				if got.DueUS != due || got.Reason != reason || ok && got.Delay.Microseconds() != due-now {
+				if got.DueUS != due || Reason(got.Reason) != reason || ok && got.Delay.Microseconds() != due-now {
 					t.Fatalf("%s %+v, wanted %+v: got %+v, want due %d, reason %q", scope, b, w, got, due, reason)
 				}
 			}

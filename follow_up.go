@@ -38,10 +38,10 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
-	Args        json.RawMessage `json:"args"`   // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
-	Reason      string          `json:"reason"` // ReasonAttemptsExhausted, ...
-	Error       string          `json:"error"`  // of the last failed run, as are Class and Fingerprint; "" if none failed
-	Class       string          `json:"class"`
+	Args        json.RawMessage `json:"args"` // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
+	Reason      Reason          `json:"reason"`
+	Error       string          `json:"error"` // of the last failed run, as are Class and Fingerprint; "" if none failed
+	Class       Class           `json:"class"`
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`
 	DiscardedAt time.Time       `json:"discarded_at"`

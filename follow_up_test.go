@@ -67,15 +67,15 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	}}
 	db.run(t, cfg)
 	want := map[string]DiscardedJob{}
-	ended := func(id, kind, reason, text, class string, attempts int) {
+	ended := func(id, kind string, reason Reason, text string, class Class, attempts int) {
 		heard.end(t, id)
 		want[id] = DiscardedJob{Queue: "default", JobKind: kind, Reason: reason, Error: text, Class: class, Attempts: attempts}
 	}
-	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", ReasonAttemptsExhausted, "boom", classError, 1)
-	ended(db.enqueue(t, dyn{kind: "fails"}, &EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", ReasonTimeBudget, "boom", classError, 1)
-	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", ReasonUnrecoverable, "boom", classError, 1)
-	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", ReasonPanic, "panic: oh", classPanic, 1)
-	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", ReasonUnrecoverable, "boom", classError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", ReasonAttemptsExhausted, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails"}, &EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", ReasonTimeBudget, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", ReasonUnrecoverable, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", ReasonPanic, "panic: oh", ClassPanic, 1)
+	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", ReasonUnrecoverable, "boom", ClassError, 1)
 	expired := value[string](t, db, `insert into jobs (kind, expires_at) values ('fails', now() - interval '1 s') returning id`)
 	ended(expired, "fails", ReasonExpired, "", "", 0)
 	undecodable := value[string](t, db, `insert into jobs (kind, args) values ('job', '"no object"') returning id`)
@@ -147,7 +147,7 @@ func TestFollowUpOfACrash(t *testing.T) {
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
 	db.stopped(t, SupervisorConfig{}).beat(t)
 	got := db.followUps(t)[id]
-	if len(got) != 1 || got[0].Class != classCrash || got[0].Attempts != 1 || got[0].Reason == "" {
+	if len(got) != 1 || got[0].Class != ClassCrash || got[0].Attempts != 1 || got[0].Reason == "" {
 		t.Errorf("follow-ups: %+v", got)
 	}
 }

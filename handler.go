@@ -143,7 +143,7 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	case errors.Is(why, engine.ErrTimeout):
 		return t.deaf()
 	case errors.Is(why, engine.ErrExpired):
-		return engine.Outcome{State: store.Discarded, Reason: ReasonExpired, Event: engine.EventDiscarded, Text: why.Error(), GiveBack: true}
+		return engine.Outcome{State: store.Discarded, Reason: string(ReasonExpired), Event: engine.EventDiscarded, Text: why.Error(), GiveBack: true}
 	case errors.Is(why, engine.ErrUnreadable):
 		return t.failed(&decodeError{why.Error(), t.Unreadable}, nil)
 	case errors.Is(why, engine.ErrIgnoredStop):
@@ -187,7 +187,7 @@ func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 		}
 	case c.Own:
 		e := t.draft(errForgotten)
-		e.Class = classError
+		e.Class = string(ClassError)
 		e.discard(ReasonCrashed)
 		t.End = e.done()
 	default:
@@ -200,7 +200,7 @@ func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 	h, d := t.handler, &c.Death
 	e := t.draft(errCrashed)
-	e.Class, e.Duration, e.death = classCrash, j.Flight, d
+	e.Class, e.Duration, e.death = string(ClassCrash), j.Flight, d
 	e.Crashed = d.Spares(j.Crashes) == ""
 	e.Quarantined = e.Crashed && d.Convicts(j.Suspect(), h.quarantineAfter, c.Background)
 	switch {
@@ -275,7 +275,7 @@ func publicEvent(e *engine.Event) Event {
 	}
 	o := &r.End
 	public.MaxAttempts = cmp.Or(o.MaxAttempts, r.MaxAttempts)
-	public.Duration, public.Class, public.Error, public.Reason = o.Duration, o.Class, o.Text, o.Reason
+	public.Duration, public.Class, public.Error, public.Reason = o.Duration, Class(o.Class), o.Text, Reason(o.Reason)
 	switch e.Kind { //nolint:exhaustive // the others have none of these
 	case engine.EventFailed, engine.EventSnoozed, engine.EventRescued:
 		public.Backoff, public.Next = o.Delay, e.Next()

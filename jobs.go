@@ -154,16 +154,35 @@ const (
 // Final reports whether the job has ended.
 func (s State) Final() bool { return s == Completed || s == Discarded || s == Cancelled }
 
-// Reasons why a job was discarded, as in the column discard_reason.
+// Reason is why a job was discarded, as in the column discard_reason.
+type Reason string
+
+// The reasons of a discard.
 const (
-	ReasonAttemptsExhausted = "attempts_exhausted" // MaxAttempts runs failed
-	ReasonUnrecoverable     = "unrecoverable"      // by Discard, a Permanent error, RetryIf, an ErrorCase or the strategy
-	ReasonPanic             = "panic"              // it panicked, and its worker has DiscardOnPanic
-	ReasonCrashed           = "crashed"            // processes died while it ran
-	ReasonUndecodable       = "undecodable"        // its args do not decode into its worker's type
-	ReasonExpired           = "expired"            // ExpiresAt passed before a run
-	ReasonTimeBudget        = "time_budget"        // the next run would have come after RetryUntil
-	ReasonOperator          = "operator"           // by Client.Discard, DiscardMany or the policy of a failure group
-	ReasonRetryBudget       = "retry_budget"       // its RetryBudget had no free slot, and has Discard
-	ReasonRefused           = "refused"            // the database refuses to read or change its row; see its last error
+	ReasonAttemptsExhausted Reason = "attempts_exhausted" // MaxAttempts runs failed
+	ReasonUnrecoverable     Reason = "unrecoverable"      // by Discard, a Permanent error, RetryIf, an ErrorCase or the strategy
+	ReasonPanic             Reason = "panic"              // it panicked, and its worker has DiscardOnPanic
+	ReasonCrashed           Reason = "crashed"            // processes died while it ran
+	ReasonUndecodable       Reason = "undecodable"        // its args do not decode into its worker's type
+	ReasonExpired           Reason = "expired"            // ExpiresAt passed before a run
+	ReasonTimeBudget        Reason = "time_budget"        // the next run would have come after RetryUntil
+	ReasonOperator          Reason = "operator"           // by Client.Discard, DiscardMany or the policy of a failure group
+	ReasonRetryBudget       Reason = "retry_budget"       // its RetryBudget had no free slot, and has Discard
+	ReasonRefused           Reason = "refused"            // the database refuses to read or change its row; see its last error
+)
+
+// Class is what kind of failure a run had. It is stored with each entry of the job's errors, in the column class, and
+// with each failure group.
+type Class string
+
+// The classes of the entries of a job's errors.
+const (
+	ClassError     Class = "error"     // the handler returned an error
+	ClassThrottled Class = "throttled" // it returned RetryAfter
+	ClassPanic     Class = "panic"     // it panicked or called runtime.Goexit
+	ClassTimeout   Class = "timeout"   // the run's timeout was over
+	ClassDecode    Class = "decode"    // the args do not decode into the worker's type
+	ClassCrash     Class = "crash"     // the process died while it ran
+	ClassRefused   Class = "refused"   // the database refused the row: no run
+	ClassOperator  Class = "operator"  // an operator cancelled, discarded or redrove the job: no run
 )

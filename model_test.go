@@ -47,7 +47,8 @@ type modelJob struct {
 	state               State
 	due                 bool // of one that waits
 	attempt, max, seq   int
-	owner, reason       string
+	owner               string
+	reason              Reason
 	failures, entries   int // failed runs; what errors would hold if it were not bounded
 	crashes, deaths     int
 	redrives            int

@@ -15,12 +15,12 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// RunError is one entry of a job's errors: a failed run, or with Class operator what an operator did.
+// RunError is one entry of a job's errors: a failed run, or with ClassOperator what an operator did.
 type RunError struct {
 	Attempt     int       `json:"attempt"`
 	ClaimSeq    int       `json:"claim_seq"`
 	At          time.Time `json:"at"`
-	Class       string    `json:"class"`          // error, throttled, panic, timeout, decode, crash; refused by the database; operator
+	Class       Class     `json:"class"`
 	By          string    `json:"by,omitempty"`   // the operator, as in Audit; the database's user if Audit.By was empty
 	Case        string    `json:"case,omitempty"` // the ErrorCase that knew it
 	Error       string    `json:"error"`
@@ -47,7 +47,7 @@ type JobInfo struct {
 	AttemptedAt   *time.Time      `json:"attempted_at,omitempty"`
 	FinalizedAt   *time.Time      `json:"finalized_at,omitempty"`
 	ClaimedBy     string          `json:"claimed_by,omitempty"`
-	DiscardReason string          `json:"discard_reason,omitempty"`
+	DiscardReason Reason          `json:"discard_reason,omitempty"`
 	Crashes       int             `json:"crashes,omitempty"`
 	Redrives      int             `json:"redrives,omitempty"`
 	Snoozes       int             `json:"snoozes,omitempty"`
@@ -68,7 +68,7 @@ type JobInfo struct {
 // LastError is the text of the newest failed run, "" if none failed.
 func (j *JobInfo) LastError() string {
 	for i := len(j.Errors) - 1; i >= 0; i-- {
-		if j.Errors[i].Class != "operator" {
+		if j.Errors[i].Class != ClassOperator {
 			return j.Errors[i].Error
 		}
 	}
@@ -304,8 +304,8 @@ func (c *Client) Counts(ctx context.Context) ([]QueueCount, error) {
 type DiscardedGroup struct {
 	Queue            string    `json:"queue"`
 	Kind             string    `json:"kind"`
-	Reason           string    `json:"reason"`
-	Class            string    `json:"class,omitempty"`       // of the last failed run
+	Reason           Reason    `json:"reason"`
+	Class            Class     `json:"class,omitempty"`       // of the last failed run
 	Fingerprint      string    `json:"fingerprint,omitempty"` // of the last failed run
 	Jobs             int64     `json:"jobs"`
 	FirstDiscardedAt time.Time `json:"first_discarded_at"`

@@ -40,7 +40,7 @@ type FailurePolicy struct {
 type FailureGroup struct {
 	Fingerprint string        `json:"fingerprint"`
 	Kind        string        `json:"kind"`
-	Class       string        `json:"class"`                // of the first: error, throttled, panic, timeout, decode, crash
+	Class       Class         `json:"class"`                // of the first
 	ErrorType   string        `json:"error_type,omitempty"` // Go type
 	Sample      string        `json:"sample"`               // the text of one of them
 	FirstSeen   time.Time     `json:"first_seen"`

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/drover-queue/drover/internal/engine"
 )
 
 // Filter picks jobs; all its fields that are set must fit. Lists, counts and every verb that changes many jobs use the
@@ -18,8 +16,8 @@ type Filter struct {
 	Queue       string          `json:"queue,omitempty"`
 	Kind        string          `json:"kind,omitempty"`
 	State       State           `json:"state,omitempty"`
-	Reason      string          `json:"reason,omitempty"`      // ReasonAttemptsExhausted, ...
-	Class       string          `json:"class,omitempty"`       // of the last failed run: error, throttled, panic, timeout, decode, crash, refused
+	Reason      Reason          `json:"reason,omitempty"`
+	Class       Class           `json:"class,omitempty"`       // of the last failed run, and ClassRefused; ClassOperator is refused
 	Fingerprint string          `json:"fingerprint,omitempty"` // of the last failed run
 	Redrive     string          `json:"redrive,omitempty"`     // id of the redrive that took the job up last
 	Error       string          `json:"error,omitempty"`       // part of the last failed run's text, case ignored
@@ -50,7 +48,7 @@ func (f Filter) checkWords(bad *problems) {
 		bad.add("Filter.Reason", "%q is no reason of a discard", f.Reason)
 	}
 	switch f.Class {
-	case "", classError, classThrottled, classPanic, classTimeout, classDecode, classCrash, engine.ClassRefused:
+	case "", ClassError, ClassThrottled, ClassPanic, ClassTimeout, ClassDecode, ClassCrash, ClassRefused:
 	default:
 		bad.add("Filter.Class", "%q is no class of a failure", f.Class)
 	}

@@ -191,11 +191,11 @@ from pg_constraint where conname = 'jobs_discard_reason' and conrelid = 'jobs'::
 		t.Fatalf("the table takes %q", reasons)
 	}
 	for _, reason := range reasons {
-		if got := db.listed(t, Filter{Reason: reason}); len(got) != 0 {
+		if got := db.listed(t, Filter{Reason: Reason(reason)}); len(got) != 0 {
 			t.Errorf("%s: %q", reason, got)
 		}
 	}
-	for _, class := range []string{"error", "throttled", "panic", "timeout", "decode", "crash"} {
+	for _, class := range []Class{"error", "throttled", "panic", "timeout", "decode", "crash"} {
 		if got := db.listed(t, Filter{Class: class}); len(got) != 0 {
 			t.Errorf("%s: %q", class, got)
 		}

@@ -98,7 +98,7 @@ func TestSummary(t *testing.T) {
 	}
 	var got []string
 	for _, g := range groups {
-		got = append(got, fmt.Sprint([4]string{g.Queue, g.Reason, g.Class, g.Fingerprint}, " ", g.Jobs, " ", g.FirstDiscardedAt.UTC().Format(time.DateOnly), " ",
+		got = append(got, fmt.Sprint([4]string{g.Queue, string(g.Reason), string(g.Class), g.Fingerprint}, " ", g.Jobs, " ", g.FirstDiscardedAt.UTC().Format(time.DateOnly), " ",
 			g.LastDiscardedAt.UTC().Format(time.DateOnly), " ", g.NewestError, " ", g.NewestJobID))
 	}
 	slices.Sort(want)

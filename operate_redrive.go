@@ -186,7 +186,7 @@ func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit
 type RedriveGroup struct {
 	Queue       string `json:"queue"`
 	Kind        string `json:"kind"`
-	Reason      string `json:"reason,omitempty"`
+	Reason      Reason `json:"reason,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
 	Jobs        int64  `json:"jobs"`
 	Expired     int64  `json:"expired,omitempty"` // of these, to be skipped

@@ -216,7 +216,7 @@ func (v *virtual) fail(t testing.TB, fit string) {
 		t.Fatal(err)
 	}
 	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Change, error) {
-		r := &engine.Run{End: engine.Outcome{State: store.Retryable, Delay: time.Second, Class: classError, Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
+		r := &engine.Run{End: engine.Outcome{State: store.Retryable, Delay: time.Second, Class: string(ClassError), Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
 		err := row.Scan(&r.ID, &r.Seq, &r.ClaimedAt)
 		return r.End.Change(r), err
 	})

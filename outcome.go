@@ -85,16 +85,6 @@ func DontCount(err error) error { return failure(verdictDontCount, 0, err) }
 // maxUncounted is how many runs of a job DontCount gives back.
 const maxUncounted = 100
 
-// The classes of failed runs, as in an errors entry.
-const (
-	classError     = "error"
-	classThrottled = "throttled"
-	classPanic     = "panic"
-	classTimeout   = "timeout"
-	classDecode    = "decode"
-	classCrash     = "crash"
-)
-
 // panicError is a handler's panic, or its runtime.Goexit.
 type panicError struct {
 	value any
@@ -144,7 +134,7 @@ func (t *task) decide(err error) engine.Outcome {
 		return engine.Outcome{State: store.Scheduled, Delay: v.delay, GiveBack: true, Snoozed: true, Event: engine.EventSnoozed, Duration: t.Ran()}
 	case hasVerdict && v.how == verdictCancel:
 		e := t.draft(err)
-		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, classError
+		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, string(ClassError)
 		return e.done()
 	case t.interrupted() && (!hasVerdict || v.how != verdictDiscard || errors.Is(err, context.Canceled)):
 		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
@@ -206,16 +196,17 @@ func (t *task) deaf() engine.Outcome {
 // fail decides between a retry and the end of a job whose run failed.
 func (e *draft) fail(v *verdict) {
 	t := e.task
-	e.Class = t.classOf(e.err, v)
+	class := t.classOf(e.err, v)
+	e.Class = string(class)
 	w := t.worker
-	asked := v == nil && e.Class != classPanic && e.Class != classDecode // else the error is not the handler's, or says so itself
+	asked := v == nil && class != ClassPanic && class != ClassDecode // else the error is not the handler's, or says so itself
 	if asked {
 		e.errorCase = t.errorCase(e.err)
 	}
 	switch {
-	case e.Class == classDecode:
+	case class == ClassDecode:
 		e.discard(ReasonUndecodable)
-	case e.Class == classPanic && w.opts.DiscardOnPanic:
+	case class == ClassPanic && w.opts.DiscardOnPanic:
 		e.discard(ReasonPanic)
 	case v != nil && v.how == verdictDiscard:
 		e.discard(ReasonUnrecoverable)
@@ -233,8 +224,8 @@ func (e *draft) fail(v *verdict) {
 	}
 }
 
-func (e *draft) discard(reason string) {
-	e.State, e.Reason, e.Event = store.Discarded, reason, engine.EventDiscarded
+func (e *draft) discard(reason Reason) {
+	e.State, e.Reason, e.Event = store.Discarded, string(reason), engine.EventDiscarded
 }
 
 // worthRetry goes with errors that are not the handler's, which RetryIf would not know.
@@ -277,20 +268,20 @@ func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }
 
-func (t *task) classOf(err error, v *verdict) string {
+func (t *task) classOf(err error, v *verdict) Class {
 	var p *panicError
 	var d *decodeError
 	switch {
 	case errors.As(err, &p):
-		return classPanic
+		return ClassPanic
 	case errors.As(err, &d):
-		return classDecode
+		return ClassDecode
 	case v != nil && v.how == verdictRetryAfter:
-		return classThrottled
+		return ClassThrottled
 	case errors.Is(t.Cause(), engine.ErrTimeout) || errors.Is(err, engine.ErrTimeout):
-		return classTimeout
+		return ClassTimeout
 	}
-	return classError
+	return ClassError
 }
 
 // retryIf asks the worker's RetryIf; one that panics is taken to say yes.

@@ -36,7 +36,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 // endRow is what a run left in its row.
 type endRow struct {
 	State     State
-	Reason    *string
+	Reason    *Reason
 	Attempt   int
 	ClaimSeq  int
 	Total     int
@@ -125,8 +125,8 @@ func TestHowARunCanEnd(t *testing.T) {
 	const byDefault = 15 * time.Second // of Exponential{}, plus up to a quarter
 	type want struct {
 		state     State
-		reason    string
-		class     string // "" for no errors entry
+		reason    Reason
+		class     Class  // "" for no errors entry
 		text      string // in the entry
 		attempt   int
 		failures  int
@@ -139,18 +139,18 @@ func TestHowARunCanEnd(t *testing.T) {
 		unstarted bool
 	}
 	retried := want{
-		state: Retryable, class: classError, text: "boom", attempt: 1, failures: 1, event: "failed",
+		state: Retryable, class: ClassError, text: "boom", attempt: 1, failures: 1, event: "failed",
 		least: byDefault, most: byDefault * 5 / 4,
 	}
 	panicked := retried
-	panicked.class, panicked.text, panicked.trace = classPanic, "panic: ", true
+	panicked.class, panicked.text, panicked.trace = ClassPanic, "panic: ", true
 	throttled := retried
-	throttled.class, throttled.least, throttled.most = classThrottled, 10*time.Minute, 12*time.Minute
+	throttled.class, throttled.least, throttled.most = ClassThrottled, 10*time.Minute, 12*time.Minute
 	timedOut := retried
-	timedOut.class, timedOut.text = classTimeout, "deadline"
+	timedOut.class, timedOut.text = ClassTimeout, "deadline"
 	uncounted := retried
 	uncounted.attempt, uncounted.uncounted = 0, 1
-	discarded := func(w want, reason string) want {
+	discarded := func(w want, reason Reason) want {
 		w.state, w.reason, w.event, w.least, w.most = Discarded, reason, "discarded", -time.Hour, 24*time.Hour
 		return w
 	}
@@ -158,7 +158,7 @@ func TestHowARunCanEnd(t *testing.T) {
 	exhausted := discarded(retried, ReasonAttemptsExhausted)
 	completed := want{state: Completed, attempt: 1, event: "completed", least: -time.Hour, most: 24 * time.Hour}
 	snoozed := want{state: Scheduled, snoozes: 1, event: "snoozed", least: time.Hour, most: time.Hour + time.Minute}
-	cancelled := want{state: Cancelled, class: classError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
+	cancelled := want{state: Cancelled, class: ClassError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
 	text := func(w want, text string) want {
 		w.text = text
 		return w
@@ -368,10 +368,10 @@ func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	for _, id := range bad {
 		end := heard.end(t, id)
 		row := db.endRow(t, id)
-		if row.State != Discarded || row.Reason == nil || *row.Reason != ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != classDecode {
+		if row.State != Discarded || row.Reason == nil || *row.Reason != ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != ClassDecode {
 			t.Errorf("undecodable job = %+v", row)
 		}
-		if end.name != "discarded" || end.Reason != ReasonUndecodable || end.Class != classDecode {
+		if end.name != "discarded" || end.Reason != ReasonUndecodable || end.Class != ClassDecode {
 			t.Errorf("event = %+v", end)
 		}
 	}
@@ -646,7 +646,7 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 		t.Errorf("%d jobs were not settled", left)
 	}
 	row := db.endRow(t, poison)
-	if row.State != Retryable || row.Total != 1 || row.Errors[0].Class != classError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
+	if row.State != Retryable || row.Total != 1 || row.Errors[0].Class != ClassError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
 		t.Errorf("refused job = %+v", row)
 	}
 	for _, r := range receipts {

@@ -39,7 +39,7 @@ func theStatements(s *still, ids []string) []planned {
 	for i, id := range ids {
 		r := &engine.Run{
 			Fence: store.Fence{ID: id, Owner: req.Supervisor, Seq: 1, ClaimedAt: planClaim()}, Kind: "job", Queue: "default", Attempt: 1,
-			End: engine.Outcome{State: store.Retryable, Delay: time.Minute, Class: classError, Fingerprint: "00c0ffee00c0ffee", Entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)},
+			End: engine.Outcome{State: store.Retryable, Delay: time.Minute, Class: string(ClassError), Fingerprint: "00c0ffee00c0ffee", Entry: []byte(`{"class":"error","error":"no","fingerprint":"00c0ffee00c0ffee"}`)},
 		}
 		changes[i] = r.End.Change(r)
 	}

@@ -113,7 +113,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 		}
 		again()
 	}
-	if got := value[string](t, db, `select discard_reason || ': ' || (errors->-1->>'error') from jobs where id = $1`, first); got != "refused: settle refused by the database: not completed" {
+	if got := value[Reason](t, db, `select discard_reason || ': ' || (errors->-1->>'error') from jobs where id = $1`, first); got != "refused: settle refused by the database: not completed" {
 		t.Errorf("the one: %s", got)
 	}
 	if got := value[string](t, db, `select state from jobs where id = $1`, second); got != "completed" {

@@ -124,14 +124,14 @@ func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 			check := func() {
 				t.Helper()
 				row := db.endRow(t, id)
-				if row.State != Retryable || row.Attempt != 1 || row.Total != 1 || row.Crashes != 1 || row.Errors[0].Class != classTimeout || row.Delay < time.Hour-time.Minute {
+				if row.State != Retryable || row.Attempt != 1 || row.Total != 1 || row.Crashes != 1 || row.Errors[0].Class != ClassTimeout || row.Delay < time.Hour-time.Minute {
 					t.Errorf("row = %+v", row)
 				}
 				row = db.endRow(t, last)
-				if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.Crashes != 1 || row.Errors[0].Class != classTimeout {
+				if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.Crashes != 1 || row.Errors[0].Class != ClassTimeout {
 					t.Errorf("row of the last attempt = %+v", row)
 				}
-				if heard.ends(id) != 1 || heard.ends(last) != 1 || heard.end(t, id).Class != classTimeout || heard.end(t, id).Duration < 20*time.Millisecond {
+				if heard.ends(id) != 1 || heard.ends(last) != 1 || heard.end(t, id).Class != ClassTimeout || heard.end(t, id).Duration < 20*time.Millisecond {
 					t.Errorf("events = %+v, %+v", heard.of(id), heard.of(last))
 				}
 			}

@@ -18,9 +18,9 @@ type Event struct {
 	MaxAttempts int           // effective; of an end event that of its ErrorCase, if it has one
 	Duration    time.Duration // how long the handler ran
 	Wait        time.Duration // how late the run started after it was due, by the server's clock up to the claim
-	Class       string        // of a failed run: error, throttled, panic, timeout, decode, crash
+	Class       Class         // of a failed run
 	Error       string        // text of the failure, as stored
-	Reason      string        // of a discard
+	Reason      Reason        // of a discard
 	Backoff     time.Duration // until the next run: failed, snoozed
 	Next        time.Time     // when that is, by this process' clock
 	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany
@@ -186,9 +186,9 @@ func (e *Event) attrs() []slog.Attr {
 		{"queue", e.Queue},
 		{"kind", e.Kind},
 		{"supervisor", e.Supervisor},
-		{"class", e.Class},
+		{"class", string(e.Class)},
 		{"error", e.Error},
-		{"reason", e.Reason},
+		{"reason", string(e.Reason)},
 		{"fingerprint", e.Fingerprint},
 	} {
 		if a.value != "" {

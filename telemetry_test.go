@@ -374,7 +374,7 @@ func TestAHookThatCallsGoexit(t *testing.T) {
 	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{Timeout: NoTimeout}, func(context.Context, *Job) error { return nil }),
 	}})
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "failed" || e.Class != classPanic {
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "failed" || e.Class != ClassPanic {
 		t.Errorf("event = %+v", e)
 	}
 	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {

@@ -513,7 +513,7 @@ func TestErrorCases(t *testing.T) {
 		job     EnqueueOpts
 		attempt int // before the run
 		state   State
-		reason  string
+		reason  Reason
 		named   string
 		delay   time.Duration
 		most    int // MaxAttempts of the event; zero means the worker's
@@ -537,7 +537,7 @@ func TestErrorCases(t *testing.T) {
 			t.Errorf("%s after %d: event %s says at most %d, want %d", c.kind, c.attempt, end.name, end.MaxAttempts, cmp.Or(c.most, opts.MaxAttempts))
 		}
 		row := db.endRow(t, id)
-		reason := ""
+		reason := Reason("")
 		if row.Reason != nil {
 			reason = *row.Reason
 		}
@@ -561,13 +561,13 @@ func TestUnlimitedAttempts(t *testing.T) {
 	put := func(attempt int, until string) string {
 		return value[string](t, db, `insert into jobs (kind, attempt, retry_until) values ('k', $1, now() + $2::interval) returning id`, attempt, until)
 	}
-	for id, want := range map[string]string{
+	for id, want := range map[string]Reason{
 		put(2_000_000_000, "2 hours"): "",
 		put(2_000_000_000, "30 min"):  ReasonTimeBudget,
 		put(Unlimited-1, "2 hours"):   ReasonAttemptsExhausted, // of what an int holds
 	} {
 		heard.end(t, id)
-		if got := value[string](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
+		if got := value[Reason](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
 			t.Errorf("reason %q, want %q", got, want)
 		}
 	}

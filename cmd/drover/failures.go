@@ -58,7 +58,7 @@ With --json the value is an array.`,
 }
 
 func failureStatuses() []string {
-	return []string{string(drover.FailureOpen), string(drover.FailureResolved), string(drover.FailureIgnored)}
+	return words(drover.FailureOpen, drover.FailureResolved, drover.FailureIgnored)
 }
 
 func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) error {
@@ -130,7 +130,7 @@ func (a *app) showFailure(ctx context.Context, print string) error {
 		{"fingerprint", g.Fingerprint},
 		{"kind", g.Kind},
 		{"status", statusOf(g)},
-		{"class", g.Class},
+		{"class", string(g.Class)},
 		{"runs", fmt.Sprint(g.Count)},
 		{"jobs", fmt.Sprintf("%d, now %d discarded, %d parked", g.Jobs, g.Discarded, g.Parked)},
 		{"last job", g.LastJobID},

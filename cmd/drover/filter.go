@@ -21,6 +21,8 @@ type filterFlags struct {
 	filter      drover.Filter
 	ids         []string
 	state, args string
+	reason      string
+	class       string
 
 	createdAfter, createdBefore, finalizedAfter, finalizedBefore moment
 }
@@ -32,8 +34,8 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
 	f.StringVar(&p.state, "state", "", "jobs in this state")
-	f.StringVar(&p.filter.Reason, "reason", "", "jobs discarded for this reason")
-	f.StringVar(&p.filter.Class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
+	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason")
+	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
 	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
 	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
@@ -100,19 +102,19 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 		}
 		p.filter.IDs = append(p.filter.IDs, id)
 	}
-	p.filter.State = drover.State(p.state)
+	p.filter.State, p.filter.Reason, p.filter.Class = drover.State(p.state), drover.Reason(p.reason), drover.Class(p.class)
 	p.filter.Fingerprint, p.filter.Redrive = hex(p.filter.Fingerprint), jobID(p.filter.Redrive)
 	switch {
-	case p.filter.Class != "" && !slices.Contains(classes(), p.filter.Class):
-		return usagef("--class %q is none of %s", shorten(p.filter.Class, 40), strings.Join(classes(), ", "))
+	case p.class != "" && !slices.Contains(classes(), p.class):
+		return usagef("--class %q is none of %s", shorten(p.class, 40), strings.Join(classes(), ", "))
 	case p.filter.Fingerprint != "" && !isFingerprint(p.filter.Fingerprint):
 		return usagef("--fingerprint %q is not 16 hexadecimal digits", shorten(p.filter.Fingerprint, 40))
 	case cmd.Flags().Changed("redrive") && !isULID(p.filter.Redrive):
 		return usagef("--redrive %q is no redrive's id", shorten(p.filter.Redrive, 40))
 	case p.state != "" && !slices.Contains(states(), p.state):
 		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(states(), ", "))
-	case p.filter.Reason != "" && !slices.Contains(reasons(), p.filter.Reason):
-		return usagef("--reason %q is none of %s", shorten(p.filter.Reason, 40), strings.Join(reasons(), ", "))
+	case p.reason != "" && !slices.Contains(reasons(), p.reason):
+		return usagef("--reason %q is none of %s", shorten(p.reason, 40), strings.Join(reasons(), ", "))
 	case p.args != "" && !json.Valid([]byte(p.args)):
 		return usagef("--args-contain: is not JSON")
 	case p.args != "":
@@ -123,7 +125,16 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 
 // classes are what --class takes.
 func classes() []string {
-	return []string{"error", "throttled", "panic", "timeout", "decode", "crash", "refused"}
+	return words(drover.ClassError, drover.ClassThrottled, drover.ClassPanic, drover.ClassTimeout, drover.ClassDecode, drover.ClassCrash, drover.ClassRefused)
+}
+
+// words are constants as a flag takes them.
+func words[T ~string](of ...T) []string {
+	all := make([]string, len(of))
+	for i, word := range of {
+		all[i] = string(word)
+	}
+	return all
 }
 
 // hex is a fingerprint as the table has it, without what a copy from elsewhere brings along.

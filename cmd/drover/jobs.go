@@ -73,18 +73,15 @@ func place(after string) string {
 
 // states are what --state takes.
 func states() []string {
-	return []string{
-		string(drover.Available), string(drover.Scheduled), string(drover.Retryable), string(drover.Running),
-		string(drover.Parked), string(drover.Completed), string(drover.Discarded), string(drover.Cancelled),
-	}
+	return words(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled)
 }
 
 // reasons are what --reason takes: those for which this version discards.
 func reasons() []string {
-	return []string{
+	return words(
 		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
 		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonRefused, drover.ReasonOperator,
-	}
+	)
 }
 
 // jobID is an id as the table has it, without what a copy from elsewhere brings along.
@@ -348,7 +345,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 // fingerprint is that of the newest failed run.
 func fingerprint(j *drover.JobInfo) string {
 	for _, e := range slices.Backward(j.Errors) {
-		if e.Class != "operator" {
+		if e.Class != drover.ClassOperator {
 			return e.Fingerprint
 		}
 	}
@@ -382,7 +379,7 @@ func (a *app) printErrors(j *drover.JobInfo) {
 
 func countRuns(entries []drover.RunError) (n int) {
 	for _, e := range entries {
-		if e.Class != "operator" {
+		if e.Class != drover.ClassOperator {
 			n++
 		}
 	}
@@ -391,14 +388,14 @@ func countRuns(entries []drover.RunError) (n int) {
 
 // heading says of one entry when, what, how long, and what followed.
 func heading(e *drover.RunError) string {
-	parts := []string{instant(e.At), e.Class}
+	parts := []string{instant(e.At), string(e.Class)}
 	if e.Case != "" {
 		parts = append(parts, "case "+e.Case)
 	}
-	if e.Class != "operator" {
+	if e.Class != drover.ClassOperator {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
-	if e.Class != "operator" && e.Class != "crash" { // nobody saw how long a run took whose process died
+	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // nobody saw how long a run took whose process died
 		parts = append(parts, "after "+span(millis(e.DurationMS)))
 	}
 	if e.DelayMS > 0 {

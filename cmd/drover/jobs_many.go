@@ -80,7 +80,7 @@ func (a *app) summary(ctx context.Context) error {
 	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "CLASS", "FINGERPRINT", "LAST", "NEWEST ERROR"}}
 	for _, g := range groups {
 		rows = append(rows, []string{
-			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Class, g.Fingerprint, ago(g.LastDiscardedAt, s.now), shorten(g.NewestError, 60),
+			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), string(g.Reason), string(g.Class), g.Fingerprint, ago(g.LastDiscardedAt, s.now), shorten(g.NewestError, 60),
 		})
 	}
 	return table(a.stdout, rows)

@@ -264,7 +264,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 	for _, g := range groups {
 		sum.Jobs, sum.Held, sum.Expired, sum.Unkeyed = sum.Jobs+g.Jobs, sum.Held+g.Held, sum.Expired+g.Expired, sum.Unkeyed+g.Unkeyed
 		rows = append(rows, []string{
-			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), g.Reason, g.Fingerprint,
+			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), string(g.Reason), g.Fingerprint,
 			fmt.Sprint(g.Held), fmt.Sprint(g.Expired), fmt.Sprint(g.Unkeyed), shorten(g.Error, 60),
 		})
 	}

@@ -77,15 +77,15 @@ type supervisorInfo struct {
 
 // discardedInfo is one row of discarded_summary.
 type discardedInfo struct {
-	Queue       string    `json:"queue"`
-	Kind        string    `json:"kind"`
-	Reason      string    `json:"reason"`
-	Jobs        int64     `json:"jobs"`
-	Causes      int64     `json:"causes"` // fingerprints
-	LastAt      time.Time `json:"last_discarded_at"`
-	NewestError string    `json:"newest_error,omitempty"`
-	NewestJobID string    `json:"newest_job_id"`
-	Fingerprint string    `json:"newest_fingerprint,omitempty"`
+	Queue       string        `json:"queue"`
+	Kind        string        `json:"kind"`
+	Reason      drover.Reason `json:"reason"`
+	Jobs        int64         `json:"jobs"`
+	Causes      int64         `json:"causes"` // fingerprints
+	LastAt      time.Time     `json:"last_discarded_at"`
+	NewestError string        `json:"newest_error,omitempty"`
+	NewestJobID string        `json:"newest_job_id"`
+	Fingerprint string        `json:"newest_fingerprint,omitempty"`
 }
 
 func (a *app) stats(ctx context.Context) error {
@@ -213,7 +213,7 @@ func (a *app) printStats(all *statistics) error {
 	discarded := [][]string{{"DISCARDED", "QUEUE", "KIND", "JOBS", "CAUSES", "LAST", "NEWEST ERROR"}}
 	for _, d := range all.Discarded {
 		discarded = append(discarded, []string{
-			d.Reason, d.Queue, d.Kind, fmt.Sprint(d.Jobs), fmt.Sprint(d.Causes), ago(d.LastAt, all.At), shorten(d.NewestError, 60),
+			string(d.Reason), d.Queue, d.Kind, fmt.Sprint(d.Jobs), fmt.Sprint(d.Causes), ago(d.LastAt, all.At), shorten(d.NewestError, 60),
 		})
 	}
 	if !running && len(all.Supervisors) > 0 {

@@ -326,7 +326,7 @@ func (r *run) reportDead(ctx context.Context) error {
 	}
 	rows := [][]string{{"dead", "reason", "fingerprint", "newest error"}}
 	for _, g := range groups {
-		rows = append(rows, []string{strconv.FormatInt(g.Jobs, 10), g.Reason, g.Fingerprint, g.Error})
+		rows = append(rows, []string{strconv.FormatInt(g.Jobs, 10), string(g.Reason), g.Fingerprint, g.Error})
 	}
 	r.page.say("After %.1f s every job has ended:", r.took.Seconds())
 	r.page.table(rows)

@@ -192,7 +192,7 @@ func (p *page) history(job *drover.JobInfo) {
 			next = fmt.Sprintf("next in %v", time.Duration(e.DelayMS)*time.Millisecond)
 		}
 		rows = append(rows, []string{
-			strconv.Itoa(e.Attempt), e.At.Format("15:04:05.000"), e.Class, strconv.Quote(e.Error), next,
+			strconv.Itoa(e.Attempt), e.At.Format("15:04:05.000"), string(e.Class), strconv.Quote(e.Error), next,
 		})
 		trace = e.Trace
 	}
