@@ -371,7 +371,7 @@ func (w *scene) nothingLeft(p *proc, at time.Time, were map[floors.Lane]floors.F
 	var key floors.Floor
 	rows, err := tx.Query(w.tb.Context(), `select queue, lane, scheduled_at, id from jobs
 		where finalized_at is null and state <> 'running' and scheduled_at <= $1 and queue = any($2) and kind = any($3) and lane < 30
-		for update skip locked`, at, p.QueueNames(), p.kinds)
+		for update skip locked`, at, p.QueueNames(), p.Kinds)
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&left.Queue, &left.N, &key.At, &key.ID}, func() error {
 			now := p.Claimer.Floors.Get(left)
