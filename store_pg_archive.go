@@ -81,7 +81,7 @@ func (s *desk) move(ctx context.Context, filter string, v archiveVerb, audit Aud
 }
 
 // moveStep is one transaction of a verb.
-func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, sql string, args ...any) (last *string, err error) {
+func (s *desk) moveStep(ctx context.Context, conn pg.Conn, all *ArchiveResult, sql string, args ...any) (last *string, err error) {
 	var p pg.Pipeline
 	var step ArchiveResult
 	p.Begin()
@@ -99,7 +99,7 @@ func (s *desk) moveStep(ctx context.Context, conn *pgx.Conn, all *ArchiveResult,
 }
 
 // moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
-func (s *desk) moveApart(ctx context.Context, conn *pgx.Conn, all *ArchiveResult, v archiveVerb, filter, after string, audit Audit) (last *string, err error) {
+func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, v archiveVerb, filter, after string, audit Audit) (last *string, err error) {
 	var p pg.Pipeline
 	var ids []string
 	var unread []Refusal

@@ -77,7 +77,7 @@ type enqueued struct {
 
 // enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
 // around a supervisor's falling asleep would be lost.
-func (s *desk) enqueueOn(ctx context.Context, conn *pgx.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
+func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pg.Pipeline
 	told := enqueued{rows: 1, committed: -1}
 	p.Begin()
@@ -227,7 +227,7 @@ func (s *desk) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (exi
 		return nil, err
 	}
 	defer pg.RollBack(ctx, conn.Conn())
-	if err := copyJobs(ctx, conn.Conn(), plain); err != nil {
+	if err := copyJobs(ctx, conn.Pgx(), s.pool.Names, plain); err != nil {
 		return nil, pg.Classify(err)
 	}
 	if changeable {
@@ -273,14 +273,14 @@ func allStored(ctx context.Context, tx Tx, jobs []*newJob) error {
 // sqlCopyJobs takes rows as copyStream writes them.
 const sqlCopyJobs = `copy jobs (id, kind, args, queue, priority) from stdin (format binary)`
 
-func copyJobs(ctx context.Context, conn *pgx.Conn, jobs []*newJob) error {
+func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJob) error {
 	tracer, traced := conn.Config().Tracer.(pgx.CopyFromTracer)
 	if traced {
 		ctx = tracer.TraceCopyFromStart(ctx, conn, pgx.TraceCopyFromStartData{
-			TableName: pgx.Identifier{"jobs"}, ColumnNames: []string{"id", "kind", "args", "queue", "priority"},
+			TableName: names.Table("jobs"), ColumnNames: []string{"id", "kind", "args", "queue", "priority"},
 		})
 	}
-	tag, err := conn.PgConn().CopyFrom(ctx, newCopyStream(jobs), sqlCopyJobs)
+	tag, err := conn.PgConn().CopyFrom(ctx, newCopyStream(jobs), names.SQL(sqlCopyJobs))
 	if traced {
 		tracer.TraceCopyFromEnd(ctx, conn, pgx.TraceCopyFromEndData{CommandTag: tag, Err: err})
 	}

@@ -203,7 +203,7 @@ func TestCopyStream(t *testing.T) {
 	if err := iotest.TestReader(newCopyStream(jobs), whole); err != nil {
 		t.Error(err)
 	}
-	if err := db.client.desk.pool.InTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), jobs) }); err != nil {
+	if err := db.client.desk.pool.InTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), nil, jobs) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, j := range jobs {
@@ -408,7 +408,7 @@ func TestATriggerInABatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return copyJobs(t.Context(), c.Conn(), []*newJob{lost}) }); !errors.Is(err, ErrNotStored) {
+	if err := db.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return copyJobs(t.Context(), c.Conn(), nil, []*newJob{lost}) }); !errors.Is(err, ErrNotStored) {
 		t.Errorf("a COPY of no row: %v", err)
 	}
 	tr.copies.Store(0)

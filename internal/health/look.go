@@ -271,7 +271,7 @@ func Look(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
 }
 
 // look reads one part. It notes a part that cannot be read in NotSeen, and returns other errors.
-func (h *Report) look(ctx context.Context, conn *pgx.Conn, part Part) error {
+func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 	if h.standby && slices.Contains([]string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}, part.Name) {
 		h.NotSeen = append(h.NotSeen, NotSeen{Part: part.Name, Why: onStandby})
 		return nil

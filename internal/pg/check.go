@@ -16,12 +16,21 @@ const (
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
-// sqlCheck uses nothing of drover's own, so it works on an empty database.
-const sqlCheck = `
-select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
-	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),
+// sqlCheck uses nothing of drover's own, so it works on an empty database. sqlCheckIn is the same if Config.Schema is
+// set, to $1.
+const (
+	sqlCheck = sqlServer + `
+	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),` + sqlElsewhere
+	sqlCheckIn = sqlServer + `
+	format('looked in schema %I of database %s, as Config.Schema says%s%s', $1::text, current_database(),
+		case when not exists (select from pg_namespace where nspname = $1) then '; there is no such schema' end,` + sqlElsewhere
+
+	sqlServer = `
+select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,`
+	sqlElsewhere = `
 		(select '; there is one in ' || string_agg('schema ' || n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ', which this role may not use' end, ', ')
 		from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n))`
+)
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
@@ -35,6 +44,11 @@ select drover_check_schema()::text, current_setting('session_replication_role') 
 		failures,drover_budgets,drover_budget_slots,retry_budgets,jobs_archive}'::text[]) as name
 	join pg_class c on c.oid = to_regclass(name) where c.relnamespace <> n.oid), '')
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regproc('drover_schema_version')`
+
+// sqlRelationsIn is sqlOtherRelations if Config.Schema is set. Then each name leads to that schema, and the functions
+// have to work there, too.
+const sqlRelationsIn = `
+select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', '', ''`
 
 // sqlWhichSchema returns the schema in which the session finds drover.
 const sqlWhichSchema = `
@@ -56,6 +70,8 @@ func (p *Pool) Check(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("ask where drover is: %w", Classify(err))
+	case ours != pools && p.Names != nil:
+		return p.Invalid("pool", fmt.Sprintf("its connections find no drover in schema %q, a supervisor's own, made with its settings and hooks, do", ours), nil)
 	case ours != pools:
 		return p.Invalid("pool", fmt.Sprintf("its connections find drover in schema %q, a supervisor's own, made with its settings and hooks, in %q: "+
 			"set search_path in the connection string, or for the role", pools, ours), nil)
@@ -68,10 +84,14 @@ func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
 	var server, schema int
 	var standby, migrated, direct bool
 	var where string
+	check, in := sqlCheck, []any(nil)
+	if p.Names != nil {
+		check, in = sqlCheckIn, []any{p.Names.Schema()}
+	}
 	conn, err := link.Get(ctx)
 	if err == nil {
 		var pid uint32
-		err = conn.QueryRow(ctx, sqlCheck).Scan(&pid, &server, &standby, &migrated, &where)
+		err = conn.QueryRow(ctx, check, in...).Scan(&pid, &server, &standby, &migrated, &where)
 		direct = pid == conn.PgConn().PID()
 	}
 	if err == nil && !direct {
@@ -101,12 +121,16 @@ func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
 	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
 }
 
-// checkRelations checks that the session's search_path finds drover's tables in the schema where drover's functions
-// work, and that drover's triggers fire.
-func (p *Pool) checkRelations(ctx context.Context, conn *pgx.Conn) error {
+// checkRelations checks that the session finds drover's tables in the schema where drover's functions work, and that
+// drover's triggers fire.
+func (p *Pool) checkRelations(ctx context.Context, conn Conn) error {
 	var home, others string
 	var replica bool
-	if err := conn.QueryRow(ctx, sqlOtherRelations).Scan(nil, &replica, &home, &others); err != nil {
+	sql := sqlOtherRelations
+	if p.Names != nil {
+		sql = sqlRelationsIn
+	}
+	if err := conn.QueryRow(ctx, sql).Scan(nil, &replica, &home, &others); err != nil {
 		return fmt.Errorf("look for drover's tables: %w", Classify(err))
 	}
 	if replica {
@@ -142,7 +166,7 @@ func (p *Pool) checkPooler(ctx context.Context) error {
 		return prepareOnBoth(ctx, first.PgConn(), second.PgConn())
 	}
 	var pids [3]int // DescribeExec sends a statement in one transaction and its values in the next
-	for i, conn := range []*pgx.Conn{first, second, first} {
+	for i, conn := range []Conn{first, second, first} {
 		if err := conn.QueryRow(ctx, `select pg_backend_pid()`, pgx.QueryExecModeSimpleProtocol).Scan(&pids[i]); err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 // Pool is the application's pool, and drover's own connections that are made with its settings.
 type Pool struct {
 	*pgxpool.Pool
+	Names *Names // nil: search_path picks the schema
 	// Invalid makes the error of a setting that is wrong. It matches ErrInvalid.
 	Invalid func(field, reason string, cause error) error
 }
@@ -111,7 +112,8 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 // server's name may lead to another server by then.
 type Link struct {
 	Pool  *Pool
-	Conn  *pgx.Conn
+	Conn  Conn
+	raw   *pgx.Conn // the same, for the pool's hook
 	ended bool      // Close has closed it
 	Until time.Time // when it is replaced
 	Again func()    // called after a reconnect; may be nil
@@ -121,7 +123,7 @@ type Link struct {
 const renewPause = time.Minute
 
 // Get returns the connection, or a new one. It is called between round trips.
-func (l *Link) Get(ctx context.Context) (*pgx.Conn, error) {
+func (l *Link) Get(ctx context.Context) (Conn, error) {
 	lost := l.Conn != nil && l.Conn.IsClosed()
 	if l.Conn != nil && !lost {
 		if !time.Now().Before(l.Until) {
@@ -137,7 +139,7 @@ func (l *Link) Get(ctx context.Context) (*pgx.Conn, error) {
 	if lost && l.Again != nil {
 		l.Again()
 	}
-	return conn, nil
+	return l.Conn, nil
 }
 
 // renew replaces a connection at the end of its lifetime. It keeps the old one if it cannot open a new one.
@@ -158,7 +160,7 @@ func (l *Link) renew(ctx context.Context) {
 func (l *Link) put(ctx context.Context, conn *pgx.Conn) {
 	l.Close(ctx)
 	cfg := l.Pool.Config()
-	l.Conn, l.ended, l.Until = conn, false, time.Now().Add(MaxSpan)
+	l.Conn, l.raw, l.ended, l.Until = l.Pool.Names.On(conn), conn, false, time.Now().Add(MaxSpan)
 	if life, jitter := cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter; life > 0 {
 		if jitter > 0 {
 			life += rand.N(jitter) //nolint:gosec // it only spreads them
@@ -175,13 +177,13 @@ func (l *Link) Close(ctx context.Context) {
 	}
 	l.ended = true
 	if hook := l.Pool.Config().BeforeClose; hook != nil {
-		hook(l.Conn)
+		hook(l.raw)
 	}
 	CloseConn(ctx, l.Conn)
 }
 
 // CloseConn closes a connection, and waits a second for that at most.
-func CloseConn(ctx context.Context, conn *pgx.Conn) {
+func CloseConn(ctx context.Context, conn Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx) // it is going away either way

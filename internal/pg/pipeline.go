@@ -126,7 +126,7 @@ func (p *Pipeline) Commit() { p.Exec(nil, Commit) }
 
 // Send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
 // read-only, send closes the connection, even one of the pool's: the pool would go on handing it out.
-func (p *Pipeline) Send(ctx context.Context, conn *pgx.Conn) error {
+func (p *Pipeline) Send(ctx context.Context, conn Conn) error {
 	results := conn.SendBatch(ctx, &p.Batch)
 	var err error
 	for _, read := range p.Reads {
@@ -163,7 +163,7 @@ func ignoreRepeat(first, again error) error {
 const ConstraintsNow = `set constraints all immediate`
 
 // RollBack ends a transaction that an error has left open.
-func RollBack(ctx context.Context, conn *pgx.Conn) {
+func RollBack(ctx context.Context, conn Conn) {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return
 	}
@@ -174,7 +174,7 @@ func RollBack(ctx context.Context, conn *pgx.Conn) {
 
 // InTx runs fn in a read committed transaction on the pool, if the schema is in order: one round trip for both.
 func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: Begin + `; ` + CheckSchema})
+	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: p.Names.SQL(Begin + `; ` + CheckSchema)})
 	if err != nil {
 		return Classify(err)
 	}
@@ -183,7 +183,7 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 		defer cancel()
 		_ = tx.Rollback(ctx) // after a commit there is nothing to roll back
 	}()
-	if err := fn(tx); err != nil {
+	if err := fn(p.Names.tx(tx)); err != nil {
 		return err
 	}
 	return Classify(tx.Commit(ctx))

@@ -5,8 +5,6 @@ package store
 import (
 	"context"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -14,7 +12,7 @@ import (
 type pipeline struct{ pg.Pipeline }
 
 // Session is a connection that a supervisor's statements run on.
-type Session struct{ Conn *pgx.Conn }
+type Session struct{ Conn pg.Conn }
 
 // Closed reports whether there is no open connection.
 func (s Session) Closed() bool { return s.Conn == nil || s.Conn.IsClosed() }

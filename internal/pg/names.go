@@ -1,0 +1,208 @@
+package pg
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Names writes a schema in front of drover's names, where a statement leaves for the server. The statements in the code
+// are unqualified. Nil leaves them as they are, and search_path picks the schema.
+// docs/adr/0039-names-are-qualified-where-statements-leave.md has the reasons.
+type Names struct {
+	schema string
+	prefix string   // the schema as SQL has it, with the dot
+	texts  sync.Map // from statement to qualified statement
+	known  atomic.Int32
+}
+
+// mostTexts bounds how many statements are kept. drover has about 200. The archive's hold a number of the caller's.
+const mostTexts = 1000
+
+// NewNames returns nil for no schema.
+func NewNames(schema string) *Names {
+	if schema == "" {
+		return nil
+	}
+	return &Names{schema: schema, prefix: pgx.Identifier{schema}.Sanitize() + "."}
+}
+
+// Schema is the schema's name, "" if search_path picks it.
+func (n *Names) Schema() string {
+	if n == nil {
+		return ""
+	}
+	return n.schema
+}
+
+// Table is a relation of drover's, for the driver.
+func (n *Names) Table(name string) pgx.Identifier {
+	if n == nil {
+		return pgx.Identifier{name}
+	}
+	return pgx.Identifier{n.schema, name}
+}
+
+// SQL returns the statement with the schema in front of drover's names. Each text is read once.
+func (n *Names) SQL(text string) string {
+	if n == nil {
+		return text
+	}
+	if known, ok := n.texts.Load(text); ok {
+		qualified, _ := known.(string)
+		return qualified
+	}
+	qualified := qualify(text, n.prefix)
+	if n.known.Load() < mostTexts {
+		if _, loaded := n.texts.LoadOrStore(text, qualified); !loaded {
+			n.known.Add(1)
+		}
+	}
+	return qualified
+}
+
+// Querier is a transaction, as far as drover needs one of the caller's.
+type Querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// In returns tx with drover's names qualified in what is sent through it.
+func (n *Names) In(tx Querier) Querier {
+	if n == nil {
+		return tx
+	}
+	return namedQuerier{tx, n}
+}
+
+type namedQuerier struct {
+	tx    Querier
+	names *Names
+}
+
+func (q namedQuerier) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return q.tx.QueryRow(ctx, q.names.SQL(sql), args...)
+}
+
+// Conn is a connection that drover's statements are sent on: a *pgx.Conn, or a wrapper around it that qualifies names.
+type Conn interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	WaitForNotification(ctx context.Context) (*pgconn.Notification, error)
+	Config() *pgx.ConnConfig
+	PgConn() *pgconn.PgConn
+	IsClosed() bool
+	Close(ctx context.Context) error
+}
+
+// On returns conn with drover's names qualified in what is sent on it.
+func (n *Names) On(conn *pgx.Conn) Conn {
+	if n == nil {
+		return conn
+	}
+	return &namedConn{conn, n}
+}
+
+type namedConn struct {
+	*pgx.Conn
+	names *Names
+}
+
+func (c *namedConn) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return c.Conn.Exec(ctx, c.names.SQL(sql), args...)
+}
+
+func (c *namedConn) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return c.Conn.Query(ctx, c.names.SQL(sql), args...)
+}
+
+func (c *namedConn) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return c.Conn.QueryRow(ctx, c.names.SQL(sql), args...)
+}
+
+func (c *namedConn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		q.SQL = c.names.SQL(q.SQL)
+	}
+	return c.Conn.SendBatch(ctx, b)
+}
+
+// tx returns tx with drover's names qualified in what is sent through it.
+func (n *Names) tx(tx pgx.Tx) pgx.Tx {
+	if n == nil {
+		return tx
+	}
+	return namedTx{tx, n}
+}
+
+type namedTx struct {
+	pgx.Tx
+	names *Names
+}
+
+func (t namedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return t.Tx.Exec(ctx, t.names.SQL(sql), args...)
+}
+
+func (t namedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.Tx.Query(ctx, t.names.SQL(sql), args...)
+}
+
+func (t namedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.Tx.QueryRow(ctx, t.names.SQL(sql), args...)
+}
+
+// Acquire takes a connection of the pool.
+func (p *Pool) Acquire(ctx context.Context) (Pooled, error) {
+	conn, err := p.Pool.Acquire(ctx)
+	return Pooled{conn, p.Names}, err
+}
+
+// Query is the pool's, with drover's names qualified.
+func (p *Pool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return p.Pool.Query(ctx, p.Names.SQL(sql), args...)
+}
+
+// QueryRow is the pool's, with drover's names qualified.
+func (p *Pool) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return p.Pool.QueryRow(ctx, p.Names.SQL(sql), args...)
+}
+
+// Pooled is a connection of the application's pool.
+type Pooled struct {
+	conn  *pgxpool.Conn
+	names *Names
+}
+
+// Conn returns the connection.
+func (p Pooled) Conn() Conn { return p.names.On(p.conn.Conn()) }
+
+// Release gives the connection back.
+func (p Pooled) Release() { p.conn.Release() }
+
+// Exec sends a statement with drover's names qualified.
+func (p Pooled) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return p.conn.Exec(ctx, p.names.SQL(sql), args...)
+}
+
+// QueryRow sends a statement with drover's names qualified.
+func (p Pooled) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return p.conn.QueryRow(ctx, p.names.SQL(sql), args...)
+}
+
+// BeginTx begins a transaction in which drover's names are qualified.
+func (p Pooled) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := p.conn.BeginTx(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	return p.names.tx(tx), nil
+}
+
+// Pgx returns the connection as the driver has it, on which no name is qualified.
+func (p Pooled) Pgx() *pgx.Conn { return p.conn.Conn() }
