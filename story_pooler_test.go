@@ -158,7 +158,7 @@ func TestMigrateBehindATransactionPooler(t *testing.T) {
 			c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.DialFunc = mode, pooler.dial
 		})
 		_, listErr := migrations.List(t.Context(), pooled.Pool)
-		for what, err := range map[string]error{"Up": migrations.Up(t.Context(), pooled.Pool), "Down": migrations.Down(t.Context(), pooled.Pool), "Jobs": listErr} {
+		for what, err := range map[string]error{"Up": migrations.Up(t.Context(), pooled.Pool), "Down": migrations.Down(t.Context(), pooled.Pool), "Jobs": listErr, "in a schema": migrations.Schema("any").Up(t.Context(), pooled.Pool)} {
 			if !errors.Is(err, migrations.ErrPooler) {
 				t.Errorf("%s, %v = %v", what, mode, err)
 			}

@@ -47,8 +47,19 @@ type Status struct {
 // a transaction pooler it is ErrPooler.
 //
 // If the schema was renamed since the last migration, Up makes drover's functions follow it.
-func Up(ctx context.Context, pool *pgxpool.Pool) error {
-	return with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
+func Up(ctx context.Context, pool *pgxpool.Pool) error { return Schema("").Up(ctx, pool) }
+
+// Down takes all migrations back. All jobs go with their tables.
+func Down(ctx context.Context, pool *pgxpool.Pool) error { return Schema("").Down(ctx, pool) }
+
+// List tells every migration and whether it has been applied.
+func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
+	return Schema("").List(ctx, pool)
+}
+
+// Up is the function Up in this schema.
+func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
+	return s.with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
 		if err := mendRenamed(ctx, db); err != nil {
 			return err
 		}
@@ -61,9 +72,9 @@ func Up(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-// Down takes all migrations back. All jobs go with their tables.
-func Down(ctx context.Context, pool *pgxpool.Pool) error {
-	return with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
+// Down is the function Down in this schema.
+func (s Schema) Down(ctx context.Context, pool *pgxpool.Pool) error {
+	return s.with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
 		if err := mendRenamed(ctx, db); err != nil {
 			return err
 		}
@@ -91,29 +102,37 @@ func mendRenamed(ctx context.Context, db *sql.DB) error {
 	return errors.Join(err, l.SessionUnlock(context.WithoutCancel(ctx), conn))
 }
 
-// List tells every migration and whether it has been applied.
-func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
-	err = with(ctx, pool, func(p *goose.Provider, _ *sql.DB) error {
+// List is the function List in this schema.
+func (s Schema) List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
+	err = s.with(ctx, pool, func(p *goose.Provider, _ *sql.DB) error {
 		statuses, err := p.Status(ctx)
-		for _, s := range statuses {
-			list = append(list, Status{Version: s.Source.Version, File: s.Source.Path, Applied: s.State == goose.StateApplied})
+		for _, m := range statuses {
+			list = append(list, Status{Version: m.Source.Version, File: m.Source.Path, Applied: m.State == goose.StateApplied})
 		}
 		return err
 	})
 	return list, err
 }
 
-func with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider, *sql.DB) error) (err error) {
+func (s Schema) with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Provider, *sql.DB) error) (err error) {
+	if err := s.check(); err != nil {
+		return err
+	}
 	if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
 		return fmt.Errorf("drover: migrate: the pool's connection string is malformed: %w", err)
 	}
+	if err := checkPooler(ctx, pool); err != nil { // first: a pooler would keep the search_path for others
+		return explain(pgurl.Explain(err))
+	}
+	if s != "" {
+		if pool, err = s.own(ctx, pool); err != nil {
+			return explain(err)
+		}
+		defer pool.Close()
+	}
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
-	err = checkPooler(ctx, pool)
-	if err == nil {
-		err = checkSchema(ctx, db)
-	}
-	if err != nil {
+	if err := s.checkPath(ctx, db); err != nil {
 		return explain(pgurl.Explain(err))
 	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, FS,
@@ -151,15 +170,17 @@ const sqlSchemas = `select coalesce(current_schema(), ''), current_setting('sear
 	order by place limit 1), ''),
 	to_regclass(quote_ident(current_schema()) || '.` + Table + `') is not null, to_regclass(quote_ident(current_schema()) || '.goose_db_version') is not null`
 
-// checkSchema tells of a search_path to nowhere, for goose would miss its table without saying why, and of one that
+// checkPath tells of a search_path to nowhere, for goose would miss its table without saying why, and of one that
 // reaches drover in a schema behind the first, where it would make a second queue that nobody serves.
-func checkSchema(ctx context.Context, db *sql.DB) error {
+func (s Schema) checkPath(ctx context.Context, db *sql.DB) error {
 	var first, path, drover string
 	var own, usual bool
 	if err := db.QueryRowContext(ctx, sqlSchemas).Scan(&first, &path, &drover, &own, &usual); err != nil {
 		return err
 	}
 	switch {
+	case s != "" && first != string(s):
+		return fmt.Errorf("there is no schema %q, or this role may not use it", string(s))
 	case first == "":
 		return fmt.Errorf("search_path %s names no schema that exists", path)
 	case drover != "" && drover != first:

@@ -143,6 +143,78 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	down(t, pool)
 }
 
+// The schema is named, whatever the search_path is, and whatever hooks the pool has. Its sessions keep their search_path.
+func TestMigrateASchemaByName(t *testing.T) {
+	t.Parallel()
+	for what, hook := range map[string]func(*pgxpool.Config, string){
+		"no hook": func(*pgxpool.Config, string) {},
+		"PrepareConn": func(c *pgxpool.Config, path string) {
+			c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+				_, err := conn.Exec(ctx, `set search_path to `+path)
+				return err == nil, err
+			}
+		},
+		"BeforeAcquire": func(c *pgxpool.Config, path string) {
+			c.BeforeAcquire = func(ctx context.Context, conn *pgx.Conn) bool { //nolint:staticcheck // deprecated, and in use
+				_, err := conn.Exec(ctx, `set search_path to `+path)
+				return err == nil
+			}
+		},
+		"AfterRelease": func(c *pgxpool.Config, _ string) {
+			c.AfterRelease = func(conn *pgx.Conn) bool {
+				_, err := conn.Exec(context.Background(), `reset all`)
+				return err == nil
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			first := pgtest.NewPool(t)
+			name := `Drover's "herd" of ` + pgtest.Schema(first)
+			exec(t, first, `create schema `+pgx.Identifier{name}.Sanitize())
+			t.Cleanup(func() {
+				if _, err := first.Exec(context.Background(), `drop schema `+pgx.Identifier{name}.Sanitize()+` cascade`); err != nil {
+					t.Error(err)
+				}
+			})
+			config := first.Config()
+			config.MaxConns = 1
+			hook(config, pgtest.Schema(first))
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			there := otherPool(t, first, pgx.Identifier{name}.Sanitize())
+			defer there.Close()
+			for range 2 {
+				if err := migrations.Schema(name).Up(t.Context(), pool); err != nil {
+					t.Fatal(err)
+				}
+			}
+			list, err := migrations.Schema(name).List(t.Context(), pool)
+			if err != nil || slices.ContainsFunc(list, func(m migrations.Status) bool { return !m.Applied }) {
+				t.Errorf("List = %+v, %v", list, err)
+			}
+			if made := objects(t, there); !slices.Contains(made, "r jobs") || !slices.Contains(made, "r "+migrations.Table) {
+				t.Errorf("it made %q", made)
+			}
+			if path := value[string](t, pool, `select current_schema()::text`); path != pgtest.Schema(first) {
+				t.Errorf("the pool works in %s now", path)
+			}
+			if made := objects(t, first); len(made) > 0 {
+				t.Errorf("it made %q in the search_path", made)
+			}
+			if err := migrations.Schema(name).Down(t.Context(), pool); err != nil {
+				t.Fatal(err)
+			}
+			if made := objects(t, there); slices.Contains(made, "r jobs") {
+				t.Errorf("left: %q", made)
+			}
+		})
+	}
+}
+
 func TestSixteenProcessesMigrateAtOnce(t *testing.T) {
 	t.Parallel()
 	first := pgtest.NewPool(t)
