@@ -614,9 +614,12 @@ comment on function drover_refuse(text, text, int, text, text, boolean) is
 	'Takes an unfinished job that the database refuses to hand out or to settle out of the way of others. Puts it off up to twelve times (later), or discards it, reason refused; the error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
 
 -- +goose StatementBegin
-create function drover_channel() returns text language sql stable as $$ select ('drover_' || current_schema())::name::text $$;
+create function drover_channel() returns text language sql stable as $$
+	-- A channel's name has 63 bytes at most. Cut to that, schemas whose names begin alike would wake each other.
+	select 'drover_' || case when octet_length(current_schema()) <= 56 then current_schema()::text else to_hex(hashtextextended(current_schema()::text, 0)) end
+$$;
 -- +goose StatementEnd
-comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues, cut to the length of a name.';
+comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of a name over 56 bytes.';
 
 -- +goose StatementBegin
 create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
