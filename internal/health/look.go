@@ -44,7 +44,7 @@ with holders(kind, pid, name, database, application, username, state, transactio
 	where (datname = current_database() and num_nonnulls(backend_xid, backend_xmin) > 0 or backend_xid is not null) and pid <> pg_backend_pid() and leader_pid is null
 		and (backend_type is distinct from 'walsender' or xact_start is not null)
 		and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
-		and (wait_event_type = 'Lock' and wait_event = 'advisory' and query like 'select drover_take_turn(%') is not true
+		and (wait_event_type = 'Lock' and wait_event = 'advisory' and query ~ '^select (".*"[.])?drover_take_turn[(]') is not true
 	union all
 	select 'prepared', null, gid, nullif(database, current_database()), '', owner::text, 'prepared', age(transaction), true, prepared, false, '',
 		format('rollback prepared %L;', gid) || case when database = current_database() then '' else format(' -- in database %I', database) end
