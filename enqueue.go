@@ -105,7 +105,7 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	existing, err := c.desk.enqueueTx(ctx, tx, job)
+	existing, err := c.desk.enqueueTx(ctx, c.desk.in(tx), job)
 	if err != nil {
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
@@ -142,7 +142,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) 
 	if err := checkTx(tx); err != nil {
 		return nil, err
 	}
-	existing, err := c.desk.enqueueManyTx(ctx, tx, jobs)
+	existing, err := c.desk.enqueueManyTx(ctx, c.desk.in(tx), jobs)
 	if err != nil {
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}

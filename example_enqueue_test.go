@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
 )
 
 func ExampleNew() {
@@ -23,6 +25,24 @@ func ExampleNew() {
 	}
 	fmt.Println(client.Check(ctx))
 	// Output: <nil>
+}
+
+// A client that needs no search_path: behind a pooler that takes none, or in transactions that have another one.
+func ExampleConfig_schema() {
+	ctx := context.Background()
+	pool, end := pgtest.Example()
+	defer end()
+	schema := "Job Queue of " + pgtest.Schema(pool)
+	_, err := pool.Exec(ctx, `create schema "`+schema+`"`)
+	must(err)
+	defer pool.Exec(ctx, `drop schema "`+schema+`" cascade`) //nolint:errcheck // the database goes with the test
+
+	must(migrations.Schema(schema).Up(ctx, pool))
+	client, err := drover.New(pool, drover.Config{Schema: schema})
+	must(err)
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	fmt.Println(client.Check(ctx), err)
+	// Output: <nil> <nil>
 }
 
 func ExampleClient_Check() {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
@@ -79,6 +80,12 @@ type Config struct {
 	// Redact removes secrets from error texts and traces before they are stored or logged. Nil keeps the texts as they
 	// are. If Redact panics, a fixed text replaces the whole text.
 	Redact func(string) string
+
+	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and capitals
+	// are capitals. drover then writes it in front of each of its names in each statement, also in your transactions, and
+	// search_path does not matter. Empty means that search_path picks the schema. Migrate with
+	// migrations.Schema(name).Up.
+	Schema string
 }
 
 // Client enqueues jobs, makes supervisors and has the operators' methods. It starts no goroutine, holds no connection
@@ -93,8 +100,8 @@ type Client struct {
 	lost    sync.Map  // per type of args enqueued so far, the field that is lost; see lostField
 }
 
-// New returns a client that uses the application's pool. The pool's search_path picks drover's schema. New does not
-// connect to the server. It returns an *InvalidError for a mistake in cfg, for a nil pool, and for a pool with a
+// New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the
+// pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg, for a nil pool, and for a pool with a
 // malformed connection string, such as a URL in quotes: pgx would send the URL, with its password, to the server of
 // PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -110,6 +117,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	case cfg.MaxArgsBytes < 0 || cfg.MaxArgsBytes > 4<<20:
 		bad.add("Config.MaxArgsBytes", "must be 0 (256 KiB) to 4 MiB")
 	}
+	if cfg.Schema != "" {
+		if fault := pgtext.SchemaFault(cfg.Schema); fault != "" {
+			bad.add("Config.Schema", "%q: %s", cfg.Schema, fault)
+		}
+	}
 	kinds := make(map[string]bool, len(cfg.Kinds))
 	for _, kind := range cfg.Kinds {
 		bad.join(checkName("Config.Kinds", kind))
@@ -122,7 +134,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	c := &Client{desk: newDesk(pool), cfg: cfg, kinds: kinds, running: newRegistry(), process: ulid.Make().String()}
+	c := &Client{desk: newDesk(pool, cfg.Schema), cfg: cfg, kinds: kinds, running: newRegistry(), process: ulid.Make().String()}
 	c.log = slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})
 	return c, nil
 }

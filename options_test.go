@@ -29,6 +29,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"Config.Kinds":        "TestBadInputIsRefusedBeforeSQL",
 		"Config.MaxArgsBytes": "TestConfigOfAnEnqueue",
 		"Config.Redact":       "TestErrorsEntriesAreSanitised",
+		"Config.Schema":       "TestASchemaOfItsOwn",
 
 		"SupervisorConfig.Queues":             "TestQueuesAreServedByName",
 		"SupervisorConfig.Workers":            "TestHowARunCanEnd",

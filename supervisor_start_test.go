@@ -81,7 +81,7 @@ func TestRunEndsForWhatStays(t *testing.T) {
 
 func TestTemporaryErrors(t *testing.T) {
 	t.Parallel()
-	pool := newDesk(nil).pool
+	pool := newDesk(nil, "").pool
 	for _, c := range []struct {
 		err  error
 		want bool

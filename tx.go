@@ -106,7 +106,7 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		t.NoteTx(err)
 		return err
 	}
-	return t.SettleTx(ctx, tx, t.decide(err))
+	return t.SettleTx(ctx, t.handler.client.desk.in(tx), t.decide(err))
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
@@ -121,7 +121,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	if err := t.HoldTx(ctx, tx); err != nil {
+	if err := t.HoldTx(ctx, t.handler.client.desk.in(tx)); err != nil {
 		return Receipt{}, err
 	}
 	return t.handler.client.EnqueueTx(ctx, tx, args, opts)
