@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -18,7 +19,7 @@ func newMigrateCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migrate",
 		Short: "Create, show or drop drover's tables",
-		Long: `Create, show or drop drover's tables, in the schema of --schema or else the first that the search_path finds.
+		Long: `Create, show or drop drover's tables, in the schema of --schema or DROVER_SCHEMA, or else the first that the search_path finds.
 
 The same by hand: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
 	})
@@ -33,8 +34,8 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 		Short: "Apply the migrations that are missing",
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if create && a.schema == "" {
-				return usagef("--create-schema needs --schema")
+			if create && a.drovers() == "" {
+				return usagef("--create-schema needs --schema, or DROVER_SCHEMA")
 			}
 			return a.migrateUp(cmd.Context(), create)
 		},
@@ -42,6 +43,12 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if there is none")
 	return cmd
 }
+
+// migrations go to the schema of the command line.
+func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
+
+// names qualify drover's names in the SQL of migrate.
+func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {
 	a.changes = true
@@ -55,15 +62,15 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 		return err
 	}
 	defer pool.Close()
-	before, err := migrations.List(ctx, pool)
+	before, err := a.migrations().List(ctx, pool)
 	if err != nil {
 		return err
 	}
-	_, err = pool.Exec(ctx, `select drover_check_schema()`)
-	var pg *pgconn.PgError
-	renamed := errors.As(err, &pg) && pg.Code == "3F000"
-	upErr := migrations.Up(ctx, pool)
-	after, err := migrations.List(ctx, pool) // what stands in front of a migration that failed is applied
+	_, err = pool.Exec(ctx, a.names().SQL(`select drover_check_schema()`))
+	var server *pgconn.PgError
+	renamed := errors.As(err, &server) && server.Code == "3F000"
+	upErr := a.migrations().Up(ctx, pool)
+	after, err := a.migrations().List(ctx, pool) // what stands in front of a migration that failed is applied
 	if err != nil {
 		return errors.Join(upErr, err)
 	}
@@ -91,8 +98,8 @@ func (a *app) createSchema(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	if _, err := pool.Exec(ctx, `create schema if not exists `+pgx.Identifier{a.schema}.Sanitize()); err != nil {
-		return fmt.Errorf("create schema %q: %w", a.schema, err)
+	if _, err := pool.Exec(ctx, `create schema if not exists `+pgx.Identifier{a.drovers()}.Sanitize()); err != nil {
+		return fmt.Errorf("create schema %q: %w", a.drovers(), err)
 	}
 	return nil
 }
@@ -127,12 +134,12 @@ func (a *app) migrateDown(ctx context.Context, yes bool) error {
 		return err
 	}
 	defer pool.Close()
-	list, err := migrations.List(ctx, pool)
+	list, err := a.migrations().List(ctx, pool)
 	if err != nil {
 		return err
 	}
 	var w doomed
-	if err := pool.QueryRow(ctx, sqlDoomed).Scan(&w.database, &w.schema, &w.there); err != nil {
+	if err := pool.QueryRow(ctx, a.names().SQL(sqlDoomed), a.drovers()).Scan(&w.database, &w.schema, &w.there); err != nil {
 		return fmt.Errorf("look at what would go: %w", err)
 	}
 	dropped := slices.ContainsFunc(list, func(m migrations.Status) bool { return m.Applied })
@@ -142,7 +149,7 @@ func (a *app) migrateDown(ctx context.Context, yes bool) error {
 				return err
 			}
 		}
-		if err := migrations.Down(ctx, pool); err != nil {
+		if err := a.migrations().Down(ctx, pool); err != nil {
 			return err
 		}
 	}
@@ -170,7 +177,7 @@ type doomed struct {
 
 const (
 	sqlDoomed = `
-select current_database(), coalesce((select relnamespace::regnamespace::name from pg_class where oid = to_regclass('jobs')), current_schema(), ''),
+select current_database(), coalesce(nullif($1, ''), (select relnamespace::regnamespace::name from pg_class where oid = to_regclass('jobs')), current_schema(), ''),
 	to_regclass('jobs') is not null and to_regclass('drover_supervisors') is not null`
 	sqlCountDoomed = `
 select count(*), count(*) filter (where finalized_at is null),
@@ -180,7 +187,7 @@ from jobs`
 
 func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) error {
 	if w.there {
-		if err := pool.QueryRow(ctx, sqlCountDoomed).Scan(&w.jobs, &w.unfinished, &w.liveSupervisors); err != nil {
+		if err := pool.QueryRow(ctx, a.names().SQL(sqlCountDoomed)).Scan(&w.jobs, &w.unfinished, &w.liveSupervisors); err != nil {
 			return fmt.Errorf("count what would go: %w", err)
 		}
 	}
@@ -203,7 +210,7 @@ func (a *app) migrateStatus(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	list, err := migrations.List(ctx, pool)
+	list, err := a.migrations().List(ctx, pool)
 	if err != nil {
 		return err
 	}

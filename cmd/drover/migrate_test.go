@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -100,6 +104,54 @@ func TestMigrateCreateSchema(t *testing.T) {
 		t.Errorf("asks without the schema's name: %s", o.stderr)
 	}
 	sh.exec(t, `drop schema "`+name+`" cascade`)
+}
+
+// What a command does in the schema of --schema or DROVER_SCHEMA it does in no other one, whatever its name is.
+func TestSchemaOfTheCommand(t *testing.T) {
+	t.Parallel()
+	sh, decoy := newMigratedShell(t)
+	other := pgtest.Schema(sh.pool)
+	name := `Odd "herd"; $1 %s 'q' ` + other + "x"
+	t.Cleanup(func() {
+		if _, err := sh.pool.Exec(context.Background(), `drop schema if exists `+pgx.Identifier{name}.Sanitize()+` cascade`); err != nil {
+			t.Log(err)
+		}
+	})
+	at := pgtest.URL(t) // another drover is in front in the path
+	if strings.Contains(at, "?") {
+		at += "&search_path=" + other
+	} else {
+		at += "?search_path=" + other
+	}
+	flag := &shell{pool: sh.pool, flags: []string{"--url", at, "--schema", name}}
+	env := &shell{pool: sh.pool, flags: []string{"--url", at}, env: map[string]string{"DROVER_SCHEMA": name}}
+	env.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "applied")
+	flag.run(t, "migrate", "status").ok(t).says(t, "applied")
+	client, err := drover.New(sh.pool, drover.Config{Schema: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := client.Enqueue(t.Context(), charge{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sh := range []*shell{flag, env} {
+		sh.run(t, "stats").ok(t).says(t, "schema "+name, "charge")
+		sh.run(t, "check", "--discarded", "1").ok(t)
+		sh.run(t, "check", "--queue", "default", "--discarded", "1").ok(t)
+		sh.run(t, "health").ok(t).says(t, "schema "+name)
+		sh.run(t, "jobs", "show", r.ID).ok(t).says(t, "charge")
+	}
+	env.run(t, "jobs", "discard", r.ID).ok(t)
+	flag.run(t, "jobs", "show", r.ID).ok(t).says(t, `discarded_jobs`)
+	if counts, err := decoy.Counts(t.Context()); err != nil || len(counts) > 0 {
+		t.Errorf("the other schema has %v, %v", counts, err)
+	}
+	flag.input = "yes\n"
+	if o := flag.run(t, "migrate", "down").ok(t); !strings.Contains(o.stderr, fmt.Sprintf("schema %q with 1 job", name)) {
+		t.Errorf("it asks: %s", o.stderr)
+	}
+	sh.run(t, "migrate", "status").ok(t).says(t, "applied")
 }
 
 func (sh *shell) exec(t *testing.T, sql string, args ...any) {

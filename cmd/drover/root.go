@@ -11,12 +11,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
@@ -38,7 +39,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.url, "url", "", "database URL (default $DATABASE_URL)")
-	flags.StringVar(&a.schema, "schema", "", "schema with drover's tables (default: the search_path of the URL, then of the server)")
+	flags.StringVar(&a.schema, "schema", "", "schema with drover's tables (default $DROVER_SCHEMA, then the search_path of the URL, then of the server)")
 	flags.BoolVar(&a.json, "json", false, "print JSON")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkFlags(cmd) }
 	root.SetHelpCommand(newHelpCommand())
@@ -71,6 +72,11 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 	for _, flag := range []struct{ name, value string }{{"url", a.url}, {"schema", a.schema}} {
 		if cmd.Flags().Changed(flag.name) && strings.TrimSpace(flag.value) == "" {
 			return usagef("--%s is empty", flag.name)
+		}
+	}
+	if schema := a.drovers(); schema != "" {
+		if fault := pgtext.SchemaFault(schema); fault != "" {
+			return usagef("the schema %q: %s", schema, fault)
 		}
 	}
 	return nil
@@ -129,10 +135,18 @@ func (a *app) databaseURL() string {
 	return a.getenv("DATABASE_URL")
 }
 
+// drovers is the schema of --schema, else of DROVER_SCHEMA, else "": the search_path picks it.
+func (a *app) drovers() string {
+	if a.schema != "" {
+		return a.schema
+	}
+	return a.getenv("DROVER_SCHEMA")
+}
+
 // connectTimeout bounds the wait for a server that does not answer, where the URL sets no connect_timeout.
 const connectTimeout = 10 * time.Second
 
-// poolConfig is the database of the command line, with --schema as its search_path.
+// poolConfig is the database of the command line.
 func (a *app) poolConfig() (*pgxpool.Config, error) {
 	given := a.databaseURL()
 	if given == "" {
@@ -150,9 +164,6 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 		params["application_name"] = "drover"
 	}
 	params["datestyle"] = "ISO" // of exec modes that get times as text, the driver reads no other
-	if a.schema != "" {
-		params["search_path"] = pgx.Identifier{a.schema}.Sanitize()
-	}
 	config.MaxConns = 4
 	return config, nil
 }
@@ -160,17 +171,18 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 // connect opens the database. A server that cannot be reached and a --schema that does not exist are errors.
 func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	pool, err := a.reach(ctx)
-	if err != nil || a.schema == "" {
+	schema := a.drovers()
+	if err != nil || schema == "" {
 		return pool, err
 	}
 	var exists bool
-	if err := pool.QueryRow(ctx, sqlSchemaExists, a.schema).Scan(&exists); err != nil {
+	if err := pool.QueryRow(ctx, sqlSchemaExists, schema).Scan(&exists); err != nil {
 		pool.Close()
-		return nil, fmt.Errorf("look for the schema %q: %w", a.schema, err)
+		return nil, fmt.Errorf("look for the schema %q: %w", schema, err)
 	}
 	if !exists {
 		pool.Close()
-		return nil, fmt.Errorf("schema %q does not exist; to make it: drover migrate up --create-schema --schema %s", a.schema, a.schema)
+		return nil, fmt.Errorf("schema %q does not exist; to make it: drover migrate up --create-schema --schema %s", schema, shellQuote(schema))
 	}
 	return pool, nil
 }
@@ -205,7 +217,7 @@ func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 
 // session is a migrated database and a client on it.
 type session struct {
-	pool     *pgxpool.Pool
+	pool     *pg.Pool
 	client   *drover.Client
 	database string
 	schema   string // where drover's tables are
@@ -224,8 +236,8 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &session{pool: pool}
-	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks})
+	s := &session{pool: &pg.Pool{Pool: pool, Names: pg.NewNames(a.drovers())}}
+	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks, Schema: a.drovers()})
 	if errors.Is(err, drover.ErrNotMigrated) {
 		err = a.notMigrated(ctx, pool)
 	}
@@ -242,14 +254,18 @@ func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
 		return fmt.Errorf("ask for the schema: %w", err)
 	}
-	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, schema %q (search_path %s); to fix it, run: %s",
-		database, schema, path, a.again("migrate up", ""))
+	where := fmt.Sprintf("schema %q (search_path %s)", schema, path)
+	if given := a.drovers(); given != "" {
+		where = fmt.Sprintf("schema %q", given)
+	}
+	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, %s; to fix it, run: %s",
+		database, where, a.again("migrate up", ""))
 }
 
 const sqlWhere = `select current_database(), coalesce(current_schema(), ''), current_setting('search_path')`
 
 func (s *session) prepare(ctx context.Context, config drover.Config) (err error) {
-	if s.client, err = drover.New(s.pool, config); err != nil {
+	if s.client, err = drover.New(s.pool.Pool, config); err != nil {
 		return err
 	}
 	// reach has already refused a standby if the command changes something.
