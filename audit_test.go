@@ -18,10 +18,15 @@ import (
 // Every method of Client that changes what is there takes an Audit as its last argument.
 func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
-	const others = " Alerts Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx ExportArchive FailureGroup FailureGroups Health Job Jobs" +
-		" NewSupervisor PreviewRedrive Redrive Redrives RetryBudgets Summary "
+	const others = " Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx ExportArchive FailureGroup FailureGroups Job Jobs" +
+		" NewSupervisor PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary "
 	client := reflect.TypeFor[*Client]()
 	verbs := 0
+	for _, name := range strings.Fields(others) {
+		if _, there := client.MethodByName(name); !there {
+			t.Errorf("there is no %s", name)
+		}
+	}
 	for i := range client.NumMethod() {
 		m := client.Method(i)
 		last := m.Type.In(m.Type.NumIn() - 1)
