@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover/internal/health"
-	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newHealthCommand(a *app) *cobra.Command {
@@ -32,7 +31,7 @@ func (a *app) health(ctx context.Context, strict bool) error {
 		return err
 	}
 	defer s.close()
-	h, err := health.Look(ctx, &pg.Pool{Pool: s.pool})
+	h, err := health.Look(ctx, s.pool)
 	if err != nil {
 		return fmt.Errorf("look at the health: %w", err)
 	}
