@@ -64,7 +64,7 @@ func constants(t *testing.T) (named map[string]string, all map[string]bool) {
 	named, all = map[string]string{}, map[string]bool{}
 	const module = "github.com/drover-queue/drover"
 	known := imports{}
-	for _, dir := range []string{"internal/pg", "internal/store", ".", "cmd/drover"} {
+	for _, dir := range []string{"internal/pg", "internal/store", "internal/health", ".", "cmd/drover"} {
 		fset := token.NewFileSet()
 		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
@@ -217,7 +217,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	}
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
 	db.exec(t, `insert into jobs (kind, args, state, claimed_by, attempted_at, attempt, claim_seq) values ('job', '{"n": 0}', 'running', 'dead', now() - interval '1 hour', 1, 1)`)
-	sup := db.launch(t, SupervisorConfig{Workers: workers, Lease: time.Second, CompletedRetention: time.Second, Queues: []Queue{{}}}, func(s *Supervisor) { s.engine.Pruner.Every = 50 * time.Millisecond })
+	sup := db.launch(t, SupervisorConfig{Workers: workers, Lease: time.Second, CompletedRetention: KeepFor(time.Second), Queues: []Queue{{}}}, func(s *Supervisor) { s.engine.Pruner.Every = 50 * time.Millisecond })
 	c.did("NewSupervisor")
 
 	one := func(args Args, opts *EnqueueOpts) string {
@@ -254,7 +254,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 
 	long := one(job{waits}, nil)
 	receive(t, began)
-	_, err = c.Cancel(ctx, long, "enough")
+	_, err = c.Cancel(ctx, long, Audit{})
 	c.ok(t, "Cancel", err)
 	c.ok(t, "AddQueue", sup.AddQueue(ctx, Queue{Name: "other"}))
 	one(job{completes}, &EnqueueOpts{Queue: "other"})
@@ -263,14 +263,14 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where id = $1`, plain) // it is pruned
 
 	later := &EnqueueOpts{Queue: "unserved"}
-	_, err = c.Discard(ctx, one(job{completes}, later), "no")
+	_, err = c.Discard(ctx, one(job{completes}, later), Audit{})
 	c.ok(t, "Discard", err)
 	for range 3 {
 		one(job{completes}, later)
 	}
-	_, err = c.CancelMany(ctx, Filter{IDs: []string{one(job{completes}, later)}}, "no")
+	_, err = c.CancelMany(ctx, Filter{IDs: []string{one(job{completes}, later)}}, Audit{})
 	c.ok(t, "CancelMany", err)
-	many, err := c.DiscardMany(ctx, Filter{Queue: "unserved", State: Available}, "no")
+	many, err := c.DiscardMany(ctx, Filter{Queue: "unserved", State: Available}, Audit{})
 	c.ok(t, "DiscardMany", err)
 	if many.Changed != 3 {
 		t.Errorf("DiscardMany: %+v", many)
@@ -292,7 +292,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	c.ok(t, "Counts", err)
 	_, err = c.Summary(ctx)
 	c.ok(t, "Summary", err)
-	c.ok(t, "RedriveJob", c.RedriveJob(ctx, page.Jobs[0].ID, nil))
+	c.ok(t, "RedriveJob", c.RedriveJob(ctx, page.Jobs[0].ID, nil, Audit{}))
 	groups, err := c.FailureGroups(ctx, FailureFilter{})
 	c.ok(t, "FailureGroups", err)
 	if len(groups) == 0 {
@@ -301,44 +301,42 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	print := groups[0].Fingerprint
 	_, err = c.FailureGroup(ctx, print)
 	c.ok(t, "FailureGroup", err)
-	c.ok(t, "SetFailureStatus", c.SetFailureStatus(ctx, print, FailureResolved, "me"))
-	c.ok(t, "SetFailurePolicy", c.SetFailurePolicy(ctx, print, FailurePolicy{}, "me"))
+	c.ok(t, "SetFailureStatus", c.SetFailureStatus(ctx, print, FailureResolved, Audit{By: "me"}))
+	c.ok(t, "SetFailurePolicy", c.SetFailurePolicy(ctx, print, FailurePolicy{}, Audit{By: "me"}))
 	_, err = c.RetryBudgets(ctx)
 	c.ok(t, "RetryBudgets", err)
-	_, err = c.Alerts(ctx, Thresholds{Discarded: 1})
-	c.ok(t, "Alerts", err)
-	h, err := c.Health(ctx)
-	c.ok(t, "Health", err)
-	if len(h.NotSeen) > 0 {
-		t.Errorf("Health has not seen %+v", h.NotSeen)
+	shot, err := c.Snapshot(ctx)
+	c.ok(t, "Snapshot", err)
+	if len(shot.NotSeen) > 0 {
+		t.Errorf("Snapshot has not seen %+v", shot.NotSeen)
 	}
 
 	plan := RedrivePlan{Filter: dead, Rate: 0.01}
 	_, err = c.PreviewRedrive(ctx, plan)
 	c.ok(t, "PreviewRedrive", err)
-	r, err := c.StartRedrive(ctx, plan)
+	r, err := c.StartRedrive(ctx, plan, Audit{})
 	c.ok(t, "StartRedrive", err)
-	c.ok(t, "PauseRedrive", c.PauseRedrive(ctx, r.ID))
-	c.ok(t, "ResumeRedrive", c.ResumeRedrive(ctx, r.ID))
+	c.ok(t, "PauseRedrive", c.PauseRedrive(ctx, r.ID, Audit{}))
+	c.ok(t, "ResumeRedrive", c.ResumeRedrive(ctx, r.ID, Audit{}))
 	_, err = c.Redrive(ctx, r.ID)
 	c.ok(t, "Redrive", err)
 	_, err = c.Redrives(ctx, 10)
 	c.ok(t, "Redrives", err)
-	c.ok(t, "AbortRedrive", c.AbortRedrive(ctx, r.ID, "no"))
+	c.ok(t, "AbortRedrive", c.AbortRedrive(ctx, r.ID, Audit{}))
 
 	all := Filter{State: Discarded}
-	moved, err := c.Archive(ctx, all, nil)
+	moved, err := c.Archive(ctx, all, nil, Audit{})
 	c.ok(t, "Archive", err)
 	if moved.Jobs == 0 {
 		t.Error("nothing is archived")
 	}
 	_, err = c.ExportArchive(ctx, &bytes.Buffer{}, all)
 	c.ok(t, "ExportArchive", err)
-	_, err = c.Restore(ctx, Filter{Kind: "job"})
+	_, err = c.Restore(ctx, Filter{Kind: "job"}, Audit{})
 	c.ok(t, "Restore", err)
-	_, err = c.PurgeArchive(ctx, all)
+	_, err = c.PurgeArchive(ctx, all, Audit{})
 	c.ok(t, "PurgeArchive", err)
-	_, err = c.DeleteMany(ctx, all)
+	_, err = c.DeleteMany(ctx, all, Audit{})
 	c.ok(t, "DeleteMany", err)
 	sup.stop(t)
 	for name := range c.left {
@@ -493,9 +491,9 @@ func TestASchemaThatIsNotThere(t *testing.T) {
 		_, other := named.client.Enqueue(ctx, letter{}, &EnqueueOpts{Tags: []string{"x"}})
 		_, many := named.client.EnqueueMany(ctx, []EnqueueItem{{letter{}, nil}})
 		_, counts := named.client.Counts(ctx)
-		_, health := named.client.Health(ctx)
+		_, shot := named.client.Snapshot(ctx)
 		for what, err := range map[string]error{
-			"Check": named.client.Check(ctx), "Run": sup.Run(ctx), "Enqueue": plain, "Enqueue with options": other, "EnqueueMany": many, "Counts": counts, "Health": health,
+			"Check": named.client.Check(ctx), "Run": sup.Run(ctx), "Enqueue": plain, "Enqueue with options": other, "EnqueueMany": many, "Counts": counts, "Snapshot": shot,
 		} {
 			if !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), schema) {
 				t.Errorf("%s in %q: %v", what, schema, err)
