@@ -367,7 +367,7 @@ func TestHealthNamesRefusedJobs(t *testing.T) {
 	if s.Rows != 12 || s.Refused != 1 || len(s.First) != 10 {
 		t.Fatalf("%+v", s)
 	}
-	if r := s.First[0]; r.Job != "job 12" || r.Path != "rescue" || r.Error != "it's cursed" || r.Code != "P0001" || r.Tries != 12 || time.Until(r.RetryAt) < time.Minute {
+	if r := s.First[0]; r.ID != "job 12" || r.Path != "rescue" || r.Error != "it's cursed" || r.Code != "P0001" || r.Tries != 12 || time.Until(r.RetryAt) < time.Minute {
 		t.Errorf("%+v", r)
 	}
 }

@@ -138,7 +138,7 @@ func TestFindings(t *testing.T) {
 		}},
 		{"one fell silent", Report{Supervisors: Supervisors{Alive: 2, Silent: 1}}, []Finding{{"warning", "supervisors", "supervisors: 2 alive, 0 draining, 1 silent, 0 lost", "", ""}}},
 		{"set aside", Report{SetAside: SetAside{Rows: 3, Refused: 2, First: []AsideJob{{
-			Job: "01X", Path: "claim", Error: "job is cursed", Code: "P0001", Tries: 4, RetryAt: now,
+			ID: "01X", Path: "claim", Error: "job is cursed", Code: "P0001", Tries: 4, RetryAt: now,
 		}}}}, []Finding{
 			{
 				"warning", "set_aside", "job 01X is set aside, the database refuses its claim: job is cursed (tried 4 times, next at 2026-03-01T12:00:00Z)", "",

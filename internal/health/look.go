@@ -342,7 +342,7 @@ func (h *Report) readQueue(rows pgx.Rows) error {
 
 func (h *Report) readSetAside(rows pgx.Rows) error {
 	var r AsideJob
-	err := rows.Scan(&h.SetAside.Rows, &r.Path, &r.Job, &r.Error, &r.Code, &r.Tries, &r.FirstAt, &r.RetryAt)
+	err := rows.Scan(&h.SetAside.Rows, &r.Path, &r.ID, &r.Error, &r.Code, &r.Tries, &r.FirstAt, &r.RetryAt)
 	h.SetAside.First = append(h.SetAside.First, r)
 	return err
 }

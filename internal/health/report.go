@@ -135,7 +135,7 @@ type SetAside struct {
 // AsideJob is a row of the table drover_set_aside: a job that the database refuses to read or to change, if not even the
 // refusal can be written into the job's own row. Supervisors leave the job alone until RetryAt.
 type AsideJob struct {
-	Job     string    `json:"job"`
+	ID      string    `json:"id"`
 	Path    string    `json:"path"` // the refused operation: claim, settle, rescue, prune, archive, ...
 	Error   string    `json:"error"`
 	Code    string    `json:"code,omitempty"` // the SQLSTATE
