@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata") //nolint:gochecknoglobals // go test parses flags before any test runs
 
-// Every row of DESIGN.md section 5, jitter off, defaults included, and the horizons of R-3.
+// Every row of the table of default strategies, jitter off, defaults included, and the horizons of R-3.
 func TestRetryScheduleGoldens(t *testing.T) {
 	t.Parallel()
 	type row struct {

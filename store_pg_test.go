@@ -34,7 +34,7 @@ func (db *testDB) hot(t testing.TB, s *still) float64 {
 	return float64(hot) / float64(all)
 }
 
-// DESIGN.md, section 4.1: a claim changes no indexed column, and there is room on the page for the claimed row.
+// A claim changes no indexed column, and there is room on the page for the claimed row.
 func TestClaimsAreHOT(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -60,7 +60,7 @@ func TestClaimsAreHOT(t *testing.T) {
 	}
 }
 
-// DESIGN.md, section 4.1: a job with tiny args writes a bounded number of bytes to the WAL, from enqueue to completion.
+// A job with tiny args writes a bounded number of bytes to the WAL, from enqueue to completion.
 func TestWALOfAJob(t *testing.T) {
 	t.Parallel()
 	slow(t)

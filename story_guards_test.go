@@ -57,7 +57,7 @@ func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBat
 	return ctx
 }
 
-// DESIGN.md, section 4.3: claims and settles grow with the load.
+// Claims and settles grow with the load.
 func TestStatementsUnderLoad(t *testing.T) {
 	t.Parallel()
 	slow(t)

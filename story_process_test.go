@@ -491,7 +491,7 @@ func TestProcessWithDeafHandlersEndsInTime(t *testing.T) {
 	}
 }
 
-// DESIGN.md: 2,000 jobs in flight with 1 KiB of args cost a process little.
+// 2,000 jobs in flight with 1 KiB of args cost a process little.
 func TestMemoryOfManyJobsInFlight(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -554,7 +554,7 @@ func (db *testDB) traced(t testing.TB, cfg Config) (*testDB, *statements) {
 	return db.via(t, cfg, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counted }), counted
 }
 
-// DESIGN.md, section 4.4: an idle supervisor sends nothing but a heartbeat, a look for jobs, a sweep where it is its turn
+// An idle supervisor sends nothing but a heartbeat, a look for jobs, a sweep where it is its turn
 // and a step of the pruner, each as rarely as it must, with the default settings: half a statement a second, or 1.3
 // where it hears no notifications.
 func TestIdleSupervisorIsQuiet(t *testing.T) {

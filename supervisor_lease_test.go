@@ -625,7 +625,7 @@ func TestSweepsTakeTurns(t *testing.T) {
 	}
 }
 
-// DESIGN.md, section 4: silence is a beat that stands still for a lease on the judge's clock while its own get through.
+// Silence is a beat that stands still for a lease on the judge's clock while its own get through.
 func TestSilenceIsJudgedWithoutTheServersClock(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
