@@ -29,4 +29,4 @@ func newDesk(pool *pgxpool.Pool, schema string) *desk {
 }
 
 // in is the caller's transaction, with drover's names qualified in what drover sends through it.
-func (s *desk) in(tx Tx) Tx { return s.pool.Names.In(tx) }
+func (s *desk) in(tx pg.Querier) pg.Querier { return s.pool.Names.In(tx) }
