@@ -903,8 +903,8 @@ func mutants() []mutant {
 		{
 			name: "callers-transaction-unnamed", bug: "Config.Schema does not hold in a caller's transaction",
 			file:  "store_pg.go",
-			old:   "func (s *desk) in(tx Tx) Tx { return s.pool.Names.In(tx) }",
-			new:   "func (s *desk) in(tx Tx) Tx { return tx }",
+			old:   "func (s *desk) in(tx pg.Querier) pg.Querier { return s.pool.Names.In(tx) }",
+			new:   "func (s *desk) in(tx pg.Querier) pg.Querier { return tx }",
 			tests: []string{"TestASchemaOfItsOwn"},
 		},
 		{
