@@ -223,6 +223,11 @@ func TestMapOfTheFiles(t *testing.T) {
 		}
 		files = append(files, in...)
 	}
+	for _, named := range regexp.MustCompile("`([\\w/]+\\.go)`").FindAllStringSubmatch(string(raw), -1) {
+		if _, err := os.Stat(named[1]); err != nil {
+			t.Errorf("CONTRIBUTING.md names a file that is not there: %v", err)
+		}
+	}
 	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
 	slices.Sort(mapped)
 	slices.Sort(files)

@@ -92,11 +92,12 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 	return c.enqueued(ctx, job, existing), nil
 }
 
-// EnqueueTx stores one job in the caller's transaction: it exists if and when that commits. A pgx.Tx is a Tx,
-// SQLTx adapts a *sql.Tx. It wakes a supervisor with the commit if all sleep when it is called, or when a transaction began
-// that is not read committed. One that falls asleep in between looks for the job about every tenth of its sleep, at least
-// every PollInterval; what commits more than 20 s after the call may wait for a full sweep, 15 s for each supervisor.
-// Errors as Enqueue; after any but an *InvalidError the transaction can only be rolled back.
+// EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx; SQLTx
+// adapts a *sql.Tx. If all supervisors are asleep at the call, the commit wakes one. In a transaction that is not read
+// committed, the time of its start counts. A supervisor that falls asleep before the commit finds the job by polling,
+// at the latest after PollInterval. A job whose transaction commits more than 20 s after the call may wait for the next
+// full sweep, 15 s for each supervisor. EnqueueTx returns the errors of Enqueue. After an error other than an
+// *InvalidError the transaction can only be rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	job, err := c.encode(args, opts)
 	if err != nil {

@@ -35,7 +35,7 @@ type task struct {
 	worker    *Worker
 	strategy  RetryStrategy
 	uncounted int    // runs that DontCount gave back
-	host      string // where the process ran that died, of a rescued job
+	host      string // of the process that died; "" except for a rescued job
 }
 
 // taskOf is the task that a run is part of.
@@ -52,7 +52,8 @@ func (h *handler) NewRun(j *store.Job, policy any) *engine.Run {
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Args: j.Args, Attempt: j.Attempt, Priority: int(j.Lane % 10),
 		MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.ScheduledAt,
 	}}
-	t.Task, t.job.task, t.Timeout = t, t, w.opts.Timeout
+	t.Task, t.job.task = t, t
+	t.Timeout = w.opts.Timeout
 	if t.strategy == nil {
 		t.strategy = q.Retry
 	}
@@ -62,7 +63,7 @@ func (h *handler) NewRun(j *store.Job, policy any) *engine.Run {
 	if t.strategy == nil {
 		t.strategy = DefaultRetry()
 	}
-	if t.Timeout >= maxTimeout {
+	if t.Timeout >= maxTimeout { // NoTimeout
 		t.Timeout = 0
 	}
 	t.share()
@@ -114,7 +115,7 @@ func (h *handler) Handle(ctx context.Context, r *engine.Run) (err error) {
 func (h *handler) Decide(r *engine.Run, err error) engine.Outcome {
 	if err == nil {
 		if why := r.Uncommitted(); why != nil {
-			err = Retry(why) // nil is no completion
+			err = Retry(why) // after a failed CompleteTx, nil does not complete the job
 		}
 	}
 	return taskOf(r).decide(err)
@@ -129,7 +130,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 		exit.trace = stack()
 	}
 	if failed := guarded(func() { o = t.endedBy(why, exit) }); failed != "" {
-		o = t.failed(errors.New("outcome could not be decided: "+failed), worthRetry()) // runs no more of the application's code unguarded
+		o = t.failed(errors.New("outcome could not be decided: "+failed), worthRetry()) // no code of the application decides this time
 	}
 	return o
 }
@@ -157,7 +158,7 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	}
 	e := t.draft(why)
 	if errors.Is(why, ErrNotCommitted) {
-		e.Duration = t.End.Duration // the run ended a while ago
+		e.Duration = t.End.Duration // the handler returned before the look at the row
 	}
 	e.fail(worthRetry())
 	return e.done()
@@ -168,8 +169,9 @@ var (
 	errForgotten = errors.New("drover: it is not known how the only run of the job ended")
 )
 
-// Crashed implements engine.Handler. A job that was not started is due again as if nothing had been. A crash counts as a run, but does
-// not exhaust a job: only a job with a single run, or a job that is convicted of the death, is discarded.
+// Crashed implements engine.Handler. A job that had not started is due immediately and keeps its attempt. A crash counts as a
+// run, but it never uses up the attempts: only a job with a single attempt, or a job that is convicted of the death, is
+// discarded.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, host: j.Host, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,

@@ -195,8 +195,8 @@ type RedriveGroup struct {
 	Error       string `json:"error,omitempty"`   // of the newest
 }
 
-// PreviewRedrive tells what Redrive would take up, most jobs first, and changes nothing. It does not mind Limit.
-// Errors as Redrive.
+// PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. It ignores
+// Limit. It returns the errors of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {

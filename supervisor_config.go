@@ -12,57 +12,57 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// SupervisorConfig says what a supervisor runs, and how. Queues and Workers are needed, the rest has defaults.
+// SupervisorConfig are the settings of a supervisor. Queues and Workers are needed, the rest has defaults.
 type SupervisorConfig struct {
-	// Queues are those it claims from.
+	// Queues are the queues that it claims from.
 	Queues []Queue
 
-	// Workers handle the kinds it knows, one worker a kind. Jobs of other kinds are left for other processes.
+	// Workers handle one kind each. The supervisor leaves jobs of other kinds to other processes.
 	Workers []Worker
 
 	// Strategies are Customs that single jobs may refer to by name, besides the Customs of Workers and Queues.
 	Strategies []Custom
 
-	// Timeout bounds a run of workers that set none. Zero means 5 minutes, NoTimeout none; under 1 ms is an
-	// error.
+	// Timeout bounds a run, if its worker sets no timeout. Zero means 5 minutes, NoTimeout none; under 1 ms is an error.
 	Timeout time.Duration
 
-	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero
-	// means 30 s; under 1 s is an error. Long survives database outages, short frees a dead process' jobs. It
-	// beats six times a lease.
+	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero means 30 s;
+	// under 1 s is an error. A long lease survives database outages; a short one frees a dead process' jobs sooner. The
+	// supervisor sends a heartbeat six times a lease.
 	Lease time.Duration
 
 	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
 	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
 	PollInterval time.Duration
 
-	// DisableNotify does without LISTEN, at the price of more polls: for poolers that refuse it, or that take it and
-	// pass nothing on, such as PgBouncer in transaction mode. By itself a supervisor whose LISTEN fails goes on polling
-	// every PollInterval and tries again.
+	// DisableNotify turns LISTEN off, at the price of more polls: for poolers that refuse it, or that accept it and pass no
+	// notification on, such as PgBouncer in transaction mode. Without it, a supervisor whose LISTEN fails polls every
+	// PollInterval and tries LISTEN again.
 	DisableNotify bool
 
-	// DrainTimeout is how long a stop waits for running jobs before it cancels them. Zero means 20 s,
-	// under 1 ms is an error. Handlers that ignore that have another 3 s, then their jobs are handed back. Run returns at
-	// most 5 s after the cancel, whatever handlers and database do, and so within the 30 s that many platforms give.
+	// DrainTimeout is how long a stop waits for running jobs before it cancels their contexts. Zero means 20 s, under 1 ms
+	// is an error. Handlers that ignore the cancel have another 3 s; then their jobs are released. Run returns at most 5 s
+	// after the cancel, whatever handlers and database do. So with the default a stop ends within the 30 s that many
+	// platforms allow.
 	DrainTimeout time.Duration
 
 	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means
 	// KeepFor(24 * time.Hour); under 1 s is an error. DeleteOnCompletion is for completed jobs alone. A Queue may have
-	// its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first prunes,
-	// once a minute, the queues of all.
+	// its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first prunes the
+	// queues of all supervisors, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
-	// RetryBudget is for jobs whose kind and queue have none, all of them together. Zero means no budget.
+	// RetryBudget is one budget for all jobs whose kind and queue have none. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// QuarantineAfter is how many process deaths convict a job, the last one suffered with nothing beside it: it is
-	// discarded, reason crashed. Zero means 3; 3 to 10. Runs deaf to their timeout count as deaths. Should be the
-	// same in all processes: who rescues decides.
+	// QuarantineAfter is how many process deaths convict a job, if no other job had started when the last process died. The
+	// job is then discarded, reason crashed. Zero means 3; 3 to 10. A run that ignores its timeout counts as a death. The
+	// setting of the supervisor that rescues the job holds, so it should be the same in all processes.
 	QuarantineAfter int
 
-	// Build names the running version, for kinds, supervisors, and FailurePark: one that was not seen before is newer
-	// than all others. Zero means the main module's, from the binary. Cut to 128 bytes.
+	// Build names the running version, for kinds, supervisors, and FailurePark. A version that was not seen before is newer
+	// than all others. Zero means the version of the main module, from the binary. Longer names are cut to 128 bytes.
 	Build string
 }
 
@@ -71,21 +71,21 @@ type Queue struct {
 	// Name as in EnqueueOpts.Queue. Zero means "default".
 	Name string
 
-	// Concurrency is how many of its jobs run at once here. Zero means 10; at most 10,000.
+	// Concurrency is how many of its jobs run together in this supervisor. Zero means 10; at most 10,000.
 	Concurrency int
 
-	// MaxAttempts is for jobs and workers that set none. Zero means 20.
+	// MaxAttempts is for jobs whose own options and worker set none. Zero means 20.
 	MaxAttempts int
 
-	// Retry is for jobs and workers that set none. Nil means Exponential{}.
+	// Retry is for jobs whose own options and worker set none. Nil means Exponential{}.
 	Retry RetryStrategy
 
-	// RetryBudget is for this queue's jobs, but for kinds that have one. Zero means no budget.
+	// RetryBudget is for this queue's jobs, except jobs of kinds that have a budget. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// CompletedRetention and CancelledRetention are how long its jobs are kept that ended so. Zero means
-	// SupervisorConfig's; the same values are refused. What the last supervisor to start said of a queue holds for
-	// all, except DeleteOnCompletion, which each does for itself.
+	// CompletedRetention and CancelledRetention are how long its completed and its cancelled jobs are kept. Zero means the
+	// setting of SupervisorConfig; the same values are refused. The settings of the supervisor that started last hold for
+	// the queue in all processes, except DeleteOnCompletion, which each supervisor does for itself.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -201,7 +201,7 @@ func (q *Queue) forEngine(completed Retention) engine.Queue {
 	return eq
 }
 
-// appendBudget adds a budget to those that a supervisor stores, if it sets one.
+// appendBudget adds a budget to the budgets that a supervisor stores, if it is set.
 func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store.BudgetPolicy {
 	if b.Retries == 0 {
 		return all

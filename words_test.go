@@ -27,7 +27,7 @@ func plainFiles() []string {
 		"internal/blame/*.go", "internal/engine/*.go", "internal/floors/*.go", "internal/health/*.go",
 		"internal/house/*.go", "internal/pg/*.go", "internal/store/*.go", "jobs.go", "near_sweeps_test.go", "retention.go",
 		"retry_jitter.go", "sanitize.go", "snapshot.go", "snapshot_test.go", "store_pg.go", "store_pg_test.go",
-		"supervisor.go", "supervisor_links_test.go", "tx.go", "words_test.go", "worker.go",
+		"supervisor.go", "supervisor_config.go", "supervisor_links_test.go", "tx.go", "words_test.go", "worker.go",
 	}
 }
 

@@ -10,11 +10,12 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Handler is what the engine asks of the code above it. Its methods are called by many goroutines, and run code of the
-// application. Handle and Decide may panic, block or call runtime.Goexit. The others may block, and always return.
+// Handler is what the engine asks of the code above it. Many goroutines call its methods, and the methods run code of the
+// application. Handle and Decide may panic, block or call runtime.Goexit. The other methods may block; they do not panic or
+// exit.
 type Handler interface {
-	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue. The Run may be part of a larger value,
-	// which Run.Task leads back to.
+	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue. The Run may be part of a larger value:
+	// Run.Task leads back to it.
 	NewRun(job *store.Job, policy any) *Run
 
 	// Handle calls the handler of the job, and returns its error. A panic of the handler is an error.
@@ -23,12 +24,12 @@ type Handler interface {
 	// Decide returns the outcome of a run whose handler returned err.
 	Decide(r *Run, err error) Outcome
 
-	// CutShort returns the outcome of a run that ended for another reason: one of the errors of this package, or an error that matches
-	// pg.ErrNotCommitted.
+	// CutShort returns the outcome of a run that ended for another reason: ErrTimeout or one of the errors next to it, an
+	// UndecidedError, or an error that matches pg.ErrNotCommitted.
 	CutShort(r *Run, why error) Outcome
 
-	// Crashed makes the run of a job that a supervisor held whose process died, or that this supervisor held without knowing. Run.End is what
-	// becomes of it.
+	// Crashed makes the run of a job whose supervisor died, or which this supervisor held without knowing. Run.End is the
+	// outcome.
 	Crashed(job *store.Held, c Crash) *Run
 
 	// Hears reports whether anybody would notice an event.
@@ -38,16 +39,16 @@ type Handler interface {
 	Emit(ctx context.Context, e *Event)
 }
 
-// Crash is what is known of the end of a run that nobody saw the end of.
+// Crash is what is known of a run whose end nobody saw.
 type Crash struct {
 	Owner      string // the supervisor of the run
-	Own        bool   // it is this supervisor, which did not know of the run
+	Own        bool   // the owner is this supervisor, which did not know of the run: see audit
 	Started    bool   // the handler may have begun
 	Death      blame.Death
 	Background blame.Background
 }
 
-// Config is complete and valid. The caller fills in the defaults and checks.
+// Config must be complete and valid: the caller fills in the defaults and checks the values.
 type Config struct {
 	Handler Handler
 	Log     *slog.Logger
@@ -65,7 +66,7 @@ type Config struct {
 	DisableNotify   bool
 	QuarantineAfter int
 
-	Host, Build, Process string
+	Host, Build, Process string // for the row in drover_supervisors: of the machine, the program and the client
 }
 
 // Queue is one queue of an engine.

@@ -16,8 +16,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Engine is one supervisor: it claims jobs, calls handlers, records how the runs ended, keeps the lease and rescues the jobs of dead
-// supervisors.
+// Engine is one supervisor.
 type Engine struct {
 	*Shared
 	Claimer  *claimer
@@ -40,17 +39,19 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Claimer = newClaimer(s, e.Runner)
 	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver)
 	s.beatSoon, s.rewound = e.Keeper.Interrupt, e.Claimer.rewound
-	e.Claimer.Link.Again, e.Settler.Link.Again = s.rewound, e.Claimer.Audit.Reconnected
+	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
+	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
 	return e
 }
 
-// Run claims and runs jobs until ctx is done, then drains. It calls started once it is registered. It returns an error only if it
-// could not start. Every goroutine of the engine starts here, in New's argument to newRunner, or in AddQueue:
+// Run claims and runs jobs until ctx is done, then drains. It calls started when it is registered. It returns an error only
+// if it could not start. It starts every goroutine of the engine except two kinds, which the function in New starts: a
+// goroutine for each slot, and one to settle the run of each handler that was given up.
 //
 //	claim   ×1  takes jobs; stops with ctx
 //	work    ×n  a queue's slots; stops when its queue is closed and its job has ended
 //	settle  ×1  records outcomes; stops when claiming has and all is settled
-//	control ×1  heartbeat, notifications, rescue, sweeps; stops after settle
+//	keep    ×1  heartbeat, notifications, rescue, sweeps; stops after settle
 //	watch   ×1  finds handlers deaf to their timeout; stops after settle
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
@@ -70,11 +71,11 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	finishing, giveUp := context.WithCancel(base)
 	defer giveUp()
 
-	var reporting, claimingToo, whileWorking, settling sync.WaitGroup
+	var reporting, untilStop, whileWorking, settling sync.WaitGroup
 	reporting.Go(func() { e.Reporter.Run(base, e.Handler) })
-	claimingToo.Go(func() { e.Pruner.run(claiming) })
-	claimingToo.Go(func() { e.Redriver.run(claiming) })
-	claimingToo.Go(func() { e.Claimer.run(claiming, finishing) })
+	untilStop.Go(func() { e.Pruner.run(claiming) })
+	untilStop.Go(func() { e.Redriver.run(claiming) })
+	untilStop.Go(func() { e.Claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { e.Keeper.run(working) })
 	whileWorking.Go(func() { e.Runner.watch(working) })
 	e.Runner.start()
@@ -87,7 +88,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Draining.Store(true)
 	ending, cancel := context.WithDeadline(base, e.drain(base, giveUp))
 	defer cancel()
-	claimingToo.Wait()
+	untilStop.Wait()
 	settling.Wait()
 	e.Runner.Slots.Wait()
 	stopWorking()
@@ -105,14 +106,14 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 // StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining.
 func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 
-// How long a stop takes after it has cancelled the running jobs, whatever the database does: endPart in all.
+// How long a stop takes after it has cancelled the running jobs, whatever the database does: EndPart in all.
 const (
 	HandBack   = 3 * time.Second // until jobs are released although their handlers have not returned
 	LastSettle = time.Second     // for the last outcomes: a database that is away must not keep the process
-	EndPart    = 5 * time.Second // the rest is for connections to close, and to sign off
+	EndPart    = 5 * time.Second // all of it: the rest is for closing connections and signing off
 )
 
-// drain waits for the running jobs, then cancels them, then gives up on them. It returns when the rest must have ended.
+// drain waits for the running jobs, then cancels them, then gives up on them. It returns the time by which the rest of the stop must have ended.
 func (e *Engine) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	idle := e.Settler.Idle
 	timer := time.NewTimer(e.Cfg.DrainTimeout)

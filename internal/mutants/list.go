@@ -656,8 +656,8 @@ func mutants() []mutant {
 		{
 			name: "floors-outlive-the-connection", bug: "a claimer that has a new connection trusts its floors",
 			file:  "internal/engine/engine.go",
-			old:   "= s.rewound, e.Claimer.Audit.Reconnected",
-			new:   "= e.Claimer.Audit.Reconnected, e.Claimer.Audit.Reconnected",
+			old:   "e.Claimer.Link.Again = s.rewound ",
+			new:   "e.Claimer.Link.Again = e.Claimer.Audit.Reconnected ",
 			tests: []string{"TestAfterAReconnectFloorsAreNotTrusted"},
 		},
 		{
