@@ -139,6 +139,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	var undecided *engine.UndecidedError
 	switch {
+	case errors.Is(why, ErrNotCommitted): // first, because it wraps an error of the caller's transaction, which may be anything
 	case errors.Is(why, engine.ErrExit):
 		return t.decide(exit)
 	case errors.Is(why, engine.ErrTimeout):
@@ -173,7 +174,7 @@ var (
 // run, but it never uses up the attempts: only a job with a single attempt, or a job that is convicted of the death, is
 // discarded.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
-	t := &task{handler: h, host: j.Host, job: Job{
+	t := &task{handler: h, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
 		LastDelay: j.LastDelay, Crashes: j.Crashes,
 	}}
@@ -193,6 +194,7 @@ func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 		e.discard(ReasonCrashed)
 		t.End = e.done()
 	default:
+		t.host = j.Host
 		t.End = t.crashed(j, c)
 	}
 	return &t.Run
@@ -266,21 +268,14 @@ func (h *handler) Emit(ctx context.Context, e *engine.Event) {
 
 // publicEvent is an event of the engine as hooks see it.
 func publicEvent(e *engine.Event) Event {
-	r := e.Run
-	if r == nil {
-		return Event{Queue: e.Queue, Supervisor: e.Supervisor, Count: e.Count}
+	o := &e.End
+	public := Event{
+		JobID: e.JobID, Queue: e.Queue, Kind: e.JobKind, Supervisor: e.Supervisor, Attempt: e.Attempt, MaxAttempts: e.MaxAttempts, Count: e.Count,
+		Wait: e.Wait, Duration: o.Duration, Class: Class(o.Class), Error: o.Text, Reason: Reason(o.Reason),
 	}
-	public := Event{JobID: r.ID, Queue: r.Queue, Kind: r.Kind, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts}
-	if e.Kind == engine.EventStarted {
-		public.Wait = r.Waited()
-		return public
-	}
-	o := &r.End
-	public.MaxAttempts = cmp.Or(o.MaxAttempts, r.MaxAttempts)
-	public.Duration, public.Class, public.Error, public.Reason = o.Duration, Class(o.Class), o.Text, Reason(o.Reason)
 	switch e.Kind { //nolint:exhaustive // the others have none of these
 	case engine.EventFailed, engine.EventSnoozed, engine.EventRescued:
-		public.Backoff, public.Next = o.Delay, e.Next()
+		public.Backoff, public.Next = o.Delay, e.Next
 	case engine.EventFailureReopened:
 		public.Fingerprint = o.Fingerprint
 	}

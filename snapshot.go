@@ -172,8 +172,9 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	if dead > 0 {
 		q.Jobs[Discarded] = dead
 	}
-	s.Queues = append(s.Queues, q)
-	s.Suspects += suspects
+	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // else take cuts the queue off
+		s.Suspects += suspects
+	}
 	return nil
 }
 

@@ -258,6 +258,9 @@ type bulkBatch struct {
 func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit) (b bulkBatch, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
+		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // a refusal at the commit would follow the line in the log
+			return pg.Classify(err)
+		}
 		if err := tx.QueryRow(ctx, sql, filter, after, wait, audit.by(), audit.Why).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
 			return pg.Classify(err)
 		}

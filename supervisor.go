@@ -78,10 +78,10 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		kinds = append(kinds, w.kind)
 	}
 	slices.Sort(kinds)
-	slices.SortStableFunc(queues, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range queues {
 		queues[i].Retry = h.named(&bad, fmt.Sprintf("Queues[%d].Retry", i), queues[i].Retry)
 	}
+	slices.SortFunc(queues, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
 	for kind, w := range h.workers {
 		w.opts.Retry = h.named(&bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
 		for i := range w.opts.Cases {

@@ -241,7 +241,8 @@ begin
 	update drover_failure_groups f set policy = drover_failure_policy.policy, updated_at = clock_timestamp(),
 		updated_by = left(coalesce(nullif(by, ''), session_user), 128), updated_why = coalesce(left(why, 1000), ''),
 		park_build = case when drover_failure_policy.policy = 'park' then newest end
-	where f.fingerprint = drover_failure_policy.fingerprint;
+	where f.fingerprint = drover_failure_policy.fingerprint
+		and (f.policy, f.park_build) is distinct from (drover_failure_policy.policy, case when drover_failure_policy.policy = 'park' then newest end);
 	if g.policy = 'park' and policy is distinct from 'park' then
 		-- Jobs that are locked or refused here keep their build; drover_unpark releases them all the same.
 		parked := array(

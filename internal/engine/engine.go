@@ -72,7 +72,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	defer giveUp()
 
 	var reporting, untilStop, whileWorking, settling sync.WaitGroup
-	reporting.Go(func() { e.Reporter.Run(base, e.Handler) })
+	reporting.Go(func() { e.report(base, &reporting) })
 	untilStop.Go(func() { e.Pruner.run(claiming) })
 	untilStop.Go(func() { e.Redriver.run(claiming) })
 	untilStop.Go(func() { e.Claimer.run(claiming, finishing) })
@@ -96,11 +96,24 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // else a rescuer reads in our row which jobs had started
 		e.Keeper.end(ending)
 	}
+	e.Keeper.EndStrays(ending)
 	e.Keeper.UndoAtLast(ending)
 	e.Reporter.Close()
 	reporting.Wait()
 	e.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", e.Lease.Load().ID))
 	return nil
+}
+
+// report hands events on until the reporter is closed, in another goroutine if a hook ends this one.
+func (e *Engine) report(ctx context.Context, goroutines *sync.WaitGroup) {
+	closed := false
+	defer func() {
+		if !closed {
+			goroutines.Go(func() { e.report(ctx, goroutines) })
+		}
+	}()
+	e.Reporter.Run(ctx, e.Handler)
+	closed = true
 }
 
 // StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining.

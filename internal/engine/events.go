@@ -8,18 +8,38 @@ import (
 	"time"
 )
 
-// Event is something that happened to a run or in the engine, for the hooks.
+// Event is something that happened to a run or in the engine, for the hooks. It holds no run: events may wait for a slow
+// hook, and a run holds the args of its job.
 type Event struct {
-	Kind       EventKind
-	Run        *Run      // of an event about a run; Run.End is how it ended
-	At         time.Time // when a run ended, by the process' clock
-	Queue      string    // of EventClaimed
-	Supervisor string    // of an event without a run
-	Count      int       // of EventClaimed and EventRedriven: jobs
+	Kind        EventKind
+	JobID       string
+	JobKind     string
+	Queue       string
+	Supervisor  string
+	Attempt     int
+	MaxAttempts int
+	Wait        time.Duration // of EventStarted: how long the job was due
+	End         Outcome       // how the run ended, without its Entry
+	Next        time.Time     // when the next run is due, by the process' clock
+	Count       int           // of EventClaimed and EventRedriven: jobs
 }
 
-// Next is when the next run of the job is due, by the process' clock.
-func (e *Event) Next() time.Time { return e.Run.End.due(e.At) }
+// event makes an event about a run.
+func (r *Run) event(kind EventKind, now time.Time) Event {
+	e := Event{
+		Kind: kind, JobID: r.ID, JobKind: r.Kind, Queue: r.Queue, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts,
+	}
+	if kind == EventStarted {
+		e.Wait = r.Lateness + r.StartedAt.Sub(r.Received)
+		return e
+	}
+	if e.End = r.End; e.End.MaxAttempts > 0 {
+		e.MaxAttempts = e.End.MaxAttempts
+	}
+	e.End.Entry, e.End.Slot = nil, nil
+	e.Next = r.End.due(now)
+	return e
+}
 
 // EventKind is what an event is about.
 type EventKind int
@@ -45,7 +65,7 @@ const (
 
 // report passes on an event about a run.
 func (s *Shared) report(kind EventKind, r *Run) {
-	s.Reporter.add(Event{Kind: kind, Run: r, At: s.Now()})
+	s.Reporter.add(r.event(kind, s.Now()))
 }
 
 // reportEnd passes on the event that ended the run, and what follows from it.
@@ -63,6 +83,8 @@ type reporter struct {
 	closed bool
 	ready  chan struct{}
 	once   sync.Once
+
+	batch []Event // the goroutine's own: what it hands on now
 }
 
 func (r *reporter) signal() chan struct{} {
@@ -77,6 +99,7 @@ func (r *reporter) add(events ...Event) {
 	r.poke()
 }
 
+// Close ends the goroutine once all events have been handed on.
 func (r *reporter) Close() {
 	r.mu.Lock()
 	r.closed = true
@@ -91,16 +114,22 @@ func (r *reporter) poke() {
 	}
 }
 
+// Run hands events on until Close. A hook may call runtime.Goexit, which ends the goroutine: another Run goes on with the
+// next event.
 func (r *reporter) Run(ctx context.Context, h Handler) {
+	r.poke() // an earlier Run may have left events
 	for range r.signal() {
 		r.mu.Lock()
-		events, closed := r.events, r.closed
+		closed := r.closed
+		r.batch = append(r.batch, r.events...)
 		r.events = nil
 		r.mu.Unlock()
-		for i := range events {
-			h.Emit(ctx, &events[i])
+		for len(r.batch) > 0 {
+			e := r.batch[0]
+			r.batch = r.batch[1:]
+			h.Emit(ctx, &e)
 		}
-		if closed {
+		if r.batch = nil; closed {
 			return
 		}
 	}

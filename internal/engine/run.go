@@ -226,9 +226,6 @@ func (r *Run) Ran() time.Duration {
 	return r.Shared.Now().Sub(r.StartedAt)
 }
 
-// Waited is how long the job was due when its handler started.
-func (r *Run) Waited() time.Duration { return r.Lateness + r.StartedAt.Sub(r.Received) }
-
 // Cause is why the handler's context is over, nil while it is not.
 func (r *Run) Cause() error {
 	if r.Ctx == &r.Lazy {

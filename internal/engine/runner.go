@@ -119,7 +119,8 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		r.Cancel(pg.ErrCancelled)
 	}
 	if w.Handler.Hears(r.Ctx, EventStarted) {
-		w.Handler.Emit(r.Ctx, &Event{Kind: EventStarted, Run: r})
+		started := r.event(EventStarted, r.StartedAt)
+		w.Handler.Emit(r.Ctx, &started)
 	}
 	err = w.Handler.Handle(r.Ctx, r)
 	returned = true
@@ -203,9 +204,9 @@ func (w *runner) abandonAll(ctx context.Context) {
 func (w *runner) abandon(ctx context.Context, r *Run, message string, why error) {
 	w.Abandoned.Add(1)
 	w.spawn(func() {
-		w.log.WarnContext(ctx, message, slog.Any("job", r), slog.Duration("timeout", r.Timeout))
 		r.End = w.Handler.CutShort(r, why)
 		w.settler.Settle(r)
+		w.log.WarnContext(ctx, message, slog.Any("job", r), slog.Duration("timeout", r.Timeout)) // last: a log may end the goroutine
 	})
 }
 

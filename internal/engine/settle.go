@@ -477,7 +477,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			unsent(r)
 			r.txSeenOpen = r.txOutcome.Swap(nil)
 			if r.End.completes() { // an error that the handler returned counts as usual, nil without a commit is one
-				r.End = e.Handler.CutShort(r, r.notCommitted())
+				r.End, r.simpler, r.held = e.Handler.CutShort(r, r.notCommitted()), false, 0
 			}
 			e.requeue([]*Run{r})
 		case foundHeld:
