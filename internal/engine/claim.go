@@ -21,15 +21,15 @@ const (
 	SleepAfter   = 250 * time.Millisecond // without a job, before drover_sleepers is written
 	firstPoll    = time.Millisecond       // doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest before drover_sleepers is written: nobody notifies until then
-	TrickleRate  = 50                     // jobs a second that it is notified of one by one, asleep: less work than 125 looks
+	TrickleRate  = 50                     // jobs a second that may wake a sleeper one by one: less work than 125 looks
 	TrickleBurst = 10                     // and so many together
-	MinTurn      = 50                     // jobs that a claim wants before it waits for its turn
-	turnPatience = 5 * time.Second        // how long it waits: others' claims take tens of milliseconds
-	turnPause    = 30 * time.Second       // without turns, after one did not come
+	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn
+	turnPatience = 5 * time.Second        // how long it waits: other claims take tens of milliseconds
+	turnPause    = 30 * time.Second       // how long no claim waits, after a turn did not come
 
-	minDueGap = 20 * time.Millisecond // between looks for due jobs that turn out to be other processes'
+	minDueGap = 20 * time.Millisecond // between looks for due jobs that other processes take
 
-	RestAfter = 10 * time.Second // without a job, before a supervisor that hears nothing looks less often still
+	RestAfter = 10 * time.Second // without a job, before the rest interval replaces the poll interval
 )
 
 // claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
@@ -42,26 +42,26 @@ type claimer struct {
 	Audit  *audit
 	ended  chan struct{} // closed once claiming has ended
 
-	sleeping atomic.Int64 // queues in which drover_sleepers should say that we sleep
+	sleeping atomic.Int64 // in how many queues drover_sleepers should show us asleep
 
 	// The rest is the claimer goroutine's own.
 	Link    store.Line
-	Doubt   []string    // queues of a claim whose outcome is unknown: find out before the next
-	hunt    *store.Scan // for what it claimed
+	Doubt   []string    // queues of a claim whose outcome is unknown: FindOut comes before the next claim
+	hunt    *store.Scan // for the jobs of that claim
 	Trouble Trouble
-	Next    time.Time     // look not before
+	Next    time.Time     // no look before
 	Step    time.Duration // the last wait
-	IdleAt  time.Time     // since when nothing was found; zero while there is work
-	Asleep  bool          // drover_sleepers says so
-	until   time.Time     // and until when; zero: for good
-	full    []string      // and in which queues there is no room
+	IdleAt  time.Time     // since when looks find nothing; zero while there is work
+	Asleep  bool          // drover_sleepers shows us asleep
+	until   time.Time     // until then; zero: without an end
+	full    []string      // and without room in these queues
 	hearing floors.Missed
 	trickle trickle
 	Refused RefusedClaims
 
-	OutOfTurn time.Time // wait for no turn before
+	OutOfTurn time.Time // no claim waits for a turn before
 
-	wantsRoom bool      // it is time to look, but no slot is free: a slot will signal
+	wantsRoom bool      // it is time to look, but there is no room: a run that ends will signal
 	fullAt    time.Time // since when; zero while there is room
 }
 
@@ -166,7 +166,7 @@ func (q *QueueState) Groups(room int) []claimGroup {
 	}
 }
 
-// Lanes lists the lanes of the groups with their floors, as a near sweep lowers them.
+// Lanes lists the lanes of the groups, with their floors as the near sweep lowers them.
 func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
 	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.Kinds}
 	for i, g := range groups {
@@ -187,7 +187,7 @@ func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *stor
 	return req
 }
 
-// AllLanes is what a full sweep looks through.
+// AllLanes lists the lanes that a full sweep looks through.
 func (c *claimer) AllLanes() *store.ClaimRequest {
 	var groups []claimGroup
 	for _, q := range c.QueueStates() {
@@ -200,18 +200,18 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 
 // Plan is a claim about to be made.
 type Plan struct {
-	Lease  *lease // as it was then: the keeper may replace it while the claim is under way
-	floors int    // their version
+	Lease  *lease // at the time of the request: the keeper may replace it while the claim is under way
+	floors int    // the version of the floors
 	due    time.Time
 	Req    *store.ClaimRequest
 	groups []claimGroup
-	order  *SoloOrder // that it carries out; nil: none
+	order  *SoloOrder // the turn that it carries out; nil: none
 	Sweep  floors.Sweep
 	Reply  store.ClaimReply
 	unread map[floors.Lane]bool // lanes that it leaves out; nil: none
 }
 
-// Request asks for jobs if it is time and there is room.
+// Request plans a claim, if it is time and there is room.
 func (c *claimer) Request(now time.Time) *Plan {
 	c.mu.Lock()
 	if c.Poked {
@@ -272,7 +272,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// full are the queues that the claim has no room for.
+// full lists the queues in which the claim has no room.
 func (p *Plan) full() []string {
 	full := []string{}
 	for i, room := range p.Req.Rooms {
@@ -283,9 +283,9 @@ func (p *Plan) full() []string {
 	return full
 }
 
-// requestAlone asks for one strong suspect once nothing else is held.
+// requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // so that drover_sleepers soon says that we take nothing
+	c.wantsRoom = true // so that drover_sleepers soon shows no room here
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -304,12 +304,12 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	p.Req = c.Lanes(l, p.groups, floors.Sweep{})
 	p.Req.Rooms = []int32{1}
 	c.leaveOut(p, now)
-	clear(p.Req.FloorAt) // so few look there that floors are not worth keeping
+	clear(p.Req.FloorAt) // such claims are too rare for floors
 	clear(p.Req.FloorID)
 	return p
 }
 
-// ShareOut gives each queue what it has room for, n jobs in all: an equal part first, then what others leave.
+// ShareOut divides n jobs among the queues, up to the room of each: equal parts first, then what other queues leave.
 func ShareOut(n int, queues []*QueueState) []int {
 	given, room := make([]int, len(queues)), make([]int, len(queues))
 	for i, q := range queues {
@@ -331,14 +331,14 @@ func ShareOut(n int, queues []*QueueState) []int {
 	return given
 }
 
-// hasRoom reports whether a claim is worth its round trip. Where it is not, a slot that gets free will say so.
+// hasRoom reports whether a claim is worth its round trip. If not, the run that makes the room wakes the claimer.
 func (c *claimer) hasRoom(queues []*QueueState) bool {
 	if c.runner.settler.behind() {
-		return false // the settler will say when it has caught up
+		return false // the settler wakes us when it has caught up
 	}
 	room := false
 	for _, q := range queues {
-		// The watch goes first: a run that ends in between is either seen here, or sees the watch.
+		// The watch is set first: a run that ends in between is either counted here, or sees the watch.
 		if watched := q.WatchRoom(); q.Pending.Load() <= watched {
 			room = true
 		}
@@ -422,12 +422,12 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 	}
 	c.dispatch(ctx, p, now)
 	if n := len(reply.Jobs); n > 0 && n <= TrickleBurst {
-		runtime.Gosched() // so that they start before the next look is sent
+		runtime.Gosched() // so that the jobs start before the next look is sent
 	}
 	c.setPace(p, now)
 }
 
-// sort puts the jobs in the order of the index: an update returns them in any.
+// sort puts the jobs in the order of the index: an update returns them in any order.
 func (c *claimer) sort(p *Plan) {
 	slices.SortFunc(p.Reply.Jobs, func(a, b store.Job) int {
 		if c := cmp.Compare(a.Lane, b.Lane); c != 0 {

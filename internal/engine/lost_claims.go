@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// FindOut ends the doubt about a claim whose reply was lost.
+// FindOut takes one step to end the doubt about a claim whose reply was lost.
 func (c *claimer) FindOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -24,16 +24,16 @@ func (c *claimer) FindOut(base context.Context) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// recoverClaim raises the epoch until the server answers that. From then on the lost claim cannot commit; a look alone
-// could come before its commit. Then it looks, page by page, for jobs that run in this supervisor's name and are not known
-// to it, and releases them. A lease that was not kept up is not lost: the keeper may go on with it, and nobody else would
-// rescue the jobs in its name.
+// recoverClaim first raises the epoch: once the server confirms it, the lost claim cannot commit any more. A scan alone
+// could come before that commit. Then it scans, one page a call, for jobs that run in this supervisor's name and are
+// unknown to it, and releases them. A lapsed lease is no reason to stop: the keeper may renew it, and no other
+// supervisor would rescue these jobs.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {
 		epoch, err := conn.RaiseEpoch(ctx, l.ID, int(l.Epoch.Load()))
 		if errors.Is(err, pg.ErrLeaseLost) {
-			l.Lose() // all of it is for others to rescue
+			l.Lose() // other supervisors rescue all its jobs
 			c.Doubt = nil
 			c.beatSoon()
 			return nil
@@ -46,7 +46,8 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 		c.hunt = store.NewScan(l.ID, union(c.Doubt, c.QueueNames()), false)
 		c.hunt.Own = true
 	}
-	// We list our runs before the look. A job that is settled in between is in our list, and no longer runs in the database.
+	// We list our runs before the scan. A job that is settled in between is in our list, and no longer runs in the
+	// database.
 	known := slices.Concat(c.Unsettled.All(), c.RefusedRuns.All())
 	held, err := conn.Scan(ctx, c.hunt, Fences(known))
 	if err != nil {
@@ -61,7 +62,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// union is a, and what of b is not in it.
+// union returns a, followed by the elements of b that a lacks.
 func union(a, b []string) []string {
 	all := slices.Clone(a)
 	for _, s := range b {
@@ -72,14 +73,14 @@ func union(a, b []string) []string {
 	return all
 }
 
-// rewound looks again at all rows: at jobs that came back behind the floors, and at jobs that run in our name.
+// rewound makes the claimer look again at all rows: at jobs that came back behind the floors, and at jobs in our name.
 func (c *claimer) rewound() {
 	c.resetFloors()
 	c.Audit.Reconnected()
 }
 
 // withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
-// forgotten. When such a run ends, its outcome is refused, and an audit gives the job back.
+// forgotten. When such a run ends, its settle matches no row, and an audit releases the job.
 func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
 	return slices.DeleteFunc(held, func(j store.Held) bool {
 		again := slices.ContainsFunc(known, func(r *Run) bool {
@@ -92,7 +93,7 @@ func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
 	})
 }
 
-// resetFloors forgets where jobs have been looked for, and what drover_sleepers says.
+// resetFloors forgets how far claims have read. The next claim also writes drover_sleepers again.
 func (c *claimer) resetFloors() {
 	c.Floors.Reset()
 	c.Near.Reset()

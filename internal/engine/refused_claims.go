@@ -23,20 +23,20 @@ import (
 // asideEvery is how often the list of set-aside jobs is read while there are any.
 const asideEvery = 5 * time.Second
 
-// asideTries is how many of them are tried again at a time.
+// asideTries is how many set-aside jobs are tried again at a time.
 const asideTries = 10
 
 // skipLane is how long claims leave out a lane that cannot be read at all.
 const skipLane = time.Minute
 
-// RefusedClaims is what a claimer knows of jobs that it cannot have. Its goroutine owns it.
+// RefusedClaims is what a claimer knows of jobs that it cannot claim. Its goroutine owns it.
 type RefusedClaims struct {
-	Failed        *Plan                     // the last claim, if it failed for the fault of a row
+	Failed        *Plan                     // the last claim, if a row may be at fault for its failure
 	why           error                     // its error
 	timedOutAlone *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
-	Aside         []string                  // jobs that no claim asks for, the first of them
-	due           []string                  // of these, the jobs whose pause is over
-	strong        []string                  // strong suspects among them: their turn to run alone tries them
+	Aside         []string                  // jobs that are set aside, up to the first 1000
+	due           []string                  // some of these, whose pause is over
+	strong        []string                  // strong suspects whose pause is over: a turn to run alone tries them
 	readAt        time.Time                 // when the list is read next; zero: it is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
 	Most          int                       // jobs that a claim asks for at most
@@ -129,7 +129,7 @@ func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
 	return err
 }
 
-// forgetAside lets claims ask for jobs again.
+// forgetAside takes jobs off the list, so that claims ask for them again.
 func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	if len(ids) == 0 {
 		return nil
@@ -163,7 +163,7 @@ func (c *claimer) leaveOut(p *Plan, now time.Time) {
 	p.Req = p.Req.Only(rest)
 }
 
-// planOf is a claim of certain jobs.
+// planOf makes the plan of a claim whose jobs are named by id.
 func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 	p := &Plan{Lease: l}
 	var names []string
@@ -175,8 +175,9 @@ func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 	return p
 }
 
-// PickApart takes a claim that failed, claims its jobs in parts, and takes those at fault out of the way. If none of them
-// passes it tries jobs from the other end of the lanes: if none passes there either, no single job may be at fault.
+// PickApart claims the jobs of a failed claim in parts, and takes the jobs at fault out of the way. If none of the jobs
+// passes, it tries jobs from the other end of the lanes. If none passes there either, perhaps no single job is at
+// fault: only jobs with a lasting error are taken out of the way.
 func (c *claimer) PickApart(base context.Context) {
 	p, why := c.Refused.Failed, c.Refused.why
 	c.Refused.Failed, c.Refused.why = nil, nil
@@ -280,7 +281,7 @@ func interleave(heads []store.Head) {
 	slices.SortStableFunc(heads, func(a, b store.Head) int { return cmp.Compare(a.Nth, b.Nth) })
 }
 
-// connect returns the claimer's connection. If there is none, no row is at fault, not even if it took too long.
+// connect returns the claimer's connection. Its error blames no row, not even if it is a time-out.
 func (c *claimer) connect(ctx context.Context) (store.Session, error) {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
@@ -289,7 +290,7 @@ func (c *claimer) connect(ctx context.Context) (store.Session, error) {
 	return conn, nil
 }
 
-// walked is what came of a walk over jobs to claim.
+// walked is the result of a walk over jobs to claim.
 type walked struct {
 	claimed int // jobs
 	refused []refusedHead
@@ -300,14 +301,14 @@ type refusedHead struct {
 	err error
 }
 
-// without leaves the refused ones out of a list.
+// without removes the refused jobs from a list.
 func (w *walked) without(heads []store.Head) []store.Head {
 	return slices.DeleteFunc(heads, func(h store.Head) bool {
 		return slices.ContainsFunc(w.refused, func(r refusedHead) bool { return r.ID == h.ID })
 	})
 }
 
-// claimParts claims the jobs in parts, first one, then two, four and so on, and starts them, until the end has come.
+// claimParts claims and starts the jobs in parts until the given end: first one job, then two, four and so on.
 func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head, end time.Time) (w walked, err error) {
 	tried := 0
 	err = pg.BisectFailed(heads, func(part []store.Head) error {
@@ -324,13 +325,13 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head, 
 	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // all of a hundred were refused
 		err = nil // the next claim goes on
 	}
-	if len(heads) > 0 && heads[0].ClaimSeq < 0 && err == nil { // it was set aside, and stays so
+	if len(heads) > 0 && heads[0].ClaimSeq < 0 && err == nil { // the job was set aside, and stays so
 		err = c.refuseAll(base, w.refused)
 	}
 	return w, err
 }
 
-// refuseAll takes jobs out of the way of others while there is time, one at least.
+// refuseAll takes jobs out of the way of others while there is time, at least one.
 func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
 	end := c.Now().Add(c.Cfg.Lease / 4)
 	for i, r := range refused {
@@ -347,7 +348,7 @@ func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
 // errWalkTooLong ends a walk that has taken a quarter of a lease, because other jobs wait.
 var errWalkTooLong = errors.New("drover: walk took too long")
 
-// claimPart claims some jobs, and starts what it got.
+// claimPart claims some jobs, and starts those it got.
 func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n int, err error) {
 	ctx, cancel := c.tripContext(base)
 	defer cancel()
@@ -388,8 +389,8 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 	return got, nil
 }
 
-// setSlowAside sets a job aside that is too large to come back in time. Its row stays as it is: nobody knows whether the
-// claim took it.
+// setSlowAside sets a job aside whose claim took too long, perhaps because the job is too large. Its row stays as it
+// is: the claim may have taken it.
 func (c *claimer) setSlowAside(base context.Context) {
 	h := *c.Refused.timedOutAlone
 	h.ClaimSeq = -1
@@ -400,7 +401,7 @@ func (c *claimer) setSlowAside(base context.Context) {
 	c.Refused.timedOutAlone = nil
 }
 
-// refuse takes a job out of the way of others.
+// refuse takes a job that cannot be claimed out of the way of others.
 func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
 	ctx, cancel := c.tripContext(base)
 	defer cancel()

@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// rest is how long there is nothing to do.
+// rest returns how long the claimer has nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
 	if c.Lease.Load().Ended.Load() {
@@ -35,7 +35,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	return max(rest, 0)
 }
 
-// LookAt is when to look for jobs next: by the polls, or earlier for a job known to be due.
+// LookAt returns when to look for jobs next: at the next poll, or earlier if a job is known to be due.
 func (c *claimer) LookAt() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,7 +45,7 @@ func (c *claimer) LookAt() time.Time {
 	return c.Next
 }
 
-// fullFor is how long no slot has been free.
+// fullFor returns how long there has been no room.
 func (c *claimer) fullFor(now time.Time) time.Duration {
 	if !c.wantsRoom || c.fullAt.IsZero() {
 		return 0
@@ -53,7 +53,7 @@ func (c *claimer) fullFor(now time.Time) time.Duration {
 	return now.Sub(c.fullAt)
 }
 
-// saysFull reports whether drover_sleepers says of all queues that there is no room, or need not say it.
+// saysFull reports whether drover_sleepers shows all our queues as full. With notifications off it returns true.
 func (c *claimer) saysFull() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,7 +61,7 @@ func (c *claimer) saysFull() bool {
 }
 
 // sleepFull writes into drover_sleepers that this supervisor has no room, or has stopped claiming. Else it would count as
-// awake, and enqueues would notify no supervisor with a free slot. The first claim with room writes the contrary.
+// awake, and enqueues would notify no supervisor with a free slot. The first claim with room corrects the row.
 func (c *claimer) sleepFull(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -82,7 +82,7 @@ func (c *claimer) sleepFull(base context.Context) {
 	c.says(true, time.Time{}, all)
 }
 
-// says notes what drover_sleepers says by now.
+// says notes what drover_sleepers now shows of us.
 func (c *claimer) says(asleep bool, until time.Time, full []string) {
 	c.Asleep, c.until, c.full = asleep, until, full
 	if asleep {
@@ -93,7 +93,7 @@ func (c *claimer) says(asleep bool, until time.Time, full []string) {
 }
 
 // setPace decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the
-// pause doubles up to the poll interval. A job whose transaction was silent for d is found at most d after its commit.
+// pause doubles up to the poll interval. So a pause is at most about as long as nothing has been found.
 func (c *claimer) setPace(p *Plan, now time.Time) {
 	if n := len(p.Reply.Jobs); n > 0 {
 		c.Next, c.Step, c.IdleAt = now, 0, time.Time{}
@@ -125,7 +125,7 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	c.NoteDue(due)
 }
 
-// trickle is how many more jobs may be found before it is too much to be notified of each.
+// trickle is how many more jobs a sleeper may find before it should wake up, because each costs a notification.
 type trickle struct {
 	left float64
 	at   time.Time
@@ -142,8 +142,8 @@ func (t *trickle) over() bool { return t.left < 0 }
 // while, or that it is awake, once it finds more than a trickle. The claim in the same round trip closes the gap: it finds
 // the job of each enqueue that committed before and saw nobody asleep.
 //
-// If the job we slept for was another kind's, the sleep is written again: once it has ended, producers take us for awake.
-// Queues without room in this claim are written as full; a claim follows when a slot becomes free.
+// A sleep until a known job is due ends then, and producers take us for awake. So the claim at that time writes it
+// again. Queues without room in this claim are written as full; a claim follows when a slot becomes free.
 func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Sleep {
 	idle := !c.IdleAt.IsZero() && now.Sub(c.IdleAt) >= SleepAfter
 	asleep := idle || c.Asleep && !c.trickle.over()
