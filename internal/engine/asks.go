@@ -9,14 +9,15 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The handler's
-// transaction must not hold what every failing batch wants, and it may hold the pool's last connection.
+// slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The settler
+// takes the slot. The handler's transaction must not lock what every failing batch needs, and its connection may be the
+// pool's last one.
 type slotRequest struct {
 	wanting
 	done chan error
 }
 
-// slotFor takes a slot for an outcome of r by the settler's connection.
+// slotFor has the settler take a slot for an outcome of r, if it needs one.
 func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 	if !e.budgets.wants(r, o) {
 		return nil
@@ -36,11 +37,11 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 	}
 }
 
-// reservePause is before a reservation is tried again that the database refused.
+// reservePause is the pause before a failed reservation is tried again.
 const reservePause = time.Second
 
-// reserve takes the slots that retries and asks need. It returns the runs whose outcomes can be
-// recorded: if it fails, the runs that need no slot.
+// reserve takes the slots that retries and asks need. It returns the runs whose outcomes can be recorded: if it fails,
+// the runs that need no slot.
 func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
 	e.Mu.Lock()
 	asks := e.asks

@@ -14,18 +14,19 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // between audits that full sweeps ask for, or two leases
+	AuditGap   = time.Minute     // between audits that full sweeps ask for; two leases if that is less
 	auditPause = 5 * time.Second // between any two: connections may break all the time
 	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
 	AuditShare = 100             // a page takes at most a hundredth of the time
 )
 
-// audit looks for jobs that run in this supervisor's name though its settler does not know of them, and gives them back.
-// Nobody else would: their owner is alive. There are two ways to get such a job. Somebody changed claim_seq or
-// attempted_at by hand, so that the outcome was refused. Or the database forgot a settle that it had acknowledged.
+// audit looks for jobs that run in this supervisor's name though its settler does not know of them, and releases them.
+// No other supervisor would, because their owner is alive. There are two ways to get such a job. Somebody changed
+// claim_seq or attempted_at by hand, so the settle matched no row. Or the database forgot a settle that it had
+// acknowledged.
 //
-// A full sweep asks for it, and so does a connection that came back. The claimer's goroutine does it, between claims:
-// with a claim under way, that claim's jobs would be unknown, too.
+// A full sweep asks for an audit, and so does a connection that came back. The claimer's goroutine does it between
+// claims, because the jobs of a claim under way would be unknown, too.
 type audit struct {
 	*Shared
 	settler *settler
@@ -39,7 +40,7 @@ type audit struct {
 	Next time.Time // no page is read before this
 }
 
-// want asks for an audit, unless there was one a short while ago.
+// want asks for an audit, unless the last one ended a short while ago.
 func (a *audit) want(now time.Time) {
 	a.Mu.Lock()
 	recent := now.Sub(a.Ended) < min(AuditGap, 2*a.Cfg.Lease)
@@ -116,9 +117,8 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 	}
 }
 
-// look audits one page. It asks the settler before the database: a job that is settled in between is known to the
-// settler, and no longer runs in the database. A job with any known run has to wait: its handler may still be at
-// work.
+// look audits one page. It lists the known runs before it reads the page: a job that is settled in between is in the
+// list, and no longer runs in the database. A job with any known run has to wait: its handler may still be at work.
 func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 	known := map[string]bool{}
 	for _, r := range slices.Concat(a.Unsettled.All(), a.RefusedRuns.All()) {
@@ -140,8 +140,8 @@ func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
 	return errors.Join(err, a.release(ctx, conn, unknown, l))
 }
 
-// release ends runs in this supervisor's name that the supervisor did not know of. Most jobs go back as if they had
-// never been claimed. A job with a single attempt that may have started must not run again: it is discarded.
+// release ends runs in this supervisor's name that it did not know of. Most of the jobs become available as if they had
+// never been claimed. A job with a single attempt must not run again if it may have started: it is discarded.
 func (a *audit) release(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {

@@ -18,7 +18,7 @@ import (
 // budgets takes slots of the retry budgets.
 type budgets struct {
 	*Shared
-	scopes atomic.Pointer[[]string] // of all budgets there are
+	scopes atomic.Pointer[[]string] // of all budgets
 }
 
 // know remembers which budgets there are, so that a queue without one asks the database nothing.
@@ -33,7 +33,7 @@ func (b *budgets) covers(r *Run) bool {
 
 // wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time has passed while the settle
 // did not get through is lost, because a late use would put too many retries into a later window. An outcome that the
-// handler's transaction recorded has its slot.
+// handler's transaction recorded already has its slot.
 func (b *budgets) wants(r *Run, o *Outcome) bool {
 	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
 		return false
@@ -48,7 +48,7 @@ type wanting struct {
 	store.WantedSlot
 }
 
-// WantingEnds are the ends of runs.
+// WantingEnds lists the ends of runs.
 func WantingEnds(runs []*Run) []wanting {
 	all := make([]wanting, len(runs))
 	for i, r := range runs {

@@ -17,22 +17,22 @@ import (
 // The bounds and pauses of settles.
 const (
 	maxComplete = 2000        // completed runs in one round trip
-	MaxWaiting  = maxComplete // outcomes that wait while claims go on
+	MaxWaiting  = maxComplete // claims go on while no more outcomes wait than this
 
-	lockedPause      = 100 * time.Millisecond // before an outcome whose row someone holds is tried again
+	lockedPause      = 100 * time.Millisecond // before an outcome whose row is locked is tried again
 	mostHeld         = 50                     // such tries before the log reports it
-	refusedPause     = 5 * time.Second        // before an outcome that the database refuses is tried again; doubled each time
+	refusedPause     = 5 * time.Second        // before a refused outcome is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 )
 
-// settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and
-// batches grow under load. It goes on until everything claimed is settled, whatever fails meanwhile.
+// settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and batches
+// grow under load. It goes on until claiming has ended and Unsettled is empty, whatever fails meanwhile.
 type settler struct {
 	*Shared
 	budgets  *budgets
 	redriver *redriver
 	signal   chan struct{} // something to do
-	Idle     chan struct{} // closed once claiming has ended and all is settled
+	Idle     chan struct{} // closed when run returns
 
 	Mu     sync.Mutex
 	Ended  []*Run
@@ -41,11 +41,11 @@ type settler struct {
 
 	// The rest is the settler goroutine's own.
 	Link    store.Line
-	Locked  []*Run    // their rows were held by someone, or refused them: to be tried again
-	Worked  time.Time // when an outcome was last recorded
-	passed  []string  // jobs whose outcomes were refused, and are recorded now
+	Locked  []*Run    // to be settled again after their pause: locked rows, refused outcomes
+	Worked  time.Time // the last call of gone
+	passed  []string  // jobs to take off the list of set-aside jobs: their refused outcomes are recorded now
 	Trouble Trouble
-	blind   error   // of the last round trip, if the look at unsettled rows failed
+	blind   error   // why the look at unsettled rows failed in the last round trip
 	noting  Trouble // of starts: it must not hold up the settles
 	slots   Trouble // of retry budgets
 }
@@ -67,7 +67,7 @@ func (e *settler) Settle(r *Run) {
 	e.poke()
 }
 
-// connect returns the settler's connection. If there is none, no row is at fault, not even if it took too long.
+// connect returns the settler's connection. Its error blames no row, not even if it is a time-out.
 func (e *settler) connect(ctx context.Context) (store.Session, error) {
 	conn, err := e.Link.Get(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func (e *settler) poke() {
 	}
 }
 
-// run settles until claiming has ended and all that was claimed is settled, or ctx is done.
+// run settles until claiming has ended and Unsettled is empty, or ctx is done.
 func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer e.Link.Close(ctx)
 	defer close(e.Idle)
@@ -123,9 +123,9 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	}
 }
 
-// behind reports whether so many outcomes wait that nothing more should be claimed. Handlers that take next to no time
-// would have a process claim far more than it can settle: jobs that run again if it dies, and rows that are in the way of
-// other processes' claims.
+// behind reports whether claims should pause because too many outcomes wait. With very short handlers a process would
+// claim far more jobs than it can settle. They would run again if the process died, and their rows would be in the way
+// of other processes' claims.
 func (e *settler) behind() bool {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
@@ -218,8 +218,8 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 	}
 }
 
-// oncePerJob keeps one of the outcomes that store.SQLSettle knows by their jobs' ids; a second one, of another claim, goes with
-// the next round trip.
+// oncePerJob keeps one outcome of each job, because store.SQLSettle returns the results by job id. A second one, of
+// another claim, goes with the next round trip. Completions all stay.
 func (e *settler) oncePerJob(out []*Run) []*Run {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(out, func(r *Run) bool {
@@ -240,21 +240,21 @@ func (e *settler) asked() bool {
 	return len(e.asks) > 0
 }
 
-// Settling is a round trip's settles, and the outcomes that they are of.
+// Settling is what one round trip settles, and the runs that it completes.
 type Settling struct {
 	store.Settlement
-	completed [][]*Run // of each completion
+	completed [][]*Run // the runs of each completion
 }
 
-// FenceGroup is what runs have in common that one completion settles.
+// FenceGroup is what the runs of one completion have in common.
 type FenceGroup struct {
 	Owner string
 	Seq   int
 	Del   bool
 }
 
-// SettlingOf makes one transaction of the outcomes: a completion for each fence among the completed runs (nearly always
-// one), and the changes of each owner among the others.
+// SettlingOf makes one transaction of the outcomes: a completion for each FenceGroup of completed runs, and the changes
+// of the other runs by owner.
 func SettlingOf(out []*Run, bound time.Duration) *Settling {
 	s := &Settling{Settlement: store.Settlement{Changes: map[string][]store.Change{}, Bound: bound, Became: map[string]store.State{}}}
 	complete := map[FenceGroup][]*Run{}
@@ -262,7 +262,7 @@ func SettlingOf(out []*Run, bound time.Duration) *Settling {
 		r.tries++
 		switch {
 		case r.txOutcome.Load() != nil:
-			// The handler's transaction settled it, or did not: afterSettle looks.
+			// AfterSettle looks whether the handler's transaction settled it.
 		case r.End.completes():
 			key := FenceGroup{r.Owner, r.Seq, r.DeleteCompleted}
 			complete[key] = append(complete[key], r)
@@ -280,10 +280,10 @@ func SettlingOf(out []*Run, bound time.Duration) *Settling {
 	return s
 }
 
-// empty reports that there is nothing to send.
+// empty reports whether there is nothing to send.
 func (s *Settling) empty() bool { return len(s.Completions)+len(s.Changes) == 0 }
 
-// Completion is the completion of the runs of a group.
+// Completion returns the completion of the runs of a group.
 func (g FenceGroup) Completion(group []*Run) store.Completion {
 	c := store.Completion{Owner: g.Owner, Seq: g.Seq, Delete: g.Del, IDs: make([]string, len(group)), Which: make([]int32, len(group))}
 	known := map[time.Time]int32{}
@@ -335,7 +335,7 @@ func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Ru
 	}
 }
 
-// unsent takes back the count of a try that certainly changed nothing.
+// unsent stops counting a try that certainly changed nothing.
 func unsent(out ...*Run) {
 	for _, r := range out {
 		r.tries--
@@ -343,7 +343,7 @@ func unsent(out ...*Run) {
 }
 
 // pickApart settles in parts the outcomes that the database refused together. An outcome that is refused by itself is
-// settled again in simpler words. If that is refused as well, the outcome waits by itself, and nothing waits for it.
+// simplified and settled again. If the database refuses that as well, Refused puts the outcome aside.
 func (e *settler) pickApart(base context.Context, out []*Run) error {
 	open := map[*Run]bool{}
 	for _, r := range out {
@@ -376,7 +376,7 @@ func (e *settler) pickApart(base context.Context, out []*Run) error {
 	return err
 }
 
-// settlePart is a round trip of a walk: the server ends its statements early, so that one row costs little.
+// settlePart settles some outcomes in one round trip. The server ends its statements early: a slow row costs little.
 func (e *settler) settlePart(base context.Context, part []*Run) error {
 	ctx, cancel := e.tripContext(base)
 	defer cancel()
@@ -398,14 +398,15 @@ func (e *settler) settlePart(base context.Context, part []*Run) error {
 	return nil
 }
 
-// SettleTries is how often a simpler outcome is refused before drover_refuse discards the job, whatever its handler
+// SettleTries is how many refusals of its outcome it takes until drover_refuse may discard a job, whatever its handler
 // returned.
 const SettleTries = 5
 
 // Refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
-// the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out.
+// the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out or the database has recorded
+// no other outcome since the first one.
 func (e *settler) Refused(base context.Context, r *Run, why error) error {
-	e.RefusedRuns.Add(r) // first: the audit reads the book, and then these
+	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
 	e.Unsettled.Remove(r)
 	if r.Refusals++; r.Refusals == 1 {
 		r.refusedAt = e.Now()
@@ -430,7 +431,7 @@ func (e *settler) Refused(base context.Context, r *Run, why error) error {
 		}
 		switch became {
 		case store.SetAside:
-		case "": // its row is locked, or not as it was: the next try finds out
+		case "": // its row is locked or has changed: the next try finds out
 		default:
 			e.gone(r)
 			return nil
@@ -440,8 +441,8 @@ func (e *settler) Refused(base context.Context, r *Run, why error) error {
 	return nil
 }
 
-// look finds out about runs whose settle matched no row: settled before (a reply was lost), in the handler's own
-// transaction, ended by an operator, held by someone, or not ours any more.
+// look finds out why the settles of some runs matched no row. A run was settled before (a reply was lost) or in its
+// handler's transaction, an operator has ended it, its row is locked, or it is not ours any more.
 func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	ids := make([]string, len(unsure))
 	for i, r := range unsure {
@@ -456,7 +457,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	}
 	for _, r := range unsure {
 		if l := r.Lease; !alive[l.ID] && !l.Ended.Load() {
-			l.Lose() // the keeper will hear of it
+			l.Lose() // the keeper finds out with the next beat
 			e.beatSoon()
 		}
 		row, exists := seen[r.ID]
@@ -476,7 +477,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 		case foundNotCommitted:
 			unsent(r)
 			r.txSeenOpen = r.txOutcome.Swap(nil)
-			if r.End.completes() { // an error that the handler returned counts as usual, nil without a commit is one
+			if r.End.completes() { // an error of the handler counts as usual; nil without a commit is a failure
 				r.End, r.simpler, r.held = e.Handler.CutShort(r, r.notCommitted()), false, 0
 			}
 			e.requeue([]*Run{r})
@@ -494,7 +495,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			e.gone(r)
 			e.report(EventStaleSettle, r)
 			if exists && !r.Lease.Ended.Load() {
-				e.rewound() // for nobody may take it while we have the lease
+				e.rewound() // no other supervisor may take a job while we have the lease
 			}
 		}
 	}
@@ -506,7 +507,7 @@ func (e *settler) later(r *Run, pause time.Duration) {
 	e.Locked = append(e.Locked, r)
 }
 
-// gone forgets a run whose end is recorded, or is not ours to record.
+// gone forgets a run whose end is recorded, or not ours to record.
 func (e *settler) gone(r *Run) {
 	e.Worked = e.Now()
 	e.Unsettled.Remove(r)
@@ -529,11 +530,11 @@ func (e *settler) done(runs ...*Run) {
 		}
 	}
 	if e.Solo.Load() != nil {
-		e.alarm.poke() // the claimer waits for the last to be settled
+		e.alarm.poke() // the claimer waits until the last run is settled
 	}
 }
 
-// RetryLocked does not wait for the pause of held rows.
+// RetryLocked ends the pauses of the runs in Locked.
 func (e *settler) RetryLocked() {
 	for _, o := range e.Locked {
 		o.NotBefore = time.Time{}

@@ -10,15 +10,15 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Start is a run that waits for the note that it starts.
+// Start is a run that waits until its start is recorded.
 type Start struct {
 	Run   *Run
 	Noted chan bool
 }
 
-// NoteStart writes down that a job with a single attempt starts, and waits for it: from then on a rescue discards it, and
-// before it the job has certainly not run. It returns false if the claim or the lease is over, the row is locked, or the
-// database refuses the note.
+// NoteStart records the start of a job with a single attempt, and waits for the commit. From then on a rescue discards
+// the job; before, the job has certainly not run. It returns false if the claim or the lease is over, the row is
+// locked, or the database refuses the record.
 func (e *settler) NoteStart(r *Run) bool {
 	s := &Start{r, make(chan bool, 1)}
 	e.Mu.Lock()
@@ -33,7 +33,7 @@ func (e *settler) NoteStart(r *Run) bool {
 	}
 }
 
-// NoteStarts is one round trip for all that wait, if any do.
+// NoteStarts records the starts that wait. It returns false if there are none, or while a failure makes it pause.
 func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	if now.Before(e.noting.Until) {
 		return false
@@ -77,7 +77,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	return true
 }
 
-// notePart is one round trip that notes some starts.
+// notePart records some starts in one round trip.
 func (e *settler) notePart(base context.Context, part []*Start, noted map[string]time.Time) error {
 	ctx, cancel := e.tripContext(base)
 	defer cancel()
@@ -102,7 +102,7 @@ func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bo
 	if err != nil {
 		return err
 	}
-	// A job whose start cannot be noted cannot be claimed, as far as the others are concerned.
+	// To other processes, a job whose start cannot be recorded is a job that cannot be claimed.
 	g := &store.Refused{Path: store.PathClaim, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
 	became, err := conn.Refuse(ctx, g, e.walkBound())
 	if err != nil || became == "" {

@@ -285,7 +285,7 @@ func mutants() []mutant {
 		{
 			name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
 			file:  "internal/engine/settle.go",
-			old:   "\te.RefusedRuns.Add(r) // first: the audit reads the book, and then these\n\te.Unsettled.Remove(r)\n",
+			old:   "\te.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns\n\te.Unsettled.Remove(r)\n",
 			new:   "\te.RefusedRuns.Add(r)\n",
 			tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
 		},
