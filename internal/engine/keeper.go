@@ -17,35 +17,35 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// keeper keeps the lease, hears notifications, and watches other supervisors. One goroutine owns it.
+// keeper keeps the lease, listens for notifications, and watches other supervisors. One goroutine owns it.
 type keeper struct {
 	*Shared
 	budgets   *budgets
 	claimer   *claimer
 	redriver  *redriver
-	Base      context.Context //nolint:containedctx // the values handlers see
+	Base      context.Context //nolint:containedctx // the values that handlers see
 	Link      store.Line
 	Listening store.Session             // the connection that has sent LISTEN
 	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
-	timer     *time.Timer               // of the lease's end; nil before Run
+	timer     *time.Timer               // ends the lease; nil before run
 	ending    sync.Mutex                // the lease is either kept up or found to be over
-	counted   int64                     // by our row: beats, the last successful one included
-	urgent    BeatPacer                 // beats that come before their time
+	counted   int64                     // beats that our row must count; with fewer, the database went back
+	urgent    BeatPacer                 // for beats before their time
 	silences  Silences
-	Hunts     map[string]*store.Scan // for the jobs of lost peers
-	orphans   *store.Scan            // for jobs whose owner no row speaks for
-	AllBy     time.Time              // when the next such scan also reads jobs that are not due
-	Sweeps    int64                  // the last turn looked at
-	SweepAt   time.Time              // not before
+	Hunts     map[string]*store.Scan // for the jobs of lost supervisors, by their ids
+	orphans   *store.Scan            // for jobs whose owner has no row
+	AllBy     time.Time              // when the next scan for orphans also reads jobs that are not due
+	Sweeps    int64                  // the last turn of full sweeps that it looked at
+	SweepAt   time.Time              // no full sweep before
 	behind    sweepOrder
-	FloorsBy  time.Time   // nor before this as long as there are no floors
-	Was       []PastLease // that others took, oldest first; UndoCrashes undoes what they did
+	FloorsBy  time.Time   // nor before this while there are no floors
+	Was       []PastLease // leases that we lost, oldest first, for UndoCrashes
 	turns     blame.Turns
 	clock     clockTrouble
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
-	strays    []string  // ids that may be registered, and are not ours
-	Asked     time.Time // for runs that are over, where no notification is heard
+	strays    []string  // ids that may be registered although we do not use them
+	Asked     time.Time // when AskUnheard last asked
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -65,14 +65,14 @@ func (c *keeper) run(ctx context.Context) {
 	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
 	defer func() {
-		if ctx.Err() != nil { // else it exits by runtime.Goexit, and nothing but the timer ends the lease
+		if ctx.Err() != nil { // else it exits by runtime.Goexit, and only the timer ends the lease
 			c.timer.Stop()
 		}
 	}()
 	period := c.Cfg.Lease / 6
 	due := c.Now() // the first beat shows how the others look
-	next := due    // or earlier, where something waits for it
-	c.Listens()    //nolint:contextcheck // before that, which finds what is cancelled until then; an interrupt would cost the connection
+	next := due    // or earlier, if something waits for it
+	c.Listens()    //nolint:contextcheck // first: the beat finds earlier cancels; an interrupt costs the connection
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.askAt(next)))
 		c.Expire(ctx)
@@ -105,7 +105,7 @@ func (c *keeper) run(ctx context.Context) {
 // the last beat that they saw. It is safe for concurrent use.
 func (c *keeper) deadline() time.Time { return c.beaten.Load().Add(c.Cfg.Lease * 4 / 5) }
 
-// Kept notes that the lease is kept up by what was sent then.
+// Kept notes that a statement sent at the given time has kept the lease.
 func (c *keeper) Kept(sent time.Time) {
 	c.ending.Lock()
 	c.beaten.Store(&sent)
@@ -116,7 +116,7 @@ func (c *keeper) Kept(sent time.Time) {
 	c.Outage.Wrote(c.Base, c.Shared, sent) // last: it may log, and a log may block
 }
 
-// Sooner is the given time, or the deadline if that comes first and the lease has not ended.
+// Sooner returns the given time, or the deadline if that comes first and the lease has not ended.
 func (c *keeper) Sooner(at time.Time) time.Time {
 	if end := c.deadline(); !c.Lease.Load().Ended.Load() && end.Before(at) {
 		return end
@@ -153,7 +153,7 @@ func (c *keeper) Interrupted() bool {
 	return now
 }
 
-// wait hears notifications until the given time, an interrupt, or the end.
+// wait acts on notifications until the given time, an interrupt, or the end.
 func (c *keeper) wait(ctx context.Context, until time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.Now()))
 	defer cancel()
@@ -173,14 +173,14 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 			c.Heard(note)
 		} else if ctx.Err() == nil {
 			c.deaf.Failed(ctx, c.Shared, "listening", err)
-			c.Interrupt() // the beat makes a new one
+			c.Interrupt() // the beat opens a new connection
 			return
 		}
 	}
 }
 
-// Listens sends LISTEN on a fresh connection. Notifications are hints: a job was enqueued while all slept, or a
-// running one was cancelled. Without them the polls find the same.
+// Listens sends LISTEN on a fresh connection, and reports whether that went well. Notifications are hints: a job was
+// enqueued while all supervisors slept, or a running one was cancelled. Without them, polls and beats find the same.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() {
@@ -218,7 +218,7 @@ func (c *keeper) Heard(payload string) {
 	}
 }
 
-// Beat is one round: sign of life, look at the others, rescue, sweep.
+// Beat is one round: sign of life, look at the other supervisors, rescue, sweep.
 func (c *keeper) Beat(ctx context.Context) error {
 	l := c.Lease.Load()
 	sent := c.Now()
@@ -299,8 +299,9 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 // time-outs if that job causes them, and a beat should have room for all of these.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
-// tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked jobs
-// due whose build has come. The supervisor that prunes does it; two would not harm.
+// tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked
+// jobs due whose build has come. The supervisor that prunes does it, and each supervisor that stops; two together do no
+// harm.
 func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	reopened, err := conn.TendFailures(ctx)
 	if err != nil {
@@ -315,8 +316,8 @@ func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// cancelGone ends the contexts of runs whose jobs are not ours any more. One that settled its job in a transaction of
-// its own may work on.
+// cancelGone ends the contexts of runs whose jobs are not ours any more. A handler that settled its job in its own
+// transaction may work on.
 func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
@@ -327,13 +328,13 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 			r.Cancel(pg.ErrCancelled)
 		} else {
 			r.Cancel(pg.ErrLeaseLost)
-			c.rewound() // for nobody may take it while we have the lease
+			c.rewound() // no other supervisor may take a job while we have the lease
 		}
 	}
 }
 
-// beatRefused finds out why our row did not take a beat with an epoch. Either the claimer raised the epoch, perhaps without
-// having heard of it: the next beat has it. Or others have declared us lost, or the database has forgotten the epoch.
+// beatRefused finds out why our row refused the beat. Either the claimer raised the epoch, perhaps without knowing: the
+// next beat uses the raised one. Or another supervisor declared us lost, or the database has forgotten the epoch.
 func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, sent int) error {
 	epoch, lost, err := conn.Epoch(ctx, l.ID)
 	switch {
@@ -349,13 +350,13 @@ func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, 
 	return nil
 }
 
-// startOver gives up the lease, and goes on under another id.
+// startOver gives up the lease, and registers under another id.
 func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
 	l.Lose()                                         // before a log that may block
 	if c.seldom.Allow("start over "+l.ID, c.Now()) { // registering may fail, and be tried again
 		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
 	}
-	c.NoteLost(l.ID) // a stop takes its death back even if registering fails
+	c.NoteLost(l.ID) // so that a stop takes its death back even if registering fails
 	return c.Register(ctx)
 }
 

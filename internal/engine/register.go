@@ -47,8 +47,8 @@ const (
 	startPatience = 2 * time.Second  // for a registration under way when the supervisor is to stop
 )
 
-// tryStart lets a registration end that is under way when ctx is done: cut off, it could be committed later all the same,
-// as the row of a supervisor that does not exist.
+// tryStart gives a registration under way startPatience to end when ctx is done. If it were cut off, the server might
+// commit it later all the same, and the row would be of a supervisor that does not run.
 func (c *keeper) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -74,8 +74,8 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 	return nil
 }
 
-// Register takes a fresh id. A registration whose reply was lost may stand, and would pass for a supervisor that is awake
-// for as long as nobody declares it lost: the next one takes it out of the tables, or a stop does.
+// Register registers under a fresh id. A registration whose reply was lost may be in the tables, and producers would
+// take it for an awake supervisor until others declare it lost. So the next registration removes it.
 func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
@@ -107,14 +107,14 @@ func (c *keeper) Register(ctx context.Context) error {
 	return nil
 }
 
-// end takes this supervisor out of the tables. If that fails others find it silent, with nothing to rescue.
+// end takes this supervisor out of the tables. If that fails, others later find it silent, with nothing to rescue.
 func (c *keeper) end(ctx context.Context) {
 	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
 		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.Lease.Load().ID))
 	})
 }
 
-// UndoAtLast takes the deaths of our earlier leases back, because no other supervisor does.
+// UndoAtLast takes back the deaths of our earlier leases before a stop, because no other supervisor does.
 func (c *keeper) UndoAtLast(ctx context.Context) {
 	if len(c.Was) == 0 {
 		return
@@ -128,7 +128,7 @@ func (c *keeper) UndoAtLast(ctx context.Context) {
 	})
 }
 
-// EndStrays takes registrations out of the tables that may stand although the supervisor never ran.
+// EndStrays removes registrations that may be in the tables although the supervisor could not start.
 func (c *keeper) EndStrays(ctx context.Context) {
 	if len(c.strays) == 0 {
 		return

@@ -16,7 +16,7 @@ import (
 // PastLease is a lease that we lost, while others may be rescuing its jobs.
 type PastLease struct {
 	ID   string
-	Late map[string]int // of each job, in how many beats its take-back has timed out
+	Late map[string]int // by job: in how many beats it timed out to take the crash back
 }
 
 // MostPastLeases is how many lost leases a supervisor remembers. Each costs every beat two round trips, until the rescue of
@@ -31,7 +31,7 @@ func (c *keeper) NoteLost(id string) {
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
 }
 
-// UndoCrashes undoes what other supervisors concluded from our silence, if they took our lease, or several one after another.
+// UndoCrashes takes back the crashes that other supervisors counted against our jobs when they took our leases.
 // bound is for a statement over many jobs, longer for a statement over one.
 func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
@@ -47,7 +47,7 @@ func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, lon
 	return errors.Join(errs...)
 }
 
-// undoCrashesOf is patient: a server that was too slow for a moment must not leave a crash with a job for good.
+// undoCrashesOf is patient: a server that was slow for a moment must not leave a job with a crash for good.
 func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
 	late := false
 	done, err = conn.UndoCrashes(ctx, l.ID, bound, longer, func(job string, err error) (again bool) {
@@ -68,8 +68,9 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	return done, err
 }
 
-// Rescue frees a lost supervisor's jobs, found page by page over as many beats as it takes: all of them first, for who
-// is suspected depends on who ran beside. Its row goes once a later search, through all of the index, found none.
+// Rescue frees the jobs of a lost supervisor. It first finds all of them, page by page over as many beats as needed,
+// because which jobs are suspects depends on how many ran together. It removes the supervisor's row once a later scan,
+// through all of the index, has found none.
 func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, c.QueueNames())
 	h := c.Hunts[x.ID]
@@ -87,7 +88,7 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 		delete(c.Hunts, x.ID)
 		if len(h.Unread) > 0 {
 			c.logUnread(ctx, h)
-			return nil // its row says that there may be more
+			return nil // the row stays, because there may be more jobs
 		}
 		return conn.Forget(ctx, x.ID)
 	}
@@ -111,12 +112,12 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 		return err
 	}
 	c.logUnread(ctx, h)
-	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // rows that were locked just now
+	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // finds the rows that were locked just now
 	return nil
 }
 
-// Orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died is judged as the others
-// were then. If drover does not know how an owner ended, it counts that as one death among many.
+// Orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died gets the verdict
+// that the other jobs got then. If drover does not know how an owner ended, it counts that as one death among many.
 func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
 	for {
@@ -155,15 +156,15 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 	}
 }
 
-// rescued is a job of a dead supervisor, and what becomes of it.
+// rescued is a job of a dead supervisor, with the run that ends it.
 type rescued struct {
 	j      *store.Held
 	r      *Run
-	deaths []string // of supervisors, which the job is convicted of
+	deaths []string // the supervisors whose deaths the job is convicted of
 	done   bool
 }
 
-// Free ends the runs of a dead supervisor, except runs that their owner settled in the last moment and rows that are
+// Free ends the runs of a dead supervisor, except runs that their owner settled at the last moment and rows that are
 // locked. A job that the database refuses to settle does not hold up the others. It returns the jobs that are left for
 // the next beat, with the reason.
 func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
@@ -243,12 +244,12 @@ func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*resc
 	return c.budgets.Reserve(ctx, conn, ends)
 }
 
-// PatientBeats is the number of beats in which a job's write may time out before the job is set aside: a busy server is
-// late too, and another rescuer may have locked the row. Then the job is an orphan, which full sweeps try again.
+// PatientBeats is the number of beats in which a job's write may time out before the job is set aside: the server may
+// be busy, and another rescuer may have locked the row. A job that is set aside becomes an orphan for the full sweeps.
 const PatientBeats = 3
 
-// settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out; settleFreed
-// returns how many jobs are left for the next beat because of that.
+// settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out.
+// patient is how many jobs are left for the next beat because their writes timed out.
 func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
 	settle := func(part []*rescued, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
@@ -316,7 +317,8 @@ type notFreed struct {
 	err error
 }
 
-// refuseAll takes jobs out of the way of others. If none passed, no single job may be at fault: nothing is discarded for it.
+// refuseAll takes jobs out of the way of others. If several were refused and none passed, perhaps no single job is at
+// fault: they are set aside, and none is discarded.
 func (c *keeper) refuseAll(ctx context.Context, conn store.Session, owner string, refused []notFreed, passed bool) error {
 	for _, b := range refused {
 		if err := c.refuse(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
@@ -326,7 +328,8 @@ func (c *keeper) refuseAll(ctx context.Context, conn store.Session, owner string
 	return nil
 }
 
-// freeingOf is what becomes of jobs of one dead supervisor, and what that says of its death.
+// freeingOf returns what becomes of jobs of one dead supervisor, which of them are blamed, and which deaths they
+// explain.
 func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freeing {
 	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {
@@ -341,8 +344,8 @@ func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freein
 	return f
 }
 
-// refuse takes a job that cannot be settled out of the way of others. The job is discarded or put off (later); if not
-// even that is possible, it stays as it is for a pause.
+// refuse takes a job that cannot be settled out of the way of others. The job is discarded or put off (later). If its
+// row must not be changed (aside) or cannot be, the job is set aside for a pause.
 func (c *keeper) refuse(ctx context.Context, conn store.Session, owner string, f *rescued, why error, later, aside bool) error {
 	if err := pg.TimeFor(ctx, 2*c.Bound()); err != nil {
 		return err
@@ -368,15 +371,15 @@ func (c *keeper) refuse(ctx context.Context, conn store.Session, owner string, f
 	return nil
 }
 
-// refuse turns the outcome into a discard, reason refused, with the database's error.
+// refuse turns the outcome into a discard with reason refused and the database's error.
 func (o *Outcome) refuse(why string) {
 	o.Class, o.Text, o.Quarantined = ClassRefused, why, false
 	o.discard(reasonRefused)
 }
 
 // StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless at the last
-// beat every slot of its queue was taken by a job that is still running. If a job has a single attempt, its row or the
-// last beat shows the start: the dead process may have known of more attempts.
+// beat every slot of its queue was taken by a job that is still running. A job with a single attempt counts only if its
+// row or the last beat shows the start. Its row does not if it had more attempts when it started.
 func StartedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {

@@ -14,9 +14,9 @@ import (
 // row is not as the run left it, transaction ids fall, or a connection broke.
 //
 // If its own row is older, the lease is lost, and the supervisor goes on under another id, which no forgotten commit has
-// seen. Else the lease holds, and the claimer looks again at all rows: docs/adr/0028-a-database-that-goes-back.md.
+// used. Else the lease holds, and the claimer looks again at all rows: docs/adr/0028-a-database-that-goes-back.md.
 
-// WentBack is why a lease is lost whose row is older than what its supervisor wrote.
+// WentBack is the logged reason for giving up a lease whose row is older than its supervisor's last write.
 const WentBack = "the database has gone back to an older state"
 
 // rowIsOlder reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
@@ -27,7 +27,7 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 			continue
 		}
 		if x.Beat < c.counted {
-			c.counted = math.MaxInt64 // until there is a new id: registering may fail, and these beats count
+			c.counted = math.MaxInt64 // until there is a new id: if registering fails, the next beat must find this too
 			return true
 		}
 		c.counted = x.Beat + 1
@@ -36,8 +36,8 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 }
 
 // rewriteOwnRows repairs our rows after a restore or failover, when they may be older than our last write. Enqueues
-// would notify nobody if our row in drover_sleepers is missing, or shows us awake while we sleep. Nobody would run strong
-// suspects if the turn seems to be ours.
+// would notify nobody if our row in drover_sleepers is missing, or shows us awake while we sleep. No supervisor would
+// run strong suspects if the database shows a turn of ours.
 func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	sleepless := reply.Sleeping < c.claimer.sleeping.Load()
 	idle := reply.Turn && c.Solo.Load() == nil
@@ -56,14 +56,14 @@ func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *leas
 	return err
 }
 
-// BeatPacer makes a pause between beats that come before their time, longer each time, because each beat may be followed by
-// the next request for one.
+// BeatPacer makes a pause between beats that come before their time, longer each time, because each of them may lead to
+// the next request.
 type BeatPacer struct {
 	n    int       // such beats in a row
 	last time.Time // the last beat
 }
 
-// Next is when to beat because something waits for it: immediately, unless the last beat had such a reason too.
+// Next returns when to beat because something waits for it: immediately, unless the last beat came early too.
 func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	at := now
 	if h.n > 0 {

@@ -6,7 +6,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// takeTurns takes, keeps and gives up the turn to run strong suspects, of which one is due in queue.
+// takeTurns takes, keeps or releases the turn to run strong suspects. queue has a due one; empty: no queue has.
 func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, queue string) error {
 	now, order := c.Now(), c.Solo.Load()
 	draining := c.Draining.Load()

@@ -13,12 +13,12 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// SweepEvery is the turn of one supervisor to look behind everybody's floors.
+// SweepEvery is the length of one supervisor's turn to make the full sweep, in seconds.
 const SweepEvery = 15
 
-// Sweep is the full sweep: one supervisor at a time, by turns that the server's clock and the sorted ids decide,
-// and at most a tenth of the time. It finds jobs whose transaction committed long after its floor had passed, and
-// jobs whose owner nobody speaks for.
+// Sweep is the full sweep. One supervisor at a time makes it, for at most a tenth of the time; the server's clock and
+// the sorted ids decide whose turn it is. It finds jobs that were committed long after our floors had passed them, and
+// jobs whose owner has no row.
 func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	var alive []string
 	for _, p := range reply.Peers {
@@ -27,8 +27,8 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		}
 	}
 	slices.Sort(alive)
-	// Each turn since the last look counts: if beats are further apart than turns, a look at the present turn alone could
-	// miss ours every time.
+	// Each turn since the last look counts. If beats are further apart than turns, our turn could otherwise always fall
+	// between two of them.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
 	if c.Sweeps == 0 || c.Sweeps > turn { // the first look, or the server's clock has gone back
 		c.Sweeps = turn - 1
