@@ -32,17 +32,17 @@ const (
 	MaxRetryPause = 2 * time.Second       // how long a server may be back before it is noticed
 )
 
-// NewSight is how many failures in a row make a part look its server up anew: the name may lead elsewhere by now.
+// NewSight is how many failures in a row make a part connect anew: the server's name may lead elsewhere by now.
 const NewSight = 3
 
-// growing is the pause after the n-th failure in a row, longer each time. It is random, so that a server that comes back
-// does not meet all processes together. Each immediate retry must wait so.
+// growing returns the pause after the n-th failure in a row, counted from 0, longer each time. It is random, so that
+// the processes do not all come together when the server is back. No retry may do without it.
 func growing(n int) time.Duration {
 	pause := min(RetryPause<<min(n, 10), MaxRetryPause)
 	return pause - rand.N(pause/2) //nolint:gosec // to spread them
 }
 
-// Failed waits before the next round trip.
+// Failed notes that a round trip failed, and puts the next one off.
 func (t *Trouble) Failed(ctx context.Context, s *Shared, what string, err error) {
 	now := s.Now()
 	t.Until = now.Add(growing(t.Failures))
@@ -74,16 +74,16 @@ type outage struct {
 	last     time.Time           // the last one
 	written  time.Time           // when the last write that was committed was sent
 	Failures int
-	logged   bool      // it has a line, so that its end gets one
-	readOnly bool      // and one of a read-only server
+	logged   bool      // it has a line, so its end gets one
+	readOnly bool      // and it has a line about a read-only server
 	told     time.Time // when the last line of this outage or an earlier one was written
 }
 
 // How often an outage is logged.
 const (
 	OutageEvery = time.Minute
-	// Where connections break all the time, outages follow each other. The second one within a minute gets its line
-	// once it has lasted this long.
+	// If connections break all the time, outages follow each other. The second one within a minute gets its line once
+	// it has lasted this long.
 	outageAgain = 5 * time.Second
 )
 
@@ -130,7 +130,7 @@ func (o *outage) over(ctx context.Context, s *Shared, t *Trouble) {
 	}
 }
 
-// Wrote notes that a write was committed.
+// Wrote notes that a write sent at the given time was committed.
 func (o *outage) Wrote(ctx context.Context, s *Shared, sent time.Time) {
 	o.Mu.Lock()
 	o.written = sent

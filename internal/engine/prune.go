@@ -12,8 +12,8 @@ import (
 // PruneBatch is how many jobs a step of the pruner looks at.
 const PruneBatch = 1000
 
-// pruner deletes or archives jobs that have ended and whose time is over, and enqueues follow-ups that were set aside.
-// The supervisor that started first prunes the queues of all supervisors; two pruners for a moment do no harm.
+// pruner deletes or archives jobs whose retention is over, and enqueues follow-ups that were set aside. The supervisor
+// that started first prunes the queues of all supervisors; two pruners for a moment do no harm.
 type pruner struct {
 	*Shared
 	Every time.Duration
@@ -38,7 +38,7 @@ func (s *pruner) run(ctx context.Context) {
 			trouble.Over(ctx, s.Shared)
 			continue
 		}
-		if trouble.Failures == 0 { // else it goes on
+		if trouble.Failures == 0 { // else the walk goes on
 			if rounds%60 == 0 {
 				walk = PruneWalk{Whole: true} // from the start: some jobs were too young an hour ago
 			}
@@ -59,7 +59,7 @@ func (s *pruner) run(ctx context.Context) {
 	}
 }
 
-// PruneWalk is where the pruner stands.
+// PruneWalk is how far the pruner has walked.
 type PruneWalk struct {
 	After string // the last id that was walked
 	Whole bool   // ids that are no ULIDs of today are walked as well
@@ -91,14 +91,14 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 			walk.Whole = false
 			return walk, nil
 		}
-		if after = step.Last; !step.Odd { // jobs that grow old sort in front of the odd ids, so do not go on behind those
+		if after = step.Last; !step.Odd { // odd ids sort after the jobs that grow old: no walk begins behind them
 			walk.After = after
 		}
 	}
 }
 
-// pruneApart does what one step could not, because the whole statement was cancelled by a time-out or met a row that
-// cannot be read: it tries the step's jobs in parts, and sets aside the job at fault.
+// pruneApart tries the jobs of a failed step in parts, and sets aside the job at fault. The step timed out, or met a
+// row that cannot be read.
 func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
 	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, PruneBatch)
 	if err != nil {

@@ -12,18 +12,18 @@ import (
 type QueueState struct {
 	Queue
 	Buffer  Buffer
-	Pending atomic.Int64 // claimed, and not ended
-	Watched atomic.Int64 // see watchRoom
-	suspect atomic.Int64 // of the pending, those whose process died once
+	Pending atomic.Int64 // claimed jobs whose runs have not ended
+	Watched atomic.Int64 // see WatchRoom
+	suspect atomic.Int64 // pending jobs of the suspect tier: their process has died once
 
 	// The handlers' time since the last look, for the bound on the buffer.
 	ranFor atomic.Int64 // nanoseconds
 	RanN   atomic.Int64
 
-	// Owned by the engine.
-	typical time.Duration // of a run; 0 until one has ended
-	retries float64       // share of claims that retries have saved up
-	Full    bool          // the last claim took all there was room for: fresh jobs may wait
+	// The claimer goroutine's own.
+	typical time.Duration // how long a run takes, a moving average; 0 until one has ended
+	retries float64       // how many retries may be claimed while fresh jobs wait, saved up
+	Full    bool          // the last claim used all the room: fresh jobs may wait
 }
 
 // NewQueueState returns the state of a queue that has no jobs yet.
@@ -35,7 +35,7 @@ func (q *QueueState) Ran(d time.Duration) {
 	q.RanN.Add(1)
 }
 
-// Enter takes places for claimed jobs.
+// Enter counts claimed jobs as pending.
 func (q *QueueState) Enter(runs []*Run) {
 	for _, r := range runs {
 		if r.tier == floors.TierSuspect {
@@ -45,7 +45,7 @@ func (q *QueueState) Enter(runs []*Run) {
 	q.Pending.Add(int64(len(runs)))
 }
 
-// Leave gives a claimed job's place back, and reports whether that makes the room the claimer waits for.
+// Leave stops counting a job as pending, and reports whether that makes the room the claimer waits for.
 func (q *QueueState) Leave(tier int16) bool {
 	if tier == floors.TierSuspect {
 		q.suspect.Add(-1)
@@ -54,17 +54,17 @@ func (q *QueueState) Leave(tier int16) bool {
 }
 
 const (
-	// PrefetchTime bounds the buffer: jobs in it are blamed if the process dies, and they wait behind a slow job.
+	// PrefetchTime bounds the buffer: jobs in it may be blamed if the process dies, and they wait behind a slow job.
 	PrefetchTime = 50 * time.Millisecond
 
-	// MaxPrefetch bounds it where runs take next to no time.
+	// MaxPrefetch bounds the buffer if runs take next to no time.
 	MaxPrefetch = 4000
 
-	// BufferPatience is how long a claimed job may wait for a slot before it is handed back.
+	// BufferPatience is how long a claimed job may wait for a slot before it is released.
 	BufferPatience = time.Second
 )
 
-// Capacity is how many jobs may be claimed and not ended: the slots, and what they get through in prefetchTime.
+// Capacity returns how many jobs may be pending: one for each slot, and as many as the slots finish in PrefetchTime.
 func (q *QueueState) Capacity() int {
 	if n := q.RanN.Swap(0); n > 0 {
 		mean := time.Duration(q.ranFor.Swap(0) / n)
@@ -79,14 +79,14 @@ func (q *QueueState) Capacity() int {
 	return q.Slots + int(min(int64(q.Slots)*int64(PrefetchTime)/int64(q.typical), MaxPrefetch))
 }
 
-// Congested notes that claimed jobs had to wait: until runs end again there is no reason to claim ahead.
+// Congested notes that claimed jobs had to wait: until runs end again, claims do not fill the buffer.
 func (q *QueueState) Congested() { q.typical = BufferPatience }
 
-// Room is how many jobs may be claimed now.
+// Room returns how many jobs may be claimed now.
 func (q *QueueState) Room() int { return max(0, q.Capacity()-int(q.Pending.Load())) }
 
-// WatchRoom is the number of pending jobs from which down a claim is worth its round trip: a slot is free, or a
-// quarter of the buffer. The run that ends there signals the claimer.
+// WatchRoom returns the number of pending jobs at which a claim is worth its round trip: a slot is free, or a quarter
+// of the capacity. The run that brings the number down to it wakes the claimer.
 func (q *QueueState) WatchRoom() int64 {
 	q.Watched.Store(int64(max(q.Slots-1, q.Capacity()*3/4)))
 	return q.Watched.Load()
@@ -144,7 +144,7 @@ func (b *Buffer) Take() (*Run, bool) {
 	return r, true
 }
 
-// Drain takes what waits, if its oldest has waited since before the given time.
+// Drain takes all runs that wait, if the oldest was received before the given time.
 func (b *Buffer) Drain(before time.Time) []*Run {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -154,7 +154,7 @@ func (b *Buffer) Drain(before time.Time) []*Run {
 	return b.Rest()
 }
 
-// Close ends the workers that wait and returns what waited.
+// Close ends the workers that wait for runs, and returns the runs that wait for workers.
 func (b *Buffer) Close() []*Run {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -164,7 +164,7 @@ func (b *Buffer) Close() []*Run {
 	return b.Rest()
 }
 
-// Rest ends and returns the runs that wait. Callers hold mu.
+// Rest ends and returns the runs that wait. Callers hold Mu.
 func (b *Buffer) Rest() []*Run {
 	runs := append([]*Run(nil), b.Runs[b.Head:]...)
 	clear(b.Runs)
@@ -175,7 +175,7 @@ func (b *Buffer) Rest() []*Run {
 	return runs
 }
 
-// Len is how many runs wait.
+// Len returns how many runs wait.
 func (b *Buffer) Len() int {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()

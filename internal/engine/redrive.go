@@ -26,7 +26,7 @@ func newRedriver(s *Shared) *redriver {
 	return &redriver{Shared: s, signal: make(chan struct{}, 1), Batch: paceBatch, Trouble: Trouble{means: "paced redrives stand still"}}
 }
 
-// poke makes it look: a redrive was started, a heartbeat saw one under way, or a place got free.
+// poke makes the redriver tick: a redrive was started, a heartbeat saw one under way, or a run made room.
 func (r *redriver) poke() {
 	select {
 	case r.signal <- struct{}{}:
@@ -45,10 +45,10 @@ const (
 	paceTimeout = 5 * time.Second       // of one tick
 	paceRetry   = time.Second           // after a failed one
 	paceLeast   = 20 * time.Millisecond // between two
-	paceBatch   = 1000                  // jobs that a tick takes up or lets go of each redrive
+	paceBatch   = 1000                  // jobs of each redrive that a tick picks or releases
 )
 
-// run ticks while a redrive is under way; the heartbeat says when there is one.
+// run ticks while a redrive is under way. After that it waits for a poke.
 func (r *redriver) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -99,7 +99,7 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return reply.Wait, reply.Idle
 }
 
-// Failed notes a failed tick. After a tick that was cut off the next one asks for less, so that ticks do not end at the
+// Failed notes a failed tick. If the tick was cut off, the next one changes fewer jobs, so that ticks do not end at the
 // same place for ever.
 func (r *redriver) Failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
@@ -108,7 +108,7 @@ func (r *redriver) Failed(ctx context.Context, err error) {
 	r.Trouble.Failed(ctx, r.Shared, "carrying on redrives", err)
 }
 
-// Worked logs what a tick skipped.
+// Worked notes a tick that went through, and logs the jobs that it skipped.
 func (r *redriver) Worked(ctx context.Context, refused []store.RedriveRefusal) {
 	r.Batch = min(2*r.Batch, paceBatch)
 	r.Trouble.Over(ctx, r.Shared)

@@ -17,17 +17,17 @@ import (
 
 // Why a run was cut short, for Handler.CutShort.
 var (
-	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores the end of its timeout; the cause of its context, too
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler is deaf to it; its context's cause
 	ErrExpired     = errors.New("drover: expired before a run")       // its ExpiresAt had passed when it was claimed
 	ErrExit        = errors.New("handler called runtime.Goexit")      //
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
-	ErrIgnoredStop = errors.New("the handler has not returned since") // after its context had ended, when the supervisor stops
+	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, the supervisor must stop
 )
 
 // UndecidedError is why Handler.Decide did not return.
 type UndecidedError struct {
 	Panicked bool
-	Value    any // of the panic; without one it called runtime.Goexit
+	Value    any // of the panic; without a panic, Decide called runtime.Goexit
 }
 
 // Error implements error.
@@ -45,27 +45,27 @@ type Run struct {
 	Redrives        int
 	Timeout         time.Duration // 0: none
 	Expired         bool
-	Unreadable      error         // why the row is not known in full; nil: it is
+	Unreadable      error         // why the row could not be read in full; nil: it was
 	TimeBound       bool          // TimeLeft is known
 	TimeLeft        time.Duration // at the claim, until the job must not be retried
 	DeleteCompleted bool
 	Lateness        time.Duration // how long the job was due at the claim, by the server's clock
 
-	// End is how the run ended. It is set when the run has ended, and from then on the settler's, or the rescuer's.
+	// End is how the run ended. Once it is set, the settler owns it, or the rescuer.
 	End Outcome
 
 	Shared          *Shared
 	slots           slotter     // takes slots of retry budgets
 	From            *QueueState // the queue that the run was claimed from
 	Lease           *lease
-	tier            int16 // of its lane
+	tier            int16 // of the job's lane
 	Received        time.Time
 	StartedAt       time.Time
 	Ctx             context.Context //nolint:containedctx // a run is one call of a handler
-	Lazy            runContext      // ctx points to it, once the run has started
+	Lazy            runContext      // Ctx points to it, once the run has started
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended its job
-	postponed       atomic.Bool             // its start was refused, and its row says so
+	postponed       atomic.Bool             // its start was refused, and its row changed
 	txOutcome       atomic.Pointer[Outcome] // recorded by SettleTx in the handler's transaction
 	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
 
@@ -110,10 +110,10 @@ type Outcome struct {
 type Slot struct {
 	Backoff time.Duration // the delay that the strategy returned
 	Taken   time.Time     // when, by this process' clock
-	DueUS   int64         // microseconds since 1970 by the server's clock, which goes back to it unread
+	DueUS   int64         // microseconds since 1970 by the server's clock, only ever sent back to it
 }
 
-// Released is the outcome of a run that did not take place, or that was cut short for reasons that are not the job's.
+// Released is the outcome of a run that did not take place, or was cut short for reasons that are not the job's.
 func Released(took time.Duration) Outcome {
 	return Outcome{State: store.Available, AtOnce: true, GiveBack: true, Event: EventReleased, Duration: took}
 }
@@ -125,7 +125,7 @@ const (
 	ClassRefused   = "refused"
 )
 
-// completes reports whether the plain complete statement says all there is to say.
+// completes reports whether the plain complete statement records the outcome in full.
 func (o *Outcome) completes() bool { return o.State == store.Completed }
 
 func (o *Outcome) discard(reason string) {
@@ -151,7 +151,7 @@ func (o *Outcome) due(now time.Time) time.Time {
 	return now.Add(o.Delay)
 }
 
-// Change is the outcome of r as store.SQLSettle takes it.
+// Change returns the outcome of r as store.SQLSettle takes it.
 func (o *Outcome) Change(r *Run) store.Change {
 	c := store.Change{
 		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int of the table's
@@ -176,7 +176,7 @@ func (o *Outcome) Change(r *Run) store.Change {
 	return c
 }
 
-// survived reports that the process outlived a suspect's run. A completed one needs no acquittal.
+// survived reports whether the process outlived a suspect's run. A completed run needs no acquittal.
 func (r *Run) survived(o *Outcome) bool {
 	return r.Crashes > 0 && !o.Crashed && !r.StartedAt.IsZero() && o.Event != EventReleased && !o.completes()
 }
@@ -188,7 +188,7 @@ func (r *Run) LogValue() slog.Value {
 		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
 }
 
-// EndOnce takes the run out of the running ones; only one of worker, watcher and drain can.
+// EndOnce takes the run out of InFlight. It returns true to only one of worker, watcher and drain.
 func (r *Run) EndOnce() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
@@ -208,7 +208,7 @@ func (r *Run) Finish() {
 // leave makes room for the next claim.
 func (r *Run) leave() {
 	if r.From.Leave(r.tier) {
-		r.Shared.alarm.Wake() // other queues may have had room and nothing to do: its next poll may be far
+		r.Shared.alarm.Wake() // if other queues had room and no job, the next poll may be far off
 	}
 }
 
@@ -218,7 +218,7 @@ func (r *Run) Cancel(cause error) { r.Lazy.end(cause) }
 // once reports whether the job must not run again once its handler may have begun, unless the handler itself asks for it.
 func (r *Run) once() bool { return r.MaxAttempts == 1 }
 
-// Ran is how long the handler has run, 0 if it was not called.
+// Ran returns how long the handler has run, 0 if it was not called.
 func (r *Run) Ran() time.Duration {
 	if r.StartedAt.IsZero() {
 		return 0
@@ -226,7 +226,7 @@ func (r *Run) Ran() time.Duration {
 	return r.Shared.Now().Sub(r.StartedAt)
 }
 
-// Cause is why the handler's context is over, nil while it is not.
+// Cause returns why the handler's context is over, nil while it is not.
 func (r *Run) Cause() error {
 	if r.Ctx == &r.Lazy {
 		return r.Lazy.why()
@@ -239,8 +239,8 @@ func (r *Run) OutOfTime(d time.Duration) bool {
 	return r.TimeBound && r.Shared.Now().Sub(r.Received)+d > r.TimeLeft
 }
 
-// Uncommitted is the failure of a run whose handler returned nil although its SettleTx failed. It is nil if none failed,
-// or a later one did not.
+// Uncommitted returns the failure of a run whose handler returned nil although its SettleTx failed. It returns nil if
+// no SettleTx failed, or a later one succeeded.
 func (r *Run) Uncommitted() error {
 	if r.txFailed.Load() == nil || r.txOutcome.Load() != nil {
 		return nil
@@ -248,7 +248,7 @@ func (r *Run) Uncommitted() error {
 	return r.notCommitted()
 }
 
-// notCommitted is the failure of a run that was to be settled in its handler's transaction and was not.
+// notCommitted returns the failure of a run whose handler's transaction did not settle it as intended.
 func (r *Run) notCommitted() error {
 	if failed := r.txFailed.Load(); failed != nil {
 		return fmt.Errorf("%w: %w", pg.ErrNotCommitted, *failed)
@@ -256,8 +256,8 @@ func (r *Run) notCommitted() error {
 	return pg.ErrNotCommitted
 }
 
-// A handler may take twice its timeout, with a grace between these bounds, before it counts as deaf. On a busy machine an
-// honest handler is late by tenths of a second, and deafness counts as a crash.
+// A handler may overrun its timeout by that timeout itself, within these bounds, before it counts as deaf. On a busy
+// machine an honest handler is late by tenths of a second, and deafness counts as a crash.
 const (
 	leastDeafGrace = time.Second
 	deafGrace      = 5 * time.Second
@@ -314,7 +314,7 @@ func (s *runSet) All() []*Run {
 	return slices.Collect(maps.Keys(s.runs))
 }
 
-// under are the runs claimed by a supervisor of the given id.
+// under returns the runs that were claimed under the given supervisor id.
 func (s *runSet) under(owner string) (runs []*Run) {
 	for _, r := range s.All() {
 		if r.Owner == owner {
@@ -324,7 +324,7 @@ func (s *runSet) under(owner string) (runs []*Run) {
 	return runs
 }
 
-// Of are the runs of one job.
+// Of returns the runs of one job.
 func (s *runSet) Of(id string) (runs []*Run) {
 	for _, r := range s.All() {
 		if r.ID == id {
@@ -340,7 +340,7 @@ func (s *runSet) Len() int {
 	return len(s.runs)
 }
 
-// Fences are what settles of the runs compare.
+// Fences returns the fences of the runs, which their settles compare.
 func Fences(runs []*Run) []store.Fence {
 	list := make([]store.Fence, len(runs))
 	for i, r := range runs {

@@ -15,7 +15,7 @@ type runner struct {
 	*Shared
 	settler   *settler
 	spawn     func(func())   // starts a goroutine
-	Slots     sync.WaitGroup // one for each worker; abandoned ones leave theirs to others
+	Slots     sync.WaitGroup // one for each slot; a worker that replaces an abandoned one takes over its slot
 	Abandoned atomic.Int64   // handlers that ignored the end of their context
 }
 
@@ -54,7 +54,7 @@ func (w *runner) Work(q *QueueState) {
 			w.Slots.Done()
 			return
 		}
-		if r.Lease.Ended.Load() { // it may be someone else's before its handler could notice
+		if r.Lease.Ended.Load() { // another supervisor may have the job before our handler could notice
 			w.release(r)
 			continue
 		}
@@ -68,7 +68,7 @@ func (w *runner) Work(q *QueueState) {
 // the handler was abandoned or called runtime.Goexit.
 func (w *runner) RunJob(r *Run) (goOn bool) {
 	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
-		return true // handed back meanwhile
+		return true // released meanwhile
 	}
 	switch {
 	case r.Expired:
@@ -77,7 +77,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	case r.Unreadable != nil:
 		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
 		return true
-	case r.cancelRequested.Load(): // its row says so, and refuses this
+	case r.cancelRequested.Load(): // its row has ended: the settle finds that
 		w.release(r)
 		return true
 	case r.once() && !w.settler.NoteStart(r):
@@ -103,7 +103,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		if r.phase.Load() != phaseStarted { // it was given up
 			return
 		}
-		// This calls code of the application, so it belongs to the run and its timeout.
+		// decide calls code of the application, so it belongs to the run and its timeout.
 		w.decide(r, err, returned, func(o Outcome, exited bool) {
 			if goOn = r.EndOnce(); goOn {
 				r.End = o
@@ -115,7 +115,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		})
 	}()
 	w.InFlight.Add(r)
-	if r.cancelRequested.Load() { // since a moment: cancelRun may not have found it yet
+	if r.cancelRequested.Load() { // just now: cancelRun may not have found the run in InFlight
 		r.Cancel(pg.ErrCancelled)
 	}
 	if w.Handler.Hears(r.Ctx, EventStarted) {
@@ -128,7 +128,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 }
 
 // decide asks for the outcome of a run, and passes it on. exited is whether the goroutine ends, because the handler or
-// code that decides has called runtime.Goexit.
+// Decide has called runtime.Goexit.
 func (w *runner) decide(r *Run, err error, returned bool, pass func(o Outcome, exited bool)) {
 	if !returned {
 		pass(w.Handler.CutShort(r, ErrExit), true)
@@ -156,10 +156,10 @@ func (w *runner) endUnstarted(r *Run, o Outcome) {
 	w.settler.Settle(r)
 }
 
-// release ends a run that has not started, and hands its job back.
+// release ends a run that has not started, so that its job becomes available again.
 func (w *runner) release(r *Run) { w.endUnstarted(r, Released(r.Ran())) }
 
-// releaseAll hands back the jobs of runs that have ended without having started.
+// releaseAll releases the jobs of runs that Buffer.Rest has ended before they started.
 func (w *runner) releaseAll(runs []*Run) {
 	for _, r := range runs {
 		r.End = Released(r.Ran())
@@ -167,7 +167,7 @@ func (w *runner) releaseAll(runs []*Run) {
 	}
 }
 
-// watchInterval is how exactly deaf handlers are noticed.
+// watchInterval is how often watch looks for deaf handlers.
 const watchInterval = 100 * time.Millisecond
 
 // watch frees the slots of handlers that ignore the end of their context after their timeout.
@@ -199,8 +199,8 @@ func (w *runner) abandonAll(ctx context.Context) {
 	}
 }
 
-// abandon gives up a handler whose run has been ended for it. The log and what decides the outcome are the application's:
-// they may block as its handler does.
+// abandon gives up a handler after EndOnce. The log and CutShort call code of the application, which may block as its
+// handler does, so they get a goroutine of their own.
 func (w *runner) abandon(ctx context.Context, r *Run, message string, why error) {
 	w.Abandoned.Add(1)
 	w.spawn(func() {
@@ -210,7 +210,7 @@ func (w *runner) abandon(ctx context.Context, r *Run, message string, why error)
 	})
 }
 
-// open puts a new queue in place, with its workers once there are any. After closeQueues it returns false.
+// open adds a new queue, and starts its workers if start was called. After closeQueues it returns false.
 func (w *runner) open(queues []*QueueState, q *QueueState) bool {
 	w.queuesMu.Lock()
 	defer w.queuesMu.Unlock()
@@ -224,7 +224,7 @@ func (w *runner) open(queues []*QueueState, q *QueueState) bool {
 	return true
 }
 
-// closeQueues ends the workers once their jobs have ended, and hands back what has not started.
+// closeQueues releases the jobs that have not started. Workers end once their jobs have ended.
 func (w *runner) closeQueues() {
 	w.queuesMu.Lock()
 	defer w.queuesMu.Unlock()

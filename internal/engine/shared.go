@@ -32,17 +32,17 @@ type Shared struct {
 
 	Lease       atomic.Pointer[lease]     // claims are made under it
 	InFlight    runSet                    // handlers at work
-	Unsettled   runSet                    // claimed and not yet settled
-	RefusedRuns runSet                    // not in the book: the database refuses their outcomes
+	Unsettled   runSet                    // claimed and not yet settled, except RefusedRuns
+	RefusedRuns runSet                    // the database refuses their outcomes
 	alarm       *alarm                    // makes the claimer look for jobs
-	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it is not
+	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it has none
 	Prunes      atomic.Bool               // this supervisor's turn to prune
 
-	rereadAside atomic.Bool // others have set a job aside: the claimer reads the list
+	rereadAside atomic.Bool // the settler has set a job aside: the claimer reads the list
 
 	Draining atomic.Bool
 	Reporter reporter   // passes events on
-	seldom   logLimiter // lines of the log that must not repeat themselves
+	seldom   logLimiter // limits lines of the log that would repeat
 	Outage   outage     // the failures of all parts, for the log
 	beatSoon func()     // asks for a heartbeat before its time
 	rewound  func()     // the database may have gone back: look again at all rows
@@ -60,14 +60,14 @@ func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	return s
 }
 
-// QueueStates are the queues that are served now.
+// QueueStates returns the queues that are served now.
 func (s *Shared) QueueStates() []*QueueState {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	return s.queues
 }
 
-// QueueNames are their names, in order.
+// QueueNames returns the names of these queues, in order.
 func (s *Shared) QueueNames() (names []string) {
 	for _, q := range s.QueueStates() {
 		names = append(names, q.Name)
@@ -75,7 +75,7 @@ func (s *Shared) QueueNames() (names []string) {
 	return names
 }
 
-// with is the list of queues with another one.
+// with returns the list of queues with q added.
 func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err error) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
@@ -91,7 +91,7 @@ func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err err
 	return queues, state, nil
 }
 
-// without takes a queue off the list. gone is nil if it is not there.
+// without returns the list without a queue. gone is nil if the queue is not in the list.
 func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
@@ -104,7 +104,7 @@ func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 	return s.queues, gone
 }
 
-// registration is what the tables should say of this supervisor.
+// registration returns what the tables should hold of this supervisor.
 func (s *Shared) registration(id string, queues []*QueueState) *store.Registration {
 	reg := &store.Registration{
 		ID: id, Host: s.Cfg.Host, Build: s.Cfg.Build, PID: os.Getpid(), Process: s.Cfg.Process, Lease: s.Cfg.Lease, Listens: !s.Cfg.DisableNotify,
@@ -119,7 +119,7 @@ func (s *Shared) registration(id string, queues []*QueueState) *store.Registrati
 	return reg
 }
 
-// cancelRun ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
+// cancelRun ends the context of a job that runs here. If the job waits in a buffer, it does not start.
 func (s *Shared) cancelRun(id string) {
 	for _, r := range s.Unsettled.Of(id) {
 		r.cancelRequested.Store(true)
@@ -153,7 +153,7 @@ func (s *Shared) logUnread(ctx context.Context, h *store.Scan) {
 	h.Unread = nil
 }
 
-// walkBound is how long a single statement of a walk may take, because other jobs wait for it.
+// walkBound returns how long one statement of a walk may take: other jobs wait for the walk.
 func (s *Shared) walkBound() time.Duration { return min(s.Cfg.Lease/12, time.Second) }
 
 // tripContext bounds one round trip.
@@ -162,11 +162,11 @@ func (s *Shared) tripContext(base context.Context) (context.Context, context.Can
 }
 
 // SoloOrder makes the claimer run one strong suspect of a queue alone. The claimer claims nothing until all its runs are
-// settled, then the suspect, then nothing until the keeper has decided how to go on.
+// settled. It then claims the suspect, and nothing more until the keeper has decided how to go on.
 type SoloOrder struct {
 	Queue  string
-	IdleBy time.Time   // when it gives up waiting
-	idle   atomic.Bool // nothing else was held any more
-	ran    atomic.Bool // one was claimed
+	IdleBy time.Time   // when the claimer gives up waiting
+	idle   atomic.Bool // all other runs were settled
+	ran    atomic.Bool // a suspect was claimed
 	Over   atomic.Bool
 }

@@ -15,12 +15,12 @@ import (
 // same, but six times a lease is too late for a person who has cancelled a job.
 const askEvery = time.Second
 
-// hears reports whether notifications come: as far as the server says, which has taken LISTEN.
+// hears reports whether the server has accepted LISTEN on the current connection.
 func (c *keeper) hears() bool {
 	return !c.Listening.Closed() && c.Listening == c.Link.Current()
 }
 
-// askAt is when to ask for runs that are over, or the next heartbeat if that is due before.
+// askAt returns when to ask for runs that are over, or the time of the next heartbeat if that comes first.
 func (c *keeper) askAt(next time.Time) time.Time {
 	if at := c.Asked.Add(askEvery); !c.hears() && at.Before(next) {
 		return at
@@ -47,20 +47,20 @@ func (c *keeper) AskUnheard(ctx context.Context) {
 	if err == nil {
 		c.cancelGone(running, gone)
 	}
-	if took := c.Now().Sub(now); took > askEvery/20 { // of so many runs that it would be work: at most a twentieth of the time
+	if took := c.Now().Sub(now); took > askEvery/20 { // with many runs it takes at most a twentieth of the time
 		c.Asked = now.Add(20*took - askEvery)
 	}
 }
 
-// serveAgain stores the queues anew where the supervisor's row says others. AddQueue and RemoveQueue write to the row of
-// the lease that they know, which may be over by the time: a fresh one is registered with the queues of before.
+// serveAgain stores the queues again if our row lists others. AddQueue and RemoveQueue write to the row of the lease
+// that they have read. A new lease may replace it meanwhile, registered with the earlier queues.
 func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {
 		return nil
 	}
 	if !c.Changing.TryLock() {
-		return nil // by somebody who is at it; the next heartbeat sees what came of it
+		return nil // AddQueue or RemoveQueue is at work; the next heartbeat looks again
 	}
 	defer c.Changing.Unlock()
 	reg := c.registration(l.ID, c.QueueStates())
