@@ -278,3 +278,28 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 		}
 	}
 }
+
+// A policy that a group has already changes nothing, and keeps who set it.
+func TestAPolicyThatIsSetAgainKeepsItsAudit(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job, updated_by, updated_why)
+		values ('00c0ffee00c0ffee', 'k', 'error', '', 's', now(), now(), 1, 1, 'x', 'ann', 'known')`)
+	for _, change := range []struct {
+		policy FailurePolicy
+		by     string
+	}{{FailurePolicy{}, "ann"}, {FailurePolicy{Action: FailureDiscard}, "bob"}, {FailurePolicy{Action: FailureDiscard}, "bob"}, {FailurePolicy{}, "eve"}} {
+		audit := Audit{By: change.by}
+		if g, err := db.client.FailureGroup(t.Context(), "00c0ffee00c0ffee"); err != nil {
+			t.Fatal(err)
+		} else if g.Policy.Action == change.policy.Action {
+			audit.By = "nobody"
+		}
+		if err := db.client.SetFailurePolicy(t.Context(), "00c0ffee00c0ffee", change.policy, audit); err != nil {
+			t.Fatal(err)
+		}
+		if g, err := db.client.FailureGroup(t.Context(), "00c0ffee00c0ffee"); err != nil || g.UpdatedBy != change.by {
+			t.Errorf("%+v by %s: updated by %s, %v", change.policy, audit.By, g.UpdatedBy, err)
+		}
+	}
+}

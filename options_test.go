@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -411,4 +412,14 @@ func TestBuildIsRegistered(t *testing.T) {
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from drover_supervisors s, drover_kinds k where s.build = 'v1.2.3' and k.build = 'v1.2.3' and k.kind = 'k'`) == 1
 	})
+}
+
+// A field path counts the queues as the caller wrote them.
+func TestAnUnknownStrategyIsNamedByItsQueue(t *testing.T) {
+	t.Parallel()
+	_, err := newTestDB(t).client.NewSupervisor(SupervisorConfig{Workers: doingNothing(), Queues: []Queue{{Name: "z", Retry: Custom{Name: "missing"}}, {Name: "a"}}})
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) || invalid.Field != "Queues[0].Retry.Name" {
+		t.Errorf("%v", err)
+	}
 }

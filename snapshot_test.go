@@ -266,3 +266,32 @@ func TestPlansOfASnapshot(t *testing.T) {
 	db.exec(t, `analyze jobs`)
 	check("nothing but dead letters")
 }
+
+// A time-out for locks, set by the application, costs a snapshot the part that is locked.
+func TestSnapshotUnderALockTimeout(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	hasty := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "50" })
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `lock table drover_set_aside in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	s, err := hasty.client.Snapshot(t.Context())
+	if err != nil || !slices.ContainsFunc(s.NotSeen, func(n NotSeen) bool { return n.Part == "set_aside" }) {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// The suspects of a queue that is not listed do not count.
+func TestSnapshotCountsSuspectsOfItsQueues(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into jobs (kind, queue, state, crashes) select 'k', 'q' || lpad(i::text, 5, '0'), 'retryable', 1 from generate_series(1, $1) i`, snapshotQueues+1)
+	if s, err := db.client.Snapshot(t.Context()); err != nil || len(s.Queues) != snapshotQueues || s.Suspects != snapshotQueues {
+		t.Errorf("%d queues, %d suspects, %v", len(s.Queues), s.Suspects, err)
+	}
+}

@@ -84,7 +84,7 @@ type reporter struct {
 	ready  chan struct{}
 	once   sync.Once
 
-	batch []Event // the goroutine's own: what it hands on now
+	batch []Event // handed on now; the goroutine's own
 }
 
 func (r *reporter) signal() chan struct{} {
@@ -105,6 +105,13 @@ func (r *reporter) Close() {
 	r.closed = true
 	r.mu.Unlock()
 	r.poke()
+}
+
+// Waiting are the events that no hook has been called with.
+func (r *reporter) Waiting() []Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]Event(nil), r.events...)
 }
 
 func (r *reporter) poke() {

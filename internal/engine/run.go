@@ -17,9 +17,9 @@ import (
 
 // Why a run was cut short, for Handler.CutShort.
 var (
-	ErrTimeout     = errors.New("drover: run timed out")              // the handler is deaf to it; its context's cause
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of its context
 	ErrExpired     = errors.New("drover: expired before a run")       // its ExpiresAt had passed when it was claimed
-	ErrExit        = errors.New("handler called runtime.Goexit")      //
+	ErrExit        = errors.New("handler called runtime.Goexit")      // its goroutine ends
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
 	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, the supervisor must stop
 )
@@ -33,7 +33,8 @@ type UndecidedError struct {
 // Error implements error.
 func (e *UndecidedError) Error() string { return "outcome could not be decided" }
 
-// Run is one claimed job on its way through a worker. NewRun and Crashed of the Handler fill in the exported fields.
+// Run is one claimed job until it is settled. NewRun and Crashed of the Handler fill in the fields from Task to TimeLeft,
+// the claimer the others.
 type Run struct {
 	store.Fence     // the claim; settles compare it
 	Task        any // the larger value that the run is part of
