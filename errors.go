@@ -30,6 +30,8 @@ var (
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
 	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them.
+	// If Config.Schema is set, Check and Run name that schema in the error, whether it exists, and the command that
+	// migrates it.
 	ErrNotMigrated = pg.ErrNotMigrated
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.

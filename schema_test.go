@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"go/ast"
 	"go/constant"
 	"go/parser"
@@ -492,15 +493,22 @@ func TestASchemaThatIsNotThere(t *testing.T) {
 		_, many := named.client.EnqueueMany(ctx, []EnqueueItem{{letter{}, nil}})
 		_, counts := named.client.Counts(ctx)
 		_, shot := named.client.Snapshot(ctx)
+		check, run := named.client.Check(ctx), sup.Run(ctx)
 		for what, err := range map[string]error{
-			"Check": named.client.Check(ctx), "Run": sup.Run(ctx), "Enqueue": plain, "Enqueue with options": other, "EnqueueMany": many, "Counts": counts, "Snapshot": shot,
+			"Check": check, "Run": run, "Enqueue": plain, "Enqueue with options": other, "EnqueueMany": many, "Counts": counts, "Snapshot": shot,
 		} {
 			if !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), schema) {
 				t.Errorf("%s in %q: %v", what, schema, err)
 			}
 		}
-		if err := named.client.Check(ctx); strings.Contains(err.Error(), "no such schema") != (schema != empty) {
-			t.Errorf("Check: %v", err)
+		database := value[string](t, db, `select quote_ident(current_database())`)
+		missing := `drover: there is no schema "Nowhere 'Land'" in database ` + database +
+			` (Config.Schema); to make it: drover migrate up --create-schema --schema 'Nowhere '\''Land'\'''. drover is installed in: `
+		bare := fmt.Sprintf("drover: schema %q of database %s is not migrated; call migrations.Schema(%[1]q).Up, or run: drover migrate up --schema %[1]s", empty, database)
+		for what, err := range map[string]error{"Check": check, "Run": run} {
+			if got := err.Error(); schema == empty && got != bare || schema != empty && !strings.HasPrefix(got, missing) {
+				t.Errorf("%s in %q: %s", what, schema, got)
+			}
 		}
 	}
 	if err := migrations.Schema("Nowhere 'Land'").Up(t.Context(), db.Pool); err == nil || !strings.Contains(err.Error(), "Nowhere 'Land'") {
@@ -508,6 +516,26 @@ func TestASchemaThatIsNotThere(t *testing.T) {
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
 		t.Errorf("%d jobs went to the search_path", n)
+	}
+}
+
+// A schema with an older version gets the remedy for that schema too.
+func TestAnOldSchemaOfItsOwn(t *testing.T) {
+	t.Parallel()
+	name := oddSchema("It's old ")
+	db, _ := newNamedDB(t, name, "")
+	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 12'`)
+	err := db.client.Check(t.Context())
+	if !errors.Is(err, ErrNotMigrated) {
+		t.Fatalf("Check: %v", err)
+	}
+	for _, want := range []string{"version 12", fmt.Sprintf("migrations.Schema(%q).Up", name), `drover migrate up --schema 'It'\''s old `} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in: %v", want, err)
+		}
+	}
+	if strings.Contains(err.Error(), "call migrations.Up") {
+		t.Errorf("the remedy is for another schema: %v", err)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/health"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newJobsCommand(a *app) *cobra.Command {
@@ -333,7 +334,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	add("retry", compact(j.Retry))
 	tags := make([]string, len(j.Tags))
 	for i, tag := range j.Tags {
-		tags[i] = shellQuote(tag) // as --tag takes it: one may have a comma in it
+		tags[i] = pg.ShellQuote(tag) // as --tag takes it: one may have a comma in it
 	}
 	add("tags", strings.Join(tags, ", "))
 	add("metadata", compact(j.Metadata))
@@ -432,7 +433,7 @@ func (s *session) psql(id string) string {
 	c := s.pool.Config().ConnConfig
 	target := fmt.Sprintf("host=%s port=%d dbname=%s user=%s", conninfo(c.Host), c.Port, conninfo(c.Database), conninfo(c.User))
 	query := fmt.Sprintf("select * from %s where id = '%s'", pgx.Identifier{s.schema, "discarded_jobs"}.Sanitize(), id)
-	return fmt.Sprintf("psql -x %s -c %s", shellQuote(target), shellQuote(query))
+	return fmt.Sprintf("psql -x %s -c %s", pg.ShellQuote(target), pg.ShellQuote(query))
 }
 
 // conninfo quotes a value of a libpq connection string.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -299,9 +300,9 @@ func TestOutput(t *testing.T) {
 		{relative(time.Unix(40, 0), time.Unix(100, 0)), "60s ago"},
 		{plural(1, "job"), "1 job"},
 		{plural(0, "job"), "0 jobs"},
-		{shellQuote("it's"), `'it'\''s'`},
-		{shellQuote("host=/tmp"), "host=/tmp"},
-		{shellQuote(""), "''"},
+		{pg.ShellQuote("it's"), `'it'\''s'`},
+		{pg.ShellQuote("host=/tmp"), "host=/tmp"},
+		{pg.ShellQuote(""), "''"},
 		{conninfo(`a'b\`), `'a\'b\\'`},
 		{conninfo(""), "''"},
 	} {

@@ -182,7 +182,7 @@ func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	}
 	if !exists {
 		pool.Close()
-		return nil, fmt.Errorf("schema %q does not exist; to make it: drover migrate up --create-schema --schema %s", schema, shellQuote(schema))
+		return nil, fmt.Errorf("schema %q does not exist; to make it: drover migrate up --create-schema --schema %s", schema, pg.ShellQuote(schema))
 	}
 	return pool, nil
 }
@@ -298,10 +298,10 @@ func (a *app) again(verb, words string) string {
 	case secret(a.url):
 		note = "  # with the same --url"
 	default:
-		line += " --url " + shellQuote(a.url)
+		line += " --url " + pg.ShellQuote(a.url)
 	}
 	if a.schema != "" {
-		line += " --schema " + shellQuote(a.schema)
+		line += " --schema " + pg.ShellQuote(a.schema)
 	}
 	if words != "" {
 		line += " " + words

@@ -16,21 +16,17 @@ const (
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
-// sqlCheck uses nothing of drover's own, so it works on an empty database. sqlCheckIn is the same if Config.Schema is
-// set, to $1.
-const (
-	sqlCheck = sqlServer + `
-	format('looked in schema %s of database %s, search_path %s%s', coalesce(current_schema(), '(none)'), current_database(), current_setting('search_path'),` + sqlElsewhere
-	sqlCheckIn = sqlServer + `
-	format('looked in schema %I of database %s, as Config.Schema says%s%s', $1::text, current_database(),
-		case when not exists (select from pg_namespace where nspname = $1) then '; there is no such schema' end,` + sqlElsewhere
+// sqlCheck uses nothing of drover's own, so it works on an empty database. $1 is Config.Schema, empty if it is not set.
+const sqlCheck = `
+select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
+	quote_ident(current_database()), exists (select from pg_namespace where nspname = $1),
+	format('looked in schema %s, search_path %s', coalesce(quote_ident(current_schema()), '(none)'), current_setting('search_path')),
+	(` + SQLInstalledIn + `)`
 
-	sqlServer = `
-select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,`
-	sqlElsewhere = `
-		(select '; there is one in ' || string_agg('schema ' || n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ', which this role may not use' end, ', ')
-		from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n))`
-)
+// SQLInstalledIn returns a text such as "drover is installed in: public", empty if drover is nowhere in the database.
+const SQLInstalledIn = `
+select coalesce('drover is installed in: ' || string_agg(n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ' (this role may not use it)' end, ', '), '')
+from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n`
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
@@ -81,17 +77,13 @@ func (p *Pool) Check(ctx context.Context) error {
 
 // CheckOn checks the server that the link leads to.
 func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
-	var server, schema int
+	var server, version int
 	var standby, migrated, direct bool
-	var where string
-	check, in := sqlCheck, []any(nil)
-	if p.Names != nil {
-		check, in = sqlCheckIn, []any{p.Names.Schema()}
-	}
+	var found place
 	conn, err := link.Get(ctx)
 	if err == nil {
 		var pid uint32
-		err = conn.QueryRow(ctx, check, in...).Scan(&pid, &server, &standby, &migrated, &where)
+		err = conn.QueryRow(ctx, sqlCheck, p.Names.Schema()).Scan(&pid, &server, &standby, &migrated, &found.database, &found.there, &found.looked, &found.installed)
 		direct = pid == conn.PgConn().PID()
 	}
 	if err == nil && !direct {
@@ -104,21 +96,63 @@ func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
 	case server < 150000:
 		return fmt.Errorf("%w, this is %d.%d", ErrServerTooOld, server/10000, server%10000)
 	case !migrated:
-		return fmt.Errorf("%w (%s)", ErrNotMigrated, where)
+		return p.notMigrated(found, "")
 	}
-	if err := conn.QueryRow(ctx, sqlSchemaVersion).Scan(&schema); err != nil {
+	if err := conn.QueryRow(ctx, sqlSchemaVersion).Scan(&version); err != nil {
 		return fmt.Errorf("ask for the schema's version: %w", Classify(err))
 	}
-	if schema < firstMigratable {
-		return fmt.Errorf("%w (version %d is from before the first release: take it down with the files that made it, or drop its schema, then migrate; %s)", ErrNotMigrated, schema, where)
+	if version < firstMigratable {
+		return p.notMigrated(found, fmt.Sprintf("version %d is from before the first release: take it down with the files that made it, or drop its schema, then migrate", version))
 	}
-	if schema < SchemaVersion {
-		return fmt.Errorf("%w (version %d, this library needs %d; %s)", ErrNotMigrated, schema, SchemaVersion, where)
+	if version < SchemaVersion {
+		return p.notMigrated(found, fmt.Sprintf("version %d, this library needs %d", version, SchemaVersion))
 	}
 	if err := p.checkRelations(ctx, conn); err != nil || !standby {
 		return err
 	}
 	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
+}
+
+// place is where drover was looked for.
+type place struct {
+	database  string // quoted as in SQL
+	there     bool   // the schema of Config.Schema exists
+	looked    string // where search_path led
+	installed string // the result of SQLInstalledIn
+}
+
+// notMigratedError is an ErrNotMigrated whose text names the schema of Config.Schema, and the remedy for that schema.
+type notMigratedError struct{ text string }
+
+func (e *notMigratedError) Error() string { return e.text }
+func (e *notMigratedError) Unwrap() error { return ErrNotMigrated }
+
+// notMigrated returns the error for tables that are missing, or that have an older version.
+func (p *Pool) notMigrated(found place, version string) error {
+	schema := p.Names.Schema()
+	if schema == "" {
+		detail := fmt.Sprintf("%s of database %s", found.looked, found.database)
+		if version != "" {
+			detail = version + "; " + detail
+		}
+		if found.installed != "" {
+			detail += "; " + found.installed
+		}
+		return fmt.Errorf("%w (%s)", ErrNotMigrated, detail)
+	}
+	if !found.there {
+		text := fmt.Sprintf("drover: there is no schema %q in database %s (Config.Schema); to make it: drover migrate up --create-schema --schema %s",
+			schema, found.database, ShellQuote(schema))
+		if found.installed != "" {
+			text += ". " + found.installed
+		}
+		return &notMigratedError{text}
+	}
+	if version != "" {
+		version = " (" + version + ")"
+	}
+	return &notMigratedError{fmt.Sprintf("drover: schema %q of database %s is not migrated%s; call migrations.Schema(%q).Up, or run: drover migrate up --schema %s",
+		schema, found.database, version, schema, ShellQuote(schema))}
 }
 
 // checkRelations checks that the session finds drover's tables in the schema where drover's functions work, and that

@@ -10,7 +10,8 @@ var (
 	ErrLeaseLost   = errors.New("drover: lease lost")
 	ErrIDConflict  = errors.New("drover: a different job has this id")
 	ErrNotStored   = errors.New("drover: the job was not stored: a trigger or a rule on the table jobs dropped it or changed its id")
-	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or run: drover migrate up, or: " +
+	ErrNotMigrated = errors.New("drover: the database is not migrated; call migrations.Up, or migrations.Schema(name).Up if " +
+		"Config.Schema is set, or run: drover migrate up, with --schema if it is set, or: " +
 		`goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`)
 	ErrServerTooOld = errors.New("drover: PostgreSQL 15 or newer is needed")
 	ErrReadOnly     = errors.New("drover: the server is read-only")

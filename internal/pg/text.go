@@ -3,7 +3,9 @@ package pg
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
+	"unicode"
 )
 
 // Interval is d as Postgres reads it, rounded up to its microsecond.
@@ -47,4 +49,15 @@ func OrNull(s string) any {
 		return nil
 	}
 	return s
+}
+
+// ShellQuote makes s one word of a POSIX shell.
+func ShellQuote(s string) string {
+	plain := func(r rune) bool {
+		return r < 128 && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-./:=", r))
+	}
+	if s != "" && strings.TrimFunc(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
