@@ -519,6 +519,19 @@ func TestASchemaThatIsNotThere(t *testing.T) {
 	}
 }
 
+// The names of the schemas that have drover are quoted as in SQL, so that a comma or a blank in one is no end of it.
+func TestSchemasThatHaveDroverAreQuoted(t *testing.T) {
+	t.Parallel()
+	name := oddSchema(`! Duty "Night", `) // sorts first: the error names five schemas
+	_, pool := newNamedDB(t, name, "")
+	want := `drover is installed in: ` + pgx.Identifier{name}.Sanitize()
+	for _, schema := range []string{"", "Nowhere"} {
+		if err := newClientOn(t, pool, Config{Schema: schema}).Check(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Config.Schema %q: %v, want %q", schema, err, want)
+		}
+	}
+}
+
 // A schema with an older version gets the remedy for that schema too.
 func TestAnOldSchemaOfItsOwn(t *testing.T) {
 	t.Parallel()

@@ -25,7 +25,7 @@ select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_re
 
 // SQLInstalledIn returns a text such as "drover is installed in: public", empty if drover is nowhere in the database.
 const SQLInstalledIn = `
-select coalesce('drover is installed in: ' || string_agg(n.nspname || case when has_schema_privilege(n.oid, 'usage') then '' else ' (this role may not use it)' end, ', '), '')
+select coalesce('drover is installed in: ' || string_agg(format('%I', n.nspname) || case when has_schema_privilege(n.oid, 'usage') then '' else ' (this role may not use it)' end, ', '), '')
 from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.proname = 'drover_schema_version' order by 2 limit 5) n`
 
 const sqlSchemaVersion = `select drover_schema_version()`
