@@ -4,15 +4,8 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"os"
 	"strings"
 )
-
-// interactive reports whether a person can be asked at f.
-func interactive(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
 
 // confirmed asks, and reports whether the answer is yes.
 func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
@@ -27,6 +20,9 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 		fmt.Fprintln(a.stderr)
 		return false, ctx.Err()
 	case line := <-answer:
+		if !strings.HasSuffix(line, "\n") { // Ctrl-D ends the answer and not the line
+			fmt.Fprintln(a.stderr)
+		}
 		return strings.TrimSpace(line) == "yes", nil
 	}
 }

@@ -91,7 +91,8 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	}
 	o.Command = func(p demo.Program) *exec.Cmd { return exec.Command(exe, "demo", string(p)) }
 	o.URL = a.url
-	o.Out, o.Live = a.stdout, isTerminal(a.sink.to)
+	file, ok := a.sink.to.(*os.File)
+	o.Out, o.Live = a.stdout, ok && isTerminal(file)
 	var printed error
 	if a.json {
 		o.Out, o.Live = a.stderr, false
@@ -101,15 +102,6 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 		return err
 	}
 	return printed
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // deliveries reads the file, or what comes with the program. Broken lines are an error unless they may be skipped.

@@ -20,7 +20,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
-	a := &app{stdin: os.Stdin, interactive: interactive(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: interactive(os.Stderr), getenv: os.Getenv}
+	a := &app{stdin: os.Stdin, interactive: isTerminal(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: isTerminal(os.Stderr), getenv: os.Getenv}
 	// Without this a closed pipe, such as of | head, would end the process in the middle of what it changes. Being caught and
 	// not ignored, the signal stays what it is for the processes that the demo starts.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
