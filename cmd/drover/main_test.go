@@ -285,6 +285,24 @@ func TestAgain(t *testing.T) {
 	}
 }
 
+// A row whose last cells are empty is aligned with the others, and no line ends in blanks.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	if err := table(&b, [][]string{{"ID", "KIND", "DUE", "ERROR"}, {"1", "a long kind", "", ""}, {"2", "b", "in 5s", ""}, {"3", "c", "in 2m", "no"}}); err != nil {
+		t.Fatal(err)
+	}
+	const want = `
+ID  KIND         DUE    ERROR
+1   a long kind
+2   b            in 5s
+3   c            in 2m  no
+`
+	if got := "\n" + b.String(); got != want {
+		t.Errorf("got:%s\nwant:%s", got, want)
+	}
+}
+
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ got, want string }{

@@ -81,15 +81,24 @@ func (a *app) printJSON(v any) error {
 
 // table prints rows of cells in aligned columns; the first row is the heading. Cells are made printable.
 func table(w io.Writer, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		cells := make([]string, len(row))
 		for i, cell := range row {
 			cells[i] = printable(cell)
 		}
-		fmt.Fprintln(t, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+		fmt.Fprintln(t, strings.Join(cells, "\t")) // an empty last cell needs its tab: a line without it would end the column
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(b.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // printable is text that leaves the terminal alone: what jobs carry may be anyone's.
