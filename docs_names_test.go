@@ -1,6 +1,7 @@
 package drover_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -108,5 +110,23 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 	})
 	if err != nil || read < 200 {
 		t.Fatalf("%d files, %v", read, err)
+	}
+}
+
+// How long a stop takes is the same in docs/deploying.md as in the engine.
+func TestStopOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("docs/deploying.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(string(raw)), " ")
+	for _, want := range []string{
+		fmt.Sprintf("after %g s releases the jobs", engine.HandBack.Seconds()),
+		fmt.Sprintf("returns within %g s after it has cancelled", engine.EndPart.Seconds()),
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("docs/deploying.md has no %q", want)
+		}
 	}
 }
