@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 // Every method of Client that changes what is there takes an Audit as its last argument.
@@ -242,9 +244,9 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
 	for _, tc := range []struct{ verb, line, psql, notice string }{
-		{"DeleteMany", `level=INFO msg="jobs deleted" jobs=1 by=ann why="no use"`, `select drover_delete_many('{"all": true, "state": "discarded"}', 'delete', by => $1, why => 'no use')`, "drover: 1 jobs deleted by %s, why: no use"},
-		{"Restore", `level=INFO msg="jobs restored from the archive" jobs=1 by=ann why="no use"`, `select drover_restore('{"all": true}', by => $1, why => 'no use')`, "drover: 1 jobs restored by %s, why: no use"},
-		{"PurgeArchive", `level=INFO msg="archived jobs deleted" jobs=1 by=ann why="no use"`, `select drover_purge('{"all": true}', 'delete for ever', by => $1, why => 'no use')`, "drover: 1 archived jobs deleted by %s, why: no use"},
+		{"DeleteMany", `level=INFO msg="jobs deleted" jobs=1 by=ann why="no use"`, `select drover_delete_many('{"all": true, "state": "discarded"}', 'delete', by => $1, why => 'no use')`, `drover: schema "%s": 1 job deleted by %s, filter {"all": true, "state": "discarded"}, why: no use`},
+		{"Restore", `level=INFO msg="jobs restored from the archive" jobs=1 by=ann why="no use"`, `select drover_restore('{"all": true}', by => $1, why => 'no use')`, `drover: schema "%s": 1 job restored by %s, filter {"all": true}, why: no use`},
+		{"PurgeArchive", `level=INFO msg="archived jobs deleted" jobs=1 by=ann why="no use"`, `select drover_purge('{"all": true}', 'delete for ever', by => $1, why => 'no use')`, `drover: schema "%s": 1 archived job deleted by %s, filter {"all": true}, why: no use`},
 	} {
 		put := func() string {
 			id := db.finished(t, "discarded", time.Hour)
@@ -271,11 +273,21 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if want := fmt.Sprintf(tc.notice, cmp.Or(by, value[string](t, db, `select session_user::text`))); len(server) != 1 || server[0] != want {
+			if want := fmt.Sprintf(tc.notice, pgtest.Schema(db.Pool), cmp.Or(by, value[string](t, db, `select session_user::text`))); len(server) != 1 || server[0] != want {
 				t.Errorf("%s from psql: the server's log has %q, want %q", tc.verb, server, want)
 			}
 			db.exec(t, `delete from jobs`)
 		}
+		put()
+		put()
+		server = nil
+		if _, err := conn.Exec(t.Context(), tc.psql, "eve"); err != nil {
+			t.Fatal(err)
+		}
+		if len(server) != 1 || !strings.Contains(server[0], "2 jobs ") && !strings.Contains(server[0], "2 archived jobs ") {
+			t.Errorf("%s of two: the server's log has %q", tc.verb, server)
+		}
+		db.exec(t, `delete from jobs`)
 	}
 }
 

@@ -466,7 +466,8 @@ begin
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	perform drover_forget_refused(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
 	if changed > 0 then
-		raise log 'drover: % jobs deleted by %, why: %', changed, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), '');
+		raise log 'drover: schema "%": % job% deleted by %, filter %, why: %', current_schema(), changed, case when changed <> 1 then 's' else '' end,
+			left(coalesce(nullif(by, ''), session_user), 128), left(filter::text, 1000), coalesce(left(why, 1000), '');
 	end if;
 end
 $$;

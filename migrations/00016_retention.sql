@@ -320,7 +320,8 @@ begin
 		select drover_written((select count(*) from back), cardinality($1))', drover_job_columns())) w;
 	last := picked.last;
 	if moved > 0 then
-		raise log 'drover: % jobs restored by %, why: %', moved, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), '');
+		raise log 'drover: schema "%": % job% restored by %, filter %, why: %', current_schema(), moved, case when moved <> 1 then 's' else '' end,
+			left(coalesce(nullif(by, ''), session_user), 128), left(filter::text, 1000), coalesce(left(why, 1000), '');
 	end if;
 end
 $$;
@@ -344,7 +345,8 @@ begin
 	from drover_walk_on(held, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 	last := picked.last;
 	if deleted > 0 then
-		raise log 'drover: % archived jobs deleted by %, why: %', deleted, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), '');
+		raise log 'drover: schema "%": % archived job% deleted by %, filter %, why: %', current_schema(), deleted, case when deleted <> 1 then 's' else '' end,
+			left(coalesce(nullif(by, ''), session_user), 128), left(filter::text, 1000), coalesce(left(why, 1000), '');
 	end if;
 end
 $$;
