@@ -155,9 +155,12 @@ func TestErrors(t *testing.T) {
 		{closed, []string{"stats"}, 1, []string{"the database cannot be reached", "127.0.0.1:1"}},
 		{there, []string{"stats"}, 1, []string{"not migrated", "database ", `schema "` + pgtest.Schema(there.pool), "drover migrate up", "--schema " + pgtest.Schema(there.pool)}},
 		{&shell{flags: there.flags[:2:2]}, []string{"stats"}, 1, []string{"not migrated", "database ", "search_path", "drover migrate up"}},
-		{&shell{flags: there.flags[:2:2], env: map[string]string{"DROVER_SCHEMA": "Nowhere Land"}}, []string{"stats"}, 1, []string{`schema "Nowhere Land" does not exist`}},
+		{&shell{flags: there.flags[:2:2], env: map[string]string{"DROVER_SCHEMA": "Nowhere Land"}}, []string{"stats"}, 1, []string{`there is no schema "Nowhere Land"; drover is installed in: `}},
 		{&shell{flags: append(there.flags[:2:2], "--schema", strings.Repeat("x", 64))}, []string{"stats"}, 2, []string{"64 bytes; at most 63"}},
-		{&shell{flags: append(there.flags[:2:2], "--schema", "Nowhere Land")}, []string{"stats"}, 1, []string{`schema "Nowhere Land" does not exist`, "--create-schema"}},
+		{&shell{flags: append(there.flags[:2:2], "--schema", "Nowhere Land")}, []string{"stats"}, 1, []string{`there is no schema "Nowhere Land"; drover is installed in: `}},
+		{&shell{flags: append(there.flags[:2:2], "--schema", "Nowhere Land")}, []string{"migrate", "up"}, 1, []string{
+			`there is no schema "Nowhere Land"; to make it: drover migrate up --create-schema --schema 'Nowhere Land'; drover is installed in: `,
+		}},
 		{migrated, []string{"jobs", "list", "--state", "dead"}, 2, []string{"--state", `"dead"`, "parked"}},
 		{migrated, []string{"jobs", "list", "--limit", "1001"}, 2, []string{"1001"}},
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"--args-patch", "not a JSON object"}},
@@ -189,6 +192,9 @@ func TestErrors(t *testing.T) {
 		o := c.sh.run(t, c.args...).ends(t, c.code, c.texts...)
 		if o.stdout != "" {
 			t.Errorf("drover %s: %q on stdout", o.line, o.stdout)
+		}
+		if strings.Contains(o.stderr, "--create-schema") && c.args[0] != "migrate" { // the name is more often misspelt than new
+			t.Errorf("drover %s makes a schema: %s", o.line, o.stderr)
 		}
 		if strings.Contains(o.stderr, "secret") {
 			t.Errorf("drover %s tells the password: %s", o.line, o.stderr)

@@ -58,6 +58,9 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 		}
 	}
 	pool, err := a.connect(ctx)
+	if missing := (*noSchemaError)(nil); errors.As(err, &missing) {
+		missing.remedy = "to make it: drover migrate up --create-schema --schema " + pg.ShellQuote(missing.schema)
+	}
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ func TestMigrateCreateSchema(t *testing.T) {
 			t.Log(err)
 		}
 	})
-	sh.run(t, "migrate", "up").ends(t, 1, "does not exist", "drover migrate up --create-schema --schema")
+	sh.run(t, "migrate", "up").ends(t, 1, "there is no schema", "drover migrate up --create-schema --schema")
 	sh.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "applied")
 	sh.run(t, "migrate", "up", "--create-schema").ok(t).says(t, "nothing to do")
 	sh.run(t, "stats").ok(t).says(t, "no jobs")

@@ -175,19 +175,37 @@ func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	if err != nil || schema == "" {
 		return pool, err
 	}
+	missing := &noSchemaError{schema: schema}
 	var exists bool
-	if err := pool.QueryRow(ctx, sqlSchemaExists, schema).Scan(&exists); err != nil {
+	if err := pool.QueryRow(ctx, sqlSchemaExists, schema).Scan(&exists, &missing.installed); err != nil {
 		pool.Close()
 		return nil, fmt.Errorf("look for the schema %q: %w", schema, err)
 	}
 	if !exists {
 		pool.Close()
-		return nil, fmt.Errorf("schema %q does not exist; to make it: drover migrate up --create-schema --schema %s", schema, pg.ShellQuote(schema))
+		return nil, missing
 	}
 	return pool, nil
 }
 
-const sqlSchemaExists = `select exists (select from pg_namespace where nspname = $1)`
+const sqlSchemaExists = `select exists (select from pg_namespace where nspname = $1), (` + pg.SQLInstalledIn + `)`
+
+// noSchemaError reports that the schema of --schema or DROVER_SCHEMA does not exist.
+type noSchemaError struct {
+	schema, remedy string
+	installed      string // the result of pg.SQLInstalledIn
+}
+
+// Error implements error.
+func (e *noSchemaError) Error() string {
+	text := fmt.Sprintf("there is no schema %q", e.schema)
+	for _, more := range []string{e.remedy, e.installed} {
+		if more != "" {
+			text += "; " + more
+		}
+	}
+	return text
+}
 
 // reach opens the database whatever is in it.
 func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
