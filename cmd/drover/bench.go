@@ -63,6 +63,7 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 	for _, step := range bench.Steps() {
 		all = append(all, string(step))
 	}
+	hideSchema(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.Jobs, "jobs", 200_000, "jobs to burn down")
 	f.IntVar(&o.Workers, "workers", 200, "workers of the burn-down, over all queues")

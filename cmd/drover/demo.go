@@ -60,6 +60,7 @@ Customers of the built-in file have fixed behaviours; others get one by their na
 			return a.demo(cmd, o)
 		},
 	}
+	hideSchema(cmd)
 	cmd.Flags().StringVar(&file, "file", "", "deliveries to take instead of the built-in ones, JSON lines")
 	cmd.Flags().StringVar(&story, "story", "", "another story: outage")
 	cmd.Flags().BoolVar(&skipBad, "skip-bad", false, "deliver what is right in a file that has broken lines")

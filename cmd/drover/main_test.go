@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -288,6 +291,55 @@ func TestAgain(t *testing.T) {
 		if got := (&app{url: c.url, schema: c.schema}).again("jobs redrive", "X"); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
 		}
+	}
+}
+
+// The help lists --schema except in commands that refuse it.
+func TestHelpOfSchema(t *testing.T) {
+	t.Parallel()
+	sh := &shell{}
+	for _, name := range []string{"demo", "bench", "stats"} {
+		for _, line := range [][]string{{name, "--help"}, {"help", name}} {
+			if o := sh.run(t, line...).ok(t).says(t, "--url"); strings.Contains(o.stdout, "--schema ") != (name == "stats") {
+				t.Errorf("%v:\n%s", line, o.stdout)
+			}
+		}
+	}
+}
+
+// docs/cli.md has --by in the line of each command that takes it.
+func TestAuditOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	spans, word := regexp.MustCompile("`[^`]*`"), regexp.MustCompile(`[a-z-]+`)
+	seen := 0
+	for _, group := range newRootCommand(&app{}).Commands() {
+		for _, cmd := range group.Commands() {
+			if cmd.Flags().Lookup("by") == nil {
+				continue
+			}
+			seen++
+			documented := false
+			for line := range strings.Lines(string(raw)) {
+				if !strings.HasPrefix(line, "| `drover "+group.Name()+" ") {
+					continue
+				}
+				for _, span := range spans.FindAllString(line, -1) {
+					if slices.Contains(word.FindAllString(span, -1), cmd.Name()) {
+						documented = documented || strings.Contains(span, "--by") || strings.Contains(line, "`--by`") || strings.Contains(line, "with the flags of `start`")
+					}
+				}
+			}
+			if !documented {
+				t.Errorf("docs/cli.md has no --by for %s", cmd.CommandPath())
+			}
+		}
+	}
+	if seen < 10 {
+		t.Errorf("%d commands take --by", seen)
 	}
 }
 

@@ -212,7 +212,11 @@ func (a *app) emptyRedrive(r *drover.Redrive) error {
 }
 
 func (a *app) tellRedrive(w io.Writer, r *drover.Redrive) {
-	fmt.Fprintf(w, "redrive %s: %s come back, %g a second\n", r.ID, plural(r.Matched, "job"), r.Rate)
+	come := "come"
+	if r.Matched == 1 {
+		come = "comes"
+	}
+	fmt.Fprintf(w, "redrive %s: %s %s back, %g a second\n", r.ID, plural(r.Matched, "job"), come, r.Rate)
 	fmt.Fprintf(w, "watch it: %s\nend it:   %s\n", a.again("redrive watch", r.ID), a.again("redrive abort", r.ID))
 	if r.Unkeyed > 0 {
 		fmt.Fprintf(w, "%d of %s have no key: not capped\n", r.Unkeyed, plural(r.Matched, "job"))

@@ -125,7 +125,7 @@ func TestRedriveWatchInterrupted(t *testing.T) {
 	if code := a.run(ctx, append([]string{"redrive", "start", "--all", "--watch"}, sh.flags...)); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	for _, text := range []string{"1 job come back", "0/1  running", "the redrive goes on; to end it: drover redrive abort", "drover: interrupted"} {
+	for _, text := range []string{"1 job comes back", "0/1  running", "the redrive goes on; to end it: drover redrive abort", "drover: interrupted"} {
 		if !strings.Contains(shown.String(), text) {
 			t.Errorf("no %q in %s", text, shown.String())
 		}

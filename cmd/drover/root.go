@@ -127,6 +127,14 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
+// hideSchema leaves --schema out of the help of a command that refuses it.
+func hideSchema(cmd *cobra.Command) {
+	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		cmd.Root().PersistentFlags().Lookup("schema").Hidden = true
+		cmd.Root().HelpFunc()(cmd, args)
+	})
+}
+
 // databaseURL is --url, else DATABASE_URL, else "".
 func (a *app) databaseURL() string {
 	if a.url != "" {
