@@ -107,11 +107,15 @@ func ExampleDontCount() {
 	// Output: retryable attempts: 0 failed runs: 1
 }
 
-// noSuchStreet is an error that no retry can mend, whichever handler returns it.
+// docs/outcomes.md shows this code; readme_test.go compares the two.
+
+// noSuchStreet is an error that no retry can help, whichever handler returns it.
 type noSuchStreet struct{ street string }
 
 func (e noSuchStreet) Error() string   { return "no such street: " + e.street }
 func (e noSuchStreet) Permanent() bool { return true }
+
+// docs/outcomes.md ends here.
 
 // The error type says it itself: its jobs are discarded as if by Discard.
 func ExampleDiscard_permanent() {

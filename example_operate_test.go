@@ -87,10 +87,11 @@ func ExampleClient_Counts() {
 
 // A page for operators: what each queue holds, and what somebody has to do now.
 func ExampleClient_Snapshot() {
+	ctx := context.Background()
 	client, _, end := withDiscarded()
 	defer end()
 
-	snapshot, err := client.Snapshot(context.Background())
+	snapshot, err := client.Snapshot(ctx) // snapshot.Level is "ok", "warning" or "critical"
 	if err != nil {
 		panic(err)
 	}

@@ -40,6 +40,13 @@ func charge(ctx context.Context, pool *pgxpool.Pool, job *drover.Job, c Charge) 
 	})
 }
 
+// It goes to a supervisor: SupervisorConfig{Workers: []drover.Worker{chargeWorker(pool)}}.
+func chargeWorker(pool *pgxpool.Pool) drover.Worker {
+	return drover.Handle(func(ctx context.Context, job *drover.Job, c Charge) error {
+		return charge(ctx, pool, job, c)
+	}, drover.WorkerOpts{})
+}
+
 // README.md ends here.
 
 // pay stands for the application's own code.
@@ -56,10 +63,9 @@ func Example() {
 		Hooks: []drover.Hooks{{Completed: func(context.Context, drover.Event) { stop() }}},
 	})
 	must(err)
-	handler := func(ctx context.Context, job *drover.Job, c Charge) error { return charge(ctx, pool, job, c) }
 	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "default"}},
-		Workers: []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
+		Workers: []drover.Worker{chargeWorker(pool)},
 	})
 	must(err)
 	must(placeOrder(ctx, pool, client, 42))

@@ -14,7 +14,7 @@ import (
 
 const firstProgram = "examples/welcome/main.go"
 
-// The code of README.md and docs/testing.md is, word for word, what tests and examples run.
+// The code of README.md, docs/testing.md, docs/outcomes.md and docs/health.md is, word for word, what tests and examples run.
 func TestCodeOfTheReadme(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(firstProgram)
@@ -24,6 +24,20 @@ func TestCodeOfTheReadme(t *testing.T) {
 	_, program, _ := strings.Cut(string(raw), "\npackage main\n")
 	compareCode(t, "README.md", append([]string{"package main\n" + program}, partsFor(t, "README.md", "example_readme_test.go")...))
 	compareCode(t, "docs/testing.md", partsFor(t, "docs/testing.md", "example_testing_test.go"))
+	compareCode(t, "docs/outcomes.md", partsFor(t, "docs/outcomes.md", "example_handler_test.go"))
+	raw, err = os.ReadFile("example_operate_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := blocks(t, "docs/health.md", "go")
+	if len(lines) == 0 {
+		t.Error("docs/health.md has no line of go")
+	}
+	for _, line := range lines {
+		if !strings.Contains(string(raw), "\n\t"+line.text) {
+			t.Errorf("%v has this, and example_operate_test.go does not:\n%s", line, line.text)
+		}
+	}
 }
 
 // partsFor returns the parts of a file of ours that a document shows.
