@@ -201,8 +201,12 @@ func TestRowsKeepTheAudit(t *testing.T) {
 		{"SetFailureStatus", Audit{"ann", "d"}, group, "d by ann"},
 		{"SetFailureStatus", Audit{"bob", "again"}, group, "d by ann"},
 		{"SetFailurePolicy", Audit{"bob", "e"}, group, "e by bob"},
+		{"SetFailurePolicy", Audit{"cat", "again"}, group, "e by bob"},
 		{"SetFailurePolicy", Audit{}, group, " by " + me},
 	} {
+		if tc.verb == "SetFailurePolicy" && tc.audit == (Audit{}) {
+			db.exec(t, `update drover_failure_groups set policy = null`) // so that it changes something
+		}
 		if err := auditedVerbs(db.client)[tc.verb](t.Context(), r.ID, print, tc.audit); err != nil {
 			t.Fatalf("%s: %v", tc.verb, err)
 		}

@@ -467,7 +467,7 @@ begin
 	perform drover_forget_refused(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
 	if changed > 0 then
 		raise log 'drover: schema "%": % job% deleted by %, filter %, why: %', current_schema(), changed, case when changed <> 1 then 's' else '' end,
-			left(coalesce(nullif(by, ''), session_user), 128), left(filter::text, 1000), coalesce(left(why, 1000), '');
+			left(coalesce(nullif(by, ''), session_user), 128), left((filter - 'args')::text, 1000), coalesce(left(why, 1000), '');
 	end if;
 end
 $$;

@@ -321,7 +321,7 @@ begin
 	last := picked.last;
 	if moved > 0 then
 		raise log 'drover: schema "%": % job% restored by %, filter %, why: %', current_schema(), moved, case when moved <> 1 then 's' else '' end,
-			left(coalesce(nullif(by, ''), session_user), 128), left(filter::text, 1000), coalesce(left(why, 1000), '');
+			left(coalesce(nullif(by, ''), session_user), 128), left((filter - 'args')::text, 1000), coalesce(left(why, 1000), '');
 	end if;
 end
 $$;
@@ -346,7 +346,7 @@ begin
 	last := picked.last;
 	if deleted > 0 then
 		raise log 'drover: schema "%": % archived job% deleted by %, filter %, why: %', current_schema(), deleted, case when deleted <> 1 then 's' else '' end,
-			left(coalesce(nullif(by, ''), session_user), 128), left(filter::text, 1000), coalesce(left(why, 1000), '');
+			left(coalesce(nullif(by, ''), session_user), 128), left((filter - 'args')::text, 1000), coalesce(left(why, 1000), '');
 	end if;
 end
 $$;
