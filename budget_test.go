@@ -530,7 +530,7 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := decided(runs[0], errBoom)
-	reserve := func() engine.Slot {
+	reserve := func() engine.BudgetSlot {
 		t.Helper()
 		if err := s.Budgets.Reserve(t.Context(), conn, engine.WantingEnds([]*engine.Run{o})); err != nil || o.End.Slot == nil {
 			t.Fatalf("reserve: %v, %+v", err, o)

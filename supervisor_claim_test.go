@@ -530,7 +530,7 @@ func TestBufferedJobsOfALostLeaseAreNotStarted(t *testing.T) {
 	q := s.QueueStates()[0]
 	q.Buffer.Put(runs)
 	s.Runner.Slots.Add(1)
-	go s.Runner.Work(q)
+	go s.Runner.Serve(q)
 	eventually(t, func() bool { return q.Pending.Load() == 0 })
 	q.Buffer.Close()
 	s.Runner.Slots.Wait()

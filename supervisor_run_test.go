@@ -461,7 +461,7 @@ func (s *Supervisor) timeOut(t *testing.T, id string) {
 	}
 	s.engine.Runner.Abandoned.Add(1)
 	s.engine.Settler.Settle(deaf(runs[0]))
-	s.engine.Runner.StartWorker(runs[0].From)
+	s.engine.Runner.FillSlot(runs[0].From)
 }
 
 // F-9: where a handler that was given up commits in the end, the row decides what is told.

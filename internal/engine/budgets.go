@@ -131,7 +131,7 @@ func (o *Outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.
 		o.Delay, o.Slot = 0, nil
 		o.discard(got.Reason)
 	case got.Budgeted:
-		o.Delay, o.Slot = got.Delay, &Slot{backoff, now, got.DueUS}
+		o.Delay, o.Slot = got.Delay, &BudgetSlot{backoff, now, got.DueUS}
 	default: // its budget is gone
 		o.Delay, o.Slot = backoff, nil
 	}

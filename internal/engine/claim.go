@@ -32,7 +32,7 @@ const (
 	RestAfter = 10 * time.Second // without a job, before the rest interval replaces the poll interval
 )
 
-// claimer takes due jobs for all queues in one statement, into buffers that the workers empty.
+// claimer takes due jobs for all queues in one statement, into buffers that the slots empty.
 type claimer struct {
 	*Shared
 	*alarm
@@ -74,7 +74,7 @@ func newClaimer(s *Shared, w *runner) *claimer {
 	return c
 }
 
-// run claims until ctx is done, then closes the buffers: jobs that have not started are released, and workers end when
+// run claims until ctx is done, then closes the buffers: jobs that have not started are released, and slots end when
 // their jobs have ended. Round trips end with base.
 func (c *claimer) run(ctx, base context.Context) {
 	defer c.Link.Close(base)
@@ -484,7 +484,7 @@ func (c *claimer) advance(p *Plan) {
 	}
 }
 
-// dispatch hands claimed jobs to their queues' workers.
+// dispatch hands claimed jobs to the buffers of their queues.
 func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 	if len(p.Reply.Jobs) > 0 {
 		failpoint("claimed")

@@ -92,7 +92,7 @@ func (q *QueueState) WatchRoom() int64 {
 	return q.Watched.Load()
 }
 
-// Buffer holds claimed jobs until a worker takes them. It is safe for concurrent use; the zero value is empty.
+// Buffer holds claimed jobs until a slot takes them. It is safe for concurrent use; the zero value is empty.
 type Buffer struct {
 	Mu     sync.Mutex
 	more   sync.Cond
@@ -154,7 +154,7 @@ func (b *Buffer) Drain(before time.Time) []*Run {
 	return b.Rest()
 }
 
-// Close ends the workers that wait for runs, and returns the runs that wait for workers.
+// Close ends the goroutines of slots that wait for runs, and returns the runs that wait for slots.
 func (b *Buffer) Close() []*Run {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()

@@ -104,11 +104,11 @@ type Outcome struct {
 	Duration    time.Duration
 	Event       EventKind
 
-	Slot *Slot // of a retry budget; nil: none
+	Slot *BudgetSlot // of a retry budget; nil: none
 }
 
-// Slot is a retry's place in its budget's calendar.
-type Slot struct {
+// BudgetSlot is a retry's place in its budget's calendar.
+type BudgetSlot struct {
 	Backoff time.Duration // the delay that the strategy returned
 	Taken   time.Time     // when, by this process' clock
 	DueUS   int64         // microseconds since 1970 by the server's clock, only ever sent back to it
@@ -189,7 +189,7 @@ func (r *Run) LogValue() slog.Value {
 		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
 }
 
-// EndOnce takes the run out of InFlight. It returns true to only one of worker, watcher and drain.
+// EndOnce takes the run out of InFlight. It returns true to only one of the slot's goroutine, watch and abandonAll.
 func (r *Run) EndOnce() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
@@ -216,8 +216,9 @@ func (r *Run) leave() {
 // Cancel ends the handler's context.
 func (r *Run) Cancel(cause error) { r.Lazy.end(cause) }
 
-// once reports whether the job must not run again once its handler may have begun, unless the handler itself asks for it.
-func (r *Run) once() bool { return r.MaxAttempts == 1 }
+// singleAttempt reports whether the job must not run again once its handler may have begun, unless the handler itself
+// asks for it.
+func (r *Run) singleAttempt() bool { return r.MaxAttempts == 1 }
 
 // Ran returns how long the handler has run, 0 if it was not called.
 func (r *Run) Ran() time.Duration {

@@ -15,16 +15,16 @@ type runner struct {
 	*Shared
 	settler   *settler
 	spawn     func(func())   // starts a goroutine
-	Slots     sync.WaitGroup // one for each slot; a worker that replaces an abandoned one takes over its slot
+	Slots     sync.WaitGroup // one for each slot; the goroutine that replaces an abandoned one takes over its slot
 	Abandoned atomic.Int64   // handlers that ignored the end of their context
 }
 
-// NewRunner returns a runner that has no workers yet. spawn starts a goroutine.
+// NewRunner returns a runner that serves no slot yet. spawn starts a goroutine.
 func NewRunner(s *Shared, settler *settler, spawn func(func())) *runner {
 	return &runner{Shared: s, settler: settler, spawn: spawn}
 }
 
-// start starts the workers of all queues.
+// start starts a goroutine for each slot of all queues.
 func (w *runner) start() {
 	w.queuesMu.Lock()
 	defer w.queuesMu.Unlock()
@@ -34,20 +34,20 @@ func (w *runner) start() {
 	}
 }
 
-// startQueue starts the workers of a queue.
+// startQueue starts a goroutine for each slot of a queue.
 func (w *runner) startQueue(q *QueueState) {
 	w.Slots.Add(q.Slots)
 	for range q.Slots {
-		w.StartWorker(q)
+		w.FillSlot(q)
 	}
 }
 
-// StartWorker starts one worker in a free slot. The slot may have belonged to an abandoned handler, or to a handler that
+// FillSlot starts the goroutine of a free slot. The slot may have belonged to an abandoned handler, or to a handler that
 // called runtime.Goexit.
-func (w *runner) StartWorker(q *QueueState) { w.spawn(func() { w.Work(q) }) }
+func (w *runner) FillSlot(q *QueueState) { w.spawn(func() { w.Serve(q) }) }
 
-// Work runs jobs of one queue until the queue is closed.
-func (w *runner) Work(q *QueueState) {
+// Serve runs jobs of one queue until the queue is closed.
+func (w *runner) Serve(q *QueueState) {
 	for {
 		r, ok := q.Buffer.Take()
 		if !ok {
@@ -80,7 +80,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	case r.cancelRequested.Load(): // its row has ended: the settle finds that
 		w.release(r)
 		return true
-	case r.once() && !w.settler.NoteStart(r):
+	case r.singleAttempt() && !w.settler.NoteStart(r):
 		if r.postponed.Load() {
 			r.Finish()
 		} else {
@@ -109,7 +109,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 				r.End = o
 				w.settler.Settle(r)
 				if exited {
-					w.StartWorker(r.From)
+					w.FillSlot(r.From)
 				}
 			}
 		})
@@ -183,7 +183,7 @@ func (w *runner) watch(ctx context.Context) {
 		for _, r := range w.InFlight.All() {
 			if r.Deaf(w.Now()) && r.EndOnce() {
 				w.abandon(ctx, r, "handler ignores its timeout, slot freed", ErrTimeout)
-				w.StartWorker(r.From)
+				w.FillSlot(r.From)
 			}
 		}
 	}
@@ -210,7 +210,7 @@ func (w *runner) abandon(ctx context.Context, r *Run, message string, why error)
 	})
 }
 
-// open adds a new queue, and starts its workers if start was called. After closeQueues it returns false.
+// open adds a new queue, and fills its slots if start was called. After closeQueues it returns false.
 func (w *runner) open(queues []*QueueState, q *QueueState) bool {
 	w.queuesMu.Lock()
 	defer w.queuesMu.Unlock()
