@@ -52,7 +52,7 @@ type JobInfo struct {
 	Redrives      int             `json:"redrives,omitempty"`
 	Snoozes       int             `json:"snoozes,omitempty"`
 	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, those left out of Errors included
-	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15
+	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15 of runs, the first 5 and the last 5 of operators
 	Args          json.RawMessage `json:"args"`                   // as jsonb keeps them, see Job
 	Retry         json.RawMessage `json:"retry,omitempty"`        // the job's own strategy
 	Tags          []string        `json:"tags,omitempty"`

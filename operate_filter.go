@@ -15,6 +15,8 @@ type Filter struct {
 	IDs         []string        `json:"ids,omitzero"` // at most 10,000; empty but not nil picks none
 	Queue       string          `json:"queue,omitempty"`
 	Kind        string          `json:"kind,omitempty"`
+	Key         string          `json:"concurrency_key,omitempty"` // EnqueueOpts.Key
+	Priority    int             `json:"priority,omitempty"`        // 1 to 9; zero: any
 	State       State           `json:"state,omitempty"`
 	Reason      Reason          `json:"reason,omitempty"`
 	Class       Class           `json:"class,omitempty"`       // of the last failed run, and ClassRefused; ClassOperator is refused
@@ -52,6 +54,9 @@ func (f Filter) checkWords(bad *problems) {
 	default:
 		bad.add("Filter.Class", "%q is no class of a failure", f.Class)
 	}
+	if f.Priority < 0 || f.Priority > 9 {
+		bad.add("Filter.Priority", "%d is not 1 to 9", f.Priority)
+	}
 }
 
 const maxFilterIDs = 10_000
@@ -65,6 +70,7 @@ func (f Filter) encode(bad *problems) string {
 	texts := []struct{ field, value string }{
 		{"Filter.Queue", f.Queue},
 		{"Filter.Kind", f.Kind},
+		{"Filter.Key", f.Key},
 		{"Filter.Fingerprint", f.Fingerprint},
 		{"Filter.Redrive", f.Redrive},
 		{"Filter.Error", f.Error},

@@ -49,7 +49,7 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 	two := put(`'post', 'discarded', '2030-01-02+00', '2030-02-02+00', 'crashed', 'crash', 'f2', 'r2', '{eu}', '{"a": {"b": 2}}', '[{"class": "crash", "error": "died"}]'`)
 	done := put(`'default', 'completed', '2030-01-03+00', '2030-02-03+00', null, 'error', 'f1', null, null, '[1]', '[{"class": "error", "error": "card declined"}]'`)
 	waits := put(`'default', 'available', '2030-01-04+00', null, null, null, null, null, '{}', '{"a": 1}', '[]'`)
-	other := value[string](t, db, `insert into jobs (kind, created_at) values ('parcel', '2030-01-05+00') returning id`)
+	other := value[string](t, db, `insert into jobs (kind, created_at, priority, concurrency_key) values ('parcel', '2030-01-05+00', 2, 'acme') returning id`)
 	day := func(month time.Month, d int) time.Time { return time.Date(2030, month, d, 0, 0, 0, 0, time.UTC) }
 	const unknown = "00000000000000000000000000"
 
@@ -65,6 +65,9 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		{Filter{IDs: []string{}, Queue: "post"}, `{"ids": [], "queue": "post"}`, nil},
 		{Filter{Queue: "post"}, `{"queue": "post"}`, []string{one, two}},
 		{Filter{Kind: "parcel"}, `{"kind": "parcel"}`, []string{other}},
+		{Filter{Key: "acme"}, `{"concurrency_key": "acme"}`, []string{other}},
+		{Filter{Priority: 2}, `{"priority": 2}`, []string{other}},
+		{Filter{Priority: 5, Queue: "post"}, `{"priority": 5, "queue": "post"}`, []string{one, two}},
 		{Filter{State: Completed}, `{"state": "completed"}`, []string{done}},
 		{Filter{State: Discarded}, `{"state": "discarded"}`, []string{one, two}},
 		{Filter{State: Discarded, Queue: "default"}, `{"state": "discarded", "queue": "default"}`, nil},
@@ -128,7 +131,7 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 	for _, filter := range []string{
 		`null`, `1`, `"kind"`, `[]`, `["state"]`, `{"knid": "letter"}`, `{"State": "discarded"}`, `{"kind": null}`, `{"kind": 1}`, `{"kind": ["letter"]}`, `{"ids": "x"}`,
 		`{"ids": null}`, `{"tags": "vip"}`, `{"state": "dead"}`, `{"state": ["discarded"]}`, `{"all": "yes"}`, `{"reason": {}}`, `{"created_after": 0}`, `{"created_after": "soon"}`,
-		`{"finalized_before": ""}`, `{"state": "discarded", "limit": 5}`,
+		`{"finalized_before": ""}`, `{"state": "discarded", "limit": 5}`, `{"priority": "5"}`, `{"priority": 0}`, `{"priority": 1.5}`, `{"priority": 10}`,
 	} {
 		for _, call := range []string{
 			`drover_list`, `drover_count`, `drover_cancel_many`, `drover_discard_many`, `drover_delete_many`,
@@ -163,6 +166,9 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 		{Class: "operator"}, // in errors, but no failure's
 		{Fingerprint: "\x00"},
 		{Redrive: "\x00"},
+		{Key: "\x00"},
+		{Priority: 10},
+		{Priority: -1},
 	} {
 		_, listErr := db.client.Jobs(t.Context(), filter, "", 0)
 		_, countErr := db.client.Count(t.Context(), filter)
@@ -216,7 +222,12 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 			t.Errorf("an empty filter: %v", err)
 		}
 	}
-	for _, filter := range []string{`{}`, `{"all": false}`} {
+	for _, filter := range []Filter{{Args: json.RawMessage(`{}`)}, {Tags: []string{}}} {
+		if _, err := db.client.CancelMany(t.Context(), filter, Audit{}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a filter of empty values: %v", err)
+		}
+	}
+	for _, filter := range []string{`{}`, `{"all": false}`, `{"args": {}}`, `{"tags": []}`, `{"error": ""}`, `{"error": "", "args": {}, "all": false}`} {
 		for _, call := range []string{`drover_cancel_many($1::jsonb)`, `drover_discard_many($1::jsonb)`, `drover_delete_many($1::jsonb, 'delete')`} {
 			var server *pgconn.PgError
 			if _, err := db.Exec(t.Context(), `select `+call, filter); !errors.As(err, &server) || server.Code != "22023" || !strings.Contains(server.Hint, "all") {

@@ -804,6 +804,83 @@ func TestAppendErrorIsBounded(t *testing.T) {
 	}
 }
 
+// F-2: operators' entries push out no run's and no trace, and are bounded themselves.
+func TestOperatorsEntriesPushOutNoRuns(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	var runs, acts, order []int // their numbers in the order in which they were added
+	operator := map[int]bool{}
+	errs := `[]`
+	for n := range 120 {
+		entry := fmt.Sprintf(`{"attempt": %d, "class": "panic", "trace": "tr"}`, n)
+		if operator[n] = n%10 > 4 && n > 12; operator[n] {
+			entry = fmt.Sprintf(`{"attempt": %d, "class": "operator"}`, n)
+			acts = append(acts, n)
+		} else {
+			runs = append(runs, n)
+		}
+		order = append(order, n)
+		errs = value[string](t, db, `select drover_append_error($1, $2::jsonb)::text`, errs, entry)
+
+		var entries []RunError
+		if err := json.Unmarshal([]byte(errs), &entries); err != nil {
+			t.Fatal(err)
+		}
+		keep := func(all []int, first, last int) []int {
+			if len(all) <= first+last {
+				return all
+			}
+			return slices.Concat(all[:first], all[len(all)-last:])
+		}
+		kept := slices.Concat(keep(runs, 5, 15), keep(acts, 5, 5))
+		want := slices.DeleteFunc(slices.Clone(order), func(n int) bool { return !slices.Contains(kept, n) })
+		var got []int
+		for _, e := range entries {
+			got = append(got, e.Attempt)
+			if (e.Trace != "") != (e.Attempt == runs[len(runs)-1]) {
+				t.Errorf("after %d: entry %d has the trace %q", n, e.Attempt, e.Trace)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("after %d: %d, want %d", n, got, want)
+		}
+	}
+}
+
+// F-2, F-10: the trace of a dead letter survives its redrive, until the next run has one.
+func TestATraceSurvivesOperators(t *testing.T) {
+	t.Parallel()
+	discarded := make(chan struct{}, 1)
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{{Discarded: func(context.Context, Event) { discarded <- struct{}{} }}}})
+	id := db.enqueue(t, dyn{kind: "k"}, nil)
+	next := make(chan struct{})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error {
+			<-next
+			panic("again")
+		}),
+	}})
+	traces := func() (at []int) {
+		for i, e := range db.endRow(t, id).Errors {
+			if e.Trace != "" {
+				at = append(at, i)
+			}
+		}
+		return at
+	}
+	for n := range 3 { // a run, an operator's entry, and so on
+		next <- struct{}{}
+		<-discarded
+		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{By: "ada"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := traces(); !slices.Equal(got, []int{2 * n}) {
+			t.Fatalf("after redrive %d traces are in %d", n+1, got)
+		}
+	}
+	close(next)
+}
+
 // strategies are some of every kind, at their bounds too.
 func strategies() []RetryStrategy {
 	all := []RetryStrategy{nil, Custom{Name: "n"}, Custom{Name: strings.Repeat("é", 64), Max: time.Hour, Jitter: FullJitter}, Every(time.Nanosecond)}

@@ -125,12 +125,20 @@ comment on function drover_ulid() is 'A fresh ULID, for jobs inserted by hand; c
 
 -- +goose StatementBegin
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
-	-- The first 5 and the last 15 are kept, and a trace only in the newest: appending without a bound is
-	-- quadratic in WAL.
-	select case when jsonb_array_length(errors) < 20 then errors else errors - 5 end #- '{-1,trace}' || jsonb_build_array(entry)
+	-- Appending without a bound is quadratic in WAL. Operators' entries have a bound of their own, so that no verb over
+	-- many jobs costs a job the story of its failures.
+	select case when entry @> '{"class": "operator"}' or errors @> '[{"class": "operator"}]' then (
+		select coalesce(jsonb_agg(case when e.operators or n.operators or jsonb_typeof(e.value) <> 'object' then e.value else e.value - 'trace' end order by e.at)
+			filter (where e.operators <> n.operators or e.nth <> 6 or e.of < case when n.operators then 10 else 20 end), '[]') || jsonb_build_array(entry)
+		from (select entry @> '{"class": "operator"}' as operators) n left join (
+			select o.*, row_number() over (partition by operators order by at) as nth, count(*) over (partition by operators) as of
+			from (select value, at, value @> '{"class": "operator"}' as operators from jsonb_array_elements(errors) with ordinality as v(value, at)) o
+		) e on true)
+	else case when jsonb_array_length(errors) < 20 then errors else errors - 5 end #- '{-1,trace}' || jsonb_build_array(entry) end
 $$;
 -- +goose StatementEnd
-comment on function drover_append_error(jsonb, jsonb) is 'The errors array with one more entry, bounded: the first 5 and the last 15 are kept.';
+comment on function drover_append_error(jsonb, jsonb) is
+	'The errors array with one more entry, bounded: the first 5 and the last 15 entries of runs are kept, the first 5 and the last 5 of operators, and a trace only in the newest entry of a run.';
 
 -- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
@@ -252,7 +260,7 @@ comment on column jobs.attempted_at is 'When it was last claimed. Part of the fe
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
 comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and last 15 are kept, whatever becomes of the job.';
+comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. Of the runs'' entries the first 5 and last 15 are kept, of the operators'' the first 5 and last 5, whatever becomes of the job.';
 comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
 comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
 comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';

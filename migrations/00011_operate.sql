@@ -23,13 +23,15 @@ begin
 		raise exception 'drover: a filter is a JSON object' using errcode = '22023';
 	end if;
 	for key, value in select * from jsonb_each(filter) loop
-		if jsonb_typeof(value) <> (case key when 'ids' then 'array' when 'tags' then 'array' when 'args' then jsonb_typeof(value) when 'all' then 'boolean' else 'string' end) then
+		if jsonb_typeof(value) <> (case key when 'ids' then 'array' when 'tags' then 'array' when 'args' then jsonb_typeof(value) when 'all' then 'boolean' when 'priority' then 'number' else 'string' end) then
 			raise exception 'drover: filter key "%" cannot be %', key, value using errcode = '22023';
 		end if;
 		conditions := conditions || case key
 			when 'ids' then format('j.id = any(%L::text[])', array(select jsonb_array_elements_text(value)))
 			when 'queue' then format('j.queue = %L', value #>> '{}')
 			when 'kind' then format('j.kind = %L', value #>> '{}')
+			when 'concurrency_key' then format('j.concurrency_key = %L', value #>> '{}')
+			when 'priority' then format('j.priority = %L::smallint', value #>> '{}')
 			when 'state' then format('j.state = %L', value #>> '{}')
 			when 'reason' then format('j.discard_reason = %L', value #>> '{}')
 			when 'class' then format('j.class = %L', value #>> '{}')
@@ -46,13 +48,18 @@ begin
 		end;
 		if conditions[cardinality(conditions)] is null then
 			raise exception 'drover: a filter has no key "%"', key using errcode = '22023',
-				hint = 'Keys: ids, queue, kind, state, reason, class, fingerprint, redrive, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
+				hint = 'Keys: ids, queue, kind, concurrency_key, priority, state, reason, class, fingerprint, redrive, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
 		end if;
 		if key = 'state' and value #>> '{}' <> all('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}') then
 			raise exception 'drover: % is no state of a job', value using errcode = '22023';
 		end if;
+		if key = 'priority' and value #>> '{}' !~ '^[1-9]$' then
+			raise exception 'drover: priority % is not 1 to 9', value using errcode = '22023';
+		end if;
 	end loop;
-	if verb is not null and (cardinality(conditions) = 0 or filter - 'all' = '{}' and not (filter->>'all')::boolean) then
+	-- A script whose variable is not set sends a filter such as {"args": {}}, which every job matches.
+	if verb is not null and not coalesce((filter->>'all')::boolean, false)
+		and not exists (select from jsonb_each(filter) as f(key, value) where f.key <> 'all' and (f.key = 'ids' or f.value not in ('{}', '[]', '""'))) then
 		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
 	end if;
 	return coalesce(nullif(array_to_string(conditions, ' and '), ''), 'true');

@@ -33,6 +33,8 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringArrayVar(&p.ids, "id", nil, "jobs with this `ID`; give the flag again for more: any of them")
 	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
+	f.StringVar(&p.filter.Key, "key", "", "jobs with this concurrency key")
+	f.IntVar(&p.filter.Priority, "priority", 0, "jobs of this priority, 1 to 9")
 	f.StringVar(&p.state, "state", "", "jobs in this state")
 	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason")
 	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
@@ -111,6 +113,8 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 		return usagef("--fingerprint %q is not 16 hexadecimal digits", shorten(p.filter.Fingerprint, 40))
 	case cmd.Flags().Changed("redrive") && !isULID(p.filter.Redrive):
 		return usagef("--redrive %q is no redrive's id", shorten(p.filter.Redrive, 40))
+	case cmd.Flags().Changed("priority") && (p.filter.Priority < 1 || p.filter.Priority > 9):
+		return usagef("--priority %d is not 1 to 9", p.filter.Priority)
 	case p.state != "" && !slices.Contains(states(), p.state):
 		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(states(), ", "))
 	case p.reason != "" && !slices.Contains(reasons(), p.reason):
@@ -150,7 +154,7 @@ func isULID(word string) bool {
 // filterFlagNames are the flags that pick jobs.
 func filterFlagNames() []string {
 	return []string{
-		"id", "queue", "kind", "state", "reason", "class", "fingerprint", "redrive", "error", "tag", "args-contain",
+		"id", "queue", "kind", "key", "priority", "state", "reason", "class", "fingerprint", "redrive", "error", "tag", "args-contain",
 		"created-after", "created-before", "finalized-after", "finalized-before", "all",
 	}
 }
@@ -173,7 +177,7 @@ func (p *filterFlags) at(now time.Time) drover.Filter {
 // filterNames are the library's fields by their flags.
 func filterNames() []string {
 	return []string{
-		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
+		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.Key:", "--key:", "Filter.Priority:", "--priority:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
 		"Filter.Fingerprint:", "--fingerprint:", "Filter.Redrive:", "--redrive:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
 		"Filter.Args:", "--args-contain:", "Filter.IDs:", "--id:", "Filter.CreatedAfter:", "--created-after:", "Filter.CreatedBefore:", "--created-before:",
 		"Filter.FinalizedAfter:", "--finalized-after:", "Filter.FinalizedBefore:", "--finalized-before:", "Filter: ", "", "after:", "--after:",

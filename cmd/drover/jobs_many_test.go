@@ -72,6 +72,7 @@ func TestAFlagIsOneValue(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
 	tagged := func(tags ...string) string { return enqueue(t, client, charge{}, &drover.EnqueueOpts{Tags: tags}) }
+	keyed := enqueue(t, client, charge{}, &drover.EnqueueOpts{Key: "acme", Priority: 2})
 	comma, both, quotes := tagged("a,b"), tagged("a", "b"), tagged(`say "hi"`)
 	for _, c := range []struct {
 		flags []string
@@ -79,6 +80,8 @@ func TestAFlagIsOneValue(t *testing.T) {
 	}{
 		{[]string{"--tag", "a,b"}, comma},
 		{[]string{"--tag", "a", "--tag", "b"}, both},
+		{[]string{"--key", "acme"}, keyed},
+		{[]string{"--priority", "2"}, keyed},
 		{[]string{"--tag", `say "hi"`}, quotes},
 		{[]string{"--id", comma, "--id", strings.ToLower(quotes), "--tag", "a,b"}, comma},
 	} {
@@ -91,6 +94,7 @@ func TestAFlagIsOneValue(t *testing.T) {
 	sh.run(t, "jobs", "count", "--id", comma+","+both).ends(t, 2, "is not a job id")
 	sh.run(t, "jobs", "cancel", comma+","+both).ends(t, 1, "not cancelled")
 	sh.run(t, "jobs", "count", "--tag", "a", "--tag", "").ends(t, 2, "--tag is empty")
+	sh.run(t, "jobs", "count", "--priority", "0").ends(t, 2, "--priority 0 is not 1 to 9")
 	sh.run(t, "jobs", "cancel", "--kind", "charge", "--kind", "refund", "--yes").ends(t, 2, "--kind", "given twice")
 	sh.run(t, "jobs", "discard", "--tag", "a,b", "--yes").ok(t).says(t, "1 job discarded")
 	if job, err := client.Job(t.Context(), comma); err != nil || job.State != drover.Discarded {

@@ -367,6 +367,27 @@ func mutants() []mutant {
 			tests: []string{"TestAppendErrorIsBounded"},
 		},
 		{
+			name: "history-of-operators", bug: "what operators do pushes a failed run out of the history",
+			file:  "migrations/00010_jobs.sql",
+			old:   "filter (where e.operators <> n.operators or e.nth <> 6",
+			new:   "filter (where e.at <> 6",
+			tests: []string{"TestOperatorsEntriesPushOutNoRuns"},
+		},
+		{
+			name: "hidden-trace", bug: "the trace of an older run stays behind an operator's entry",
+			file:  "internal/store/settle.go",
+			old:   " or j.errors->-1->>'class' = 'operator') is not true",
+			new:   ") is not true",
+			tests: []string{"TestATraceSurvivesOperators"},
+		},
+		{
+			name: "filter-of-nothing", bug: "a verb takes a filter of empty values for one that picks",
+			file:  "migrations/00011_operate.sql",
+			old:   "(f.key = 'ids' or f.value not in ('{}', '[]', '\"\"'))",
+			new:   "true",
+			tests: []string{"TestAnEmptyFilterChangesNothing"},
+		},
+		{
 			name: "dead-heart", bug: "a supervisor that was declared lost goes on beating",
 			file:  "internal/store/lease.go",
 			old:   "where id = $1 and epoch = $2 and lost_at is null\n\treturning id\n",

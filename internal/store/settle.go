@@ -205,7 +205,8 @@ const toldState = `case when j.state = 'parked' and j.parked_build is null then 
 // delay of nothing becomes due beyond the floors, and so does a job with at_once.
 //
 // added: the new entry, with the time, as an array. drover_append_error is called only if an older entry or its trace
-// has to go: a function that pins its search_path costs more than all other columns of the row.
+// may have to go: a function that pins its search_path costs more than all other columns of the row. An operator's
+// entry may hide the trace of the run before it.
 const settleUpdate = `
 update jobs j set
 	state = case when h.waits then 'parked' else h.became end,
@@ -226,7 +227,7 @@ update jobs j set
 	fingerprint = coalesce(h.fingerprint, j.fingerprint),
 	errors = case when h.added is null then j.errors
 		when jsonb_array_length(j.errors) = 0 then h.added
-		when jsonb_array_length(j.errors) < 20 and (j.errors->-1 ? 'trace') is not true then j.errors || h.added
+		when jsonb_array_length(j.errors) < 20 and (j.errors->-1 ? 'trace' or j.errors->-1->>'class' = 'operator') is not true then j.errors || h.added
 		else drover_append_error(j.errors, h.added->0) end
 from (
 	select id, became, coalesce(rule->>'reason', nullif(reason, '')) as reason, rule->>'build' as build, became in ('retryable', 'scheduled') and paced as waits,
