@@ -195,8 +195,9 @@ type RedriveGroup struct {
 	Error       string `json:"error,omitempty"`   // of the newest
 }
 
-// PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. It ignores
-// Limit. It returns the errors of StartRedrive.
+// PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. With a
+// Limit, these are the jobs that the limit lets through, and those that would be skipped on the way. It returns the
+// errors of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {

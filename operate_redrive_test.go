@@ -316,10 +316,15 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	plan := RedrivePlan{Filter: Filter{Kind: "job"}, Limit: 3}
 	groups, err := v.client.PreviewRedrive(t.Context(), plan)
 	want := []RedriveGroup{
-		{"default", "job", ReasonAttemptsExhausted, "f1", 5, 1, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f0", 4, 0, 0, 0, "down"},
+		{"default", "job", ReasonAttemptsExhausted, "f0", 2, 0, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f1", 2, 1, 0, 0, "down"},
 	}
 	if err != nil || !reflect.DeepEqual(groups, want) {
 		t.Fatalf("%+v, %v", groups, err)
+	}
+	groups, err = v.client.PreviewRedrive(t.Context(), RedrivePlan{Filter: plan.Filter})
+	want[0].Jobs, want[1].Jobs = 4, 5
+	if slices.Reverse(want); err != nil || !reflect.DeepEqual(groups, want) {
+		t.Fatalf("without a limit: %+v, %v", groups, err)
 	}
 	if n := value[int](t, v.testDB, `select count(*) from jobs where redrive_id is not null`) + value[int](t, v.testDB, `select count(*) from drover_redrives`); n != 0 {
 		t.Error("a preview left something behind")

@@ -298,20 +298,26 @@ language plpgsql stable as $$
 #variable_conflict use_column
 declare
 	r drover_redrives := drover_redrive_plan(plan);
+	expired constant text := 'coalesce(j.expires_at <= now(), false)';
+	held    constant text := '(coalesce(j.paced_at = j.finalized_at, false) and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))';
+	-- Those that the limit leaves out. What is skipped does not count, as when the redrive marks.
+	beyond  constant text := case when r.max_jobs is null then 'false' else format('count(*) filter (where not %s and not %s) over (order by %s rows unbounded preceding) > %s',
+		expired, held, case when r.filter->>'state' in ('cancelled', 'parked') or r.filter ? 'ids' then 'j.id' else 'j.finalized_at, j.id' end, r.max_jobs) end;
 begin
 	perform drover_redrive_check(r);
 	return query execute format('
 		select g.queue, g.kind, g.reason, g.fingerprint, g.jobs, g.expired, g.held, g.unkeyed, (select drover_last_error(n.errors)->>''error'' from jobs n where n.id = g.newest)
 		from (
-			select j.queue, j.kind, j.discard_reason as reason, j.fingerprint, count(*) as jobs,
-				count(*) filter (where j.expires_at <= now()) as expired, count(*) filter (where j.paced_at = j.finalized_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'')) as held,
-				count(*) filter (where $1 and %2$s is null) as unkeyed, max(j.id) as newest
-			from jobs j where %1$s group by 1, 2, 3, 4
-		) g order by g.jobs desc, 1, 2, 3, 4', drover_redrive_candidates(r), drover_redrive_key(r)) using r.per_key is not null;
+			select j.queue, j.kind, j.reason, j.fingerprint, count(*) as jobs, count(*) filter (where j.expired) as expired, count(*) filter (where j.held) as held,
+				count(*) filter (where $1 and j.key is null) as unkeyed, max(j.id) as newest
+			from (
+				select j.id, j.queue, j.kind, j.discard_reason as reason, j.fingerprint, %s as expired, %s as held, %s as key, %s as beyond from jobs j where %s
+			) j where not j.beyond group by 1, 2, 3, 4
+		) g order by g.jobs desc, 1, 2, 3, 4', expired, held, drover_redrive_key(r), beyond, drover_redrive_candidates(r)) using r.per_key is not null;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint; changes nothing. expired and held ones it would skip, unkeyed ones no cap would hold. Raises what drover_redrive_start would raise.';
+comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint, up to its limit; changes nothing. expired and held ones it would skip, unkeyed ones no cap would hold. Raises what drover_redrive_start would raise.';
 
 -- +goose StatementBegin
 create function drover_redrive_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$

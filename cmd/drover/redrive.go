@@ -276,11 +276,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 		return err
 	}
 	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // one may be both
-	fmt.Fprintf(a.stdout, "\n%s would come back", plural(coming, "job"))
-	if plan.Limit > 0 && int64(plan.Limit) < coming {
-		fmt.Fprintf(a.stdout, ", the first %d by --limit", plan.Limit)
-	}
-	fmt.Fprintln(a.stdout, pace(plan))
+	fmt.Fprintf(a.stdout, "\n%s would come back%s\n", plural(coming, "job"), pace(plan))
 	if sum.Held+sum.Expired > 0 {
 		fmt.Fprintf(a.stdout, "skipped: %d held by another redrive, %d expired\n", sum.Held, sum.Expired)
 	}
