@@ -54,20 +54,21 @@ grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_s
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
 grant select, update on drover_solo, drover_redrives to :"worker";
 grant select, insert on jobs_archive to :"worker";
-grant select on job_counts to :"worker";
+grant select on job_counts, drover_limits to :"worker";
 
 -- A reader sees everything, args and error texts among it, and changes nothing.
 grant select on jobs, jobs_archive, queues, drover_kinds, drover_builds, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_solo, drover_set_aside, drover_redrives, drover_redrive_queues,
 	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies,
-	discarded_jobs, discarded_summary, job_counts, retry_budgets, failures to :"reader";
+	drover_limits, discarded_jobs, discarded_summary, job_counts, retry_budgets, failures, job_limits to :"reader";
 
--- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, sets budgets and
--- policies: the verbs run with the caller's rights.
+-- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, pauses, sets budgets
+-- and policies: the verbs run with the caller's rights.
 grant :"reader" to :"operator";
 grant execute on function drover_wake to :"operator";
-grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside to :"operator";
+grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside, drover_limits to :"operator";
 grant insert, update on drover_redrives, drover_redrive_queues, drover_failure_groups to :"operator";
 grant delete on drover_failure_tallies to :"operator";
 grant update on queues to :"operator";
+grant usage on sequence drover_limits_version to :"operator";
 commit;
 \endif

@@ -50,7 +50,8 @@ begin
 	foreach foreign_name in array array[
 		'jobs', 'queues', 'drover_kinds', 'drover_supervisors', 'drover_sleepers', 'drover_set_aside', 'discarded_jobs',
 		'discarded_summary', 'job_counts', 'drover_redrives', 'drover_redrive_queues', 'drover_ended_supervisors', 'drover_solo', 'drover_failure_groups',
-		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive'
+		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive',
+		'drover_limits', 'job_limits'
 	] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
@@ -469,6 +470,7 @@ create table drover_supervisors (
 	pid        int         not null default 0,
 	build      text collate "C" not null default '',
 	process    text collate "C",
+	limits_seen bigint, -- null until a limit is followed: it takes no room in the rows of those who have none
 	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
 	-- heartbeat does not.
 	primary key (id, epoch)
@@ -480,6 +482,7 @@ comment on column drover_supervisors.behind_since is 'Since when, by the clock a
 comment on column drover_supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
 comment on column drover_supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
 comment on column drover_supervisors.slots is 'Concurrency by queue.';
+comment on column drover_supervisors.limits_seen is 'The newest version of drover_limits that it follows: nothing that was paused by then starts there. Null: none yet.';
 comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
 comment on column drover_supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 

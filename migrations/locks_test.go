@@ -22,6 +22,8 @@ func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 	t.Parallel()
 	type step struct{ from, to int64 }
 	tables := map[step][]string{
+		{16, 17}: {}, // triggers on the table that it makes
+		{17, 16}: {"drover_limits"},
 		{15, 16}: {"jobs"},
 		{16, 15}: {"jobs", "jobs_archive"},
 		{15, 14}: {"drover_ended_supervisors", "drover_solo"},

@@ -1,0 +1,173 @@
+-- drover: limits on what may start: a queue, a kind or everything is paused, until a time or until somebody resumes it.
+--
+-- Locks: creates new objects only.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+create sequence drover_limits_version;
+comment on sequence drover_limits_version is 'Numbers the changes of drover_limits, in the order of their commits.';
+
+create table drover_limits (
+	scope       text collate "C" primary key,
+	version     bigint      not null default 0,
+	held_at     timestamptz,
+	held_until  timestamptz,
+	updated_at  timestamptz not null default now(),
+	updated_by  text        not null default session_user,
+	updated_why text        not null default '',
+	constraint limits_scope check (scope = 'all' or scope ~ '^(queue|kind):.' and octet_length(scope) - position(':' in scope) <= 128),
+	constraint limits_held check ((held_at is null) = (held_until is null) and isfinite(coalesce(held_at, now())) and isfinite(updated_at) and coalesce(held_until, 'infinity') > '-infinity')
+);
+comment on table drover_limits is
+	'What may not start now, one row for each scope. A row stays when its pause is over, and says who ended it. Supervisors notice each change, also a change by hand; if a row is deleted, its pause is over. People read the view job_limits.';
+comment on column drover_limits.scope is 'all, queue:NAME or kind:NAME.';
+comment on column drover_limits.version is 'Set with each change. drover_supervisors.limits_seen says how far each supervisor has followed.';
+comment on column drover_limits.held_at is 'When the pause began. Null: the scope is not paused.';
+comment on column drover_limits.held_until is 'No job of the scope starts before this time; infinity: until somebody resumes it. Null: the scope is not paused.';
+
+-- +goose StatementBegin
+create function drover_limits_turn() returns trigger language plpgsql as $$
+begin
+	-- Numbers are given and committed in one order, so a supervisor that has seen one has seen all before it. The lock
+	-- comes before those of rows: a change by hand must not be in a deadlock with drover_pause.
+	perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0));
+	return null;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_limits_turn() is 'Makes a change of drover_limits wait until the changes before it have ended.';
+create trigger drover_limits_turn before insert or update or delete on drover_limits for each statement execute function drover_limits_turn();
+
+-- +goose StatementBegin
+create function drover_limits_number() returns trigger language plpgsql as $$
+begin
+	new.version := nextval('drover_limits_version');
+	return new;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_limits_number() is 'Numbers a change of drover_limits.';
+create trigger drover_limits_number before insert or update on drover_limits for each row execute function drover_limits_number();
+
+-- +goose StatementBegin
+create function drover_limits_notify() returns trigger language plpgsql as $$
+begin
+	perform pg_notify(drover_channel(), 'limits');
+	return null;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_limits_notify() is 'Notifies all supervisors that the limits have changed. A supervisor that hears no notification finds out with its next heartbeat.';
+create trigger drover_limits_notify after insert or update or delete or truncate on drover_limits for each statement execute function drover_limits_notify();
+
+-- +goose StatementBegin
+create function drover_check_scope(scope text) returns void language plpgsql immutable as $$
+declare
+	-- as checkSeen in Go has it
+	unseen constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	name   constant text := substr(scope, position(':' in scope) + 1);
+begin
+	if scope is null or not (scope = 'all' or scope ~ '^(queue|kind):.') then
+		raise exception 'drover: scope: % is not all, queue:NAME or kind:NAME', coalesce(quote_literal(left(scope, 150)), 'null') using errcode = '22023';
+	end if;
+	if octet_length(name) > 128 then
+		raise exception 'drover: scope: its name has % bytes; at most 128', octet_length(name) using errcode = '22023';
+	end if;
+	if name ~ unseen then
+		raise exception 'drover: scope: its name has a character that cannot be seen, or a space at an end' using errcode = '22023';
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_check_scope(text) is 'Raises 22023 if there can be no limit on the scope.';
+
+-- +goose StatementBegin
+create function drover_known_scope(scope text) returns boolean language sql stable as $$
+	select case split_part(scope, ':', 1)
+		when 'queue' then exists (select from queues q where q.name = substr(scope, 7)) or exists (select from jobs j where j.finalized_at is null and j.queue = substr(scope, 7))
+		when 'kind' then exists (select from drover_kinds k where k.kind = substr(scope, 6))
+		else true end
+$$;
+-- +goose StatementEnd
+comment on function drover_known_scope(text) is 'Whether a supervisor has ever served the queue or had a worker of the kind, or a job waits in the queue.';
+
+-- +goose StatementBegin
+create function drover_pause(scope text, until timestamptz default 'infinity', by text default null, why text default '') returns bigint language plpgsql as $$
+declare
+	at     constant timestamptz := clock_timestamp();
+	number bigint;
+begin
+	perform drover_check_scope(scope);
+	if coalesce(until, 'infinity') <= at then
+		raise exception 'drover: until: % is past', until using errcode = '22023';
+	end if;
+	if not drover_known_scope(scope) then
+		raise warning 'drover: no supervisor has served % yet', scope;
+	end if;
+	insert into drover_limits as l (scope, held_at, held_until, updated_at, updated_by, updated_why)
+	values (drover_pause.scope, at, coalesce(until, 'infinity'), at, left(coalesce(nullif(by, ''), session_user), 128), coalesce(left(why, 1000), ''))
+	on conflict on constraint drover_limits_pkey do update set held_at = case when l.held_until > at then l.held_at else excluded.held_at end, held_until = excluded.held_until,
+		updated_at = excluded.updated_at, updated_by = excluded.updated_by, updated_why = excluded.updated_why
+	returning l.version into number;
+	return number;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_pause(text, timestamptz, text, text) is
+	'Pauses all, queue:NAME or kind:NAME: no job of it starts before a time, or until it is resumed. Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the ones that have not yet. Returns the number of the change.';
+
+-- +goose StatementBegin
+create function drover_resume(scope text, by text default null, why text default '') returns boolean language plpgsql as $$
+begin
+	perform drover_check_scope(scope);
+	update drover_limits l set held_at = null, held_until = null, updated_at = clock_timestamp(), updated_by = left(coalesce(nullif(by, ''), session_user), 128),
+		updated_why = coalesce(left(why, 1000), '')
+	where l.scope = drover_resume.scope and l.held_until > clock_timestamp();
+	return found;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_resume(text, text, text) is 'Ends a pause. The row keeps by (null: the session''s user) and why. False: the scope was not paused.';
+
+-- +goose StatementBegin
+create function drover_unconfirmed(version bigint) returns text[] language sql stable as $$
+	select array(
+		select s.id from drover_supervisors s
+		where coalesce(s.limits_seen, 0) < least(version, (select coalesce(max(l.version), 0) from drover_limits l))
+			and s.lost_at is null and s.beat_at > clock_timestamp() - least(s.lease_ms, 1000000000000) * interval '1 ms'
+		order by s.id)
+$$;
+-- +goose StatementEnd
+comment on function drover_unconfirmed(bigint) is
+	'The living supervisors that may not have followed a change of drover_limits yet. A process that is frozen or cut off counts until its lease is over; after that it starts nothing.';
+
+create view job_limits as
+select l.scope, l.held_at, l.held_until, drover_unconfirmed(l.version) as unconfirmed, l.updated_at, l.updated_by, l.updated_why
+from drover_limits l where l.held_until > now();
+comment on view job_limits is 'What is paused now, since when and until when, by whom and why. It reads no jobs.';
+comment on column job_limits.unconfirmed is
+	'The supervisors that have not confirmed yet, so jobs of the scope may still start there. {}: no process starts such jobs any more. A process that does not answer is named until its lease is over.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 17';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+select drover_lock_tables('{drover_limits}');
+drop view job_limits;
+drop table drover_limits;
+drop function drover_unconfirmed, drover_resume, drover_pause, drover_known_scope, drover_check_scope, drover_limits_notify, drover_limits_number, drover_limits_turn;
+drop sequence drover_limits_version;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 16';
+-- +goose StatementEnd
