@@ -38,6 +38,7 @@ func TestAllocationsOfARun(t *testing.T) {
 		}
 		e, now := sup.engine, time.Now()
 		e.Lease.Store(engine.NewLease(t.Context(), "01JAAAAAAAAAAAAAAAAAAAAAAA"))
+		e.Keeper.Kept(now)
 		q := e.QueueStates()[0]
 		p := &engine.Plan{Lease: e.Lease.Load(), Reply: store.ClaimReply{At: now}}
 		j := store.Job{ID: "01JBBBBBBBBBBBBBBBBBBBBBBB", Kind: "job", Queue: "default", Lane: 5, Args: []byte(`{"n":1}`), Attempt: 1, ClaimSeq: 1, ScheduledAt: now}

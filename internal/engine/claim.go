@@ -168,7 +168,7 @@ func (q *QueueState) Groups(room int) []claimGroup {
 
 // Lanes lists the lanes of the groups, with their floors as the near sweep lowers them.
 func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
-	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.Kinds}
+	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds()}
 	for i, g := range groups {
 		if n := len(req.Queues); n == 0 || req.Queues[n-1] != g.queue.Name {
 			req.Queues = append(req.Queues, g.queue.Name)
@@ -293,7 +293,7 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	switch idle := c.Unsettled.Len() == 0; {
 	case order.Over.Load():
 		return nil
-	case i < 0 || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.IdleBy):
+	case i < 0 || c.QueueStates()[i].held() || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.IdleBy):
 		order.Over.Store(true)
 		c.beatSoon()
 		return nil
@@ -339,7 +339,7 @@ func (c *claimer) hasRoom(queues []*QueueState) bool {
 	room := false
 	for _, q := range queues {
 		// The watch is set first: a run that ends in between is either counted here, or sees the watch.
-		if watched := q.WatchRoom(); q.Pending.Load() <= watched {
+		if watched := q.WatchRoom(); !q.held() && q.Pending.Load() <= watched {
 			room = true
 		}
 	}
@@ -503,7 +503,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left {
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // held since the claim was sent
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)

@@ -212,6 +212,13 @@ func (e *Engine) Wake(serves func(queue string) bool) {
 // Redrive makes the engine look for redrives to carry on.
 func (e *Engine) Redrive() { e.Redriver.poke() }
 
+// FollowLimits makes the engine look at the limits, if no notification reaches it.
+func (e *Engine) FollowLimits() {
+	if e.Cfg.DisableNotify {
+		e.Keeper.Interrupt()
+	}
+}
+
 // Cancel ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
 func (e *Engine) Cancel(id string) { e.cancelRun(id) }
 

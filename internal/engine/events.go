@@ -22,6 +22,8 @@ type Event struct {
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
 	Count       int           // of EventClaimed and EventRedriven: jobs
+	Scope       string        // of EventPaused and EventResumed, as By and Why
+	By, Why     string
 }
 
 // event makes an event about a run.
@@ -61,6 +63,8 @@ const (
 	EventRedriven
 	EventParked
 	EventFailureReopened
+	EventPaused
+	EventResumed
 )
 
 // report passes on an event about a run.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
@@ -25,12 +24,11 @@ type keeper struct {
 	redriver  *redriver
 	Base      context.Context //nolint:containedctx // the values that handlers see
 	Link      store.Line
-	Listening store.Session             // the connection that has sent LISTEN
-	beaten    atomic.Pointer[time.Time] // when the last successful beat was sent
-	timer     *time.Timer               // ends the lease; nil before run
-	ending    sync.Mutex                // the lease is either kept up or found to be over
-	counted   int64                     // beats that our row must count; with fewer, the database went back
-	urgent    BeatPacer                 // for beats before their time
+	Listening store.Session // the connection that has sent LISTEN
+	timer     *time.Timer   // ends the lease; nil before run
+	ending    sync.Mutex    // the lease is either kept up or found to be over
+	counted   int64         // beats that our row must count; with fewer, the database went back
+	urgent    BeatPacer     // for beats before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // for the jobs of lost supervisors, by their ids
 	orphans   *store.Scan            // for jobs whose owner has no row
@@ -41,6 +39,7 @@ type keeper struct {
 	FloorsBy  time.Time   // nor before this while there are no floors
 	Was       []PastLease // leases that we lost, oldest first, for UndoCrashes
 	turns     blame.Turns
+	Limits    *follower
 	clock     clockTrouble
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
@@ -54,6 +53,7 @@ type keeper struct {
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver) *keeper {
 	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
+	c.Limits = &follower{Shared: s, claimer: cl}
 	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", link: &c.Link}
 	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c
@@ -76,6 +76,7 @@ func (c *keeper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.askAt(next)))
 		c.Expire(ctx)
+		c.HearLimits(ctx)
 		now := c.Now()
 		if c.Interrupted() {
 			next = c.urgent.Next(now, next)
@@ -100,10 +101,6 @@ func (c *keeper) run(ctx context.Context) {
 		next = due
 	}
 }
-
-// deadline is when the handlers' contexts end because the lease was not kept up. Others may take the jobs a lease after
-// the last beat that they saw. It is safe for concurrent use.
-func (c *keeper) deadline() time.Time { return c.beaten.Load().Add(c.Cfg.Lease * 4 / 5) }
 
 // Kept notes that a statement sent at the given time has kept the lease.
 func (c *keeper) Kept(sent time.Time) {
@@ -171,6 +168,9 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 		note, err := c.Listening.WaitForNotification(ctx)
 		if err == nil {
 			c.Heard(note)
+			if c.Limits.Stale {
+				return
+			}
 		} else if ctx.Err() == nil {
 			c.deaf.Failed(ctx, c.Shared, "listening", err)
 			c.Interrupt() // the beat opens a new connection
@@ -215,6 +215,8 @@ func (c *keeper) Heard(payload string) {
 		c.cancelRun(what)
 	case "redrive":
 		c.redriver.poke()
+	case "limits":
+		c.Limits.Stale = true
 	}
 }
 
@@ -228,12 +230,13 @@ func (c *keeper) Beat(ctx context.Context) error {
 	running, epoch := c.InFlight.under(l.ID), int(l.Epoch.Load())
 	var reply store.BeatReply
 	if err == nil {
-		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), c.Draining.Load(), c.QueueNames(), c.Kinds)
+		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), c.Draining.Load(), c.openQueues(), c.openKinds())
 	}
 	if err != nil {
 		c.Expire(ctx)
 		return err
 	}
+	c.Expire(ctx) // if the deadline has passed, nobody who paused has waited for us: the limits come before a fresh lease
 	// The rest may read much, and must leave time for the next beat.
 	ctx, cancelRest := context.WithTimeout(ctx, c.Cfg.Lease/3)
 	defer cancelRest()
@@ -247,7 +250,12 @@ func (c *keeper) Beat(ctx context.Context) error {
 	c.silences.Beat(sent.Sub(*c.beaten.Load()) > c.Cfg.Lease/3, c.Now())
 	c.Kept(sent)
 	if l.Ended.Load() {
-		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts.
+		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts. A pause may have
+		// waited for no more than the end of this lease, so the limits come first.
+		c.Limits.anew()
+		if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {
+			return err
+		}
 		c.Lease.Store(l.renewed(c.Base)) //nolint:contextcheck // handlers' contexts outlive this one
 		c.alarm.Wake()
 	}
@@ -255,6 +263,7 @@ func (c *keeper) Beat(ctx context.Context) error {
 	if reply.Paces {
 		c.redriver.poke()
 	}
+	c.Limits.heard(reply.Limits)
 	return c.afterBeat(ctx, conn, l, reply)
 }
 
@@ -265,6 +274,7 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 		name string
 		run  func() error
 	}{
+		{"following the limits", func() error { return c.Limits.Follow(ctx, conn, l.ID) }},
 		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
 		{"watching the others", func() error {
 			// However many jobs there are to rescue, some of the time is left to the other steps.

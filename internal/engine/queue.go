@@ -24,10 +24,15 @@ type QueueState struct {
 	typical time.Duration // how long a run takes, a moving average; 0 until one has ended
 	retries float64       // how many retries may be claimed while fresh jobs wait, saved up
 	Full    bool          // the last claim used all the room: fresh jobs may wait
+
+	holds *atomic.Pointer[holds] // of the supervisor; nil: it has none
 }
 
 // NewQueueState returns the state of a queue that has no jobs yet.
 func NewQueueState(q Queue) *QueueState { return &QueueState{Queue: q} }
+
+// held reports whether the queue is paused: nothing is claimed from it.
+func (q *QueueState) held() bool { return q.holds != nil && q.holds.Load().queue(q.Name) }
 
 // Ran notes how long a handler took.
 func (q *QueueState) Ran(d time.Duration) {
@@ -83,7 +88,12 @@ func (q *QueueState) Capacity() int {
 func (q *QueueState) Congested() { q.typical = BufferPatience }
 
 // Room returns how many jobs may be claimed now.
-func (q *QueueState) Room() int { return max(0, q.Capacity()-int(q.Pending.Load())) }
+func (q *QueueState) Room() int {
+	if q.held() {
+		return 0
+	}
+	return max(0, q.Capacity()-int(q.Pending.Load()))
+}
 
 // WatchRoom returns the number of pending jobs at which a claim is worth its round trip: a slot is free, or a quarter
 // of the capacity. The run that brings the number down to it wakes the claimer.
@@ -152,6 +162,24 @@ func (b *Buffer) Drain(before time.Time) []*Run {
 		return nil
 	}
 	return b.Rest()
+}
+
+// Pick ends and returns the runs that wait and match.
+func (b *Buffer) Pick(match func(*Run) bool) (picked []*Run) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	kept := b.Runs[:0]
+	for _, r := range b.Runs[b.Head:] {
+		if match(r) {
+			r.Finish()
+			picked = append(picked, r)
+		} else {
+			kept = append(kept, r)
+		}
+	}
+	clear(b.Runs[len(kept):])
+	b.Runs, b.Head = kept, 0
+	return picked
 }
 
 // Close ends the goroutines of slots that wait for runs, and returns the runs that wait for slots.

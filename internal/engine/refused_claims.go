@@ -168,10 +168,13 @@ func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 	p := &Plan{Lease: l}
 	var names []string
 	for _, q := range queues {
+		if q.held() {
+			continue
+		}
 		p.groups = append(p.groups, claimGroup{queue: q})
 		names = append(names, q.Name)
 	}
-	p.Req = &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.Kinds, Queues: names, BelowLane: floors.TierStrong}
+	p.Req = &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds(), Queues: names, BelowLane: floors.TierStrong}
 	return p
 }
 

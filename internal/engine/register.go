@@ -95,13 +95,19 @@ func (c *keeper) Register(ctx context.Context) error {
 		}
 		return err
 	}
-	c.strays = nil
 	c.budgets.know(reg.Scopes)
 	c.counted = 0
 	c.turns = blame.Turns{}
 	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
 	c.Solo.Store(nil)
 	c.Kept(sent)
+	// After the registration has committed, and before the first claim: a pause that this look misses finds our row, and
+	// waits for us.
+	c.Limits.anew()
+	if err := c.Limits.Follow(ctx, conn, id); err != nil {
+		return err
+	}
+	c.strays = nil
 	c.Lease.Store(NewLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.claimer.resetFloors()
 	return nil

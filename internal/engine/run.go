@@ -289,6 +289,11 @@ type runSet struct {
 func (s *runSet) Add(runs ...*Run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.add(runs...)
+}
+
+// add adds runs. Callers hold mu.
+func (s *runSet) add(runs ...*Run) {
 	if s.runs == nil {
 		s.runs = map[*Run]struct{}{}
 	}

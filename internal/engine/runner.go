@@ -77,7 +77,8 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	case r.Unreadable != nil:
 		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
 		return true
-	case r.cancelRequested.Load(): // its row has ended: the settle finds that
+	case r.cancelRequested.Load(), // its row has ended: the settle finds that
+		w.holds.Load().job(r.Queue, r.Kind):
 		w.release(r)
 		return true
 	case r.singleAttempt() && !w.settler.NoteStart(r):
@@ -88,12 +89,15 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		}
 		return true
 	}
-	r.StartedAt = w.Now()
 	r.Lazy.Parent = r.Lease.Ctx
 	if r.Timeout > 0 {
 		r.Lazy.Until = time.Now().Add(r.Timeout)
 	}
 	r.Ctx = &r.Lazy
+	if !w.begin(r) {
+		w.release(r)
+		return true
+	}
 
 	var err error
 	returned := false
@@ -114,7 +118,6 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 			}
 		})
 	}()
-	w.InFlight.Add(r)
 	if r.cancelRequested.Load() { // just now: cancelRun may not have found the run in InFlight
 		r.Cancel(pg.ErrCancelled)
 	}

@@ -38,6 +38,9 @@ type Shared struct {
 	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it has none
 	Prunes      atomic.Bool               // this supervisor's turn to prune
 
+	holds  atomic.Pointer[holds]     // the scopes that may not start; nil: none. begin reads it under the lock of InFlight
+	beaten atomic.Pointer[time.Time] // when the last successful beat was sent
+
 	rereadAside atomic.Bool // the settler has set a job aside: the claimer reads the list
 
 	Draining atomic.Bool
@@ -55,9 +58,55 @@ func NewShared(cfg Config, pool *pg.Pool) *Shared {
 		s.Kinds = append(s.Kinds, k.Kind)
 	}
 	for _, q := range cfg.Queues {
-		s.queues = append(s.queues, NewQueueState(q))
+		s.queues = append(s.queues, s.newQueueState(q))
 	}
 	return s
+}
+
+// newQueueState returns the state of a queue that follows the holds.
+func (s *Shared) newQueueState(q Queue) *QueueState {
+	state := NewQueueState(q)
+	state.holds = &s.holds
+	return state
+}
+
+// openKinds returns the kinds whose jobs may be claimed.
+func (s *Shared) openKinds() []string {
+	if h := s.holds.Load(); h != nil {
+		return h.open
+	}
+	return s.Kinds
+}
+
+// openQueues returns the names of the queues whose jobs may be claimed.
+func (s *Shared) openQueues() []string {
+	return slices.DeleteFunc(s.QueueNames(), s.holds.Load().queue)
+}
+
+// deadline is when the handlers' contexts end because the lease was not kept up. Others may take the jobs a lease after
+// the last beat that they saw. It is safe for concurrent use.
+func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease * 4 / 5) }
+
+// begin adds a run to InFlight, and returns false if its handler must not be called: its job is held, or the lease is
+// over. It reads the clock itself, so a process that was frozen until now notices: a pause does not wait for it beyond
+// its lease.
+func (s *Shared) begin(r *Run) bool {
+	s.InFlight.mu.Lock()
+	defer s.InFlight.mu.Unlock()
+	now := s.Now()
+	if s.holds.Load().job(r.Queue, r.Kind) || r.Lease.Ended.Load() || !now.Before(s.deadline()) {
+		return false
+	}
+	r.StartedAt = now
+	s.InFlight.add(r)
+	return true
+}
+
+// replaceHolds changes what is held, between one start and the next.
+func (s *Shared) replaceHolds(h *holds) {
+	s.InFlight.mu.Lock()
+	defer s.InFlight.mu.Unlock()
+	s.holds.Store(h)
 }
 
 // QueueStates returns the queues that are served now.
@@ -85,7 +134,7 @@ func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err err
 	if slices.ContainsFunc(s.queues, func(other *QueueState) bool { return other.Name == q.Name }) {
 		return nil, nil, ErrServed
 	}
-	state = NewQueueState(q)
+	state = s.newQueueState(q)
 	queues = append(slices.Clone(s.queues), state)
 	slices.SortFunc(queues, func(a, b *QueueState) int { return cmp.Compare(a.Name, b.Name) })
 	return queues, state, nil

@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The keeper asks for two things that no notification may have brought: cancelled runs, if LISTEN does not work, and
-// queues that its row in drover_supervisors does not list.
+// The keeper asks for things that no notification may have brought: cancelled runs, if LISTEN does not work, queues that
+// its row in drover_supervisors does not list, and pauses that are over.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
 // same, but six times a lease is too late for a person who has cancelled a job.
@@ -20,12 +20,34 @@ func (c *keeper) hears() bool {
 	return !c.Listening.Closed() && c.Listening == c.Link.Current()
 }
 
-// askAt returns when to ask for runs that are over, or the time of the next heartbeat if that comes first.
+// askAt returns when to ask for runs that are over or when a pause ends, or the time of the next heartbeat if that comes
+// first.
 func (c *keeper) askAt(next time.Time) time.Time {
 	if at := c.Asked.Add(askEvery); !c.hears() && at.Before(next) {
-		return at
+		next = at
+	}
+	if at := c.Limits.Next; !at.IsZero() && at.Before(next) {
+		next = at
 	}
 	return next
+}
+
+// HearLimits follows a change of the limits as soon as a notification brings it, and when a pause ends by itself. If that
+// fails, it is tried again after a while, or with the next heartbeat.
+func (c *keeper) HearLimits(ctx context.Context) {
+	conn, l, now := c.Link.Current(), c.Lease.Load(), c.Now()
+	if ctx.Err() != nil || !c.Limits.Due(now) {
+		return
+	}
+	if conn.Closed() || l.Ended.Load() {
+		c.Limits.later(now)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/6)
+	defer cancel()
+	if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {
+		c.Limits.later(c.Now())
+	}
 }
 
 // AskUnheard ends the contexts of runs that an operator has ended, if no notifications come. It reads only the rows of jobs

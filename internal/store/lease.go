@@ -150,7 +150,7 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
-// redrives, failure groups and budgets, and the queue in which a strong suspect of the lanes $5, $6 that we could run
+// redrives, failure groups, budgets, the stamp of the limits, and the queue in which a strong suspect of the lanes $5, $6 that we could run
 // has been due for longest. It does not change the key, so claims under way do not hold it up. It does not revive a
 // row that other supervisors have declared lost.
 const SQLBeat = `
@@ -165,7 +165,7 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 	exists (select from drover_redrives where finished_at is null and paused_at is null),
 	exists (select from drover_failure_tallies) or exists (select from drover_failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
-	array(select scope from drover_budgets),
+	array(select scope from drover_budgets), coalesce(` + sqlLimitsStamp + `, ''),
 	coalesce((
 		select l.queue from unnest($5::text[], $6::smallint[]) as l(queue, lane)
 		cross join lateral (
@@ -207,6 +207,7 @@ type BeatReply struct {
 	Behind   time.Duration // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
 	Gone     map[int]bool  // the runs that are over, by their indexes in running; true: an operator ended the job
 	Scope    []string      // scopes of all retry budgets
+	Limits   string        // the stamp of the limits
 	Solo     string        // the queue in which a strong suspect has been due for longest; "": none
 	Sleeping int64         // in how many queues drover_sleepers has us asleep
 	Turn     bool          // the turn to run strong suspects is ours
@@ -236,7 +237,7 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 		var behind *float64
 		var queues []*string
 		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &behind, &reply.Alive,
-			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Solo, &reply.Sleeping, &reply.Turn); err != nil {
+			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Sleeping, &reply.Turn); err != nil {
 			return err
 		}
 		if behind != nil {

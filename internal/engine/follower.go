@@ -1,0 +1,117 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// follower follows the limits. The keeper's goroutine owns it.
+//
+// A pause is exact because each supervisor confirms the changes that it follows, and does so only when no job of a held
+// scope can start any more. The holds are replaced under the lock that every start takes (Shared.begin), buffered jobs are
+// handed back, and a claim under way hands back its jobs. A process that does not answer starts nothing after the end of
+// its lease, by its own clock. So Client.Pause waits for the confirmations, or for the ends of leases.
+type follower struct {
+	*Shared
+	claimer   *claimer
+	Stale     bool      // the limits have changed since the last look, or may have
+	stamp     string    // of the limits that we follow
+	number    int64     // of their newest change
+	confirmed int64     // the number in our row
+	Next      time.Time // when the first of the holds ends by itself; zero: none does
+	known     map[string]bool
+}
+
+// anew makes the next look confirm what it finds, because it comes under a new id, or under a lease that had ended.
+func (f *follower) anew() { f.Stale, f.confirmed = true, 0 }
+
+// Due reports whether the limits must be read.
+func (f *follower) Due(now time.Time) bool {
+	return f.Stale || !f.Next.IsZero() && !now.Before(f.Next)
+}
+
+// Follow reads the limits if they have changed, acts on them, and then confirms them. If the database does not answer,
+// the next heartbeat comes here again.
+func (f *follower) Follow(ctx context.Context, conn store.Session, id string) error {
+	if !f.Due(f.Now()) && f.confirmed == f.number {
+		return nil
+	}
+	limits, err := conn.Limits(ctx)
+	if err != nil {
+		return err
+	}
+	now := f.Now()
+	f.Stale, f.stamp, f.number, f.Next = false, limits.Stamp, limits.Number, time.Time{}
+	for _, l := range limits.Rows {
+		if end := now.Add(l.Left); l.Held && l.Left > 0 && (f.Next.IsZero() || end.Before(f.Next)) {
+			f.Next = end
+		}
+	}
+	f.hold(newHolds(limits.Rows, f.Kinds))
+	f.reportChanges(limits.Rows, id)
+	if f.confirmed == f.number {
+		return nil
+	}
+	if err := conn.Followed(ctx, id, f.number); err != nil {
+		return err
+	}
+	f.confirmed = f.number
+	return nil
+}
+
+// hold keeps jobs of held scopes from starting. When it returns, none can start.
+func (f *follower) hold(h *holds) {
+	was := f.holds.Load()
+	if was.same(h) {
+		return
+	}
+	f.replaceHolds(h)
+	for _, q := range f.QueueStates() {
+		held := q.Buffer.Pick(func(r *Run) bool { return h.job(r.Queue, r.Kind) })
+		f.claimer.runner.releaseAll(held)
+	}
+	if was.frees(h) {
+		f.claimer.resetFloors() // they may have passed jobs of the kind. In a held queue, floors stay where they are
+		return
+	}
+	f.alarm.SayAnew() // drover_sleepers may show queues as full from which we claim again
+	f.alarm.Wake()
+}
+
+// reportChanges emits an event for each scope that is held since the last look, and for each that is not held any more.
+func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
+	held := map[string]bool{}
+	for scope := range f.known {
+		if !slices.ContainsFunc(limits, func(l store.Limit) bool { return l.Scope == scope }) {
+			limits = append(limits, store.Limit{Scope: scope}) // its row was deleted by hand
+		}
+	}
+	for _, l := range limits {
+		e := Event{Kind: EventPaused, Scope: l.Scope, By: l.By, Why: l.Why, Supervisor: supervisor}
+		switch known := f.known[l.Scope]; {
+		case l.Held:
+			held[l.Scope] = true
+			if known {
+				continue
+			}
+		case known:
+			e.Kind = EventResumed
+		default:
+			continue
+		}
+		f.Reporter.add(e)
+	}
+	f.known = held
+}
+
+// heard notes the stamp that a heartbeat has read.
+func (f *follower) heard(stamp string) { f.Stale = f.Stale || stamp != f.stamp }
+
+// readLimitsEvery is the pause between tries to read the limits while the database does not answer.
+const readLimitsEvery = time.Second
+
+// later makes the next try come after a pause, because the last one failed.
+func (f *follower) later(now time.Time) { f.Stale, f.Next = true, now.Add(readLimitsEvery) }

@@ -1,0 +1,72 @@
+package engine
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// holds lists the scopes whose jobs may not start now, as this process knows them. It is never changed in place. A nil
+// *holds holds nothing.
+type holds struct {
+	all    bool
+	queues map[string]bool
+	kinds  map[string]bool
+	open   []string // the kinds of this supervisor that are not held
+}
+
+// newHolds returns what the limits hold. It returns nil if they hold nothing.
+func newHolds(limits []store.Limit, kinds []string) *holds {
+	h := &holds{queues: map[string]bool{}, kinds: map[string]bool{}}
+	for _, l := range limits {
+		if !l.Held {
+			continue
+		}
+		switch what, name, _ := strings.Cut(l.Scope, ":"); what {
+		case store.ScopeAll:
+			h.all = true
+		case "queue":
+			h.queues[name] = true
+		case "kind":
+			h.kinds[name] = true
+		}
+	}
+	if !h.all && len(h.queues)+len(h.kinds) == 0 {
+		return nil
+	}
+	h.open = slices.DeleteFunc(slices.Clone(kinds), func(kind string) bool { return h.kinds[kind] })
+	return h
+}
+
+// queue reports whether no job of the queue may start.
+func (h *holds) queue(name string) bool {
+	return h != nil && (h.all || h.queues[name] || len(h.open) == 0)
+}
+
+// job reports whether a job may not start.
+func (h *holds) job(queue, kind string) bool {
+	return h != nil && (h.all || h.queues[queue] || h.kinds[kind])
+}
+
+// frees reports whether a kind that h holds is not held by next.
+func (h *holds) frees(next *holds) bool {
+	if h == nil {
+		return false
+	}
+	for kind := range h.kinds {
+		if next == nil || !next.kinds[kind] {
+			return true
+		}
+	}
+	return false
+}
+
+// same reports whether two hold the same scopes.
+func (h *holds) same(other *holds) bool {
+	if h == nil || other == nil {
+		return h == other
+	}
+	return h.all == other.all && maps.Equal(h.queues, other.queues) && maps.Equal(h.kinds, other.kinds)
+}

@@ -1,0 +1,76 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// This file has what supervisors read and confirm of the limits: which queues and kinds may not start jobs now. The
+// functions of migrations/00017_limits.sql write the table.
+
+// sqlLimitsStamp is a text that differs after each change of the limits: a row that changes gets the highest version, and
+// a deletion lowers the count. It is null while there are no limits, and then it reads no page: the scan of an empty
+// table.
+const sqlLimitsStamp = `(select count(*) || ' ' || max(version) from drover_limits)`
+
+// SQLLimits reads all limits: how long each scope is held, and the number of the newest change.
+const SQLLimits = `
+select coalesce(max(l.version) over (), 0), coalesce(` + sqlLimitsStamp + `, ''), coalesce(l.scope, ''), coalesce(l.updated_by, ''), coalesce(l.updated_why, ''),
+	coalesce(l.held_until > clock_timestamp(), false),
+	case when l.held_until < 'infinity' then extract(epoch from l.held_until - clock_timestamp())::float8 end
+from (select) one left join drover_limits l on true`
+
+// SQLFollowed confirms that supervisor $1 follows all changes up to number $2.
+const SQLFollowed = `update drover_supervisors set limits_seen = $2 where id = $1 and limits_seen is distinct from $2`
+
+// Limit is one row of drover_limits.
+type Limit struct {
+	Scope   string
+	By, Why string        // of the last change
+	Held    bool          // nothing of the scope may start
+	Left    time.Duration // until the hold ends by itself; 0: it does not
+}
+
+// Limits are all limits. Number is the number of the newest change, and Stamp differs after each change, deletions of
+// rows included.
+type Limits struct {
+	Number int64
+	Stamp  string
+	Rows   []Limit
+}
+
+// Limits reads the limits.
+func (s Session) Limits(ctx context.Context) (all Limits, err error) {
+	var p pipeline
+	p.Begin()
+	p.Query(func(rows pgx.Rows) error {
+		var l Limit
+		var left *float64
+		if err := rows.Scan(&all.Number, &all.Stamp, &l.Scope, &l.By, &l.Why, &l.Held, &left); err != nil {
+			return err
+		}
+		if left != nil {
+			l.Left = max(pg.Seconds(*left), time.Microsecond)
+		}
+		if l.Scope != "" {
+			all.Rows = append(all.Rows, l)
+		}
+		return nil
+	}, SQLLimits)
+	p.Commit()
+	err = p.Send(ctx, s.Conn)
+	return all, err
+}
+
+// Followed confirms that a supervisor follows all changes up to a number.
+func (s Session) Followed(ctx context.Context, id string, number int64) error {
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, SQLFollowed, id, number)
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}
