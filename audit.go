@@ -10,7 +10,7 @@ import (
 
 // Audit says who changes something, and why. It is the last argument of every method of Client that changes what is
 // already there, and it is kept where the change leaves a trace: in the job's history, in the row of the redrive, of
-// the failure group or of the archived job. DeleteMany, PurgeArchive and Restore leave no row to keep it in, so they
+// the failure group, of the pause or of the archived job. DeleteMany, PurgeArchive and Restore leave no row to keep it in, so they
 // write it to Config.Logger, at level info, and to the server's log. Nothing is kept of a call that changes nothing.
 //
 // The zero value is ready to use. A By or Why that is too long or has invisible characters is an *InvalidError.

@@ -21,7 +21,7 @@ import (
 func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
 	const others = " Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx ExportArchive FailureGroup FailureGroups Job Jobs" +
-		" NewSupervisor PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary "
+		" NewSupervisor Pauses PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary "
 	client := reflect.TypeFor[*Client]()
 	verbs := 0
 	for _, name := range strings.Fields(others) {
@@ -70,6 +70,8 @@ func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprin
 		"StartRedrive": func(ctx context.Context, _, _ string, a Audit) error {
 			return ret2(c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}, a))
 		},
+		"Pause":         func(ctx context.Context, _, _ string, a Audit) error { return c.Pause(ctx, AllJobs, nil, a) },
+		"Resume":        func(ctx context.Context, _, _ string, a Audit) error { return c.Resume(ctx, AllJobs, a) },
 		"PauseRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.PauseRedrive(ctx, id, a) },
 		"ResumeRedrive": func(ctx context.Context, id, _ string, a Audit) error { return c.ResumeRedrive(ctx, id, a) },
 		"AbortRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.AbortRedrive(ctx, id, a) },

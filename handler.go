@@ -278,6 +278,8 @@ func publicEvent(e *engine.Event) Event {
 		public.Backoff, public.Next = o.Delay, e.Next
 	case engine.EventFailureReopened:
 		public.Fingerprint = o.Fingerprint
+	case engine.EventPaused, engine.EventResumed:
+		public.Scope, public.By, public.Why = Scope(e.Scope), e.By, e.Why
 	}
 	return public
 }

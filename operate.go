@@ -409,7 +409,7 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, 
 
 // BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
 type BudgetInfo struct {
-	Scope string // "kind:charge", "queue:payments" or "all"
+	Scope Scope // "kind:charge", "queue:payments" or "all"
 	RetryBudget
 	Reserved int       // how many retries are due in the Per that begins now
 	Free     int       // how many more may become due in it

@@ -75,6 +75,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"FollowUp.Queue":        "TestFollowUpOnEveryPath",
 
 		"ArchiveOpts.KeepNewest": "TestArchiveAllButTheNewest",
+		"PauseOpts.Until":        "TestAPauseEndsByItself",
 
 		"EnqueueOpts.ID":          "TestTheSameIDIsTheSameJob",
 		"EnqueueOpts.Queue":       "TestTheHandlerSeesItsJob",
@@ -116,7 +117,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Audit](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

@@ -182,6 +182,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		"Summary":       func(r *Client) error { _, err := r.Summary(ctx); return err },
 		"FailureGroups": func(r *Client) error { _, err := r.FailureGroups(ctx, FailureFilter{}); return err },
 		"FailureGroup":  func(r *Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
+		"Pauses":        func(r *Client) error { _, err := r.Pauses(ctx); return err },
 		"RetryBudgets":  func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
 		"Redrives":      func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
 		"Snapshot": func(r *Client) error {
@@ -221,6 +222,8 @@ func TestRolesDoTheirWork(t *testing.T) {
 			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{By: "ann"})
 		}},
 		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, Audit{By: "ann"}) }},
+		{"Pause", func(o *Client) error { return o.Pause(ctx, KindScope("letter"), nil, Audit{By: "ann"}) }},
+		{"Resume", func(o *Client) error { return o.Resume(ctx, KindScope("letter"), Audit{By: "ann"}) }},
 		{"Redrive", func(o *Client) error {
 			_, err := o.StartRedrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"}, Audit{})
 			return err
@@ -294,16 +297,17 @@ func TestRolesDoNoMore(t *testing.T) {
 		"producer": {
 			`select from jobs`, `insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `select from discarded_jobs`,
 			`select drover_cancel('` + id + `')`, `select drover_list()`, `select drover_delete_many('{"all": true}', confirm => 'delete')`,
+			`select drover_pause('all')`, `select from job_limits`,
 		},
 		"reader": {
 			`insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `select from jobs for update`,
 			`select drover_enqueue('k')`, `select drover_wake('default')`, `select drover_cancel('` + id + `')`, `select drover_pace()`,
-			`select drover_redrive_start('{"filter": {"all": true}}')`,
+			`select drover_redrive_start('{"filter": {"all": true}}')`, `select drover_pause('all')`, `select drover_resume('all')`,
 		},
 		"worker": {
 			`update jobs_archive set args = '{}'`, `delete from jobs_archive`, `select drover_purge('{"all": true}', 'delete for ever')`, `select drover_restore('{"all": true}')`,
 			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into drover_redrives (filter) values ('{}')`, `delete from drover_budgets`, `delete from queues`,
-			`delete from drover_failure_groups`,
+			`delete from drover_failure_groups`, `select drover_pause('all')`, `select drover_resume('all')`, `insert into drover_limits (scope) values ('all')`, `delete from drover_limits`,
 		},
 		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrives`},
 	}

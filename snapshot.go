@@ -19,6 +19,7 @@ type Snapshot struct {
 	Level       Level            `json:"level"`       // the worst level of Findings; LevelOK if there are none
 	Findings    []Finding        `json:"findings"`    // everything that needs a person, worst first
 	Queues      []QueueDepth     `json:"queues"`      // by name, at most 1,000
+	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, in order, at most 1,000
 	Suspects    int64            `json:"suspects"`    // jobs in Queues that wait or run after a process died while they ran
 	SetAside    int64            `json:"set_aside"`   // jobs in the table drover_set_aside: the database refuses to read or to change them
 	Redrives    []Redrive        `json:"redrives"`    // those in progress, at most 100, oldest first
@@ -51,7 +52,8 @@ type QueueDepth struct {
 	Queue     string          `json:"queue"`
 	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
 	AtLeast   bool            `json:"at_least,omitempty"`   // there may be more: counting stopped at 10,000 jobs that have not ended, or at 10,000 dead letters
-	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due
+	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
+	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count
 }
 
 // SupervisorCounts counts supervisors.
@@ -64,7 +66,7 @@ type SupervisorCounts struct {
 
 // NotSeen is a part of a Snapshot that could not be read, or not as a whole.
 type NotSeen struct {
-	Part string `json:"part"` // depths (Queues and Suspects), redrives, supervisors, set_aside, or a part that only findings come from
+	Part string `json:"part"` // depths (Queues and Suspects), pauses, redrives, supervisors, set_aside, or a part that only findings come from
 	Why  string `json:"why"`
 }
 
@@ -72,6 +74,7 @@ const (
 	snapshotQueues   = 1000
 	snapshotJobs     = 10_000 // counted in a queue: jobs that have not ended, and dead letters
 	snapshotRedrives = 100
+	snapshotHeld     = 1000 // jobs of a lane in which a job that is not paused is looked for, while a kind is paused
 )
 
 // Snapshot reads the state of the whole queue. It changes nothing. It counts a bounded number of jobs in each queue, by
@@ -79,9 +82,10 @@ const (
 // not read is in NotSeen, and no error. On a standby, NotSeen also lists the parts that only the primary knows. Retry
 // budgets are a read of their own: RetryBudgets. Errors: ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
-	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
+	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h, err := health.Look(ctx, c.desk.pool,
-		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1}, Plan: sqlDepthsPlan},
+		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld}, Plan: sqlDepthsPlan},
+		health.Part{Name: "pauses", Read: s.readPause, SQL: sqlPauses, Args: []any{mostPauses}},
 		health.Part{Name: "redrives", Read: s.readRedrive, SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
 	if err != nil {
 		return nil, fmt.Errorf("take a snapshot: %w", err)
@@ -104,6 +108,8 @@ func (s *Snapshot) take(h *health.Report) {
 		switch n.Part { // rows that came before the error
 		case "depths":
 			s.Queues, s.Suspects = []QueueDepth{}, 0
+		case "pauses":
+			s.Pauses = []PauseInfo{}
 		case "redrives":
 			s.Redrives = []Redrive{}
 		}
@@ -118,7 +124,8 @@ func (s *Snapshot) take(h *health.Report) {
 // jobs_discarded_groups_idx give the queues and their jobs. Each scan is in the order of its index, so its limit ends it.
 // A min(), a bitmap or a sort would read all dead letters if the statistics are from before they came; sqlDepthsPlan
 // forbids the last two. The order also counts suspects first, because they have the highest lanes. The oldest due job is
-// the first job of a lane.
+// the first job of a lane. Nothing is late in a paused queue. Only while a kind is paused, the oldest due job of another
+// kind is looked for, among the first $3 jobs of each lane.
 const (
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `
@@ -133,8 +140,20 @@ with recursive held(name) as (
 	union select q collate "C" from drover_supervisors s cross join unnest(s.queues) as q
 	order by 1 limit $2
 )
-select q.name, unfinished.jobs::text, unfinished.suspects, greatest(unfinished.n, dead.n) >= $1, dead.n, first.due
-from named q
+select q.name, unfinished.jobs::text, unfinished.suspects, greatest(unfinished.n, dead.n) >= $1, dead.n, q.paused,
+	case when q.paused then null when held.kinds = '{}' then first.due else (
+		select case when min(o.at) is not null then greatest(min(o.at), '0001-01-02+00') end
+		from generate_series(0, 30, 10) as t(tier) cross join generate_series(1, 9) as p(n)
+		cross join lateral (
+			select j.scheduled_at as at from (
+				select scheduled_at, kind from jobs
+				where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
+				order by scheduled_at, id limit $3
+			) j where j.kind <> all(held.kinds) limit 1
+		) o
+	) end
+from (select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused from named) q
+cross join (select array(select substr(scope, 6) from drover_limits where scope like 'kind:%' and held_until > now()) as kinds) held
 cross join lateral (
 	select coalesce(jsonb_object_agg(state, n), '{}') as jobs, coalesce(sum(n), 0)::bigint as n, coalesce(sum(suspects), 0)::bigint as suspects
 	from (
@@ -163,7 +182,7 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	var q QueueDepth
 	var jobs string
 	var suspects, dead int64
-	if err := rows.Scan(&q.Queue, &jobs, &suspects, &q.AtLeast, &dead, &q.OldestDue); err != nil {
+	if err := rows.Scan(&q.Queue, &jobs, &suspects, &q.AtLeast, &dead, &q.Paused, &q.OldestDue); err != nil {
 		return err
 	}
 	if err := json.Unmarshal([]byte(jobs), &q.Jobs); err != nil {
@@ -176,6 +195,12 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 		s.Suspects += suspects
 	}
 	return nil
+}
+
+func (s *Snapshot) readPause(rows pgx.Rows) error {
+	p, err := readPause(rows)
+	s.Pauses = append(s.Pauses, p)
+	return err
 }
 
 // sqlOpenRedrives reads the redrives in progress by redrives_unfinished_idx. An aborted one is there until supervisors have

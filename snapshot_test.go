@@ -177,11 +177,11 @@ func TestSnapshotOfARoleWithoutRights(t *testing.T) {
 	var parts []string
 	for _, n := range s.NotSeen {
 		parts = append(parts, n.Part)
-		if !strings.Contains(n.Why, "permission denied for table") {
+		if !strings.Contains(n.Why, "permission denied for ") {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "depths", "redrives"}; !slices.Equal(parts, want) {
+	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "depths", "pauses", "redrives"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if s.Supervisors.Alive != 1 || len(s.Queues) != 0 || len(s.Redrives) != 0 || s.Level != LevelWarning {

@@ -78,8 +78,8 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-// deadOnes makes what the reads of a client are about: a dead job, its failure group, an archived job, a budget and a
-// redrive.
+// deadOnes makes what the reads of a client are about: a dead job, its failure group, an archived job, a budget, a
+// redrive and a pause.
 func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	t.Helper()
 	ids := make([]string, 2)
@@ -111,6 +111,9 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	}
 	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1}, Audit{})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.client.Pause(t.Context(), AllJobs, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	return r.ID, groups[0].Fingerprint
@@ -149,6 +152,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 			}
 			return err
 		},
+		"Pauses":       func() error { list, err := c.Pauses(ctx); return found(len(list), err) },
 		"RetryBudgets": func() error { list, err := c.RetryBudgets(ctx); return found(len(list), err) },
 	}
 	changes := map[string]func() error{
@@ -170,6 +174,8 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 			_, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}, Audit{})
 			return err
 		},
+		"Pause":         func() error { return c.Pause(ctx, AllJobs, nil, Audit{}) },
+		"Resume":        func() error { return c.Resume(ctx, AllJobs, Audit{}) },
 		"PauseRedrive":  func() error { return c.PauseRedrive(ctx, redrive, Audit{}) },
 		"ResumeRedrive": func() error { return c.ResumeRedrive(ctx, redrive, Audit{}) },
 		"AbortRedrive":  func() error { return c.AbortRedrive(ctx, redrive, Audit{}) },

@@ -232,6 +232,15 @@ func (r *registry) wake(jobs ...*newJob) {
 	}
 }
 
+// followLimits makes this process' own supervisors that hear no notifications look at the limits.
+func (r *registry) followLimits() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		s.engine.FollowLimits()
+	}
+}
+
 // redrive makes this process' own supervisors carry on redrives.
 func (r *registry) redrive() {
 	r.mu.Lock()

@@ -25,6 +25,8 @@ type Event struct {
 	Next        time.Time     // when that is, by this process' clock
 	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany
 	Fingerprint string        // of a failure group: failure_reopened
+	Scope       Scope         // of a pause: paused, resumed
+	By, Why     string        // who changed it last, and why: paused, resumed
 }
 
 // Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
@@ -50,7 +52,7 @@ type Event struct {
 //	Parked       it failed and waits for a newer build … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
 //	Cancelled    nobody wants it any more     … Duration Error
-//	Released     handed back by a stop        … Duration
+//	Released     handed back by a stop, or by a pause before it started   … Duration
 //	StaleSettle  the outcome was refused: the job was someone else's by then
 //	Rescued      freed from a dead supervisor … Class Error Backoff (Supervisor is the dead one)
 //	Redriven     an operator made it due      JobID; of a paced redrive Supervisor Count
@@ -58,9 +60,14 @@ type Event struct {
 // One is about a failure group, told by the supervisor that adds up the failures, some seconds after:
 //
 //	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last
+//
+// Two are about pauses. Each supervisor calls them when it follows the change:
+//
+//	Paused   no job of the scope starts here any more   Scope By Why Supervisor
+//	Resumed  they start again                           Scope By Why Supervisor
 type Hooks struct {
 	Enqueued, Claimed, Started, Completed, Failed, Discarded, Quarantined, Parked, Snoozed, Cancelled,
-	Released, StaleSettle, Rescued, Redriven, FailureReopened func(context.Context, Event)
+	Released, StaleSettle, Rescued, Redriven, FailureReopened, Paused, Resumed func(context.Context, Event)
 }
 
 // of picks the event's function and says how it is logged.
@@ -96,6 +103,10 @@ func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), le
 		return h.Parked, slog.LevelInfo, "job parked"
 	case engine.EventFailureReopened:
 		return h.FailureReopened, slog.LevelWarn, "failure came back after it had been resolved"
+	case engine.EventPaused:
+		return h.Paused, slog.LevelInfo, "jobs paused"
+	case engine.EventResumed:
+		return h.Resumed, slog.LevelInfo, "jobs resumed"
 	}
 	return nil, slog.LevelDebug, ""
 }
@@ -180,7 +191,7 @@ func (h contained) WithGroup(name string) slog.Handler {
 }
 
 func (e *Event) attrs() []slog.Attr {
-	attrs := make([]slog.Attr, 0, 12)
+	attrs := make([]slog.Attr, 0, 15)
 	for _, a := range []struct{ key, value string }{
 		{"job_id", e.JobID},
 		{"queue", e.Queue},
@@ -190,6 +201,9 @@ func (e *Event) attrs() []slog.Attr {
 		{"error", e.Error},
 		{"reason", string(e.Reason)},
 		{"fingerprint", e.Fingerprint},
+		{"scope", string(e.Scope)},
+		{"by", e.By},
+		{"why", e.Why},
 	} {
 		if a.value != "" {
 			attrs = append(attrs, slog.String(a.key, a.value))

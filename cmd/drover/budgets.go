@@ -48,7 +48,7 @@ func (a *app) budgets(ctx context.Context) error {
 		if b.Discard {
 			mode = "discard"
 		}
-		list[i] = budgetInfo{b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree}
+		list[i] = budgetInfo{string(b.Scope), b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree}
 	}
 	if a.json {
 		return a.printJSON(list)

@@ -310,7 +310,13 @@ func (h *Report) judgeQueues() (found []Finding) {
 		if q.OldestDue == nil {
 			continue
 		}
-		late := h.At.Sub(*q.OldestDue)
+		if held := q.OldestOpen == nil || q.OldestOpen.After(*q.OldestDue); held && q.Paused != "" && h.At.Sub(*q.OldestDue) >= lateWarning {
+			found = append(found, ok("paused", fmt.Sprintf("due jobs of queue %s wait: %s", q.Queue, q.Paused))...)
+		}
+		if q.OldestOpen == nil {
+			continue
+		}
+		late := h.At.Sub(*q.OldestOpen)
 		switch {
 		case late < lateWarning:
 		case q.Supervisors == 0:
@@ -324,8 +330,12 @@ func (h *Report) judgeQueues() (found []Finding) {
 			})
 		}
 	}
-	if found == nil && h.saw("queues") {
-		return ok("claim_lag", fmt.Sprintf("no due job has waited for %v", lateWarning))
+	if h.saw("queues") && !slices.ContainsFunc(found, func(f Finding) bool { return f.Name == "claim_lag" }) {
+		what := fmt.Sprintf("no due job has waited for %v", lateWarning)
+		if len(found) > 0 {
+			what += ", except paused ones"
+		}
+		found = append(found, ok("claim_lag", what)...)
 	}
 	return found
 }
@@ -336,7 +346,7 @@ func (h *Report) judgeSupervisors() []Finding {
 		return nil
 	}
 	what := fmt.Sprintf("supervisors: %d alive, %d draining, %d silent, %d lost", s.Alive, s.Draining, s.Silent, s.Lost)
-	due := slices.ContainsFunc(h.Claim.Queues, func(q Queue) bool { return q.Due > 0 })
+	due := slices.ContainsFunc(h.Claim.Queues, func(q Queue) bool { return q.OldestOpen != nil })
 	switch {
 	case s.Alive == 0 && due:
 		return []Finding{{LevelCritical, "supervisors", what, "jobs are due, and nobody claims", "start a supervisor"}}

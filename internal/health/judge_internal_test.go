@@ -130,10 +130,14 @@ func TestFindings(t *testing.T) {
 		}},
 		{"a full index", Report{Claim: Claim{IndexBytes: 64 << 20, Unfinished: 200_000}}, nil},
 		{"an index filled since the last ANALYZE", Report{Claim: Claim{IndexBytes: 64 << 20, Unfinished: 100_000, unseen: 600_000}}, nil},
-		{"late", Report{Supervisors: Supervisors{Alive: 1}, Claim: Claim{Queues: []Queue{{"q", 1, ago(15 * time.Minute), 1}, {"r", 1, ago(time.Minute), 0}, {"s", 0, nil, 0}}}}, []Finding{
+		{"late", Report{Supervisors: Supervisors{Alive: 1}, Claim: Claim{Queues: []Queue{{"q", 1, ago(15 * time.Minute), ago(15 * time.Minute), "", 1}, {"r", 1, ago(time.Minute), ago(time.Minute), "", 0}, {"s", 0, nil, nil, "", 0}}}}, []Finding{
 			{"warning", "claim_lag", "a due job of queue q has waited 15m0s", "its supervisors have no free slot, do not know its kind, or do not get on", "drover stats"},
 		}},
-		{"nobody works", Report{Claim: Claim{Queues: []Queue{{"q", 1, ago(time.Second), 0}}}}, []Finding{
+		{"paused", Report{Claim: Claim{Queues: []Queue{{"q", 1, ago(time.Hour), nil, "ada has paused all", 0}}}}, nil},
+		{"late next to paused jobs", Report{Supervisors: Supervisors{Alive: 1}, Claim: Claim{Queues: []Queue{{"q", 1, ago(time.Hour), ago(20 * time.Minute), "ada has paused kind:a", 1}}}}, []Finding{
+			{"warning", "claim_lag", "a due job of queue q has waited 20m0s", "its supervisors have no free slot, do not know its kind, or do not get on", "drover stats"},
+		}},
+		{"nobody works", Report{Claim: Claim{Queues: []Queue{{"q", 1, ago(time.Second), ago(time.Second), "", 0}}}}, []Finding{
 			{"critical", "supervisors", "supervisors: 0 alive, 0 draining, 0 silent, 0 lost", "jobs are due, and nobody claims", "start a supervisor"},
 		}},
 		{"one fell silent", Report{Supervisors: Supervisors{Alive: 2, Silent: 1}}, []Finding{{"warning", "supervisors", "supervisors: 2 alive, 0 draining, 1 silent, 0 lost", "", ""}}},

@@ -127,7 +127,7 @@ order by t.n`
 func tables() []string {
 	return []string{
 		"jobs", "drover_supervisors", "drover_sleepers", "queues", "drover_kinds", "drover_builds", "drover_solo", "drover_ended_supervisors", "drover_redrives", "drover_redrive_queues",
-		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "jobs_archive", "drover_set_aside",
+		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "drover_limits", "jobs_archive", "drover_set_aside",
 	}
 }
 
@@ -156,17 +156,38 @@ cross join lateral (
 ) j`
 
 // sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest. jobs_claim_idx gives the
-// queues and the due jobs of each lane. It counts at most $1 in each lane.
+// queues and the due jobs of each lane. It counts at most $1 in each lane. Its last columns are about pauses: the names
+// of the people who have paused jobs of the queue, and the oldest due job that is not paused. Only while a kind is paused,
+// the statement looks for that job, among the first $1 jobs of each lane.
 const sqlQueues = `
-with recursive held(name) as (
+with recursive queue(name) as (
 	select min(queue) from jobs where finalized_at is null
 	union all
-	select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from held h where h.name is not null
+	select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from queue h where h.name is not null
 ), named as (
-	select name from held where name is not null limit 100
+	select name from queue where name is not null limit 100
+), held as materialized (
+	select scope, updated_by from drover_limits where held_until > now()
 )
 select q.name, sum(due.n)::bigint, case when min(due.oldest) is not null then greatest(min(due.oldest), '0001-01-02+00') end,
-	(select count(*) from drover_supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms')
+	(select count(*) from drover_supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms'),
+	coalesce((select string_agg(format('%s has paused %s', h.updated_by, h.scope), ', ' order by h.scope) from held h
+		where h.scope in ('all', 'queue:' || q.name) or h.scope like 'kind:%' and sum(due.n) > 0), ''),
+	case when exists (select from held h where h.scope in ('all', 'queue:' || q.name)) then null
+		when not exists (select from held h where h.scope like 'kind:%') then
+			case when min(due.oldest) is not null then greatest(min(due.oldest), '0001-01-02+00') end
+		else (
+			select case when min(o.at) is not null then greatest(min(o.at), '0001-01-02+00') end
+			from generate_series(0, 30, 10) as t(tier)
+			cross join generate_series(1, 9) as p(n)
+			cross join lateral (
+				select j.scheduled_at as at from (
+					select scheduled_at, kind from jobs
+					where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
+					order by scheduled_at, id limit $1
+				) j where 'kind:' || j.kind <> all(array(select scope from held)) limit 1
+			) o
+		) end
 from named q
 cross join generate_series(0, 30, 10) as t(tier)
 cross join generate_series(1, 9) as p(n)
@@ -336,7 +357,7 @@ func (h *Report) readTable(rows pgx.Rows) error {
 
 func (h *Report) readQueue(rows pgx.Rows) error {
 	var q Queue
-	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors)
+	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors, &q.Paused, &q.OldestOpen)
 	h.Claim.Queues = append(h.Claim.Queues, q)
 	return err
 }

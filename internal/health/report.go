@@ -44,7 +44,7 @@ const (
 // Finding is a conclusion, with the remedy.
 type Finding struct {
 	Level Level  `json:"level"`
-	Name  string `json:"name"` // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, supervisors, set_aside, refused, clock, not_seen
+	Name  string `json:"name"` // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, paused, supervisors, set_aside, refused, clock, not_seen
 	What  string `json:"what"`
 	Why   string `json:"why"` // why it matters; "" if all is well
 	Do    string `json:"do"`  // SQL, one statement a line, or a command, never run by drover; "" if there is none
@@ -114,6 +114,8 @@ type Queue struct {
 	Queue       string     `json:"queue"`
 	Due         int64      `json:"due"`         // jobs that wait for a claim; counted up to 1,000 in each lane
 	OldestDue   *time.Time `json:"oldest_due"`  // nil if no job is due
+	OldestOpen  *time.Time `json:"oldest_open"` // the same of the jobs that are not paused
+	Paused      string     `json:"paused"`      // the pauses that may hold up its jobs, such as "ada has paused queue:emails"; "": none
 	Supervisors int        `json:"supervisors"` // that live, do not drain, and serve the queue
 }
 

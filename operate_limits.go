@@ -1,0 +1,157 @@
+package drover
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// PauseOpts say more about a pause. Nil, like the zero value, means until Resume.
+type PauseOpts struct {
+	// Until ends the pause by itself, by the server's clock. The zero time means until Resume. A time that is past, or
+	// after the year 9999, is an *InvalidError.
+	Until time.Time
+}
+
+// PauseInfo is a pause of a queue, of a kind, or of all jobs.
+type PauseInfo struct {
+	Scope       Scope      `json:"scope"`
+	Since       time.Time  `json:"since"`           // when the pause began
+	Until       *time.Time `json:"until,omitempty"` // when it ends by itself; nil: it ends with Resume
+	Unconfirmed []string   `json:"unconfirmed"`     // ids of the supervisors where jobs of the scope may still start; empty: the pause is in effect everywhere
+	By          string     `json:"by"`              // the person or program of the last Pause
+	Why         string     `json:"why,omitempty"`
+	UpdatedAt   time.Time  `json:"updated_at"` // the time of the last Pause
+}
+
+// UnconfirmedError reports that ctx was done before all supervisors had confirmed a pause. The pause is stored, and they
+// follow it as soon as they can.
+type UnconfirmedError struct {
+	Scope       Scope
+	Supervisors []string // ids of supervisors that had not confirmed
+	Err         error    // of ctx
+}
+
+// Error implements error.
+func (e *UnconfirmedError) Error() string {
+	return fmt.Sprintf("drover: the pause of %s is stored, these supervisors have not confirmed it yet: %s: %v", e.Scope, strings.Join(e.Supervisors, ", "), e.Err)
+}
+
+// Unwrap returns the error of ctx.
+func (e *UnconfirmedError) Unwrap() error { return e.Err }
+
+// Pause keeps jobs from starting in all processes: the jobs of a queue, of a kind, or all of them. Jobs that run go on,
+// jobs can be enqueued as usual, and no attempt is spent. A pause survives deploys. If you pause a scope again, the new
+// end, By and Why replace the old ones. No supervisor needs to know the queue or the kind yet.
+//
+// After Pause has returned nil, no job of the scope starts: every living supervisor has confirmed that. This usually
+// takes milliseconds. If a process is frozen or cut off from the database, Pause waits until its lease is over
+// (SupervisorConfig.Lease); after that the process starts nothing, even when it wakes. If ctx is done first, Pause returns
+// an *UnconfirmedError, and the pause is stored all the same.
+//
+// Errors: *InvalidError if scope is not a Scope, or Until is past; *UnconfirmedError. See docs/pause.md.
+func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit Audit) error {
+	var bad problems
+	scope.check(&bad)
+	audit.check(&bad)
+	var until *time.Time
+	if opts != nil && !opts.Until.IsZero() {
+		until = instant(&bad, "Until", opts.Until)
+	}
+	if err := bad.err(); err != nil {
+		return err
+	}
+	number, err := c.desk.pause(ctx, scope, until, audit)
+	if err != nil {
+		return fmt.Errorf("pause %s: %w", scope, limitError(err))
+	}
+	c.running.followLimits()
+	unconfirmed, err := c.untilConfirmed(ctx, number)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && len(unconfirmed) > 0:
+		return &UnconfirmedError{Scope: scope, Supervisors: unconfirmed, Err: context.Cause(ctx)}
+	}
+	return fmt.Errorf("pause %s: it is stored, but may not be in effect yet: %w", scope, err)
+}
+
+// Resume ends a pause. Jobs that became due meanwhile start as soon as there are slots. Resume changes nothing if the scope
+// is not paused. Errors: *InvalidError if scope is not a Scope.
+func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
+	var bad problems
+	scope.check(&bad)
+	audit.check(&bad)
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if _, err := c.desk.resume(ctx, scope, audit); err != nil {
+		return fmt.Errorf("resume %s: %w", scope, limitError(err))
+	}
+	c.running.followLimits()
+	return nil
+}
+
+// Pauses lists what is paused now, sorted by scope: at most 1,000 pauses. It reads no jobs.
+func (c *Client) Pauses(ctx context.Context) ([]PauseInfo, error) {
+	list, err := c.desk.pauses(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list pauses: %w", err)
+	}
+	return list, nil
+}
+
+const (
+	firstAsk   = 2 * time.Millisecond // doubled up to the longest
+	longestAsk = 200 * time.Millisecond
+	lastAsk    = time.Second // the time for a look when ctx is done
+)
+
+// untilConfirmed waits until every living supervisor follows a change of the limits. If ctx is done first, it returns the
+// supervisors that do not.
+func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed []string, err error) {
+	for wait := firstAsk; ; wait = min(2*wait, longestAsk) {
+		if unconfirmed, err = c.desk.unconfirmed(ctx, number); err != nil {
+			break
+		}
+		if len(unconfirmed) == 0 {
+			return nil, nil
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return unconfirmed, context.Cause(ctx)
+		}
+	}
+	if ctx.Err() == nil {
+		return nil, err
+	}
+	// ctx ended the look itself: one more finds out whom to name.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAsk)
+	defer cancel()
+	now, lookErr := c.desk.unconfirmed(last, number)
+	switch {
+	case lookErr != nil:
+		return nil, err
+	case len(now) == 0:
+		return nil, nil
+	}
+	return now, context.Cause(ctx)
+}
+
+// limitError turns an error into an *InvalidError that names the argument, if the SQL functions have refused one.
+func limitError(err error) error {
+	field, reason, ok := strings.Cut(strings.TrimPrefix(pg.Refusal(err), "drover: "), ": ")
+	if pg.SQLState(err) != "22023" || !ok {
+		return err
+	}
+	if field == "until" {
+		field = "Until"
+	}
+	return &InvalidError{Field: field, Reason: reason, Err: err}
+}
