@@ -49,6 +49,8 @@ func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 			{[]string{"redrive", "pause", begin()}, `select changed_by || ': ' || changed_why from drover_redrives where id = $2 and $1 <> ''`, "so"},
 			{[]string{"redrive", "resume", begin()}, `select changed_by || ': ' || changed_why from drover_redrives where id = $2 and $1 <> ''`, "so"},
 			{[]string{"redrive", "abort", begin()}, `select changed_by || ': ' || changed_why from drover_redrives where id = $2 and $1 <> ''`, "so"},
+			{[]string{"queues", "pause", "--all"}, `select updated_by || ': ' || updated_why from job_limits`, "so"},
+			{[]string{"queues", "resume", "--all"}, `select updated_by || ': ' || updated_why from drover_limits`, "so"},
 			{[]string{"redrive", "start", "--all"}, `select started_by || ': ' || why from drover_redrives order by id desc limit 1`, "so"},
 			{[]string{"failures", "resolve", print}, `select updated_by || ': ' || updated_why from failures`, "so"},
 			{[]string{"failures", "ignore", print}, `select updated_by || ': ' || updated_why from failures`, "so"},

@@ -92,7 +92,7 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 		f.IntVar(limits[i].to, limits[i].name, 0, limits[i].usage)
 	}
 	f.DurationVar(&t.within, "within", 15*time.Minute, "how far back --new-discarded looks")
-	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job has waited this long, or must wait because the server's clock went back by this much")
+	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job that is not paused has waited this long, or must wait because the server's clock went back by this much")
 	f.StringVar(&t.queue, "queue", "", "look at this queue only")
 	return cmd
 }
@@ -112,6 +112,10 @@ func (a *app) check(ctx context.Context, t thresholds) error {
 	if err != nil {
 		return err
 	}
+	pauses, err := s.client.Pauses(ctx)
+	if err != nil {
+		return err
+	}
 	level, code := drover.LevelOK, 0
 	for _, reached := range alerts {
 		if reached.Level == drover.LevelCritical {
@@ -122,9 +126,10 @@ func (a *app) check(ctx context.Context, t thresholds) error {
 	}
 	if a.json {
 		if err := a.printJSON(struct {
-			Level  drover.Level `json:"level"`
-			Alerts []alert      `json:"alerts"`
-		}{level, alerts}); err != nil {
+			Level  drover.Level       `json:"level"`
+			Alerts []alert            `json:"alerts"`
+			Pauses []drover.PauseInfo `json:"pauses"` // what is late because of them is no alert
+		}{level, alerts, pauses}); err != nil {
 			return err
 		}
 	} else {
@@ -133,6 +138,9 @@ func (a *app) check(ctx context.Context, t thresholds) error {
 		}
 		if code == 0 {
 			fmt.Fprintln(a.stdout, "ok")
+		}
+		for i := range pauses {
+			fmt.Fprintln(a.stdout, printable(pauseNote(&pauses[i], s.now)))
 		}
 	}
 	if code > 0 {
@@ -188,7 +196,8 @@ func (s *session) alerts(ctx context.Context, t thresholds) ([]alert, error) {
 	return reached, nil
 }
 
-// oldest returns how long the oldest due job of a queue, or of all, has waited to be claimed. No due job is 0.
+// oldest returns how long the oldest due job of a queue, or of all, has waited to be claimed. No due job is 0. Paused jobs
+// do not count.
 func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, err error) {
 	snapshot, err := s.client.Snapshot(ctx)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 
 // report is what check prints as JSON.
 type report struct {
-	Level  drover.Level `json:"level"`
-	Alerts []alert      `json:"alerts"`
+	Level  drover.Level       `json:"level"`
+	Alerts []alert            `json:"alerts"`
+	Pauses []drover.PauseInfo `json:"pauses"`
 }
 
 // D-9: a line for each finding, and an exit code for cron and monitors.

@@ -67,7 +67,7 @@ func (a *app) run(outer context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	if outer.Err() != nil && errors.Is(err, context.Canceled) {
+	if unconfirmed := (*drover.UnconfirmedError)(nil); outer.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &unconfirmed) {
 		err = errInterrupted
 	}
 	fmt.Fprintln(a.stderr, "drover: "+message(err))

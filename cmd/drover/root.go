@@ -60,6 +60,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 		newStatsCommand(a),
 		newCheckCommand(a),
 		newHealthCommand(a),
+		newQueuesCommand(a),
 		newBudgetsCommand(a),
 		newBenchCommand(a),
 		newDemoCommand(a),

@@ -29,6 +29,7 @@ type statistics struct {
 	Supervisors []supervisorInfo    `json:"supervisors"`
 	Unserved    []unserved          `json:"unserved"` // due, and nobody is there to run it
 	Solo        soloInfo            `json:"solo"`
+	Pauses      []drover.PauseInfo  `json:"pauses"` // what is paused
 	Discarded   []discardedInfo     `json:"discarded"`
 }
 
@@ -106,6 +107,9 @@ func (a *app) stats(ctx context.Context) error {
 	}
 	if err = s.pool.QueryRow(ctx, sqlSolo).Scan(&all.Solo.Due, &all.Solo.Supervisor); err != nil {
 		return fmt.Errorf("look for jobs to run alone: %w", err)
+	}
+	if all.Pauses, err = s.client.Pauses(ctx); err != nil {
+		return err
 	}
 	if all.Discarded, err = s.discarded(ctx); err != nil {
 		return err
@@ -224,6 +228,9 @@ func (a *app) printStats(all *statistics) error {
 		due[i] = all.Unserved[i].String()
 	}
 	due = append(due, all.Solo.notes()...)
+	for i := range all.Pauses {
+		due = append(due, pauseNote(&all.Pauses[i], all.At))
+	}
 	for _, section := range []struct {
 		rows  [][]string
 		none  string

@@ -1,0 +1,342 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newQueuesCommand(a *app) *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "queues",
+		Short: "Show the queues and what is paused; pause and resume a queue, a kind, or all jobs",
+	})
+	cmd.AddCommand(newQueuesListCommand(a), newQueuesPauseCommand(a), newQueuesResumeCommand(a))
+	return cmd
+}
+
+func newQueuesListCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "Count the jobs of each queue, and show what is paused, by whom and why",
+		Long: `Count the jobs of each queue, and show what is paused, by whom and why.
+
+A number with a + may be higher: counting stops at 10,000 jobs that have not ended, or 10,000 dead letters.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
+	}
+}
+
+func (a *app) listQueues(ctx context.Context) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	snap, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range snap.NotSeen {
+		if n.Part == "depths" || n.Part == "pauses" {
+			fmt.Fprintln(a.stderr, printable("not seen: "+n.Part+": "+n.Why))
+		}
+	}
+	if a.json {
+		return a.printJSON(struct {
+			Queues []drover.QueueDepth `json:"queues"`
+			Pauses []drover.PauseInfo  `json:"pauses"`
+		}{snap.Queues, snap.Pauses})
+	}
+	if len(snap.Queues) == 0 {
+		fmt.Fprintln(a.stdout, "no queue has jobs or supervisors")
+	} else if err := table(a.stdout, queueRows(snap)); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.stdout)
+	return a.printPauses(snap.Pauses, snap.At)
+}
+
+// queueRows is a table of queues.
+func queueRows(snap *drover.Snapshot) [][]string {
+	states := []drover.State{drover.Available, drover.Running, drover.Retryable, drover.Scheduled, drover.Parked, drover.Discarded}
+	head := []string{"QUEUE", "PAUSED", "OLDEST DUE"}
+	for _, state := range states {
+		head = append(head, strings.ToUpper(string(state)))
+	}
+	rows := [][]string{head}
+	for i := range snap.Queues {
+		q := &snap.Queues[i]
+		paused, oldest := "-", "-"
+		if q.Paused {
+			paused = "yes"
+		}
+		if q.OldestDue != nil {
+			oldest = ago(*q.OldestDue, snap.At)
+		}
+		row := []string{q.Queue, paused, oldest}
+		for _, state := range states {
+			n := strconv.FormatInt(q.Jobs[state], 10)
+			if q.AtLeast && q.Jobs[state] > 0 {
+				n += "+"
+			}
+			row = append(row, n)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// printPauses shows what is paused.
+func (a *app) printPauses(pauses []drover.PauseInfo, now time.Time) error {
+	if len(pauses) == 0 {
+		fmt.Fprintln(a.stdout, "nothing is paused")
+		return nil
+	}
+	rows := [][]string{{"PAUSED", "SINCE", "UNTIL", "NOT CONFIRMED", "BY", "WHY"}}
+	for i := range pauses {
+		p := &pauses[i]
+		until, unconfirmed := "resumed", "-"
+		if p.Until != nil {
+			until = relative(*p.Until, now)
+		}
+		if len(p.Unconfirmed) > 0 {
+			unconfirmed = shorten(strings.Join(p.Unconfirmed, " "), 60)
+		}
+		rows = append(rows, []string{string(p.Scope), ago(p.Since, now), until, unconfirmed, p.By, shorten(p.Why, 60)})
+	}
+	return table(a.stdout, rows)
+}
+
+// pauseNote describes a pause in one line.
+func pauseNote(p *drover.PauseInfo, now time.Time) string {
+	what := string(p.Scope)
+	if p.Scope == drover.AllJobs {
+		what = "all jobs"
+	}
+	note := what + ": paused " + ago(p.Since, now)
+	if p.Until != nil {
+		note += ", until " + instant(*p.Until)
+	}
+	note += ", by " + p.By
+	if p.Why != "" {
+		note += ": " + p.Why
+	}
+	if len(p.Unconfirmed) > 0 {
+		note += "; not confirmed yet by " + strings.Join(p.Unconfirmed, ", ")
+	}
+	return note
+}
+
+// scopeFlags say which jobs are paused or resumed.
+type scopeFlags struct {
+	kind string
+	all  bool
+}
+
+func addScopeFlags(cmd *cobra.Command) *scopeFlags {
+	f := &scopeFlags{}
+	cmd.Flags().StringVar(&f.kind, "kind", "", "all jobs of this kind, in every queue")
+	cmd.Flags().BoolVar(&f.all, "all", false, "all jobs")
+	return f
+}
+
+// scope is what the command line names: a queue, a kind, or all jobs.
+func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, error) {
+	kind := cmd.Flags().Changed("kind")
+	switch given := len(names) + len(slices.DeleteFunc([]bool{kind, f.all}, func(is bool) bool { return !is })); {
+	case given == 0:
+		return "", usagef("what? Give the name of a queue, --kind KIND or --all: usage: %s", cmd.UseLine())
+	case given > 1:
+		return "", usagef("give one of: the name of a queue, --kind KIND, --all: usage: %s", cmd.UseLine())
+	case f.all:
+		return drover.AllJobs, nil
+	case kind && f.kind == "":
+		return "", usagef("--kind: is empty")
+	case kind:
+		return drover.KindScope(f.kind), nil
+	case names[0] == "":
+		return "", usagef("the name of the queue is empty")
+	}
+	return drover.QueueScope(names[0]), nil
+}
+
+// end is a flag that takes a time to come, or how long from now.
+type end struct {
+	text string
+	at   time.Time // zero: in is how long from now
+	in   time.Duration
+}
+
+// Set reads the flag.
+func (e *end) Set(text string) (err error) {
+	*e = end{text: text}
+	if e.at, err = time.Parse(time.RFC3339, text); err == nil {
+		return nil
+	}
+	if days, found := strings.CutSuffix(text, "d"); found {
+		if n, err := strconv.ParseUint(days, 10, 16); err == nil && n > 0 {
+			e.in = time.Duration(n) * 24 * time.Hour
+			return nil
+		}
+	}
+	if e.in, err = time.ParseDuration(text); err != nil || e.in <= 0 {
+		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long from now, such as 30m, 2h or 7d")
+	}
+	return nil
+}
+
+// String is what was given.
+func (e *end) String() string { return e.text }
+
+// Type stands in the help.
+func (e *end) Type() string { return "time" }
+
+// after is the end of a pause that begins now.
+func (e *end) after(now time.Time) time.Time {
+	if e.in > 0 {
+		return now.Add(e.in)
+	}
+	return e.at
+}
+
+func newQueuesPauseCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pause NAME | --kind KIND | --all",
+		Short: "Start no more jobs of a queue, of a kind, or at all",
+		Long: `Start no more jobs of a queue, of a kind, or at all, in all processes. Jobs that run go on, and jobs are
+enqueued as usual.
+
+The command returns when no such job can start any more: every living supervisor has confirmed that. Usually that
+takes moments. It waits for a process that does not answer until the lease of that process is over. If you stop the
+command before, the pause stays, and the supervisors that have not confirmed are named.`,
+		Example: `  drover queues pause emails --why "the mail provider is down"
+  drover queues pause --kind webhook --until 30m
+  drover queues pause --all --until 2026-03-01T06:00:00Z`,
+		Args: args(cobra.MaximumNArgs(1)),
+	}
+	pick := addScopeFlags(cmd)
+	var until end
+	cmd.Flags().Var(&until, "until", "the pause ends then, or after so long (default: when it is resumed)")
+	by := addAuditFlags(cmd, "kept with the pause")
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		scope, err := pick.scope(cmd, names)
+		if err == nil {
+			err = by.check(cmd)
+		}
+		if err != nil {
+			return err
+		}
+		return a.changePause(cmd.Context(), scope, "paused", func(ctx context.Context, s *session) error {
+			return s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.after(s.now)}, by.audit)
+		})
+	}
+	return cmd
+}
+
+func newQueuesResumeCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "resume NAME | --kind KIND | --all",
+		Short:   "Start jobs again that were paused: a queue, a kind, or all, as they were paused",
+		Example: `  drover queues resume emails --why "the mail provider is back"`,
+		Args:    args(cobra.MaximumNArgs(1)),
+	}
+	pick := addScopeFlags(cmd)
+	by := addAuditFlags(cmd, "kept with the pause")
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		scope, err := pick.scope(cmd, names)
+		if err == nil {
+			err = by.check(cmd)
+		}
+		if err != nil {
+			return err
+		}
+		return a.changePause(cmd.Context(), scope, "resumed", func(ctx context.Context, s *session) error {
+			return s.client.Resume(ctx, scope, by.audit)
+		})
+	}
+	return cmd
+}
+
+// changePause pauses or resumes a scope, then shows what is paused.
+func (a *app) changePause(ctx context.Context, scope drover.Scope, done string, change func(context.Context, *session) error) error {
+	s, err := a.openToChange(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := change(ctx, s); err != nil {
+		return pauseNames(scope, err)
+	}
+	pauses, err := s.client.Pauses(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(pauses)
+	}
+	fmt.Fprintln(a.stdout, printable(string(scope)+" "+done))
+	hint, err := s.unknownScope(ctx, scope)
+	if err != nil {
+		return err
+	}
+	if hint != "" {
+		fmt.Fprintln(a.stderr, printable(hint))
+	}
+	for i := range pauses {
+		fmt.Fprintln(a.stdout, printable(pauseNote(&pauses[i], s.now)))
+	}
+	return nil
+}
+
+// pauseNames calls what the library refused by its flag.
+func pauseNames(scope drover.Scope, err error) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	named := "the name of the queue:"
+	if strings.HasPrefix(string(scope), "kind:") {
+		named = "--kind:"
+	}
+	names := append(auditNames(), "scope:", named, "Until:", "--until:", "drover: ", "")
+	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+}
+
+const (
+	sqlKnownScope = `select drover_known_scope($1)`
+
+	// sqlNames lists what supervisors have registered.
+	sqlNames = `select array(select 'queue:' || name from queues union select 'kind:' || kind from drover_kinds order by 1)`
+)
+
+// unknownScope warns of a name that no supervisor has served, and names similar ones. It is empty for the others.
+func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string, error) {
+	var known bool
+	if err := s.pool.QueryRow(ctx, sqlKnownScope, string(scope)).Scan(&known); err != nil {
+		return "", fmt.Errorf("look for %s: %w", scope, err)
+	}
+	if known {
+		return "", nil
+	}
+	var names []string
+	if err := s.pool.QueryRow(ctx, sqlNames).Scan(&names); err != nil {
+		return "", fmt.Errorf("list what is served: %w", err)
+	}
+	similar := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range names {
+		similar.AddCommand(&cobra.Command{Use: strings.ReplaceAll(name, " ", "_"), Run: func(*cobra.Command, []string) {}})
+	}
+	warning := "warning: no supervisor has ever served " + string(scope)
+	if near := similar.SuggestionsFor(string(scope)); len(near) > 0 {
+		warning += "; there is " + strings.Join(near, ", ")
+	}
+	return warning, nil
+}
