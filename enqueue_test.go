@@ -808,7 +808,7 @@ func TestProducerRole(t *testing.T) {
 	})
 	db.exec(t, `grant usage on schema `+schema+` to `+role)
 	db.exec(t, `create schema `+evil+` authorization `+role)
-	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, regproc)`
+	const one = `drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb, regproc)`
 	pool := db.samePool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
 		c.MaxConns = 1 // so that what is done to a session meets the next call

@@ -40,10 +40,10 @@ func (db *testDB) storied(t testing.TB) string {
 	t.Helper()
 	return value[string](t, db, `insert into jobs (id, kind, queue, args, state, scheduled_at, created_at, attempted_at, finalized_at, discard_reason, attempt, max_attempts,
 		claim_seq, priority, crashes, redrives, redriven_at, errors, errors_total, retry, timeout_ms, last_delay_ms, expires_at, retry_until, snoozes, uncounted,
-		tags, metadata, class, fingerprint, concurrency_key, redrive_id, pace_key, paced_at)
+		tags, metadata, class, fingerprint, concurrency_key, redrive_id, pace_key, paced_at, unique_key, unique_scope)
 	values (drover_ulid(), 'charge', 'payments', '{"n": 12345678901234567890.123456789, "s": "\u00e9\n"}', 'discarded', 'infinity', now() - interval '3 d 1 us', now() - interval '2 d',
 		now() - interval '1 d', 'panic', 3, 4, 5, 6, 1, 2, now() - interval '4 d', '[{"error": "x"}]', 9, '{"type": "linear"}', 7, 8,
-		now() + interval '1 d', now() + interval '2 d', 1, 2, '{"a","b c","d,e"}', '{"k": null}', 'panic', 'f00', 'customer', 'r', 'p', 'infinity') returning id`)
+		now() + interval '1 d', now() + interval '2 d', 1, 2, '{"a","b c","d,e"}', '{"k": null}', 'panic', 'f00', 'customer', 'r', 'p', 'infinity', 'u', 'ended') returning id`)
 }
 
 // D-7: moved whole, and brought back as it was.
@@ -281,7 +281,7 @@ func TestTheArchiveHasTheColumnsOfJobs(t *testing.T) {
 		return value[string](t, db, `select string_agg(format('%s %s %s', attname, format_type(atttypid, atttypmod), attcollation::regcollation), ', ' order by attname)
 			from pg_attribute where attrelid = $1::regclass and attnum > 0 and not attisdropped and attname <> all($2)`, table, without)
 	}
-	if jobs, archive := columns("jobs", "lane"), columns("jobs_archive", "archived_at", "archived_by", "archived_why"); jobs != archive {
+	if jobs, archive := columns("jobs", "lane", "unique_until"), columns("jobs_archive", "archived_at", "archived_by", "archived_why"); jobs != archive {
 		t.Errorf("jobs has\n%s\nthe archive\n%s", jobs, archive)
 	}
 }

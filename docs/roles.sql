@@ -44,12 +44,12 @@ commit;
 begin;
 set local search_path = :"schema";
 
--- A producer enqueues, and sees no table: three functions run with their owner's rights.
-grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"producer";
+-- A producer enqueues, and sees no table: four functions run with their owner's rights.
+grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"producer";
 
 -- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, and carries redrives on. It also enqueues.
 -- What is in the archive it cannot change, and what operators have decided it cannot make.
-grant execute on function drover_enqueue, drover_enqueue_many, drover_wake to :"worker";
+grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"worker";
 grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_budget_slots, drover_failure_tallies, drover_set_aside to :"worker";
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
 grant select, update on drover_solo, drover_redrives to :"worker";

@@ -76,7 +76,7 @@ declare
 begin
 	for f in
 		select p.oid::regprocedure as name, p.prosecdef, format('search_path=%s, pg_temp', own) = any(p.proconfig) is true as fixed,
-			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_wake') as granted
+			p.proname in ('drover_enqueue', 'drover_enqueue_many', 'drover_enqueue_unique', 'drover_wake') as granted
 		from pg_proc p where p.pronamespace = own and starts_with(p.proname, 'drover_') and p.proname <> 'drover_secure'
 	loop
 		if not f.fixed then
@@ -213,6 +213,9 @@ create table jobs (
 	deaths         smallint,
 	started_seq    int,
 	parked_build   text collate "C",
+	unique_key     text collate "C",
+	unique_scope   text collate "C",
+	unique_until   timestamptz,
 
 	-- Each statement that writes to the table reads, plans and compiles these CHECKs, at some 35 instructions for
 	-- each character of their stored form (ADR 21), and each claim and settle evaluates them. So they are few and
@@ -284,6 +287,9 @@ comment on column jobs.paced_at is 'While a redrive holds it back: since when it
 comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
 comment on column jobs.started_seq is 'Of a job that has a single attempt as the process sees it that claimed it: the claim under which its handler may have been called.';
 comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
+comment on column jobs.unique_key is 'What it is the only one of: its kind, and of its args, queue and concurrency_key what its enqueue chose. Kept after its end. Null: it is not unique.';
+comment on column jobs.unique_scope is 'How long it is the only one of its unique_key: until it has ended, until it has started, or for a period. Null: it is not unique.';
+comment on column jobs.unique_until is 'The end of its period, whatever becomes of it. infinity: until it has ended; when finalized_at is set, another job may have its unique_key. Null: another job may have it now.';
 
 -- +goose StatementBegin
 create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
@@ -409,6 +415,11 @@ create index jobs_redrive_idx on jobs (redrive_id, queue, pace_key, paced_at, id
 -- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
 -- Not "finalized_at is null": where few jobs are unfinished the planner would read jobs_claim_idx for it, dead entries and all.
 create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
+
+-- Serves unique jobs (drover_enqueue_unique). The columns are null for all other jobs. A claim changes unique_until only
+-- for a job that is unique until it has started, and finalized_at never. A job that ends leaves the index by itself, on every
+-- path: finalized_at is set. A period is finite, and outlives the job's end.
+create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity');
 
 -- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
 -- and spends a second of JIT on it.
@@ -844,7 +855,7 @@ create function drover_enqueue(
 	max_attempts int default null, retry jsonb default null, timeout interval default null,
 	expires_at timestamptz default null, retry_until timestamptz default null,
 	tags jsonb default null, metadata jsonb default null,
-	id text default null, wake boolean default true, concurrency_key text default null,
+	id text default null, wake boolean default true, concurrency_key text default null, uniqueness jsonb default null,
 	home regproc default 'drover_schema_version' -- see drover_check_schema
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
@@ -857,6 +868,13 @@ begin
 	if home is distinct from to_regproc('drover_schema_version') then
 		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
 			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+	end if;
+	if jsonb_typeof(uniqueness) <> 'null' then
+		return query select u.job_id, u.result <> 'stored' from drover_enqueue_unique(jsonb_build_object('id', coalesce(id, drover_ulid()), 'kind', kind,
+			'args', coalesce(args, '{}'), 'queue', coalesce(queue, 'default'), 'priority', coalesce(priority, 5), 'scheduled_at', scheduled_at, 'delay', delay,
+			'max_attempts', max_attempts, 'retry', retry, 'timeout', timeout, 'expires_at', expires_at, 'retry_until', retry_until, 'tags', tags,
+			'metadata', metadata, 'concurrency_key', concurrency_key, 'uniqueness', uniqueness), wake) u;
+		return;
 	end if;
 	-- Calling a function that pins its search_path costs as much as reading a table.
 	due := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
@@ -895,8 +913,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, regproc) is
-	'Enqueues one job and tells its id; repeating an id gives the job there is, as long as its row is kept: not after it was deleted on completion, pruned or archived. E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb, regproc) is
+	'Enqueues one job and tells its id; repeating an id gives the job there is, as long as its row is kept: not after it was deleted on completion, pruned or archived. uniqueness: the job is stored only if no other is like it (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
@@ -935,8 +953,8 @@ begin
 				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end as timeout_ms, g.expires_at, g.retry_until, g.tags, g.metadata, g.concurrency_key
 			from rows from (jsonb_to_recordset(batch) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
 				delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
-				metadata jsonb, concurrency_key text)) with ordinality as g
-			where missing is null or g.id = any(missing)
+				metadata jsonb, concurrency_key text, uniqueness jsonb)) with ordinality as g
+			where g.uniqueness is null and (missing is null or g.id = any(missing))
 		), fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 			select id, kind, args, queue, priority, due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
@@ -962,13 +980,16 @@ begin
 	if wake then
 		perform drover_wake(q.queue, q.due) from (
 			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
-			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval) group by 1 order by 1) q;
+			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval, uniqueness jsonb) where g.uniqueness is null group by 1 order by 1) q;
+	end if;
+	if jsonb_path_exists(batch, '$[*].uniqueness') then
+		existing := existing || array(select u.id from drover_enqueue_unique(batch, wake) u where u.result <> 'stored');
 	end if;
 	return query select unnest(existing);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored.';
+comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored. Of jobs with uniqueness it tells the ids that were not stored because another job is like them; drover_enqueue_unique says which.';
 
 -- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$

@@ -37,6 +37,7 @@ begin
 			when 'class' then format('j.class = %L', value #>> '{}')
 			when 'fingerprint' then format('j.fingerprint = %L', value #>> '{}')
 			when 'redrive' then format('j.redrive_id = %L', value #>> '{}')
+			when 'unique_key' then format('j.unique_key = %L', value #>> '{}')
 			when 'error' then format('strpos(lower(drover_last_error(j.errors)->>''error''), lower(%L)) > 0', value #>> '{}')
 			when 'tags' then format('j.tags @> %L::text[]', array(select jsonb_array_elements_text(value)))
 			when 'args' then format('j.args @> %L::jsonb', value)
@@ -48,7 +49,7 @@ begin
 		end;
 		if conditions[cardinality(conditions)] is null then
 			raise exception 'drover: a filter has no key "%"', key using errcode = '22023',
-				hint = 'Keys: ids, queue, kind, concurrency_key, priority, state, reason, class, fingerprint, redrive, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
+				hint = 'Keys: ids, queue, kind, concurrency_key, priority, state, reason, class, fingerprint, redrive, unique_key, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
 		end if;
 		if key = 'state' and value #>> '{}' <> all('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}') then
 			raise exception 'drover: % is no state of a job', value using errcode = '22023';

@@ -104,6 +104,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
 		paced_at = case when j.paced_at is not null and j.pace_key <> '' then timestamptz 'infinity' end,
+		unique_until = case when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity' else j.unique_until end,
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
 		last_delay_ms = case when j.finalized_at is null then j.last_delay_ms end,
@@ -128,7 +129,9 @@ comment on function drover_release(text[], timestamptz[], int, jsonb, text, text
 -- +goose StatementBegin
 create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql as $$
 declare
-	j jobs;
+	j        jobs;
+	owner    text;
+	violated text;
 begin
 	select * into j from jobs where id = job_id for update;
 	if not found then
@@ -151,7 +154,19 @@ begin
 		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
-	perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why);
+	owner := drover_unique_owner(job_id);
+	if owner is not null then
+		raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, owner using errcode = 'DR002';
+	end if;
+	begin
+		perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why);
+	exception when unique_violation then
+		get stacked diagnostics violated = constraint_name;
+		if violated <> 'jobs_unique_idx' then
+			raise; -- the application's
+		end if;
+		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
+	end;
 	perform drover_wake(j.queue);
 	return (select state from jobs where id = job_id);
 end
@@ -760,17 +775,27 @@ declare
 	held   jsonb;
 	bad    text[];
 	stale  text[];
+	taken  jsonb;
 	again  int;
 begin
 	-- Jobs that others have locked are passed over. fresh: not counted as released yet.
-	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total)) from (
-		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
+	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
+		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.unique_scope <> 'period', false) as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
 		from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
 		where (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
 		order by case when shuffled then random() end, p.nth limit n for update of j skip locked) h), '{}');
 	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
 	perform drover_redrive_take_out(stale);
+	-- Of the jobs with one unique key only one can be there, and none while another job has the key.
+	taken := case when not jsonb_path_exists(held, '$.*.unique ? (@ == true)') then '[]' else (
+		select coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', format('job %s has its unique key', coalesce(u.owner, u.first))) order by u.id), '[]') from (
+			select j.id, drover_unique_owner(j.id) as owner, first_value(j.id) over (partition by j.unique_key order by p.nth) as first
+			from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
+			where held->p.id->'unique' = 'true' and p.id <> all(stale)
+		) u where u.owner is not null or u.first <> u.id) end;
+	perform drover_redrive_take_out(array(select t->>'id' from jsonb_array_elements(taken) as t order by 1));
+	stale := stale || array(select t->>'id' from jsonb_array_elements(taken) as t);
 	gone := array(select p.id from unnest(picked) with ordinality as p(id, nth) where held ? p.id and p.id <> all(stale) order by p.nth);
 	used := cardinality(gone);
 	refused := '[]';
@@ -792,7 +817,8 @@ begin
 		canaries = case when state = 'canary' then (canaries - bad)
 			|| coalesce((select jsonb_object_agg(i.id, held->i.id->'errors') from unnest(gone) as i(id)), '{}') else canaries end
 	where id = r.id;
-	perform drover_redrive_skip(r.id, (select coalesce(jsonb_agg(jsonb_build_object('id', i.id, 'why', 'expired')), '[]') from unnest(stale) as i(id)) || refused);
+	perform drover_redrive_skip(r.id, (select coalesce(jsonb_agg(jsonb_build_object('id', i.id, 'why', 'expired')), '[]') from unnest(stale) as i(id)
+		where not taken @> jsonb_build_array(jsonb_build_object('id', i.id))) || taken || refused);
 end
 $$;
 -- +goose StatementEnd

@@ -162,6 +162,7 @@ create table jobs_archive (
 	primary key (id)
 );
 alter table jobs_archive drop column lane; -- priority and errors tell it
+alter table jobs_archive drop column unique_until; -- a job stays in jobs until its period is over
 comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when, by whom and why. Nothing here is deleted but by drover_purge.';
 comment on column jobs_archive.archived_at is 'When it was moved here.';
 comment on column jobs_archive.archived_by is 'Who moved it here; archived_why says why. Null: its queue''s retention did.';
@@ -273,13 +274,16 @@ comment on function drover_archive(jsonb, int, int, text, text, text) is
 -- +goose StatementBegin
 create function drover_put_away(ids text[], by text default null, why text default null, out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
 declare
-	fit text[];
+	fit     text[];
+	lasting jsonb; -- their period is not over
 begin
-	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there) into conflicts, fit
-	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there from jobs j
+	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there and not h.lasts),
+		coalesce(jsonb_agg(jsonb_build_object('id', h.id, 'error', 'it is unique until ' || h.unique_until, 'code', '') order by h.id) filter (where not h.there and h.lasts), '[]')
+	into conflicts, fit, lasting
+	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there, j.unique_until, (j.unique_scope = 'period' and j.unique_until > now()) is true as lasts from jobs j
 		where j.id = any(ids) and j.finalized_at is not null order by j.id for update skip locked) h;
 	-- One statement, which fails if it stores fewer than it deletes: no job is ever in neither table.
-	select w.done, w.refused into moved, refused from drover_walk_on(fit, format('
+	select w.done, w.refused || lasting into moved, refused from drover_walk_on(fit, format('
 		with gone as (
 			delete from jobs where id = any($1) returning *
 		), kept as (
@@ -290,7 +294,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_put_away(text[], text, text) is
-	'Moves jobs that have ended to jobs_archive by their ids. conflicts: the archive has these ids already; they stay. refused: the database refuses to move these, each with its error; they stay.';
+	'Moves jobs that have ended to jobs_archive by their ids. conflicts: the archive has these ids already; they stay. refused: the database refuses to move these, or their unique period is not over, each with its error; they stay.';
 
 -- +goose StatementBegin
 create function drover_archived(filter jsonb, verb text, batch int default 1000, after text default '',
@@ -486,6 +490,8 @@ begin
 			when 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when 'discarded' then coalesce(q.archived_before, q.discarded_before) end
+			-- While its period lasts, its row is what keeps others like it out.
+			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
 			-- A redrive that is under way has a hold on it.
 			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
 		order by j.id for update of j skip locked

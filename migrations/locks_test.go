@@ -31,13 +31,13 @@ func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 		{13, 12}: {"jobs", "drover_failure_groups", "drover_failure_tallies", "drover_builds"},
 		{12, 11}: {"drover_redrives", "drover_redrive_queues"},
 	}
-	for i, name := range files(t)[1:] {
+	for _, name := range files(t)[1:] {
 		text, err := fs.ReadFile(migrations.FS, name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		up, back, _ := strings.Cut(string(text), "-- +goose Down")
-		version := first + 1 + int64(i)
+		version := number(t, name)
 		for _, part := range []struct {
 			sql string
 			step

@@ -532,7 +532,9 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *Run {
 	r := c.Handler.NewRun(j, q.Policy)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
-	r.Lateness, r.DeleteCompleted = p.Reply.At.Sub(j.ScheduledAt), q.DeleteCompleted
+	r.Lateness = p.Reply.At.Sub(j.ScheduledAt)
+	// The row of a job with a unique period keeps others out; the pruner deletes it once the period is over.
+	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r
 }

@@ -29,7 +29,8 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // conditions for a job stand inside the LIMIT, or ineligible rows would fill it for ever. Everything is materialized,
 // because a subquery may be executed again and claim too many.
 //
-// claimed: no indexed column changes, so the update is HOT. A join with due instead of the array would become a scan
+// claimed: no indexed column changes, so the update is HOT, except that a job leaves jobs_unique_idx if it is unique
+// until it has started. A join with due instead of the array would become a scan
 // of the whole table under a generic plan.
 //
 // The left join returns a row with the server's time even if nothing was due. No row at all means that the epoch is
@@ -77,16 +78,17 @@ with me as materialized (
 	) j
 )`
 	claimTake = `, claimed as (
-	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp()
+	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp(),
+		unique_until = case when unique_scope = 'started' then null else unique_until end
 	where id = any(array(select id from due))
 	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
 		case
 			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
-				or crashes > 0 or redrives > 0
+				or crashes > 0 or redrives > 0 or unique_scope = 'period'
 			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
-				'last_delay_ms', last_delay_ms, 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
+				'last_delay_ms', last_delay_ms, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
 			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || coalesce(` + lastError + `, '')
 		end as more
@@ -135,6 +137,7 @@ type More struct {
 	Redrives    int             `json:"redrives"`
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
+	Period      bool            `json:"unique_period"`
 
 	Unreadable error // why the other fields are not known; nil: they are
 }

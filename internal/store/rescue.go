@@ -281,7 +281,8 @@ func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 }
 
 // sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives. The jobs
-// lose that crash. A job that was discarded because of it comes back, unless its only attempt was under way. Jobs
+// lose that crash. A job that was discarded because of it comes back, unless its only attempt was under way, or another
+// job has its unique key by now. Jobs
 // whose rows another session holds stay in blamed.
 const sqlTakeBack = `
 with dead as materialized (
@@ -290,7 +291,9 @@ with dead as materialized (
 	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
 ), wronged as materialized (
 	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
-		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1 as back
+		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1
+		and (j.unique_scope = 'ended' and exists (select from jobs u where u.unique_key = j.unique_key and u.id <> j.id
+			and u.unique_until is not null and (u.finalized_at is null or u.unique_until < 'infinity'))) is not true as back
 	from jobs j left join drover_kinds k on k.kind = j.kind left join queues q on q.name = j.queue
 	where j.id = any(array(select id from held))
 ), acquitted as (

@@ -1,0 +1,372 @@
+-- drover: unique jobs. Of the jobs that are alike only one is there at a time: until it has ended, until it has
+-- started, or for a period. jobs has the columns and the index (00010_jobs.sql).
+--
+-- Locks: creates new objects only.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+create function drover_refuse_uniqueness(at text, uniqueness jsonb, args jsonb, concurrency_key text, later boolean) returns void language plpgsql stable as $$
+declare
+	u        constant jsonb := uniqueness;
+	until    constant text := coalesce(u->>'until', 'ended');
+	conflict constant text := coalesce(u->>'on_conflict', 'keep');
+	fault    text := case
+		when jsonb_typeof(u) <> 'object' then ': not a JSON object'
+		when u - '{by,any_args,queue,key,until,on_conflict,longest}'::text[] <> '{}' then
+			format(': has no %s; it has by, any_args, queue, key, until, on_conflict, longest', left((u - '{by,any_args,queue,key,until,on_conflict,longest}'::text[])::text, 100))
+		when u ? 'by' and (jsonb_typeof(u->'by') <> 'array' or u->'by' = '[]') then '.by: not a JSON array of names of fields; any_args leaves out the args'
+		when jsonb_array_length(u->'by') > 32 then format('.by: %s fields; at most 32', jsonb_array_length(u->'by'))
+		when u ? 'by' and jsonb_typeof(args) <> 'object' then '.by: the args are no JSON object'
+		when u ? 'by' and u->'any_args' = 'true' then '.by: contradicts any_args'
+		when coalesce(jsonb_typeof(u->'any_args'), 'boolean') <> 'boolean' then '.any_args: not a boolean'
+		when coalesce(jsonb_typeof(u->'queue'), 'boolean') <> 'boolean' then '.queue: not a boolean'
+		when coalesce(jsonb_typeof(u->'key'), 'boolean') <> 'boolean' then '.key: not a boolean'
+		when coalesce(jsonb_typeof(u->'until'), 'string') <> 'string' then '.until: not a string'
+		when coalesce(jsonb_typeof(u->'on_conflict'), 'string') <> 'string' then '.on_conflict: not a string'
+		when coalesce(jsonb_typeof(u->'longest'), 'string') <> 'string' then '.longest: not a string'
+		when u->'key' = 'true' and concurrency_key is null then '.key: the job has no concurrency_key'
+		when conflict <> all('{keep,replace,debounce}') then format('.on_conflict: %s is not keep, replace or debounce', quote_literal(left(conflict, 40)))
+		when conflict = 'debounce' and not u ? 'longest' then '.longest: is missing; debounce needs the longest wait'
+		when conflict <> 'debounce' and u ? 'longest' then '.longest: is only for debounce'
+		when conflict = 'debounce' and not later then '.on_conflict: debounce needs a delay or scheduled_at'
+	end;
+begin
+	if fault is null and until <> all('{ended,started}') then
+		fault := '.until: ' || drover_span_fault(until);
+	end if;
+	if fault is null and u ? 'longest' then
+		fault := '.longest: ' || drover_span_fault(u->>'longest');
+	end if;
+	if fault is null and u ? 'by' then
+		select min(format('.by: the args have no field %s', quote_literal(left(b #>> '{}', 128)))) into fault
+		from jsonb_array_elements(u->'by') as b where (jsonb_typeof(b) = 'string' and args ? (b #>> '{}')) is not true;
+	end if;
+	if fault is not null then
+		raise exception using message = 'drover: ' || at || 'uniqueness' || fault, errcode = '22023';
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_refuse_uniqueness(text, jsonb, jsonb, text, boolean) is
+	'Raises 22023 with the name of the first field of uniqueness that makes no sense, and the reason; at is a prefix of the name.';
+
+-- +goose StatementBegin
+create function drover_unique_key(at text, uniqueness jsonb, kind text, args jsonb, queue text, concurrency_key text, later boolean) returns text language plpgsql stable as $$
+declare
+	u     constant jsonb := uniqueness;
+	doc   jsonb := args;
+	key   text;
+	fault text;
+begin
+	-- Writing out as text what the table refuses could take a gigabyte.
+	if pg_column_size(args) > 516 then
+		fault := drover_json_fault(args, 25165824, 25165824, 64);
+		if fault is not null then
+			raise exception using message = 'drover: ' || at || 'args: ' || fault, errcode = '22023';
+		end if;
+	end if;
+	if u <> '{}' then
+		if u ? 'by' and jsonb_typeof(u->'by') = 'array' and jsonb_typeof(args) = 'object' then
+			select jsonb_object_agg(b #>> '{}', args->(b #>> '{}')), min(b #>> '{}') filter (where (jsonb_typeof(b) = 'string' and args ? (b #>> '{}')) is not true)
+			into doc, fault from jsonb_array_elements(u->'by') as b where b <> 'null';
+		end if;
+		-- drover_refuse_uniqueness finds out which field is wrong. Calling it costs more than this check.
+		if (jsonb_typeof(u) = 'object' and u - '{by,until}'::text[] = '{}' and coalesce(u->'until', '"ended"') in ('"ended"', '"started"')
+			and (not u ? 'by' or fault is null and jsonb_typeof(args) = 'object' and jsonb_typeof(u->'by') = 'array' and jsonb_array_length(u->'by') between 1 and 32 and not u->'by' @> '[null]')) is not true then
+			perform drover_refuse_uniqueness(at, u, args, concurrency_key, later);
+		end if;
+	end if;
+	-- A JSON value ends where it ends, so no two choices are written alike.
+	key := to_jsonb(kind)::text
+		|| case when u->'any_args' = 'true' then '' when u ? 'by' then ' by ' || doc::text else ' ' || doc::text end
+		|| case when u->'queue' = 'true' then ' queue ' || to_jsonb(queue)::text else '' end
+		|| case when u->'key' = 'true' then ' key ' || to_jsonb(concurrency_key)::text else '' end;
+	return case when octet_length(key) <= 200 then key else to_jsonb(kind)::text || ' sha256 ' || encode(sha256(convert_to(key, 'UTF8')), 'hex') end;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_unique_key(text, jsonb, text, jsonb, text, text, boolean) is
+	'What a job is the only one of: its kind, args (all, those named in by, or none), queue and concurrency_key, as text; a hash if that is longer than 200 bytes. Raises 22023 if uniqueness makes no sense.';
+
+-- +goose StatementBegin
+create function drover_span_fault(span text) returns text language plpgsql stable as $$
+begin
+	return case
+		when span::interval < interval '1 ms' then format('%s is under 1 ms', span)
+		when span::interval > interval '1000 years' then format('%s is more than 1000 years', span)
+	end;
+exception when others then
+	return format('%s is no interval, such as ''10 minutes''', quote_literal(left(span, 40)));
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_span_fault(text) is 'Why a text is no span of time for a unique job; null: it is one.';
+
+-- +goose StatementBegin
+create function drover_enqueue_unique(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns table (id text, job_id text, result text)
+language plpgsql set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+	unseen  constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	single  constant boolean := jsonb_typeof(batch) = 'object';
+	docs    constant jsonb := case when single then jsonb_build_array(batch) else batch end;
+	ids     text[];
+	keys    text[];  -- null: the job is not unique, and not for this function
+	modes   text[];  -- what to do if another one is there
+	owners  text[];  -- the job that is there in the end
+	results text[];
+	todo    int[];   -- places in the batch
+	firsts  int[];   -- of the jobs with one key the first
+	known   int[];
+	stored  text[];
+	done    int[];
+	h       record;
+	n       int;
+	missing text[];
+	g       record;
+	due     timestamptz;
+	scope   text;
+	own     text;
+begin
+	if home is distinct from to_regproc('drover_schema_version') then
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+	end if;
+	if jsonb_typeof(docs) is distinct from 'array' then
+		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
+	end if;
+	-- One job that nobody has stored before, which is what most are: the same without arrays, for half of the time.
+	if single then
+		select * into g from jsonb_to_record(batch) as d(id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval,
+			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text, uniqueness jsonb);
+		-- Calling drover_refuse_job costs more than this check.
+		if (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128 and g.kind !~ unseen and coalesce(g.queue, 'default') !~ unseen
+			and coalesce(g.priority, 5) between 1 and 9 and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
+			and num_nonnulls(g.retry, g.timeout, g.expires_at, g.retry_until, g.metadata) = 0 and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is not true then
+			perform drover_refuse_job('', coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout, g.expires_at, g.retry_until, null, g.metadata, g.concurrency_key);
+		end if;
+		g.args := coalesce(g.args, '{}');
+		g.queue := coalesce(g.queue, 'default');
+		keys[1] := drover_unique_key('', coalesce(g.uniqueness, '{}'), g.kind, g.args, g.queue, g.concurrency_key, g.scheduled_at is not null or g.delay is not null);
+		due := case when g.scheduled_at is null and g.delay is null then greatest(now(), statement_timestamp()) else drover_due(g.scheduled_at, g.delay) end;
+		scope := coalesce(g.uniqueness->>'until', 'ended');
+		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
+			concurrency_key, unique_key, unique_scope, unique_until)
+		select g.id, g.kind, g.args, g.queue, coalesce(g.priority, 5), due, case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end,
+			g.max_attempts, g.retry, case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end,
+			g.expires_at, g.retry_until, g.tags, g.metadata, g.concurrency_key, keys[1], case when scope = any('{ended,started}') then scope else 'period' end,
+			case when scope = any('{ended,started}') then timestamptz 'infinity' else greatest(now(), statement_timestamp()) + scope::interval end
+		where not exists (select from jobs o where o.id = g.id) and not exists (select from jobs o where o.unique_key = keys[1] and o.unique_until is not null and (o.finalized_at is null or o.unique_until < 'infinity'))
+		on conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing
+		returning j.id into own;
+		if own is not null then
+			if own <> g.id then
+				perform drover_refuse_unstored(array[g.id]);
+			end if;
+			if wake and exists (select from drover_sleepers s where s.queue = g.queue and s.sleeps_until > due) then
+				perform drover_wake(g.queue, due);
+			end if;
+			return query select own, own, 'stored'::text;
+			return;
+		end if;
+	end if;
+	-- The rows come in the order of the batch.
+	select array_agg(g.id), array_agg(g.key), array_agg(g.mode), coalesce(array_agg(g.n) filter (where g.key is not null), '{}'),
+		array_agg(null::text), array_agg(null::text)
+	into ids, keys, modes, todo, owners, results
+	from (
+		select g.ordinality as n, g.id, coalesce(g.uniqueness->>'on_conflict', 'keep') as mode,
+			case when jsonb_typeof(g.uniqueness) <> 'null'
+				and drover_refuse_job(at.prefix, coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout,
+					g.expires_at, g.retry_until, null, g.metadata, g.concurrency_key) is not null
+				then drover_unique_key(at.prefix, g.uniqueness, g.kind, coalesce(g.args, '{}'), coalesce(g.queue, 'default'), g.concurrency_key,
+					g.scheduled_at is not null or g.delay is not null) end as key
+		from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
+			delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, metadata jsonb,
+			concurrency_key text, uniqueness jsonb)) with ordinality as g
+		cross join lateral (select case when single then '' else format('batch[%s].', g.ordinality - 1) end as prefix) at
+	) g;
+
+	for round in 1..10 loop
+		exit when todo = '{}';
+		-- A repeated enqueue: the job of that id is there, whatever has become of it.
+		known := array(select t.n from unnest(ids) with ordinality as t(id, n) where (t.n in (select unnest(todo))) is true and (select true from jobs j where j.id = t.id));
+		if known <> '{}' then
+			-- Its args may have been replaced since: with the same key it is the same job.
+			perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
+			from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text)) with ordinality as g
+			where g.ordinality = any(known) and (select j.unique_key from jobs j where j.id = g.id) is distinct from keys[g.ordinality];
+			foreach n in array known loop
+				owners[n] := ids[n];
+				results[n] := 'existing';
+			end loop;
+			todo := array(select t from unnest(todo) as t where t <> all(known));
+		end if;
+
+		-- LIMIT 1 here, and scalar subqueries elsewhere, keep the planner from a join: if it thinks that the table is
+		-- small, a join reads all of jobs_unique_idx.
+		-- Look before the insert: an insert that meets the job in the way waits for every transaction that has changed
+		-- it, such as that of its handler.
+		done := '{}';
+		for h in
+			select t.n::int as n, t.mode, j.id, j.in_force, j.waits, j.scope
+			from unnest(keys, modes) with ordinality as t(key, mode, n)
+			cross join lateral (
+				select j.id, j.unique_until > clock_timestamp() as in_force, j.unique_scope as scope,
+					j.state in ('available', 'scheduled') and (t.mode <> 'debounce' or j.claim_seq = 0) or j.state = 'retryable' and t.mode = 'replace' as waits
+				from jobs j where j.unique_key = t.key and j.unique_until is not null and (j.finalized_at is null or j.unique_until < 'infinity') limit 1
+			) j
+			where (t.n in (select unnest(todo))) is true order by t.key collate "C", t.n
+		loop
+			if not h.in_force then
+				-- Its period is over.
+				update jobs j set unique_until = null where j.id = h.id and j.unique_until <= clock_timestamp();
+				continue;
+			elsif h.mode <> 'keep' and h.waits then
+				continue when not drover_replace_waiting(h.id, docs->(h.n - 1), keys[h.n]);
+			elsif h.scope = 'started' and wake then
+				-- No claim takes it before the caller's transaction has ended: its handler sees what the caller has written.
+				perform from jobs j where j.id = h.id and j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null for key share;
+				continue when not found;
+			end if;
+			owners[h.n] := h.id;
+			results[h.n] := case when h.mode = 'keep' or not h.waits then 'existing' when h.mode = 'replace' then 'replaced' else 'debounced' end;
+			done := done || h.n;
+		end loop;
+		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
+		exit when todo = '{}';
+
+		-- In the order of the keys, so that two batches seldom deadlock: only over jobs that a later round finds. The arbiter
+		-- is named: if an index of the application's is violated, that is an error, and no job counts as there.
+		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
+		with fresh as (
+			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
+				concurrency_key, unique_key, unique_scope, unique_until)
+			select g.id, g.kind, coalesce(g.args, '{}'), coalesce(g.queue, 'default'), coalesce(g.priority, 5), g.due,
+				case when g.due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, g.max_attempts, g.retry,
+				case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end, g.expires_at, g.retry_until, g.tags, g.metadata,
+				g.concurrency_key, g.key, g.scope,
+				case when g.scope = 'period' then greatest(now(), statement_timestamp()) + (g.uniqueness->>'until')::interval else timestamptz 'infinity' end
+			from (
+				select g.*, keys[g.n] as key, drover_due(g.scheduled_at, g.delay) as due,
+					case when coalesce(g.uniqueness->>'until', 'ended') = any('{ended,started}') then coalesce(g.uniqueness->>'until', 'ended') else 'period' end as scope
+				from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz,
+					delay interval, max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[],
+					metadata jsonb, concurrency_key text, uniqueness jsonb)) with ordinality
+					as g(id, kind, args, queue, priority, scheduled_at, delay, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata, concurrency_key, uniqueness, n)
+				where (g.n in (select unnest(firsts))) is true
+			) g
+			order by g.key collate "C"
+			on conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing
+			returning id
+		)
+		select coalesce(array_agg(f.id), '{}') into stored from fresh f;
+		done := array(select t.n from unnest(ids) with ordinality as t(id, n) where (t.n in (select unnest(firsts))) is true and (t.id in (select unnest(stored))) is true);
+		foreach n in array done loop
+			owners[n] := ids[n];
+			results[n] := 'stored';
+		end loop;
+		if cardinality(done) <> cardinality(stored) then
+			perform drover_refuse_unstored(array(select ids[f] from unnest(firsts) as f where f <> all(done)));
+		end if;
+		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
+	end loop;
+	if todo <> '{}' then
+		missing := array(select t.id from unnest(ids, keys) with ordinality as t(id, key, n) where t.n = any(todo)
+			and (select j.id from jobs j where j.unique_key = t.key and j.unique_until is not null and (j.finalized_at is null or j.unique_until < 'infinity')) is null);
+		if missing <> '{}' then
+			perform drover_refuse_unstored(missing);
+		end if;
+		raise exception 'drover: other jobs came and went under the unique key of job %', ids[todo[1]] using errcode = '40001', hint = 'Enqueue again.';
+	end if;
+
+	if wake then
+		perform drover_wake(q.queue, q.due) from (
+			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
+			from rows from (jsonb_to_recordset(docs) as (queue text, scheduled_at timestamptz, delay interval)) with ordinality as g
+			where results[g.ordinality] <> 'existing' group by 1 order by 1) q
+		where exists (select from drover_sleepers s where s.queue = q.queue and s.sleeps_until > q.due);
+	end if;
+	return query select t.id, t.owner, t.result from unnest(ids, owners, results) with ordinality as t(id, owner, result, n) where t.result is not null order by t.n;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_enqueue_unique(jsonb, boolean, regproc) is
+	'Enqueues the unique jobs of a JSON array like that of drover_enqueue_many: those with a key uniqueness, an object with by, any_args, queue, key (what counts besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). Returns for each its id, the id of the job that is there, and stored, existing, replaced or debounced. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
+
+-- +goose StatementBegin
+create function drover_replace_waiting(job_id text, doc jsonb, key text) returns boolean language plpgsql as $$
+#variable_conflict use_column
+declare
+	g        record;
+	at       timestamptz;
+	debounce constant boolean := doc->'uniqueness'->>'on_conflict' = 'debounce';
+	until    constant text := coalesce(doc->'uniqueness'->>'until', 'ended');
+begin
+	select * into g from jsonb_to_record(doc) as d(args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval, max_attempts int, retry jsonb,
+		timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text);
+	at := drover_due(g.scheduled_at, g.delay);
+	if debounce then
+		-- What is due now is due when it is written, or it would lie behind the supervisors' floors.
+		update jobs j set scheduled_at = greatest(least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval), clock_timestamp()),
+			state = case when least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval) > clock_timestamp() then 'scheduled' else 'available' end
+		where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled') and j.claim_seq = 0;
+		return found;
+	end if;
+	update jobs j set scheduled_at = greatest(at, clock_timestamp()),
+		state = case when j.errors_total > 0 then 'retryable' when at > clock_timestamp() then 'scheduled' else 'available' end,
+		args = coalesce(g.args, '{}'), queue = coalesce(g.queue, 'default'), priority = coalesce(g.priority, 5), max_attempts = g.max_attempts, retry = g.retry,
+		timeout_ms = case when g.timeout is not null then least(extract(epoch from g.timeout) * 1000, 3153600000000)::bigint end,
+		expires_at = g.expires_at, retry_until = g.retry_until, tags = g.tags, metadata = g.metadata, concurrency_key = g.concurrency_key,
+		unique_scope = case when until = any('{ended,started}') then until else 'period' end,
+		unique_until = case when until = any('{ended,started}') then timestamptz 'infinity' else clock_timestamp() + until::interval end
+	where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled', 'retryable');
+	return found;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_replace_waiting(text, jsonb, text) is
+	'Gives a waiting job the args and settings of another one like it, or, to debounce, its time. False: the job no longer waits, or no longer has the unique key. Part of drover_enqueue_unique.';
+
+-- +goose StatementBegin
+create function drover_unique_owner(job_id text) returns text language plpgsql set enable_seqscan = off as $$
+declare
+	o record;
+begin
+	select h.id, h.unique_until into o from jobs h
+	where h.unique_key = (select j.unique_key from jobs j where j.id = job_id and j.unique_scope <> 'period')
+		and h.unique_until is not null and (h.finalized_at is null or h.unique_until < 'infinity') and h.id <> job_id;
+	if o.unique_until <= clock_timestamp() then
+		-- Its period is over. If somebody else changes that job just now, it counts as there.
+		perform from jobs h where h.id = o.id and h.unique_until <= clock_timestamp() for no key update skip locked;
+		if found then
+			update jobs h set unique_until = null where h.id = o.id;
+			return null;
+		end if;
+	end if;
+	return o.id;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_unique_owner(text) is 'The job that has the unique key which this job would need to run again; null: it can have it. If that other job''s period is over, it loses the key.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 18';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+drop function drover_unique_owner, drover_replace_waiting, drover_enqueue_unique, drover_span_fault, drover_unique_key, drover_refuse_uniqueness;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 17';
+-- +goose StatementEnd
