@@ -93,6 +93,7 @@ insert into drover_supervisors (id, lease_ms, queues, in_flight, host) values (d
 insert into drover_redrives (filter, rate) values ('{"kind": "charge"}', 50);
 insert into jobs (kind, queue, args, tags, scheduled_at) values ('charge', 'payments', '{"OrderID": 1}', '{vip}', now() - interval '20 min');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
+insert into jobs (kind, args, unique_key, unique_scope, unique_until) values ('reindex', '{"document": 7}', '"reindex" by {"document": 7}', 'ended', 'infinity');
 insert into jobs (kind, queue, state, scheduled_at, attempt, errors_total, errors) select 'charge', 'payments', 'retryable', now() + interval '1 min', 1, 1,
 	jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'timeout', 'error', 'drover: run timed out', 'delay_ms', 60000));
 insert into jobs (kind, queue, state, attempt, claim_seq, claimed_by, attempted_at) select 'charge', 'payments', 'running', 1, 1, id, now() - interval '2 min' from drover_supervisors;

@@ -61,6 +61,10 @@ type EnqueueOpts struct {
 	// at most so many of one key at once; it has no other effect. Zero means none.
 	Key string
 
+	// Unique makes the job the only one of those that are like it. Nil means that it is not. ID is
+	// only for a repeated enqueue of the same job: a unique job that exists has an id of its own.
+	Unique *Unique
+
 	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
 	// "drover:" are refused.
 	Metadata map[string]any
@@ -69,16 +73,18 @@ type EnqueueOpts struct {
 // Receipt says which row an enqueue stored or found. A receipt without an error is a row of the table, whatever indexes,
 // constraints and triggers the application has put on jobs.
 type Receipt struct {
-	ID       string
-	Existing bool // the job was there before, under the ID the caller gave
+	ID        string // of the job that is there: a unique job that was there before has an id of its own
+	Existing  bool   // the job was there before: under the ID the caller gave, or because it is like this one (Unique)
+	Replaced  bool   // the job that was there got the new args and options: see ReplaceWaiting
+	Debounced bool   // the job that was there got the new due time: see Debounce
 }
 
 // Enqueue stores one job in a transaction of its own and wakes a supervisor if all sleep. One round trip.
 //
 // After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID. Do so while the
 // job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
-// Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrNotMigrated, ErrReadOnly. An error of an
-// application's own index, constraint or trigger on jobs comes back as the driver's error, and nothing is stored.
+// Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
+// ErrReadOnly. An error of an application's own index, constraint or trigger on jobs comes back as the driver's error, and nothing is stored.
 func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
 	job, err := c.encode(args, opts)
 	if err != nil {
@@ -169,7 +175,11 @@ type newJob struct {
 
 	ConcurrencyKey string `json:"concurrency_key,omitempty"`
 
-	plain bool // no more than an id of ours, queue, priority, kind and args
+	Uniqueness *uniqueness `json:"uniqueness,omitempty"`
+	reply      uniqueReply // what became of it, if it is unique
+
+	plain       bool // no more than an id of ours, queue, priority, kind and args
+	plainUnique bool // no more than that, and unique, and the other one stays as it is
 }
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
@@ -199,11 +209,16 @@ func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
 	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&bad, job, args)
 	job.encodeOptions(&bad, opts)
+	job.Uniqueness = opts.Unique.encode(&bad, job.Args, job.ConcurrencyKey, !job.dueNow())
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
 	job.plain = opts.ID == "" && job.ScheduledAt == nil && job.Delay == "" && job.MaxAttempts == nil && job.Retry == nil &&
 		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.Metadata == nil && job.ConcurrencyKey == ""
+	if u := job.Uniqueness; u != nil {
+		// Longer args may be much longer as Postgres writes them: the function looks first.
+		job.plain, job.plainUnique = false, job.plain && u.OnConflict == "" && len(job.Args) <= 512
+	}
 	return job, nil
 }
 
@@ -351,10 +366,20 @@ func kindOf(args Args) (kind string, err error) {
 }
 
 func (c *Client) enqueued(ctx context.Context, job *newJob, existing bool) Receipt {
-	if !existing {
+	receipt := Receipt{ID: job.ID, Existing: existing}
+	if job.Uniqueness != nil {
+		receipt = job.receipt()
+	}
+	if !receipt.Existing {
 		c.emit(ctx, enqueuedEvent(job))
 	}
-	return Receipt{ID: job.ID, Existing: existing}
+	return receipt
+}
+
+// receipt is that of a unique job.
+func (j *newJob) receipt() Receipt {
+	r := j.reply
+	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
 // enqueuedAll makes the receipts; existing counts for each id how many jobs were not stored. Of several jobs of one
@@ -362,6 +387,10 @@ func (c *Client) enqueued(ctx context.Context, job *newJob, existing bool) Recei
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {
+		if job.Uniqueness != nil {
+			receipts[i] = job.receipt()
+			continue
+		}
 		receipts[i].ID = job.ID
 		if existing[job.ID] > 0 {
 			receipts[i].Existing = true

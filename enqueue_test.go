@@ -128,6 +128,7 @@ func enqueueOptions() []struct {
 		{"Tags", EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
 		{"Metadata", EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
 		{"Key", EnqueueOpts{Key: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
+		{"Unique", EnqueueOpts{Unique: &Unique{}}, `unique_key = '"letter" {"to": "x"}' and unique_scope = 'ended' and unique_until = 'infinity'`},
 	}
 }
 
@@ -446,7 +447,7 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 		}
 		// One that was there before is not enqueued.
 		again, err := way.enqueue(t.Context(), letter{"secret"}, &EnqueueOpts{Queue: "post", ID: receipt.ID})
-		if err != nil || again != (Receipt{receipt.ID, true}) || told[receipt.ID] != 1 {
+		if err != nil || again != (Receipt{ID: receipt.ID, Existing: true}) || told[receipt.ID] != 1 {
 			t.Errorf("%s: %+v told %d times, %v", way.name, again, told[receipt.ID], err)
 		}
 	}
@@ -462,13 +463,13 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 	for _, first := range db.ways(t) {
 		for _, second := range db.ways(t) {
 			id := ulid.Make().String()
-			if r, err := first.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: id}); err != nil || r != (Receipt{id, false}) {
+			if r, err := first.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: id}); err != nil || r != (Receipt{ID: id, Existing: false}) {
 				t.Fatal(first.name, r, err)
 			}
 			name := first.name + ", then " + second.name
 			// Other settings do not make it another job, nor does the case of the id.
 			r, err := second.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
-			if err != nil || r != (Receipt{id, true}) {
+			if err != nil || r != (Receipt{ID: id, Existing: true}) {
 				t.Errorf("%s: %+v, %v", name, r, err)
 			}
 			for what, again := range map[string]EnqueueItem{
@@ -719,7 +720,7 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 			t.Errorf("receipt %+v beside an error of unknown outcome, want the id to repeat it with", lost)
 		}
 		again, err := db.client.Enqueue(t.Context(), letter{}, opts)
-		if err != nil || again != (Receipt{opts.ID, true}) {
+		if err != nil || again != (Receipt{ID: opts.ID, Existing: true}) {
 			t.Fatalf("round %d: %+v, %v", i, again, err)
 		}
 	}
@@ -743,7 +744,7 @@ func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *testDB {
 	return &testDB{pool, newClientOn(t, pool, cfg)}
 }
 
-func newClientOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *Client {
+func newClientOn(t testing.TB, pool *pgxpool.Pool, cfg Config) *Client {
 	t.Helper()
 	client, err := New(pool, cfg)
 	if err != nil {

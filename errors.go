@@ -25,6 +25,11 @@ var (
 	// constraint or trigger refuses the row with an error, the enqueue returns that error instead.
 	ErrNotStored = pg.ErrNotStored
 
+	// ErrUniqueDeadlock reports that two transactions have stored unique jobs with the same keys in different orders, and
+	// that Postgres has ended this one (40P01). Nothing of it is stored; repeat it. Transactions that enqueue their unique
+	// jobs in the same order, or in one EnqueueManyTx, do not meet like that. The error wraps the driver's too.
+	ErrUniqueDeadlock = errors.New("drover: two transactions stored unique jobs with the same keys in different orders, and this one was ended; repeat it")
+
 	// ErrNotFound reports an id or a fingerprint that no row has.
 	ErrNotFound = errors.New("drover: not found")
 

@@ -58,7 +58,8 @@ type JobInfo struct {
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
 
-	Key string `json:"concurrency_key,omitempty"`
+	Key       string `json:"concurrency_key,omitempty"`
+	UniqueKey string `json:"unique_key,omitempty"` // what it is, or was, the only one of: see Unique
 
 	// Unreadable names the parts of the row that cannot be shown as they are, and why. Such a part is nil or zero here; a
 	// time that is infinite or outside the years 1 to 9999 is the nearest one inside. Empty: the whole row was read.

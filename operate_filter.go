@@ -22,6 +22,7 @@ type Filter struct {
 	Class       Class           `json:"class,omitempty"`       // of the last failed run, and ClassRefused; ClassOperator is refused
 	Fingerprint string          `json:"fingerprint,omitempty"` // of the last failed run
 	Redrive     string          `json:"redrive,omitempty"`     // id of the redrive that took the job up last
+	UniqueKey   string          `json:"unique_key,omitempty"`  // as JobInfo.UniqueKey has it; jobs that have ended keep theirs
 	Error       string          `json:"error,omitempty"`       // part of the last failed run's text, case ignored
 	Tags        []string        `json:"tags,omitempty"`
 	Args        json.RawMessage `json:"args,omitempty"` // JSON that the args contain, as with Postgres' operator @>
@@ -73,6 +74,7 @@ func (f Filter) encode(bad *problems) string {
 		{"Filter.Key", f.Key},
 		{"Filter.Fingerprint", f.Fingerprint},
 		{"Filter.Redrive", f.Redrive},
+		{"Filter.UniqueKey", f.UniqueKey},
 		{"Filter.Error", f.Error},
 	}
 	for i, id := range f.IDs {

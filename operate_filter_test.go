@@ -49,7 +49,7 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 	two := put(`'post', 'discarded', '2030-01-02+00', '2030-02-02+00', 'crashed', 'crash', 'f2', 'r2', '{eu}', '{"a": {"b": 2}}', '[{"class": "crash", "error": "died"}]'`)
 	done := put(`'default', 'completed', '2030-01-03+00', '2030-02-03+00', null, 'error', 'f1', null, null, '[1]', '[{"class": "error", "error": "card declined"}]'`)
 	waits := put(`'default', 'available', '2030-01-04+00', null, null, null, null, null, '{}', '{"a": 1}', '[]'`)
-	other := value[string](t, db, `insert into jobs (kind, created_at, priority, concurrency_key) values ('parcel', '2030-01-05+00', 2, 'acme') returning id`)
+	other := value[string](t, db, `insert into jobs (kind, created_at, priority, concurrency_key, unique_key) values ('parcel', '2030-01-05+00', 2, 'acme', 'u1') returning id`)
 	day := func(month time.Month, d int) time.Time { return time.Date(2030, month, d, 0, 0, 0, 0, time.UTC) }
 	const unknown = "00000000000000000000000000"
 
@@ -78,6 +78,7 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		{Filter{Fingerprint: "f1"}, `{"fingerprint": "f1"}`, []string{one, done}},
 		{Filter{State: Discarded, Fingerprint: "f1"}, `{"state": "discarded", "fingerprint": "f1"}`, []string{one}},
 		{Filter{Redrive: "r2"}, `{"redrive": "r2"}`, []string{two}},
+		{Filter{UniqueKey: "u1"}, `{"unique_key": "u1"}`, []string{other}},
 		{Filter{Error: "card"}, `{"error": "card"}`, []string{one, done}},
 		{Filter{Error: `100% dEclined\`}, `{"error": "100% dEclined\\"}`, []string{one}},
 		{Filter{Error: "old"}, `{"error": "old"}`, nil}, // of the last run

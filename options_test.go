@@ -90,7 +90,15 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"EnqueueOpts.Tags":        "TestTheHandlerSeesItsJob",
 		"EnqueueOpts.Metadata":    "TestTheHandlerSeesItsJob",
 
-		"EnqueueOpts.Key": "TestTheHandlerSeesItsJob",
+		"EnqueueOpts.Key":    "TestTheHandlerSeesItsJob",
+		"EnqueueOpts.Unique": "TestUniqueKeepsOthersOut",
+
+		"Unique.By":         "TestUniqueBy",
+		"Unique.AnyArgs":    "TestUniqueBy",
+		"Unique.Queue":      "TestUniqueBy",
+		"Unique.Key":        "TestUniqueBy",
+		"Unique.Until":      "TestUniqueUntilStarted",
+		"Unique.OnConflict": "TestUniqueReplace",
 
 		"RedrivePlan.Filter":         "TestRedrivesShareSlots",
 		"RedrivePlan.Rate":           "TestRedrivesShareSlots",
@@ -118,6 +126,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Audit](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Unique](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

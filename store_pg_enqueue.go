@@ -52,7 +52,7 @@ func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err err
 		return false, pg.Classify(err)
 	}
 	defer conn.Release()
-	direct := job.plain && !s.functionsOnly.Load()
+	direct := (job.plain || job.plainUnique) && !s.functionsOnly.Load()
 	stored, existing, err := s.enqueueOn(ctx, conn.Conn(), job, direct)
 	if direct && lacksRight(err) {
 		if stored {
@@ -62,7 +62,13 @@ func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err err
 			stored, existing, err = s.enqueueOn(ctx, conn.Conn(), job, false)
 		}
 	}
+	if direct && job.plainUnique && errors.Is(err, ErrNotStored) { // another job is there: the function finds out which
+		stored, existing, err = s.enqueueOn(ctx, conn.Conn(), job, false)
+	}
 	if err != nil && !stored {
+		if job.Uniqueness != nil {
+			err = uniqueError(err)
+		}
 		return false, err
 	}
 	return existing, nil // a wake-up that failed costs one poll interval at most
@@ -81,16 +87,32 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 	var p pg.Pipeline
 	told := enqueued{rows: 1, committed: -1}
 	p.Begin()
-	if direct {
+	switch {
+	case direct && job.plainUnique:
+		job.reply = uniqueReply{ID: job.ID, Result: "stored"}
+		p.Exec(nil, sqlEnqueueUniquePlan)
+		p.Exec(&told.rows, sqlEnqueueUniquePlain, append([]any{job.ID, job.Kind, string(job.Args), job.Queue, job.Priority}, job.Uniqueness.plain(job.Args)...)...)
+	case direct:
 		p.Exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
-	} else {
+	case job.Uniqueness != nil:
+		doc, err := json.Marshal(job)
+		if err != nil {
+			return false, false, fmt.Errorf("encode job: %w", err)
+		}
+		sendUnique(&p, doc, &job.reply)
+	default:
 		p.Query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
 	}
 	p.Exec(&told.committed, pg.CommitAndBegin)
-	if direct && !s.wakesBlindly.Load() {
-		p.Exec(nil, sqlWakeAsleep, job.Queue)
-	} else {
+	switch {
+	case s.wakesBlindly.Load() || s.functionsOnly.Load():
 		wake(&p, job)
+	case job.plainUnique:
+		p.Exec(nil, sqlWakeForUnique, job.Queue, job.ID)
+	case !direct:
+		wake(&p, job)
+	default:
+		p.Exec(nil, sqlWakeAsleep, job.Queue)
 	}
 	p.Commit()
 	if err = p.Send(ctx, conn); told.rows != 1 {
@@ -113,9 +135,14 @@ func refusesCopy(err error) bool {
 const (
 	// sqlWakeAsleep calls the function only where somebody sleeps: reading the table costs half of a call.
 	sqlWakeAsleep = `select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())`
-	sqlWakeNow    = `select drover_wake($1)`
-	sqlWakeIn     = `select drover_wake($1, now() + $2::interval)`
-	sqlWakeAt     = `select drover_wake($1, $2::timestamptz)`
+
+	// sqlWakeForUnique is for a unique job, which is not stored if another one is there.
+	sqlWakeForUnique = `
+select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now()) and exists (select from jobs where id = $2)`
+
+	sqlWakeNow = `select drover_wake($1)`
+	sqlWakeIn  = `select drover_wake($1, now() + $2::interval)`
+	sqlWakeAt  = `select drover_wake($1, $2::timestamptz)`
 )
 
 func wake(p *pg.Pipeline, job *newJob) {
@@ -130,6 +157,14 @@ func wake(p *pg.Pipeline, job *newJob) {
 }
 
 func (s *desk) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
+	if job.Uniqueness != nil {
+		doc, err := json.Marshal(job)
+		if err != nil {
+			return false, fmt.Errorf("encode job: %w", err)
+		}
+		job.reply, err = askUnique(ctx, tx, doc)
+		return false, err
+	}
 	err = tx.QueryRow(ctx, sqlEnqueue, job.params(true)...).Scan(&existing)
 	return existing, pg.Classify(err)
 }
@@ -144,10 +179,10 @@ const (
 )
 
 // enqueueManyTx stores the jobs in chunks, sorted by id: two batches of the same ids must not deadlock. It counts
-// for each id the jobs that were not stored.
+// for each id the jobs that were not stored, and notes in each unique job what became of it.
 func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
 	existing := map[string]int{}
-	jobs = slices.Clone(jobs)
+	jobs, unique := apart(jobs)
 	slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(a.ID, b.ID) })
 	for len(jobs) > 0 {
 		chunk := jobs[:chunkLen(jobs)]
@@ -168,7 +203,48 @@ func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[st
 			existing[id]++
 		}
 	}
-	return existing, nil
+	return existing, enqueueUniqueManyTx(ctx, tx, unique)
+}
+
+// enqueueUniqueManyTx stores unique jobs in chunks. A statement takes its keys in order; several must do so too, or two
+// such batches would deadlock.
+func enqueueUniqueManyTx(ctx context.Context, tx Tx, jobs []*newJob) error {
+	if chunkLen(jobs) < len(jobs) {
+		keys := make(map[*newJob]string, len(jobs))
+		for _, job := range jobs {
+			keys[job] = job.Uniqueness.of(job.Kind, job.Args, job.Queue, job.ConcurrencyKey)
+		}
+		slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(keys[a], keys[b]) })
+	}
+	for len(jobs) > 0 {
+		chunk := jobs[:chunkLen(jobs)]
+		jobs = jobs[len(chunk):]
+		doc, err := json.Marshal(chunk)
+		if err != nil {
+			return fmt.Errorf("encode jobs: %w", err)
+		}
+		replies, err := askUniqueMany(ctx, tx, doc, len(chunk))
+		if err != nil {
+			return err
+		}
+		for i, job := range chunk {
+			job.reply = replies[i]
+		}
+	}
+	return nil
+}
+
+// apart returns new slices of the jobs that are not unique and of those that are.
+func apart(jobs []*newJob) (others, unique []*newJob) {
+	others = make([]*newJob, 0, len(jobs))
+	for _, job := range jobs {
+		if job.Uniqueness != nil {
+			unique = append(unique, job)
+		} else {
+			others = append(others, job)
+		}
+	}
+	return others, unique
 }
 
 // chunkLen is how many of the jobs go into one statement.
@@ -196,7 +272,12 @@ func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int,
 	}
 	existing, err := s.copyAndEnqueue(ctx, plain, others)
 	if len(plain) > 0 && (lacksRight(err) || refusesCopy(err)) {
-		existing, err = s.copyAndEnqueue(ctx, nil, jobs)
+		plain, others = nil, jobs
+		existing, err = s.copyAndEnqueue(ctx, plain, others)
+	}
+	// A batch whose unique jobs have met another batch of several chunks goes through the next time.
+	for again := 0; again < 2 && deadlocked(err); again++ {
+		existing, err = s.copyAndEnqueue(ctx, plain, others)
 	}
 	if err != nil {
 		return nil, err

@@ -365,7 +365,7 @@ func TestReceiptsAreRows(t *testing.T) {
 					}
 				case strings.Contains(o.name, "before"), strings.Contains(o.name, "the row"), strings.Contains(o.name, "the id"), o.name == "a trigger that raises":
 					// The trigger comes before the look for a conflict, and may have its way with the id.
-				case err != nil || again != (Receipt{there, true}):
+				case err != nil || again != (Receipt{ID: there, Existing: true}):
 					t.Errorf("%s: the job that is there: %+v, %v", way.name, again, err)
 				}
 			}

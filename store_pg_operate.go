@@ -26,6 +26,7 @@ select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_att
 	case when j.attempted_at is not null then least(greatest(j.attempted_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
 	case when j.finalized_at is not null then least(greatest(j.finalized_at, '0001-01-01+00'), '9999-12-31 23:59:59.999999+00') end,
 	coalesce(j.claimed_by, ''), coalesce(j.discard_reason, ''), j.crashes, j.redrives, coalesce(j.snoozes, 0), j.errors_total, coalesce(j.concurrency_key, ''),
+	coalesce(j.unique_key, ''),
 	concat_ws('; ',
 		case when j.state <> 'parked' and j.scheduled_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'scheduled_at is ' || j.scheduled_at end,
 		case when j.created_at not between '0001-01-01+00' and '9999-12-31 23:59:59.999999+00' then 'created_at is ' || j.created_at end,
@@ -151,7 +152,7 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 	to := []any{
 		&j.ID, &j.Queue, &j.Kind, &j.State, &j.Priority, &j.Attempt, &j.MaxAttempts, &j.ScheduledAt, &j.CreatedAt,
 		&j.AttemptedAt, &j.FinalizedAt, &j.ClaimedBy, &j.DiscardReason, &j.Crashes, &j.Redrives, &j.Snoozes, &j.ErrorsTotal,
-		&j.Key, &j.Unreadable,
+		&j.Key, &j.UniqueKey, &j.Unreadable,
 	}
 	if parts {
 		to = append(to, &errs, &args, &retry, &metadata, &tags)

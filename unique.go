@@ -1,0 +1,255 @@
+package drover
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// Unique makes a job the only one of its kind with its args. An enqueue that finds another job like
+// it returns that one: see Receipt. The zero value compares all the args, and keeps others out
+// until the job has ended.
+//
+// The database guarantees it, for all producers: single, in bulk, in transactions, and from SQL.
+// With KeepExisting, an enqueue that finds such a job only reads; with UntilStarted, in a
+// transaction or in bulk, it also locks that job.
+//
+// Two open transactions that store jobs with the same keys in different orders can deadlock.
+// Postgres then ends one of them with 40P01, and the error wraps ErrUniqueDeadlock: repeat the
+// transaction. A bulk enqueue takes its keys in order, and EnqueueMany repeats itself after a
+// deadlock, up to twice. In a repeatable read or serializable transaction, a job that somebody else
+// has stored meanwhile makes the enqueue fail with Postgres' error 40001, like any other write that
+// collides there.
+type Unique struct {
+	// By names fields of the args, as in their JSON, at the top level; at most 32. Two jobs are
+	// alike if these fields are equal. Nil means all the args. An empty list is an error, and so is
+	// a field that the args do not have.
+	By []string
+
+	// AnyArgs leaves the args out: jobs are alike if they have the same kind, and the same queue
+	// and key if these count. It excludes By.
+	AnyArgs bool
+
+	// Queue and Key set whether the queue and EnqueueOpts.Key count too. False means that they do
+	// not. With Key, the job must have an EnqueueOpts.Key.
+	Queue bool
+	Key   bool
+
+	// Until is how long the job keeps others out. Zero means UntilEnded.
+	Until UniqueUntil
+
+	// OnConflict is what happens if there is another job like it. Zero means KeepExisting.
+	OnConflict OnConflict
+}
+
+// UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or
+// UntilPassed. A job that was deleted, by an operator or by the settings of its queue, keeps nobody
+// out any more.
+type UniqueUntil string
+
+const (
+	// UntilEnded keeps others out until the job is completed, discarded or cancelled: through all its
+	// retries, and again after a redrive.
+	UntilEnded UniqueUntil = "ended"
+
+	// UntilStarted keeps others out until a supervisor has claimed the job for the first time. If
+	// you enqueue in a transaction, and the existing job was stored with UntilStarted too, no
+	// supervisor claims that job before your transaction has ended. So a run sees what you have
+	// written before the enqueue, either the run of the existing job or the run of the new one.
+	UntilStarted UniqueUntil = "started"
+)
+
+// UntilPassed keeps others out for d from the enqueue on, by the server's clock, whatever becomes
+// of the job. d is 1 ms or more. A job that ends earlier stays in its table until then, whatever
+// the retention of its queue is.
+func UntilPassed(d time.Duration) UniqueUntil { return UniqueUntil(d.String()) }
+
+// OnConflict is what an enqueue does if there is another job like it: KeepExisting, ReplaceWaiting
+// or Debounce.
+type OnConflict string
+
+const (
+	// KeepExisting leaves the existing job as it is.
+	KeepExisting OnConflict = "keep"
+
+	// ReplaceWaiting gives the existing job the args and all options of the new one, its due time
+	// too, if it waits: if it is available, scheduled or retryable. It keeps its id, its attempts
+	// and its errors. A job in another state stays as it is.
+	ReplaceWaiting OnConflict = "replace"
+)
+
+// Debounce makes the existing job due when the new one would be, if no supervisor has claimed it
+// yet, and leaves its args as they are. It is never due later than longest after its own enqueue,
+// because otherwise it might never run. The new job needs Delay or ScheduledAt, and longest is 1 ms
+// or more.
+func Debounce(longest time.Duration) OnConflict {
+	return OnConflict(debouncePrefix + longest.String())
+}
+
+const debouncePrefix = "debounce at most "
+
+// uniqueness is Unique as drover_enqueue_unique takes it.
+type uniqueness struct {
+	By         []string `json:"by,omitempty"`
+	AnyArgs    bool     `json:"any_args,omitempty"`
+	Queue      bool     `json:"queue,omitempty"`
+	Key        bool     `json:"key,omitempty"`
+	Until      string   `json:"until,omitempty"`
+	OnConflict string   `json:"on_conflict,omitempty"`
+	Longest    string   `json:"longest,omitempty"`
+}
+
+// most of the args' fields that a unique job may name.
+const maxUniqueBy = 32
+
+// encode checks how a job with these args and this key is unique; later says that it has a Delay or a ScheduledAt.
+func (u *Unique) encode(bad *problems, args json.RawMessage, key string, later bool) *uniqueness {
+	if u == nil {
+		return nil
+	}
+	out := &uniqueness{By: u.By, AnyArgs: u.AnyArgs, Queue: u.Queue, Key: u.Key}
+	u.checkBy(bad, args)
+	if u.Key && key == "" {
+		bad.add("Unique.Key", "the job has no Key")
+	}
+	if u.Until != "" && u.Until != UntilEnded {
+		out.Until = string(u.Until)
+		if u.Until != UntilStarted {
+			out.Until = uniqueSpan(bad, "Unique.Until", string(u.Until))
+		}
+	}
+	longest, debounce := strings.CutPrefix(string(u.OnConflict), debouncePrefix)
+	switch {
+	case u.OnConflict == "" || u.OnConflict == KeepExisting:
+	case u.OnConflict == ReplaceWaiting:
+		out.OnConflict = "replace"
+	case debounce:
+		out.OnConflict, out.Longest = "debounce", uniqueSpan(bad, "Unique.OnConflict", longest)
+		if !later {
+			bad.add("Unique.OnConflict", "Debounce needs Delay or ScheduledAt")
+		}
+	default:
+		bad.add("Unique.OnConflict", "%q is not KeepExisting, ReplaceWaiting or Debounce", string(u.OnConflict))
+	}
+	return out
+}
+
+func (u *Unique) checkBy(bad *problems, args json.RawMessage) {
+	switch {
+	case u.By == nil:
+		return
+	case u.AnyArgs:
+		bad.add("Unique.By", "contradicts AnyArgs")
+	case len(u.By) == 0:
+		bad.add("Unique.By", "is empty; nil means all the args, AnyArgs none")
+	case len(u.By) > maxUniqueBy:
+		bad.add("Unique.By", "%d fields, at most %d", len(u.By), maxUniqueBy)
+	}
+	var fields map[string]json.RawMessage
+	if args == nil {
+		return // refused already
+	}
+	if json.Unmarshal(args, &fields) != nil {
+		bad.add("Unique.By", "the args are no JSON object")
+		return
+	}
+	for _, name := range u.By {
+		if _, ok := fields[name]; !ok {
+			bad.add("Unique.By", "the args have no field %q", name)
+		}
+	}
+}
+
+// uniqueSpan is a duration that was written as text, as SQL wants it.
+func uniqueSpan(bad *problems, field, text string) string {
+	d, err := time.ParseDuration(text)
+	switch {
+	case err != nil:
+		bad.add(field, "%q is not among its words, and no duration", text)
+	case d < leastUnique:
+		bad.add(field, "%v is under %v", d, leastUnique)
+	}
+	return pg.Interval(d)
+}
+
+// leastUnique bounds periods, and how long a job is debounced.
+const leastUnique = time.Millisecond
+
+// of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in another way, and the
+// line separators that Go escapes. It only sorts batches: the database's own is what counts.
+func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) string {
+	var b bytes.Buffer
+	writeJSONB(&b, kind)
+	var args any
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.UseNumber()
+	if decoder.Decode(&args) != nil {
+		return b.String() // it will be refused
+	}
+	fields, _ := args.(map[string]any)
+	switch {
+	case u.AnyArgs:
+	case u.By != nil:
+		maps.DeleteFunc(fields, func(name string, _ any) bool { return !slices.Contains(u.By, name) })
+		b.WriteString(" by ")
+		writeJSONB(&b, fields)
+	default:
+		b.WriteByte(' ')
+		writeJSONB(&b, args)
+	}
+	if u.Queue {
+		b.WriteString(" queue ")
+		writeJSONB(&b, queue)
+	}
+	if u.Key {
+		b.WriteString(" key ")
+		writeJSONB(&b, key)
+	}
+	if b.Len() > 200 {
+		sum := sha256.Sum256(b.Bytes())
+		b.Reset()
+		writeJSONB(&b, kind)
+		b.WriteString(" sha256 " + hex.EncodeToString(sum[:]))
+	}
+	return b.String()
+}
+
+// writeJSONB writes a value as Postgres writes a jsonb: keys by length, then by bytes.
+func writeJSONB(b *bytes.Buffer, value any) {
+	switch v := value.(type) {
+	case map[string]any:
+		b.WriteByte('{')
+		names := slices.SortedFunc(maps.Keys(v), func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+		for i, name := range names {
+			if i > 0 {
+				b.WriteString(", ")
+			}
+			writeJSONB(b, name)
+			b.WriteString(": ")
+			writeJSONB(b, v[name])
+		}
+		b.WriteByte('}')
+	case []any:
+		b.WriteByte('[')
+		for i, item := range v {
+			if i > 0 {
+				b.WriteString(", ")
+			}
+			writeJSONB(b, item)
+		}
+		b.WriteByte(']')
+	default:
+		encoder := json.NewEncoder(b)
+		encoder.SetEscapeHTML(false)
+		_ = encoder.Encode(v)   // a text, a number, a boolean or null: cannot fail
+		b.Truncate(b.Len() - 1) // the new line
+	}
+}

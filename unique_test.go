@@ -1,0 +1,514 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+// parcel is the job of these tests.
+type parcel struct {
+	N    int    `json:"n"`
+	To   string `json:"to,omitempty"`
+	Note any    `json:"note,omitempty"`
+}
+
+func (parcel) Kind() string { return "job" }
+
+// unique enqueues a job and returns its receipt.
+func (db *testDB) unique(t testing.TB, args Args, u Unique, more ...EnqueueOpts) Receipt {
+	t.Helper()
+	opts := EnqueueOpts{}
+	if len(more) > 0 {
+		opts = more[0]
+	}
+	opts.Unique = &u
+	receipt, err := db.client.Enqueue(t.Context(), args, &opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receipt
+}
+
+// stores checks whether a job like the one of the receipt would be stored now, and takes it back.
+func (db *testDB) stores(t testing.TB, args Args, u Unique) (stored bool) {
+	t.Helper()
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	r, err := db.client.EnqueueTx(t.Context(), tx, args, &EnqueueOpts{Unique: &u})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return !r.Existing
+}
+
+// On every way into the queue the second job like it is the first one, and the receipt names it.
+func TestUniqueKeepsOthersOut(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for i, first := range db.ways(t) {
+		opts := &EnqueueOpts{Unique: &Unique{}}
+		there, err := first.enqueue(t.Context(), parcel{N: i}, opts)
+		if err != nil || there.Existing {
+			t.Fatalf("%s: %+v, %v", first.name, there, err)
+		}
+		for _, second := range db.ways(t) {
+			r, err := second.enqueue(t.Context(), parcel{N: i}, opts)
+			if err != nil || r != (Receipt{ID: there.ID, Existing: true}) {
+				t.Errorf("%s, then %s: %+v, %v", first.name, second.name, r, err)
+			}
+			if r, err := second.enqueue(t.Context(), parcel{N: i}, nil); err != nil || r.Existing {
+				t.Errorf("%s: a job that is not unique: %+v, %v", second.name, r, err)
+			}
+		}
+		var id, result string
+		err = db.QueryRow(t.Context(), `select job_id, existing::text from drover_enqueue('job', jsonb_build_object('n', $1::int), uniqueness => '{}')`, i).Scan(&id, &result)
+		if err != nil || id != there.ID || result != "true" {
+			t.Errorf("SQL: %s, %s, %v", id, result, err)
+		}
+		own := ulid.Make().String()
+		if ids := db.idsOf(t, `select drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', $1::text, 'kind', 'job', 'args', jsonb_build_object('n', $2::int), 'uniqueness', '{}'::jsonb)))`, own, i); len(ids) != 1 || ids[0] != own {
+			t.Errorf("SQL, many: %v", ids)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where unique_key is not null and unique_scope = 'ended' and unique_until = 'infinity'`); n != 5 {
+		t.Errorf("%d unique jobs, want 5", n)
+	}
+}
+
+// Two jobs are the same by their kind, and by the fields that Unique names.
+func TestUniqueBy(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	type enqueue struct {
+		args Args
+		opts EnqueueOpts
+	}
+	long := strings.Repeat("x", 1000)
+	for name, c := range map[string]struct {
+		u    Unique
+		a, b enqueue
+		same bool
+	}{
+		"all args, the same":            {Unique{}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, true},
+		"all args, another one":         {Unique{}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "b"}, EnqueueOpts{}}, false},
+		"the order of fields":           {Unique{}, enqueue{payload{json.RawMessage(`{"a": 1, "b": [2]}`)}, EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"b":[2],"a":1}`)}, EnqueueOpts{}}, true},
+		"another kind":                  {Unique{}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{anyKind("other"), EnqueueOpts{}}, false},
+		"a field":                       {Unique{By: []string{"n"}}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "b"}, EnqueueOpts{}}, true},
+		"a field, another value":        {Unique{By: []string{"n"}}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 2}, EnqueueOpts{}}, false},
+		"two fields":                    {Unique{By: []string{"n", "to"}}, enqueue{parcel{N: 1, To: "a", Note: 1}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "a", Note: 2}, EnqueueOpts{}}, true},
+		"no args":                       {Unique{AnyArgs: true}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 2}, EnqueueOpts{}}, true},
+		"another queue":                 {Unique{}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 1}, EnqueueOpts{Queue: "post"}}, true},
+		"another queue, which counts":   {Unique{Queue: true}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 1}, EnqueueOpts{Queue: "post"}}, false},
+		"another key":                   {Unique{}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "b"}}, true},
+		"another key, which counts":     {Unique{Key: true, AnyArgs: true}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "b"}}, false},
+		"the key alone":                 {Unique{Key: true, AnyArgs: true}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 2}, EnqueueOpts{Key: "a"}}, true},
+		"long args, the same":           {Unique{}, enqueue{parcel{Note: long}, EnqueueOpts{}}, enqueue{parcel{Note: long}, EnqueueOpts{}}, true},
+		"long args, another one":        {Unique{}, enqueue{parcel{Note: long + "a"}, EnqueueOpts{}}, enqueue{parcel{Note: long + "b"}, EnqueueOpts{}}, false},
+		"args that look like a queue":   {Unique{Queue: true, AnyArgs: true}, enqueue{payload{1}, EnqueueOpts{Queue: `x" key "y`}}, enqueue{payload{1}, EnqueueOpts{Queue: "x", Key: "y"}}, false},
+		"numbers of many digits differ": {Unique{}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567890}`)}, EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567891}`)}, EnqueueOpts{}}, false},
+	} {
+		first := db.unique(t, c.a.args, c.u, c.a.opts)
+		second := db.unique(t, c.b.args, c.u, c.b.opts)
+		if first.Existing || second.Existing != c.same || c.same && second.ID != first.ID {
+			t.Errorf("%s: %+v and %+v", name, first, second)
+		}
+		if longest := value[int](t, db, `select max(octet_length(unique_key)) from jobs`); longest > 400 {
+			t.Errorf("%s: a key of %d bytes", name, longest)
+		}
+		db.exec(t, `delete from jobs`)
+	}
+}
+
+// A list of fields makes another key than all the args, also if it names all of them.
+func TestUniqueKeysAreReadable(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	opts := EnqueueOpts{Queue: "post", Key: "customer 7"}
+	for want, u := range map[string]Unique{
+		`"job" {"n": 7}`:                      {},
+		`"job" by {"n": 7}`:                   {By: []string{"n"}},
+		`"job"`:                               {AnyArgs: true},
+		`"job" queue "post" key "customer 7"`: {AnyArgs: true, Queue: true, Key: true},
+		`"job" by {"n": 7} key "customer 7"`:  {By: []string{"n"}, Key: true},
+		`"job" {"n": 7} queue "post"`:         {Queue: true, Until: UntilStarted},
+	} {
+		r := db.unique(t, parcel{N: 7}, u, opts)
+		if got := db.get(t, r.ID).UniqueKey; got != want || r.Existing {
+			t.Errorf("%+v: %s, want %s", u, got, want)
+		}
+		if ids := db.listed(t, Filter{UniqueKey: want}); len(ids) != 1 || ids[0] != r.ID {
+			t.Errorf("a filter by %s finds %v", want, ids)
+		}
+	}
+	r := db.unique(t, parcel{To: strings.Repeat("y", 300)}, Unique{})
+	if got := value[string](t, db, `select unique_key from jobs where id = $1`, r.ID); !strings.HasPrefix(got, `"job" sha256 `) || len(got) != 13+64 {
+		t.Errorf("a long key is %s", got)
+	}
+}
+
+// The client's key, by which it sorts batches of several statements, is the database's. The statement without a
+// function writes the same one.
+func TestUniqueKeysOfTheClient(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, u := range []Unique{{}, {By: []string{"a", "long"}}, {By: []string{"long"}, Queue: true}, {AnyArgs: true}, {AnyArgs: true, Queue: true}, {Queue: true, Key: true}} {
+		for _, args := range []string{
+			`{"long": "x", "a": 1}`, `{"a":{"b":[1,2,{"cc":null,"d":true}],"aaa":-0.25},"long":12345678901234567890,"b":[]}`,
+			`{"a": "<&>\"\\ \u00e9 \n\t\u0001", "long": "ü"}`, `{"é": 1, "zz": 2, "long": 3, "a": {}}`, `{"a": "` + strings.Repeat("y", 300) + `", "long": 1}`,
+		} {
+			opts := &EnqueueOpts{Unique: &u, Queue: `q "1"`}
+			if u.Key {
+				opts.Key = "k\\é<"
+			}
+			job, err := db.client.encode(payload{json.RawMessage(args)}, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := db.client.Enqueue(t.Context(), payload{json.RawMessage(args)}, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{payload{json.RawMessage(args)}, opts}})
+			if err != nil || again[0] != (Receipt{ID: r.ID, Existing: true}) {
+				t.Errorf("%+v of %s: by the function: %+v, %v", u, args, again, err)
+			}
+			if got, want := job.Uniqueness.of(job.Kind, job.Args, job.Queue, job.ConcurrencyKey), db.get(t, r.ID).UniqueKey; got != want {
+				t.Errorf("%+v of %s: %s, want %s", u, args, got, want)
+			}
+		}
+	}
+}
+
+// ReplaceWaiting: the waiting job becomes the new one, with its own id and history.
+func TestUniqueReplace(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}
+	first := db.unique(t, parcel{N: 1, To: "a"}, u, EnqueueOpts{Delay: time.Hour, Tags: []string{"old"}, Priority: 3})
+	db.exec(t, `update jobs set attempt = 2, errors_total = 2, state = 'retryable'`)
+	for _, way := range db.ways(t) {
+		u := u
+		at := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
+		r, err := way.enqueue(t.Context(), parcel{N: 1, To: way.name}, &EnqueueOpts{
+			Unique: &u, ScheduledAt: at, Queue: "post", Priority: 7, MaxAttempts: 3, Retry: Every(time.Second), Timeout: time.Second,
+			ExpiresAt: at.Add(time.Hour), RetryUntil: at.Add(time.Hour), Key: "k", Metadata: map[string]any{"m": 1},
+		})
+		if err != nil || r != (Receipt{ID: first.ID, Existing: true, Replaced: true}) {
+			t.Errorf("%s: %+v, %v", way.name, r, err)
+		}
+		if !value[bool](t, db, `select count(*) = 1 and bool_and(args = jsonb_build_object('n', 1, 'to', $1::text) and queue = 'post' and priority = 7 and max_attempts = 3
+			and retry->>'type' = 'constant' and timeout_ms = 1000 and expires_at = $2::timestamptz + interval '1 hour' and retry_until = $2::timestamptz + interval '1 hour' and tags is null
+			and metadata = '{"m": 1}' and concurrency_key = 'k' and scheduled_at = $2::timestamptz and state = 'retryable' and attempt = 2 and errors_total = 2) from jobs`, way.name, at) {
+			t.Errorf("%s: %s", way.name, db.jobRows(t, "jobs"))
+		}
+	}
+	// Due immediately.
+	if r := db.unique(t, parcel{N: 1}, u); !r.Replaced {
+		t.Errorf("%+v", r)
+	}
+	s := db.stopped(t, SupervisorConfig{})
+	runs := s.claim(t)
+	if len(runs) != 1 || string(jobOf(runs[0]).Args) != `{"n": 1}` {
+		t.Fatalf("claimed %d", len(runs))
+	}
+	// It runs: nothing is replaced, and the receipt says so.
+	if r := db.unique(t, parcel{N: 1, To: "late"}, u); r != (Receipt{ID: first.ID, Existing: true}) {
+		t.Errorf("%+v while it runs", r)
+	}
+	if value[bool](t, db, `select args ? 'to' from jobs`) {
+		t.Error("a running job was replaced")
+	}
+	// A replacement brings its own scope.
+	db.exec(t, `update jobs set state = 'available', claimed_by = null`)
+	db.unique(t, parcel{N: 1}, Unique{By: []string{"n"}, OnConflict: ReplaceWaiting, Until: UntilPassed(time.Hour)})
+	if !value[bool](t, db, `select unique_scope = 'period' and unique_until between now() + interval '59 min' and now() + interval '1 hour' from jobs`) {
+		t.Error("the scope is the old one")
+	}
+}
+
+// Debounce: the time moves, but not beyond the longest wait, and nothing else changes.
+func TestUniqueDebounce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := Unique{By: []string{"n"}, OnConflict: Debounce(time.Hour)}
+	first := db.unique(t, parcel{N: 1, To: "a"}, u, EnqueueOpts{Delay: time.Minute})
+	for _, way := range db.ways(t) {
+		u := u
+		r, err := way.enqueue(t.Context(), parcel{N: 1, To: "b"}, &EnqueueOpts{Unique: &u, Delay: 20 * time.Minute, Priority: 1})
+		if err != nil || r != (Receipt{ID: first.ID, Existing: true, Debounced: true}) {
+			t.Errorf("%s: %+v, %v", way.name, r, err)
+		}
+		if !value[bool](t, db, `select count(*) = 1 and bool_and(scheduled_at between now() + interval '19 min' and now() + interval '20 min' and args->>'to' = 'a' and priority = 5) from jobs`) {
+			t.Errorf("%s: %s", way.name, db.jobRows(t, "jobs"))
+		}
+		db.exec(t, `update jobs set scheduled_at = now() + interval '1 minute'`)
+	}
+	db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: 100 * time.Hour})
+	if !value[bool](t, db, `select scheduled_at = created_at + interval '1 hour' from jobs`) {
+		t.Error("moved beyond the longest wait")
+	}
+	// The longest wait is over: it is due now, where claims look.
+	s := db.stopped(t, SupervisorConfig{})
+	if runs := s.claim(t); len(runs) != 0 {
+		t.Fatal("claimed early")
+	}
+	db.exec(t, `update jobs set created_at = now() - interval '2 hours'`)
+	db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour})
+	runs := s.claim(t)
+	if len(runs) != 1 {
+		t.Fatal("not due after the longest wait")
+	}
+	if r := db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour}); r.Debounced || !r.Existing {
+		t.Errorf("%+v while it runs", r)
+	}
+	s.settle(t, s.ran(runs[0], Snooze(time.Hour)))
+	snoozed := value[time.Time](t, db, `select scheduled_at from jobs where state = 'scheduled' and attempt = 0`)
+	if r := db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Minute}); r.Debounced || !r.Existing || value[time.Time](t, db, `select scheduled_at from jobs`) != snoozed {
+		t.Errorf("%+v: the wait that a handler has asked for was changed", r)
+	}
+	db.exec(t, `update jobs set scheduled_at = now(), state = 'available'`)
+	if runs = s.claim(t); len(runs) != 1 {
+		t.Fatal("not claimed after its snooze")
+	}
+	s.settle(t, s.ran(runs[0], errBoom))
+	at := value[time.Time](t, db, `select scheduled_at from jobs`)
+	if r := db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour}); r.Debounced || value[time.Time](t, db, `select scheduled_at from jobs`) != at {
+		t.Errorf("%+v: a retry was put off", r)
+	}
+}
+
+// A sleeping supervisor hears of a job whose time has been moved to now.
+func TestReplaceWakes(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	u := Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}
+	db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour})
+	if !woken(t, db, func() { db.unique(t, parcel{N: 1}, u) }) {
+		t.Error("nobody is woken by a job that was moved to now")
+	}
+	db.unique(t, parcel{N: 2}, u, EnqueueOpts{Delay: time.Hour})
+	if !woken(t, db, func() {
+		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+			_, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 2}, &EnqueueOpts{Unique: &u})
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+	}) {
+		t.Error("nobody is woken by a transaction that moved one to now")
+	}
+}
+
+// In one batch the second of two that are alike meets the first.
+func TestUniqueTwiceInABatch(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	there := db.unique(t, parcel{N: 9}, Unique{})
+	replace := &EnqueueOpts{Unique: &Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}}
+	for _, enqueue := range []func([]EnqueueItem) ([]Receipt, error){
+		func(items []EnqueueItem) ([]Receipt, error) { return db.client.EnqueueMany(t.Context(), items) },
+		func(items []EnqueueItem) (r []Receipt, err error) {
+			err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+				r, err = db.client.EnqueueManyTx(t.Context(), tx, items)
+				return err
+			})
+			return r, err
+		},
+	} {
+		got, err := enqueue([]EnqueueItem{
+			{parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}}},
+			{parcel{N: 1}, nil},
+			{parcel{N: 9}, &EnqueueOpts{Unique: &Unique{}}},
+			{parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}}},
+			{parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}, ID: ulid.Make().String()}},
+			{parcel{N: 3, To: "a"}, replace},
+			{parcel{N: 1}, &EnqueueOpts{Tags: []string{"t"}}},
+			{parcel{N: 3, To: "b"}, replace},
+			{parcel{N: 3, To: "c"}, replace},
+		})
+		if err != nil || len(got) != 9 {
+			t.Fatalf("%v, %v", got, err)
+		}
+		want := []Receipt{
+			{ID: got[0].ID},
+			{ID: got[1].ID},
+			{ID: there.ID, Existing: true},
+			{ID: got[3].ID},
+			{ID: got[0].ID, Existing: true},
+			{ID: got[5].ID},
+			{ID: got[6].ID},
+			{ID: got[5].ID, Existing: true, Replaced: true},
+			{ID: got[5].ID, Existing: true, Replaced: true},
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v\nwant %+v", got, want)
+		}
+		if last := value[string](t, db, `select args->>'to' from jobs where id = $1`, got[5].ID); last != "c" {
+			t.Errorf("the last one is %s", last)
+		}
+		if n := value[int](t, db, `select count(*) from jobs`); n != 6 {
+			t.Errorf("%d jobs, want 6", n)
+		}
+		db.exec(t, `delete from jobs where id <> $1`, there.ID)
+	}
+}
+
+// The id goes first: a repeated enqueue finds its own job after the job has ended and another one has taken the key.
+func TestUniqueWithAnID(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := ulid.Make().String()
+	opts := EnqueueOpts{ID: id}
+	if r := db.unique(t, parcel{N: 1}, Unique{}, opts); r != (Receipt{ID: id}) {
+		t.Fatalf("%+v", r)
+	}
+	if _, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	next := db.unique(t, parcel{N: 1}, Unique{})
+	for _, way := range db.ways(t) {
+		r, err := way.enqueue(t.Context(), parcel{N: 1}, &EnqueueOpts{ID: id, Unique: &Unique{}})
+		if err != nil || r != (Receipt{ID: id, Existing: true}) || next.Existing {
+			t.Errorf("%s: %+v, %v", way.name, r, err)
+		}
+		if _, err := way.enqueue(t.Context(), parcel{N: 2}, &EnqueueOpts{ID: id, Unique: &Unique{}}); !errors.Is(err, ErrIDConflict) {
+			t.Errorf("%s: another job of that id: %v", way.name, err)
+		}
+	}
+}
+
+// Q-4: a sender that repeats an enqueue after an unknown outcome finds its own job, also if the job has been replaced since,
+// and so has other args.
+func TestUniqueAgainAfterAReplacement(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for i, way := range db.ways(t) {
+		opts := &EnqueueOpts{ID: ulid.Make().String(), Delay: time.Hour, Unique: &Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}}
+		if _, err := way.enqueue(t.Context(), parcel{N: i, To: "ann"}, opts); err != nil {
+			t.Fatal(err)
+		}
+		replaced := db.unique(t, parcel{N: i, To: "ada"}, *opts.Unique)
+		again, err := way.enqueue(t.Context(), parcel{N: i, To: "ann"}, opts)
+		if err != nil || again != (Receipt{ID: opts.ID, Existing: true}) || !replaced.Replaced {
+			t.Errorf("%s: %+v, %+v, %v", way.name, replaced, again, err)
+		}
+		if to := value[string](t, db, `select args->>'to' from jobs where id = $1`, opts.ID); to != "ada" {
+			t.Errorf("%s: the repeated enqueue has changed the job to %s", way.name, to)
+		}
+	}
+}
+
+// Bad input is refused before anything is written, with the field named: in Go, and from SQL.
+func TestUniqueBadInput(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for name, c := range map[string]struct {
+		args  Args
+		u     Unique
+		opts  EnqueueOpts
+		field string
+	}{
+		"a field that the args do not have": {parcel{N: 1}, Unique{By: []string{"n", "N"}}, EnqueueOpts{}, "Unique.By"},
+		"a field that was left out":         {parcel{N: 1}, Unique{By: []string{"to"}}, EnqueueOpts{}, "Unique.By"},
+		"an empty list":                     {parcel{N: 1}, Unique{By: []string{}}, EnqueueOpts{}, "Unique.By"},
+		"too many fields":                   {parcel{N: 1}, Unique{By: make([]string, 33)}, EnqueueOpts{}, "Unique.By"},
+		"fields of a number":                {payload{7}, Unique{By: []string{"n"}}, EnqueueOpts{}, "Unique.By"},
+		"fields, and none":                  {parcel{N: 1}, Unique{By: []string{"n"}, AnyArgs: true}, EnqueueOpts{}, "Unique.By"},
+		"a key that the job does not have":  {parcel{N: 1}, Unique{Key: true}, EnqueueOpts{}, "Unique.Key"},
+		"an unknown end":                    {parcel{N: 1}, Unique{Until: "tomorrow"}, EnqueueOpts{}, "Unique.Until"},
+		"no period":                         {parcel{N: 1}, Unique{Until: UntilPassed(0)}, EnqueueOpts{}, "Unique.Until"},
+		"a negative period":                 {parcel{N: 1}, Unique{Until: UntilPassed(-time.Hour)}, EnqueueOpts{}, "Unique.Until"},
+		"a number without its unit":         {parcel{N: 1}, Unique{Until: UntilPassed(5)}, EnqueueOpts{}, "Unique.Until"},
+		"an unknown mode":                   {parcel{N: 1}, Unique{OnConflict: "drop"}, EnqueueOpts{}, "Unique.OnConflict"},
+		"no longest wait":                   {parcel{N: 1}, Unique{OnConflict: Debounce(0)}, EnqueueOpts{Delay: time.Hour}, "Unique.OnConflict"},
+		"debounce without a time":           {parcel{N: 1}, Unique{OnConflict: Debounce(time.Hour)}, EnqueueOpts{}, "Unique.OnConflict"},
+	} {
+		u := c.u
+		c.opts.Unique = &u
+		for _, way := range db.ways(t) {
+			_, err := way.enqueue(t.Context(), c.args, &c.opts)
+			if !namesFields(err, c.field) && !namesFields(err, "items[0]."+c.field) {
+				t.Errorf("%s: %s: %v, want %s", name, way.name, err, c.field)
+			}
+		}
+	}
+	for uniqueness, field := range map[string]string{
+		`[]`: "uniqueness", `{"of": 1}`: `uniqueness: has no {"of": 1}`, `{"by": ["x"]}`: "uniqueness.by: the args have no field 'x'", `{"by": []}`: "uniqueness.by", `{"by": "n"}`: "uniqueness.by",
+		`{"by": [1]}`: "uniqueness.by", `{"by": ["n"], "any_args": true}`: "uniqueness.by", `{"any_args": 1}`: "uniqueness.any_args", `{"queue": "x"}`: "uniqueness.queue",
+		`{"key": 1}`: "uniqueness.key", `{"key": true}`: "uniqueness.key", `{"until": "x"}`: "uniqueness.until", `{"until": "0 s"}`: "uniqueness.until",
+		`{"until": "-1 hour"}`: "uniqueness.until", `{"until": "9000 years"}`: "uniqueness.until", `{"on_conflict": "drop"}`: "uniqueness.on_conflict",
+		`{"on_conflict": "debounce", "longest": "1 hour"}`: "uniqueness.on_conflict", `{"on_conflict": "debounce"}`: "uniqueness.longest",
+		`{"by": ["n"], "until": 5}`: "uniqueness.until: not a string", `{"on_conflict": 1}`: "uniqueness.on_conflict: not a string", `{"on_conflict": "debounce", "longest": 5}`: "uniqueness.longest: not a string",
+		`{"by": [` + strings.Repeat(`"n", `, 32) + `"n"]}`: "uniqueness.by: 33 fields; at most 32",
+		`{"longest": "1 hour"}`:                            "uniqueness.longest", `7`: "uniqueness: not",
+	} {
+		_, err := db.Exec(t.Context(), `select drover_enqueue('job', '{"n": 1}', uniqueness => $1::jsonb)`, uniqueness)
+		if pg.SQLState(err) != "22023" || !strings.Contains(err.Error(), "drover: "+field) {
+			t.Errorf("SQL: %s: %v, want %s", uniqueness, err, field)
+		}
+		_, err = db.Exec(t.Context(), `select drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', drover_ulid(), 'kind', 'job'),
+			jsonb_build_object('id', drover_ulid(), 'kind', 'job', 'args', '{"n": 1}'::jsonb, 'uniqueness', $1::jsonb)))`, uniqueness)
+		if pg.SQLState(err) != "22023" || !strings.Contains(err.Error(), "drover: batch[1]."+field) {
+			t.Errorf("SQL, many: %s: %v, want %s", uniqueness, err, field)
+		}
+	}
+	// A JSON array of 90 KB can be a gigabyte of text: it is refused before that is written.
+	_, err := db.Exec(t.Context(), `select drover_enqueue('job', (select jsonb_agg('1e131071'::numeric) from generate_series(1, 4000)), uniqueness => '{}')`)
+	if pg.SQLState(err) != "22023" || !strings.Contains(err.Error(), "args") {
+		t.Errorf("args that are huge as text: %v", err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
+		t.Errorf("%d jobs were stored", n)
+	}
+}
+
+// namesFields reports whether an error is one of InvalidError, with this field.
+func namesFields(err error, field string) bool {
+	var invalid *InvalidError
+	return errors.As(err, &invalid) && invalid.Field == field || err != nil && strings.Contains(err.Error(), "drover: "+field+": ")
+}
+
+// A role that may execute the functions, and nothing else, may enqueue unique jobs.
+func TestUniqueFromAProducersRole(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	schema := pgtest.Schema(db.Pool)
+	role := "unique_" + schema
+	db.exec(t, `create role `+role)
+	t.Cleanup(func() {
+		if _, err := db.Exec(context.Background(), `drop owned by `+role+` cascade; drop role `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	db.exec(t, `grant usage on schema `+schema+` to `+role)
+	db.exec(t, `grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to `+role)
+	pool := db.samePool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
+	producer := &testDB{pool, newClientOn(t, pool, Config{})}
+	first := producer.unique(t, parcel{N: 1}, Unique{})
+	receipts, err := producer.client.EnqueueMany(t.Context(), []EnqueueItem{{parcel{N: 1}, nil}, {parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}}}})
+	if err != nil || receipts[0].Existing || receipts[1] != (Receipt{ID: first.ID, Existing: true}) {
+		t.Errorf("%+v, %v", receipts, err)
+	}
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now(), unique_scope = 'period', unique_until = now() where id = $1`, first.ID)
+	if r := producer.unique(t, parcel{N: 1}, Unique{}); r.Existing {
+		t.Errorf("%+v after the period", r)
+	}
+	if _, err := pool.Exec(t.Context(), `select drover_replace_waiting('x', '{}', 'k')`); pg.SQLState(err) != "42501" {
+		t.Errorf("the role may change jobs by their ids: %v", err)
+	}
+}
