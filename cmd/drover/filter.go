@@ -40,6 +40,7 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
 	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
+	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`, as drover jobs show prints it")
 	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
 	f.StringArrayVar(&p.filter.Tags, "tag", nil, "jobs with this `tag`; give the flag again for more: all of them")
 	f.StringVar(&p.args, "args-contain", "", `jobs whose args contain this JSON, such as '{"Order": 42}'`)
@@ -154,7 +155,7 @@ func isULID(word string) bool {
 // filterFlagNames are the flags that pick jobs.
 func filterFlagNames() []string {
 	return []string{
-		"id", "queue", "kind", "key", "priority", "state", "reason", "class", "fingerprint", "redrive", "error", "tag", "args-contain",
+		"id", "queue", "kind", "key", "priority", "state", "reason", "class", "fingerprint", "redrive", "unique-key", "error", "tag", "args-contain",
 		"created-after", "created-before", "finalized-after", "finalized-before", "all",
 	}
 }
@@ -178,7 +179,7 @@ func (p *filterFlags) at(now time.Time) drover.Filter {
 func filterNames() []string {
 	return []string{
 		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.Key:", "--key:", "Filter.Priority:", "--priority:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
-		"Filter.Fingerprint:", "--fingerprint:", "Filter.Redrive:", "--redrive:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
+		"Filter.Fingerprint:", "--fingerprint:", "Filter.Redrive:", "--redrive:", "Filter.UniqueKey:", "--unique-key:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
 		"Filter.Args:", "--args-contain:", "Filter.IDs:", "--id:", "Filter.CreatedAfter:", "--created-after:", "Filter.CreatedBefore:", "--created-before:",
 		"Filter.FinalizedAfter:", "--finalized-after:", "Filter.FinalizedBefore:", "--finalized-before:", "Filter: ", "", "after:", "--after:",
 	}

@@ -337,6 +337,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 		tags[i] = pg.ShellQuote(tag) // as --tag takes it: one may have a comma in it
 	}
 	add("tags", strings.Join(tags, ", "))
+	add("unique key", j.UniqueKey)
 	add("metadata", compact(j.Metadata))
 	add("args", compact(j.Args))
 	add("unreadable", j.Unreadable)

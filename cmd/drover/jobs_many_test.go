@@ -73,11 +73,13 @@ func TestAFlagIsOneValue(t *testing.T) {
 	sh, client := newMigratedShell(t)
 	tagged := func(tags ...string) string { return enqueue(t, client, charge{}, &drover.EnqueueOpts{Tags: tags}) }
 	keyed := enqueue(t, client, charge{}, &drover.EnqueueOpts{Key: "acme", Priority: 2})
+	alone := enqueue(t, client, charge{}, &drover.EnqueueOpts{Unique: &drover.Unique{AnyArgs: true}})
 	comma, both, quotes := tagged("a,b"), tagged("a", "b"), tagged(`say "hi"`)
 	for _, c := range []struct {
 		flags []string
 		want  string
 	}{
+		{[]string{"--unique-key", `"charge"`}, alone},
 		{[]string{"--tag", "a,b"}, comma},
 		{[]string{"--tag", "a", "--tag", "b"}, both},
 		{[]string{"--key", "acme"}, keyed},

@@ -137,8 +137,9 @@ func TestJobsShow(t *testing.T) {
 	sh, client := newMigratedShell(t)
 	id := enqueue(t, client, charge{Order: 7, Note: "é<b>"}, &drover.EnqueueOpts{
 		Tags: []string{"vip", "eu"}, Metadata: map[string]any{"by": "test"}, Retry: drover.Constant{Delay: 1}, MaxAttempts: 5,
+		Unique: &drover.Unique{By: []string{"Order"}},
 	})
-	open := sh.run(t, "jobs", "show", strings.ToLower(id)).ok(t).says(t, id, "available", `{"Note":"é<b>","Order":7}`, "vip, eu", `{"by":"test"}`, "constant", "0 of 5")
+	open := sh.run(t, "jobs", "show", strings.ToLower(id)).ok(t).says(t, id, "available", `{"Note":"é<b>","Order":7}`, "vip, eu", `{"by":"test"}`, "constant", "0 of 5", `"charge" by {"Order": 7}`)
 	if strings.Contains(open.stdout, "redrive") {
 		t.Errorf("a waiting job cannot be redriven:\n%s", open.stdout)
 	}
