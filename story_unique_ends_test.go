@@ -420,4 +420,7 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	if r := db.unique(t, parcel{N: 2}, Unique{}); r.ID != waits.ID {
 		t.Errorf("%+v, want %s", r, waits.ID)
 	}
+	if crashes := value[int](t, db, `select min(crashes) from jobs where id = $1`, barred); crashes != 2 {
+		t.Errorf("the job that stays dead has %d crashes, want 2", crashes)
+	}
 }

@@ -212,10 +212,9 @@ begin
 			todo := array(select t from unnest(todo) as t where t <> all(known));
 		end if;
 
-		-- LIMIT 1 here, and scalar subqueries elsewhere, keep the planner from a join: if it thinks that the table is
-		-- small, a join reads all of jobs_unique_idx.
-		-- Look before the insert: an insert that meets the job in the way waits for every transaction that has changed
-		-- it, such as that of its handler.
+		-- Look before the insert: an insert that meets the job in the way waits for every transaction that has changed it,
+		-- such as its handler's. LIMIT 1 here, and scalar subqueries elsewhere, keep the planner from a join, which would
+		-- read all of an index if the plan is from when the table was small.
 		done := '{}';
 		for h in
 			select t.n::int as n, t.mode, j.id, j.in_force, j.waits, j.scope

@@ -108,10 +108,10 @@ func mutants() []mutant {
 			tests: []string{"TestUniqueNextToAnOpenTransaction"},
 		},
 		{
-			name: "unique-look-joined", bug: "the look by key becomes a join that reads the whole index",
+			name: "unique-look-joined", bug: "the look by id becomes a join that reads the whole primary key",
 			file:  "migrations/00018_unique.sql",
-			old:   " limit 1\n\t\t\t) j",
-			new:   "\n\t\t\t) j",
+			old:   "and (select true from jobs j where j.id = t.id));",
+			new:   "and exists (select from jobs j where j.id = t.id));",
 			tests: []string{"TestPlansOfUniqueEnqueues"},
 		},
 		{
