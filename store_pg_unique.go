@@ -13,14 +13,15 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlEnqueueUnique stores a unique job, or finds the job that is there. $2: whether to wake sleepers. It reads
-// jobs_unique_idx before it inserts; the function says why that is safe.
+// sqlEnqueueUnique stores a unique job, or finds the job that is there. $2: whether to wake
+// sleepers. It reads jobs_unique_idx before it inserts; the function says why that is safe.
 const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, $2)`
 
-// sqlEnqueueUniquePlain is sqlEnqueuePlain for a unique job: without a function, whose call and whose JSON cost as much as
-// the insert. It inserts nothing if another job is there; then sqlEnqueueUnique finds out which. The key is
-// written as drover_unique_key writes it. $6 is what counts of the args, null for nothing, and $7 says in which form. The look is a
-// scalar subquery, so that no join can take the place of jobs_unique_idx.
+// sqlEnqueueUniquePlain is sqlEnqueuePlain for a unique job: without a function, whose call and
+// whose JSON cost as much as the insert. It inserts nothing if another job is there; then
+// sqlEnqueueUnique finds out which. The key is written as drover_unique_key writes it. $6 is what
+// counts of the args, null for nothing, and $7 says in which form. The look is a scalar subquery,
+// so that no join can take the place of jobs_unique_idx.
 const sqlEnqueueUniquePlain = `
 insert into jobs (id, kind, args, queue, priority, unique_key, unique_scope, unique_until)
 select $1, $2, $3::jsonb, $4, $5, k.key, $9, coalesce(greatest(now(), statement_timestamp()) + $10::interval, 'infinity')
@@ -34,7 +35,8 @@ where (select o.id from jobs o where o.unique_key = k.key and o.unique_until is 
 on conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
-// sqlEnqueueUniquePlan goes before it: with a plan from when the table was small it might read the table.
+// sqlEnqueueUniquePlan goes before it: with a plan from when the table was small it might read the
+// table.
 const sqlEnqueueUniquePlan = `set local enable_seqscan = off`
 
 // sqlEnqueueUniqueMany does it for a JSON array, in the order of the array.

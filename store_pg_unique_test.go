@@ -13,7 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// the look by key uses the index, whatever the statistics say and however the statement was planned.
+// the look by key uses the index, whatever the statistics say and however the statement
+// was planned.
 func TestPlansOfUniqueEnqueues(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -56,7 +57,8 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 	check("analyzed with nothing but completed jobs")
 }
 
-// Claims of jobs that are unique until they have ended are HOT, like the claims of all other jobs (TestClaimsAreHOT).
+// Claims of jobs that are unique until they have ended are HOT, like the claims of all other jobs
+// (TestClaimsAreHOT).
 func TestClaimsOfUniqueJobsAreHOT(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -72,7 +74,8 @@ func TestClaimsOfUniqueJobsAreHOT(t *testing.T) {
 	}
 }
 
-// An enqueue of a unique job reads a few pages by its key, whatever is in the table and whatever the statistics say.
+// An enqueue of a unique job reads a few pages by its key, whatever is in the table and whatever
+// the statistics say.
 func TestUniqueEnqueuesReadFewPages(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -114,8 +117,8 @@ func TestUniqueEnqueuesReadFewPages(t *testing.T) {
 	}
 }
 
-// a unique job without other options takes no function, and a second round trip only if another job is there. Then no
-// supervisor is woken.
+// a unique job without other options takes no function, and a second round trip only if
+// another job is there. Then no supervisor is woken.
 func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

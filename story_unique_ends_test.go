@@ -100,8 +100,9 @@ func (db *testDB) endUniqueRun(t testing.TB, how, id string) {
 	}
 }
 
-// Q-4: whatever ends a job lets the next one like it in, psql too, and no statement clears anything for that. A period
-// outlives the end: its row stays where completed jobs are deleted. Only a deletion by hand ends it.
+// Q-4: whatever ends a job lets the next one like it in, psql too, and no statement clears anything
+// for that. A period outlives the end: its row stays where completed jobs are deleted. Only a
+// deletion by hand ends it.
 func TestTheEndOfAUniqueJobLetsTheNextOneIn(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -185,8 +186,8 @@ func TestUniqueUntilStarted(t *testing.T) {
 	}
 }
 
-// A period counts by the server's clock, whatever becomes of the job: completed where rows are deleted on completion,
-// pruned, archived.
+// A period counts by the server's clock, whatever becomes of the job: completed where rows are
+// deleted on completion, pruned, archived.
 func TestUniqueForAPeriod(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -256,8 +257,8 @@ func TestUniquePeriodEndsBeforeTheJob(t *testing.T) {
 	}
 }
 
-// Q-4: parked by a failure group and released, a job keeps its key all the time. By hand it cannot come back next to
-// another one: the index refuses that.
+// Q-4: parked by a failure group and released, a job keeps its key all the time. By hand it cannot
+// come back next to another one: the index refuses that.
 func TestUniqueJobsParkedAndRevivedByHand(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -286,7 +287,8 @@ func TestUniqueJobsParkedAndRevivedByHand(t *testing.T) {
 	}
 }
 
-// Q-4: a job that comes back from the archive keeps nobody out, and a redrive makes it unique again.
+// Q-4: a job that comes back from the archive keeps nobody out, and a redrive makes it unique
+// again.
 func TestUniqueJobsFromTheArchive(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -359,7 +361,8 @@ func TestRedriveOfUniqueJobs(t *testing.T) {
 	}
 	db.exec(t, `delete from jobs`)
 
-	// At a pace: of three with one key one goes, the job in the way of another keeps it out, the others go.
+	// At a pace: of three with one key one goes, the job in the way of another keeps it out, the
+	// others go.
 	alike := []string{discard(1, Unique{}), discard(1, Unique{}), discard(1, Unique{})}
 	barred, free, period := discard(2, Unique{}), discard(3, Unique{Until: UntilStarted}), discard(4, Unique{Until: UntilPassed(time.Hour)})
 	waits := db.unique(t, parcel{N: 2}, Unique{})

@@ -56,8 +56,8 @@ type Unique struct {
 type UniqueUntil string
 
 const (
-	// UntilEnded keeps others out until the job is completed, discarded or cancelled: through all its
-	// retries, and again after a redrive.
+	// UntilEnded keeps others out until the job is completed, discarded or cancelled: through all
+	// its retries, and again after a redrive.
 	UntilEnded UniqueUntil = "ended"
 
 	// UntilStarted keeps others out until a supervisor has claimed the job for the first time. If
@@ -110,7 +110,8 @@ type uniqueness struct {
 // most of the args' fields that a unique job may name.
 const maxUniqueBy = 32
 
-// encode checks how a job with these args and this key is unique; later says that it has a Delay or a ScheduledAt.
+// encode checks how a job with these args and this key is unique; later says that it has a Delay or
+// a ScheduledAt.
 func (u *Unique) encode(bad *problems, args json.RawMessage, key string, later bool) *uniqueness {
 	if u == nil {
 		return nil
@@ -183,8 +184,9 @@ func uniqueSpan(bad *problems, field, text string) string {
 // leastUnique bounds periods, and how long a job is debounced.
 const leastUnique = time.Millisecond
 
-// of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in another way, and the
-// line separators that Go escapes. It only sorts batches: the database's own is what counts.
+// of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in
+// another way, and the line separators that Go escapes. It only sorts batches: the database's own
+// is what counts.
 func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) string {
 	var b bytes.Buffer
 	writeJSONB(&b, kind)

@@ -15,9 +15,9 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-// BenchmarkUniqueRates compares enqueues with and without Unique: two producers of single jobs, and batches of 1,000. The
-// variants take turns round by round, and each reports the median of the ratios to the first one of its round. ADR 41 has
-// the numbers.
+// BenchmarkUniqueRates compares enqueues with and without Unique: two producers of single jobs, and
+// batches of 1,000. The variants take turns round by round, and each reports the median of the
+// ratios to the first one of its round. ADR 41 has the numbers.
 //
 //	go test -run '^$' -bench UniqueRates -benchtime 9x .
 func BenchmarkUniqueRates(b *testing.B) {

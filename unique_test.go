@@ -161,8 +161,8 @@ func TestUniqueKeysAreReadable(t *testing.T) {
 	}
 }
 
-// The client's key, by which it sorts batches of several statements, is the database's. The statement without a
-// function writes the same one.
+// The client's key, by which it sorts batches of several statements, is the database's. The
+// statement without a function writes the same one.
 func TestUniqueKeysOfTheClient(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -368,7 +368,8 @@ func TestUniqueTwiceInABatch(t *testing.T) {
 	}
 }
 
-// The id goes first: a repeated enqueue finds its own job after the job has ended and another one has taken the key.
+// The id goes first: a repeated enqueue finds its own job after the job has ended and another one
+// has taken the key.
 func TestUniqueWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -392,8 +393,8 @@ func TestUniqueWithAnID(t *testing.T) {
 	}
 }
 
-// a sender that repeats an enqueue after an unknown outcome finds its own job, also if the job has been replaced since,
-// and so has other args.
+// a sender that repeats an enqueue after an unknown outcome finds its own job, also if the job
+// has been replaced since, and so has other args.
 func TestUniqueAgainAfterAReplacement(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
